@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from shardq.clock import SystemClock
 from simulation import mutants
 from simulation.case import FAULT
-from simulation.plan import plan_of
+from simulation.plan import WITHIN, plan_of
 from simulation.report import explain, show
 from simulation.run import RECORDED, SOMETIMES, Outcome, run_many, run_seed
 
@@ -42,16 +42,6 @@ def main() -> int:
 def _run(options: argparse.Namespace) -> int:
     clock = SystemClock(0)
     begun_us = clock.boot_us()
-
-    def seeds() -> Iterator[int]:
-        for seed in itertools.count(options.first):
-            over_s = (clock.boot_us() - begun_us) / 1e6
-            if options.minutes and over_s > options.minutes * 60:
-                return
-            if not options.minutes and seed - options.first >= (options.seeds or _BATCH):
-                return
-            yield seed
-
     causes: Counter[str] = Counter()
     reached: Counter[str] = Counter()
     calls = count = 0
@@ -65,7 +55,7 @@ def _run(options: argparse.Namespace) -> int:
         )
 
     told = 0
-    for outcome in run_many(seeds(), jobs=options.jobs):
+    for outcome in run_many(_seeds(options, clock), jobs=options.jobs):
         count += 1
         calls += outcome.calls
         causes += outcome.causes
@@ -81,12 +71,25 @@ def _run(options: argparse.Namespace) -> int:
     print(f"duplicates by cause: {dict(causes.most_common())}")
     print(f"reached, in seeds: {dict(reached.most_common())}")
     wanted = SOMETIMES if count >= _MANY else SOMETIMES - RECORDED["rare"].keys()
-    missed = sorted(wanted - set(reached)) if count >= _BATCH else []
+    missed = sorted(wanted - set(reached)) if count >= _BATCH and options.of is None else []
     for name in missed:
         print(f"never reached: {name}")
     for outcome in failed[:3]:
         explain(outcome)
     return int(bool(failed or missed))
+
+
+def _seeds(options: argparse.Namespace, clock: SystemClock) -> Iterator[int]:
+    begun_us, drawn = clock.boot_us(), 0
+    for seed in itertools.count(options.first):
+        over_s = (clock.boot_us() - begun_us) / 1e6
+        if options.minutes and over_s > options.minutes * 60:
+            return
+        if not options.minutes and drawn >= (options.seeds or _BATCH):
+            return
+        if options.of is None or options.of in plan_of(seed).kinds:
+            drawn += 1
+            yield seed
 
 
 def _repeat(seed: int, without: Sequence[str], mutant: str | None, *, shrinks: bool) -> int:
@@ -127,6 +130,9 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--seeds", type=_count, help=f"how many to run; {_BATCH} unless given")
     parser.add_argument("--first", type=int, default=0, help="the first of them; 0")
+    parser.add_argument(
+        "--of", choices=sorted(WITHIN), metavar="KIND", help="only such worlds, as schedules, keys"
+    )
     parser.add_argument("--minutes", type=_minutes, help="run for so long instead")
     parser.add_argument(
         "--jobs", type=_count, default=os.cpu_count() or 1, help="processes; all cores"

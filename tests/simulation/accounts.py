@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 from shardq.inspection.audit import Balance, MisfitKind
 from shardq.model import ids
 from shardq.stores.store import MINUTE_US
-from simulation.case import QUEUE, Breach, Case, clock_of, entry_of
+from simulation.case import QUEUE, Breach, Case, entry_of
+from simulation.stories import clock_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

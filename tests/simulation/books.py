@@ -6,19 +6,10 @@ from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
 from shardq.model.ids import birth_us
-from simulation.case import (
-    DEAD,
-    LOOK_US,
-    QUEUE,
-    Breach,
-    clock_of,
-    entry_of,
-    shown,
-    story,
-    token_of,
-)
+from simulation.case import DEAD, LOOK_US, QUEUE, Breach, entry_of, token_of
 from simulation.history import LATE_WRITER
 from simulation.named import is_cancelled_by_key
+from simulation.stories import clock_of, shown, story
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -157,6 +157,8 @@ def _changes(case: Case, *, comings: bool) -> Iterator[tuple[int, int]]:
     start_us = history.healed_us - round(plan.active_s * 1e6)
     yield 0, start_us + _SETTLED_US
     yield history.healed_us, history.healed_us + _SETTLED_US
+    if plan.absent_s:
+        yield history.left_us, history.came_us + _SETTLED_US
     for name, (begun_us, until) in history.stops.items():
         deadline_us = case.deadline_us(name)
         if comings or deadline_us < PARTED_US:

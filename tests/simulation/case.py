@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 QUEUE = "mail"
 DEAD = f"{QUEUE}.dead"
+TICKS = f"{QUEUE}.schedules"
 STEWARD = "steward"
 """Who makes the queue, and does to it what people do: alters, purges, redrives."""
 FAULT = "fault"
@@ -47,6 +48,8 @@ _ASKED_US = 1_500_000
 """How long it may be, where nothing is slow, until a renewal is sent whose time has come."""
 _PAUSE_US = 5_000_000
 """How long a consumer pauses at most after calls that failed, before it sends them again."""
+_SWEPT_US = 400_000
+"""A row that is later than this when it is written may have to wait for the sweep of 5 s."""
 LOOK_US = 3_000_000
 """How long it may be, where nothing is slow, from a look at a shard to its seal."""
 
@@ -139,7 +142,8 @@ class Case:
             self.entries[token] = list(dict.fromkeys(mine))
         self._deadline_us = {m.name: round(m.deadline_s * 1e6) for m in history.plan.machines}
         self._callers = {m.name for m in history.plan.machines if m.role == "caller"}
-        self.putters = {put.process for put in history.puts.values()}
+        puts = (put for token, put in history.puts.items() if token not in history.runs)
+        self.putters = {put.process for put in puts}
         self.unknown_rows: set[bytes] = set()
         self.unknown_moved: set[bytes] = set()
         self.unknown_moves: dict[int, list[int]] = _Lists()
@@ -224,7 +228,7 @@ class Case:
             mine = self.shares.intersection(about)
             mine = {i for i in mine if self.history.written[i].process != LATE_WRITER}
             mine |= {self.history.came_from[i] for i in mine}
-            ids = [i for i in about if i not in mine]
+            ids = [i for i in about if i not in mine and i not in self.history.ticks]
             if verb == "delete":
                 for token in {self.token_of[i] for i in moved.intersection(ids)}:
                     self.unknown_halves.setdefault(token, []).append(us)
@@ -246,7 +250,8 @@ class Case:
         rows = source.row, new.row
         if any(r.claim or r.group or r.shard.queue != QUEUE or r.key != new.row.key for r in rows):
             return False
-        if new.row.since_ms == source.row.since_ms and self.is_late(source, new):
+        is_late = new.row.since_ms == source.row.since_ms and self.is_late(source, new)
+        if is_late or self.is_brought_to_now(source, new):
             # It is moved to now by who wrote it, or came upon it.
             return False
         planned_us = self.planned_by_us(row_id) + DRIFT_US
@@ -262,7 +267,16 @@ class Case:
     def is_repair(self, source: Written, new: Written) -> bool:
         """Whether a row was made of one that came too late, by who had written that."""
         shard = source.row.shard
-        return shard.queue == QUEUE and source.sender == new.sender and self.is_late(source, new)
+        is_its = source.sender == new.sender and self.is_late(source, new)
+        return shard.queue == QUEUE and (is_its or self.is_brought_to_now(source, new))
+
+    def is_brought_to_now(self, source: Written, new: Written) -> bool:
+        """Whether a run was moved to now by who had put it, by then too late for the next sweep."""
+        planned_us = self.born_us(new.row.id) + DRIFT_US
+        return source.row.due_ms * 1_000 < planned_us - _SWEPT_US and any(
+            us <= planned_us and process == new.sender
+            for us, process in self.history.fired.get(source.row.id, ())
+        )
 
     def _is_mail(self, row_id: bytes) -> bool:
         return self.history.written[row_id].row.shard.queue == QUEUE
@@ -668,31 +682,3 @@ def entry_of(row: Row) -> bytes:
 
 def token_of(body: bytes) -> int:
     return int(body.split(b"|", 1)[0])
-
-
-def shown(row: Row) -> str:
-    return str(row._replace(id=b"", first=None, body=row.body[:4]))
-
-
-def clock_of(case: Case, us: int) -> str:
-    start_us = case.history.healed_us - round(case.history.plan.active_s * 1e6)
-    return f"{(us - start_us) / 1e6:.3f} s"
-
-
-def story(case: Case, token: int) -> str:
-    """What happened to a message, for people."""
-    lines = []
-    put = case.history.puts.get(token)
-    if put is not None:
-        lines.append((put.begun_us, f"put by {put.process} {put.outcome}"))
-    for one in case.by_token[token]:
-        lines.append((one.begun_us, f"{one.process} {one.kind} attempt {one.attempt}"))
-        if one.ended_us is not None:
-            lines.append((one.ended_us, f"{one.process} {one.outcome}"))
-    for row_id in case.rows[token]:
-        written = case.history.written[row_id]
-        due = clock_of(case, written.row.due_ms * 1_000)
-        lines.append((written.at_us, f"row due {due} written by {written.process}"))
-        if written.deleted_us is not None:
-            lines.append((written.deleted_us, f"row deleted by {written.deleted_by}"))
-    return "; ".join(f"{clock_of(case, us)} {what}" for us, what in sorted(lines))

@@ -13,18 +13,9 @@ from typing import TYPE_CHECKING
 from shardq.model.message import key_of, read_headers
 from simulation.accounts import accounted
 from simulation.books import balanced, finished, kept, lost, repaired, unswept, vanished
-from simulation.case import (
-    DEAD,
-    DRIFT_US,
-    HEALER_PREFETCH,
-    Breach,
-    Case,
-    clock_of,
-    shown,
-    story,
-    token_of,
-)
+from simulation.case import DEAD, DRIFT_US, HEALER_PREFETCH, Breach, Case, token_of
 from simulation.copies import copied, repairs
+from simulation.firings import firings
 from simulation.idleness import idle
 from simulation.keys import keys
 from simulation.lateness import late, stuck
@@ -33,6 +24,7 @@ from simulation.receipts import refused
 from simulation.repeats import cause_of, duplicated, in_the_way
 from simulation.shares import shared
 from simulation.steering import cancelled, paused, purged
+from simulation.stories import clock_of, shown, story
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -86,12 +78,19 @@ def invented(case: Case) -> Iterator[Breach]:
             yield Breach(
                 "invented", f"m{one.token} is {one.message_id}, not {put.message_id}", one.token
             )
-        elif one.headers != ({"number": str(one.token)} if one.token % 7 == 0 else {}):
+        elif one.headers != _headers_of(case, one.token):
             yield Breach("invented", f"m{one.token} has headers {one.headers}", one.token)
     for row in case.history.dead:
         headers = {k: v for k, v in read_headers(row).items() if k == "number"}
         if headers != ({"number": str(token_of(row.body))} if token_of(row.body) % 7 == 0 else {}):
             yield Breach("invented", f"dead m{token_of(row.body)} has headers {headers}")
+
+
+def _headers_of(case: Case, token: int) -> dict[str, str]:
+    """The headers that a message was put with."""
+    if token in case.history.runs:
+        return case.history.runs[token].headers
+    return {"number": str(token)} if token % 7 == 0 else {}
 
 
 def _was_put_anew(case: Case, one: Delivery) -> bool:
@@ -501,4 +500,5 @@ RULES: tuple[Callable[[Case], Iterator[Breach]], ...] = (
     told, lost, vanished, kept, unswept, repaired, undrained, finished, balanced, accounted,
     invented, zombies, early, late, stuck, duplicated, copied, fenced, counted, looked, poisoned,
     buried, ordered, cancelled, purged, paused, refused, shared, idle, keys,
+    firings,
 )  # fmt: skip

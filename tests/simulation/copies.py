@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 from shardq.model.message import key_of
 from shardq.testing.simulation.client import ROW_BYTES
-from simulation.case import COPY_US, DEAD, STEWARD, Breach, story
+from simulation.case import COPY_US, DEAD, STEWARD, Breach
 from simulation.history import LATE_WRITER
+from simulation.stories import story
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

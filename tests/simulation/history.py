@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from simulation.named import ByKey
     from simulation.parts import Letter
     from simulation.plan import Plan
+    from simulation.runs import Run
     from simulation.strangers import Stranger
+    from simulation.timeline import Asked
 
 
 LATE_WRITER = "late"
@@ -195,6 +197,11 @@ class History:
         relaned: When the queue's record said of other lanes than before.
         beat_us: Process -> when its first heartbeat was there.
         errands: Errand -> the call that it came to.
+        commands: Command -> likewise.
+        ticks: The rows of the schedules' own queue, by their ids.
+        runs: What schedules have put, by the messages' numbers.
+        fired: Row -> when, and by whom, it was written beside a tick.
+        lost: When the tick of a schedule was lost, and its name.
         is_cut: Whether the run was ended as one that would never end.
     """
 
@@ -238,6 +245,11 @@ class History:
     relaned: list[int] = field(default_factory=list)
     beat_us: dict[str, int] = field(default_factory=dict)
     errands: dict[int, ByKey] = field(default_factory=dict)
+    commands: dict[int, Asked] = field(default_factory=dict)
+    ticks: dict[bytes, Written] = field(default_factory=dict)
+    runs: dict[int, Run] = field(default_factory=dict)
+    fired: dict[bytes, list[tuple[int, str]]] = field(default_factory=dict)
+    lost: list[tuple[int, str]] = field(default_factory=list)
     healed_us: int = 0
     left_us: int = 0
     came_us: int = 0

@@ -13,8 +13,9 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from simulation.calm import disturbances, indices_filled, merged
-from simulation.case import Breach, Case, clock_of, story
+from simulation.case import Breach, Case
 from simulation.plan import machine_of
+from simulation.stories import clock_of, story
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

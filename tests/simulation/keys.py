@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 from shardq.model.ids import birth_us
 from simulation.books import reason_to_go
-from simulation.case import Breach, clock_of, story
+from simulation.case import Breach
 from simulation.named import ByKey, Named
+from simulation.stories import clock_of, story
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

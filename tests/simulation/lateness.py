@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from shardq.engine.lane import RUNGS
 from simulation.calm import Calm, indices_filled, lanes_read
-from simulation.case import QUEUE, Breach, Case, clock_of, story
+from simulation.case import QUEUE, Breach, Case
+from simulation.stories import clock_of, story
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -6,7 +6,8 @@ from collections import defaultdict
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from simulation.case import DRIFT_US, Breach, Case, clock_of, entry_of
+from simulation.case import DRIFT_US, Breach, Case, entry_of
+from simulation.stories import clock_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

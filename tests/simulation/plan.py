@@ -14,6 +14,7 @@ from shardq.testing.simulation.network import Weather
 from simulation.errands import Errand, Errands
 from simulation.fleets import BANDS, Fleet
 from simulation.parts import Act, Event, Letter, Machine
+from simulation.timetables import Command, Timetable
 
 GROUPS = 4
 _CRASHES = 40
@@ -73,6 +74,9 @@ class Plan:
     kinds: frozenset[str] = frozenset()
     is_local: bool = False
     errands: tuple[Errand, ...] = ()
+    commands: tuple[Command, ...] = ()
+    absent_s: float = 0.0
+    rest_s: float = 0.0
 
     def without(self, dropped: set[str]) -> Plan:
         """The plan without some of its parts: machines, messages, events, shares of the weather."""
@@ -83,6 +87,7 @@ class Plan:
             letters=tuple(m for m in self.letters if m.title not in dropped),
             events=tuple(e for e in self.events if e.title not in dropped),
             errands=tuple(e for e in self.errands if e.title not in dropped),
+            commands=tuple(c for c in self.commands if c.title not in dropped),
         )
 
     def parts(self) -> list[str]:
@@ -92,6 +97,7 @@ class Plan:
             *(key for key, value in self.weather.items() if value and key in _SHARES),
             *(event.title for event in self.events),
             *(errand.title for errand in self.errands),
+            *(command.title for command in self.commands),
             *consumers[1:],
             *(letter.title for letter in self.letters),
         ]
@@ -115,7 +121,7 @@ KINDS = (
 )  # fmt: skip
 WITHIN = {
     "clocks", "drift", "poison", "long", "callers", "groups", "retries", "large", "bands",
-    "crowded", "isolated", "latecomers", "fleet", "rolling", "unused", "keys",
+    "crowded", "isolated", "latecomers", "fleet", "rolling", "unused", "keys", "schedules",
 }  # fmt: skip
 """Those that are there from the first: how processes and messages are, not what befalls them."""
 STRUCK = {
@@ -212,12 +218,15 @@ class _Planner:
                 self.events.append(replace(event, number=len(self.events)))
         self._audits(active_s)
         self._leases(active_s)
-        weather, errands = self._weather(), tuple[Errand, ...]()
+        weather, errands, timetable = self._weather(), tuple[Errand, ...](), None
         if self.fleet is None or not self.fleet.is_calm:
             self._forks(machines, active_s)
             self._sets(active_s)
             if Errands.is_drawn(self.seed):
                 weather, errands = self._errands(machines, active_s, weather)
+            if Timetable.is_drawn(self.seed):
+                timetable = self._timetable(machines, active_s)
+                weather = timetable.weather(weather)
         return Plan(
             self.seed,
             settings,
@@ -229,6 +238,9 @@ class _Planner:
             frozenset(self.on),
             self.is_local,
             errands,
+            timetable.commands if timetable is not None else (),
+            timetable.absent_s if timetable is not None else 0.0,
+            timetable.rest_s if timetable is not None else 0.0,
         )
 
     def _settings(self) -> dict[str, Any]:
@@ -581,6 +593,14 @@ class _Planner:
         for event in drawn.events(Event(0, 0.0, ""), is_local=self.is_local):
             self.events.append(replace(event, number=len(self.events)))
         return drawn.weather(weather), drawn.errands
+
+    def _timetable(self, machines: list[Machine], active_s: float) -> Timetable:
+        """What is done about schedules, and what befalls those who fire them."""
+        self.on.add("schedules")
+        drawn = Timetable(self.seed, machines, active_s, is_local=self.is_local)
+        for event in drawn.events(Event(0, 0.0, "")):
+            self.events.append(replace(event, number=len(self.events)))
+        return drawn
 
     def _acts(self) -> tuple[Act, ...]:
         chance = self.chance

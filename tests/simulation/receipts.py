@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shardq.lifecycle.settle import CLAIM_MARGIN_MS
-from simulation.case import QUEUE, Breach, clock_of, entry_of, story
+from simulation.case import QUEUE, Breach, entry_of
+from simulation.stories import clock_of, story
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 from shardq.lifecycle.settle import CLAIM_MARGIN_MS
 from shardq.model.ids import birth_us
 from simulation.books import ACKED
-from simulation.case import COPY_US, DRIFT_US, Breach, clock_of, story
+from simulation.case import COPY_US, DRIFT_US, Breach
 from simulation.copies import overtaken, repairs
+from simulation.stories import clock_of, story
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -260,7 +260,8 @@ class Roles(Watch, ABC):
     def _begin(
         self, process: Process, kind: str, message: Message, *, fenced: bool = True
     ) -> Delivery:
-        token = int(message.body.split(b"|", 1)[0])
+        body = self.runs.told(message._row._replace(body=message.body)).body
+        token = token_of(body)
         now_us = self.simulation.now_us
         is_crowded, is_behind = self._need_of(message._row.shard, process.name)
         one = Delivery(
@@ -268,7 +269,7 @@ class Roles(Watch, ABC):
             message._row,
             message.id,
             message.attempt,
-            message.body,
+            body,
             message.headers,
             process.name,
             kind,
@@ -285,8 +286,8 @@ class Roles(Watch, ABC):
         return one
 
     def _act_of(self, one: Delivery) -> Act:
-        letter = self.letters.get(one.token)
-        acts = letter.acts if letter is not None else ()
+        put = self.history.puts.get(one.token)
+        acts = put.letter.acts if put is not None else ()
         turn = self.begun[one.token] - 1
         return acts[turn] if turn < len(acts) else Act("ack")
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shardq.model.message import read_headers
-from simulation.case import DRIFT_US, Breach, Case, clock_of, story
+from simulation.case import DRIFT_US, Breach, Case
 from simulation.plan import bands_of
+from simulation.stories import clock_of, story
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -163,6 +164,9 @@ def _may_have_since(case: Case, new: Written) -> bool:
     So does what was edited, or placed anew under its name.
     """
     if new.row.since_ms is None:
+        return True
+    if case.token_of[new.row.id] in case.history.runs:
+        # It says so from the first where it is put later than its fire time.
         return True
     source = case.source_of(new)
     return source is not None and (case.is_late(source, new) or source.row.key != new.row.key)

@@ -8,8 +8,9 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from shardq.model.ids import birth_us
-from simulation.case import AHEAD_US, TOLD_US, Breach, clock_of
+from simulation.case import AHEAD_US, TOLD_US, Breach
 from simulation.repeats import repaired_rows
+from simulation.stories import clock_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -13,8 +13,10 @@ from shardq.records.keyrow import KeyRow
 from shardq.stores.tables import KEYS, LANES, MEMBERS, QUEUES
 from shardq.testing.simulation import Simulation
 from shardq.testing.simulation.network import DONE, TWICE, Weather
-from simulation.case import LOOK_US, QUEUE, token_of
+from simulation.case import DEAD, LOOK_US, QUEUE, STEWARD, TICKS, token_of
 from simulation.history import LATE_WRITER, Heard, History, Recorded, Written, is_tried
+from simulation.plan import bands_of
+from simulation.runs import Runs, is_run
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -54,8 +56,8 @@ class Watch:
         self.simulation = Simulation(plan.seed, Weather(**plan.weather), local=plan.is_local)
         self.stopping: dict[str, bool] = {}
         self.begun: dict[int, int] = {}
-        self.letters = {letter.number: letter for letter in plan.letters}
-        self.letters |= {one.letter.number: one.letter for one in plan.errands if one.letter}
+        specs = {one.spec.number: one.spec for one in plan.commands if one.spec is not None}
+        self.runs = Runs(self.history, specs, bands_of(plan.settings))
         self.machines = {machine.name: machine for machine in plan.machines}
         self.trace: list[str] | None = None
         self._lines: list[str] = []
@@ -144,14 +146,15 @@ class Watch:
         if what == "taken over":
             self.history.reached.add("lease taken over unclean")
 
-    def _on_found(self, process: Process, purpose: str, rows: list[Row]) -> None:
+    def _on_found(self, process: Process, purpose: str, found: list[Row]) -> None:
+        rows = [self.runs.told(row) for row in found if row.shard.queue != TICKS]
         self.seen_us.update(
             ((process.name, row.id), self.simulation.now_us)
             for row in rows
             if row.claim is not None
         )
         if purpose.startswith("sweep sealed"):
-            self.history.reached.add(f"found by {purpose}")
+            self.history.reached |= {f"found by {purpose}"} if rows else set()
             now_us = self.simulation.now_us
             self.history.found += [(now_us, process.name, row) for row in rows]
         elif purpose == "guard":
@@ -224,7 +227,11 @@ class Watch:
         settings = json.loads(record.settings)
         return Heard(self.simulation.now_us, settings["paused"], settings["purged_before_us"])
 
-    def _on_move(self, moves: Sequence[Move]) -> None:
+    def _on_move(self, asked: Sequence[Move]) -> None:
+        now_us = self.simulation.now_us
+        for row in (row for move in asked for row in move.beside):
+            self.history.fired.setdefault(row.id, []).append((now_us, self._here()))
+        moves = [move for move in asked if move.old.shard.queue != TICKS]
         self.history.came_from.update((move.new.id, move.old.id) for move in moves)
         self._surplus.update(move.new.id for move in moves if move.new.since_ms is not None)
         self._moved_in_need.update(
@@ -272,6 +279,16 @@ class Watch:
         )
 
     def _on_write(self, row: Row) -> None:
+        if row.shard.queue == TICKS:
+            self.history.ticks[row.id] = Written(
+                row, self.simulation.now_us, self._here(), sender=self._sender()
+            )
+            return
+        if is_run(row):
+            is_put_back = row.shard.queue == DEAD or self._sender() == STEWARD
+            row = self.runs.written(
+                row, self.simulation.now_us, self._sender(), is_put_back=is_put_back
+            )
         if row.id in self.history.written:
             self.history.put_again.setdefault(token_of(row.body), []).append(self.simulation.now_us)
         self.history.written[row.id] = Written(
@@ -293,9 +310,12 @@ class Watch:
             self.history.reached.add("row parked")
 
     def _on_delete(self, row: Row) -> None:
-        written = self.history.written[row.id]
+        is_tick = row.shard.queue == TICKS
+        written = (self.history.ticks if is_tick else self.history.written)[row.id]
         written.deleted_us, written.deleted_by = self.simulation.now_us, self._here()
-        token = token_of(row.body)
+        if is_tick:
+            return
+        token = token_of(written.row.body)
         self._rows[token] -= not is_tried(row)
         if not self._rows[token] and not is_tried(row):
             self.history.gone.append((self.simulation.now_us, token, self._here()))
@@ -307,7 +327,7 @@ class Watch:
     def _on_note(self, table: Table[Any, Any], partition: Partition, key: Any, values: Any) -> None:
         if table is QUEUES:
             self._on_record(key, values)
-        elif table is KEYS and values is not None:
+        elif table is KEYS and values is not None and partition[0] == QUEUE:
             self._on_key(key, *values)
         elif table is MEMBERS and partition == (QUEUE,):
             now_us = self.simulation.now_us

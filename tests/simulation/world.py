@@ -20,7 +20,6 @@ from shardq.model.message import Row
 from shardq.stores.tables import MEMBERS
 from shardq.testing.simulation.network import LATE, LOST, REFUSED, UNANSWERED
 from simulation.case import DEAD, FAULT, HEALER_PREFETCH, QUEUE, STEWARD
-from simulation.clerk import Clerk
 from simulation.history import Delivery, Fork, Look, Purge, Put
 from simulation.parts import Act, Event, Letter, Machine
 from simulation.plan import (
@@ -31,6 +30,7 @@ from simulation.plan import (
     length_ms,
     machine_of,
 )
+from simulation.registrar import Registrar
 from simulation.roles import body_of
 from simulation.seals import Seals
 from simulation.strangers import EVERY_S, STRANGERS, TTL_MS, Stranger, heartbeat_of
@@ -55,7 +55,7 @@ _LATE_TOKEN = 1_000_001
 _DROPPED_TOKEN = 1_000_002
 
 
-class World(Clerk):
+class World(Registrar):
     """One run of a plan."""
 
     def __init__(self, plan: Plan, *, keep_trace: bool = False) -> None:
@@ -75,18 +75,21 @@ class World(Clerk):
                 simulation.scheduler.at(at_us, partial(self.start, machine))
             for event in plan.events:
                 at_us = self._start_us + round(event.at_s * 1e6)
-                simulation.scheduler.at(at_us, partial(self._befall, event))
+                befall = self.lose_tick if event.kind == "untick" else self._befall
+                simulation.scheduler.at(at_us, partial(befall, event))
             try:
                 simulation.run(plan.active_s)
                 self._heal()
+                self._be_absent()
+                self.rest()
                 history.drained = self._drain() and self._go_on()
                 self._end()
             except Exception as error:  # noqa: BLE001 - whatever it is, it is told
                 history.notes.append((FAULT, f"{type(error).__name__}: {error}"))
             history.ended_us = simulation.now_us
             cells = simulation.cells
-            history.dead = cells.rows(DEAD)
-            history.left = cells.rows(QUEUE)
+            history.dead = list(map(self.runs.told, cells.rows(DEAD)))
+            history.left = list(map(self.runs.told, cells.rows(QUEUE)))
         reached = {
             "late write beaten by its tombstone": cells.beaten,
             "dead letter": history.dead,
@@ -106,7 +109,9 @@ class World(Clerk):
         history.reached |= {name for name, found in reached.items() if found}
         history.reached |= {f"call {name}" for name in simulation.network.met}
         history.reached |= {f"with {kind}" for kind in plan.kinds & WITHIN}
-        history.risen, history.survivors = cells.risen, cells.survivors
+        history.risen, history.survivors = (
+            [self.runs.told(row) for row in rows] for rows in (cells.risen, cells.survivors)
+        )
         for process in simulation.processes.values():
             # How far its clock may run ahead: a minute between measurements, one of which may fail.
             ahead = max(process.rate - 1.0, 0.0)
@@ -136,6 +141,16 @@ class World(Clerk):
         # Whatever has happened, two readers are there from now on.
         for n in range(2):
             reader = Machine(f"z{n}", "consumer", threads=3, prefetch=HEALER_PREFETCH)
+            self.machines[reader.name] = reader
+            self.start(reader)
+
+    def _be_absent(self) -> None:
+        """Let nobody be there for a while: what schedules were to fire is missed."""
+        if self.plan.absent_s:
+            self._send_home(())
+            self.simulation.run(self.plan.absent_s)
+            self.history.came_us = self.simulation.now_us
+            reader = Machine("x0", "consumer", threads=3, prefetch=HEALER_PREFETCH)
             self.machines[reader.name] = reader
             self.start(reader)
 
@@ -391,6 +406,7 @@ class World(Clerk):
         engine = self._engine_of(name)
         if engine is not None:
             cells.note(MEMBERS, (QUEUE,), engine.member, None, now_us)
+        self.fork_ticker(name)
 
     def _beat(self, stranger: Process, event: Event) -> None:
         """Heartbeat for one that does not work."""

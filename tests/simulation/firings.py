@@ -1,0 +1,429 @@
+"""The rules of schedules: each fire time once, as it was asked for, and for ever.
+
+```
+          called, answered       lead                                called
+ ─────────────┬───┬───────────────┬────────────────────────────────────┬──────►
+   as before  │ either: as before │ each fire time has one run, or is  │ either
+              │ or after          │ passed by as it was asked to be    │
+```
+
+What a schedule was to do is known here by what its callers asked for and were answered alone.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
+
+from simulation.books import reason_to_go
+from simulation.calm import disturbances, merged
+from simulation.case import QUEUE, Breach
+from simulation.stories import clock_of
+from simulation.timeline import Timeline
+from simulation.timetables import LEAD_LOCAL_S, LEAD_S
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from simulation.case import Case
+    from simulation.runs import Run
+    from simulation.timeline import State
+    from simulation.timetables import Spec
+
+_SLACK_US = 300_000
+"""How far a process's corrected clock may be off, and what a call takes."""
+_MISSED_US = 60_000_000
+"""So long after its fire time a run may still be put; later it is missed."""
+_MENDED_US = 60_000_000
+_NEVER_US = 1 << 62
+
+
+def firings(case: Case) -> Iterator[Breach]:
+    """All rules of schedules."""
+    names = {one.command.name for one in case.history.commands.values()}
+    for name in sorted(names):
+        account = Account(case, name)
+        for rule in (_contradicted, _twice, _unasked, _misdue, _previous, _passed, _broken,
+                     _overcounted, _overlapped, _dropped):  # fmt: skip
+            yield from rule(case, account)
+    for token, run in case.history.runs.items():
+        if run.name not in names:
+            yield Breach("unasked", f"m{token} is of {run.name}, which was never made", token)
+
+
+class Owed(NamedTuple):
+    """A fire time that a schedule had, for certain.
+
+    Attributes:
+        us: When it was.
+        time_ms: The same, epoch milliseconds.
+        state: What the schedule was then.
+        until_us: Until when it was that: when the next command was called.
+    """
+
+    us: int
+    time_ms: int
+    state: State
+    until_us: int
+
+
+class Account:
+    """What one schedule was to do, and has done.
+
+    Attributes:
+        name: Its name.
+        timeline: What it may have been at which time.
+        runs: Fire time, epoch milliseconds -> its runs, first ones first.
+        times: Those that have one, in order.
+        owed: Fire times that it surely had, in order.
+    """
+
+    def __init__(self, case: Case, name: str) -> None:
+        self._case = case
+        self.name = name
+        self.timeline = Timeline(case, name)
+        lead_s = LEAD_LOCAL_S if case.history.plan.is_local else LEAD_S
+        self._lead_us = round(lead_s * 1e6)
+        self._start_us = case.history.healed_us - round(case.history.plan.active_s * 1e6)
+        self.tokens = {t: run for t, run in case.history.runs.items() if run.name == name}
+        self.runs: dict[int, list[Run]] = defaultdict(list)
+        for run in sorted(self.tokens.values(), key=lambda run: run.at_us):
+            self.runs[run.time_ms].append(run)
+        self.times = sorted(self.runs)
+        self.owed = sorted(self._owed())
+
+    def spec(self, state: State) -> Spec:
+        """What a schedule that is there was asked to be."""
+        assert state.spec is not None
+        return self.timeline.specs[state.spec]
+
+    def states_at(self, time_ms: int) -> set[State]:
+        """What it may have been at a fire time, or when that was decided."""
+        since_us, until_us = self._shown(time_ms)
+        return self.timeline.between(since_us - self._lead_us - _SLACK_US, until_us + _SLACK_US)
+
+    def is_asked_at(self, time_ms: int) -> bool:
+        """Whether a command was under way at a fire time, or when that was decided."""
+        since_us, until_us = self._shown(time_ms)
+        return self.timeline.is_asked(since_us - self._lead_us - _SLACK_US, until_us + _SLACK_US)
+
+    def fires_at(self, state: State, time_ms: int) -> bool:
+        """Whether a schedule that is so has a fire time then, as far as is known."""
+        if state.spec is None or state.is_paused:
+            return False
+        spec, first_ms = self.spec(state), self._first_ms(state)
+        if first_ms is None:
+            return True
+        is_begun = spec.is_cron or time_ms >= first_ms or spec.first_s is None
+        return is_begun and (time_ms - first_ms) % (spec.every_s * 1_000) == 0
+
+    def run_at(self, time_ms: int) -> Run | None:
+        """The first run of a fire time; None where it has none."""
+        return self.runs[time_ms][0] if time_ms in self.runs else None
+
+    def between(self, after_ms: int, until_ms: int) -> list[int]:
+        """Fire times that have runs, after one and before another."""
+        return [time_ms for time_ms in self.times if after_ms < time_ms < until_ms]
+
+    def _first_ms(self, state: State) -> int | None:
+        """A fire time of a schedule, the first of those that have one; None: nobody was told."""
+        spec = self.spec(state)
+        if spec.is_cron:
+            return 0
+        if spec.first_s is not None:
+            return self._start_us // 1_000 + round(spec.first_s * 1_000)
+        told = self._case.history.commands[state.by].told
+        return None if told is None or told.next is None else round(told.next.timestamp() * 1_000)
+
+    def _shown(self, time_ms: int) -> tuple[int, int]:
+        """When the clock showed a time, first and last; or when it was set past it."""
+        us, history = time_ms * 1_000, self._case.history
+        found = []
+        edges = [(0, 0), *history.sets, (_NEVER_US, 0)]
+        for (since_us, ahead_us), (until_us, next_us) in pairwise(edges):
+            true_us = us - ahead_us
+            if since_us <= true_us <= until_us:
+                found.append(true_us)
+            elif true_us > until_us > us - next_us:
+                found.append(until_us)
+        return (min(found), max(found)) if found else (us, us)
+
+    def _owed(self) -> Iterator[Owed]:
+        stretches = self.timeline.stretches
+        ends = [stretch.us for stretch in stretches[1:]] + [self._case.history.ended_us]
+        for stretch, until_us in zip(stretches, ends, strict=True):
+            state = stretch.sure
+            if state is None or (first_ms := self._first_ms(state)) is None:
+                continue
+            spec = self.spec(state)
+            every_ms = spec.every_s * 1_000
+            since_us = stretch.us + self._lead_us + _SLACK_US
+            before_us = until_us - _SLACK_US - spec.jitter_ms * 1_000
+            time_ms = first_ms + -((first_ms - since_us // 1_000) // every_ms) * every_ms
+            if not (spec.is_cron or spec.first_s is None):
+                time_ms = max(time_ms, first_ms)
+            while time_ms * 1_000 < before_us:
+                if time_ms * 1_000 > since_us and not self._case.history.sets:
+                    yield Owed(time_ms * 1_000, time_ms, state, until_us)
+                time_ms += every_ms
+
+    def at(self, time_ms: int) -> str:
+        """A fire time, for people."""
+        return clock_of(self._case, time_ms * 1_000)
+
+    def told(self) -> str:
+        """What was asked for, for people."""
+        case = self._case
+        return "; ".join(
+            f"[{clock_of(case, one.begun_us)} to "
+            f"{'never' if one.ended_us is None else clock_of(case, one.ended_us)} {one.process} "
+            f"{one.command.does} {one.spec or ''}: {one.answer}]"
+            for one in self.timeline.asked
+        )
+
+    def shown(self, time_ms: int) -> str:
+        """What was written near a fire time, for people."""
+        near = [t for t in self.times if abs(t - time_ms) <= 60_000]
+        return "; ".join(
+            f"{self.at(t)}: "
+            + ", ".join(
+                f"{clock_of(self._case, run.at_us)} by {run.process}" for run in self.runs[t]
+            )
+            for t in near[:30]
+        )
+
+
+def _breach(account: Account, rule: str, time_ms: int, text: str) -> Breach:
+    return Breach(
+        rule,
+        f"{account.name} of {account.at(time_ms)} {text}; {account.told()}; runs: "
+        f"{account.shown(time_ms)}",
+    )
+
+
+def _contradicted(case: Case, account: Account) -> Iterator[Breach]:
+    """What a caller is told of a schedule is so."""
+    for one in account.timeline.false:
+        us = one.begun_us
+        text = f"{one.command.does} at {clock_of(case, us)} was answered {one.answer}"
+        yield Breach("contradicted", f"{account.name}: {text}; {account.told()}")
+
+
+def _twice(case: Case, account: Account) -> Iterator[Breach]:
+    """A fire time has one run, unless its schedule was changed just then."""
+    for time_ms, runs in account.runs.items():
+        entries = [(entry, run) for run in runs for entry in run.entries]
+        if runs[0].is_keyed:
+            begun = {one.row.first or one.row.id for one in case.history.deliveries}
+            entries = [(entry, run) for entry, run in entries if entry in begun]
+        if len(entries) > 1 and not account.is_asked_at(time_ms):
+            text = f"has {len(entries)} runs, " + ", ".join(
+                f"{entry.hex()} by {run.process}" for entry, run in entries
+            )
+            yield _breach(account, "twice", time_ms, text)
+
+
+def _unasked(_case: Case, account: Account) -> Iterator[Breach]:
+    """What fires was asked to, then and so."""
+    for time_ms, runs in account.runs.items():
+        states = account.states_at(time_ms)
+        for run in runs:
+            if not any(
+                state.spec == run.spec and account.fires_at(state, time_ms) for state in states
+            ):
+                text = f"has a run of spec {run.spec}, which is none of {sorted(states, key=str)}"
+                yield _breach(account, "unasked", time_ms, text)
+
+
+def _misdue(case: Case, account: Account) -> Iterator[Breach]:
+    """A run is due at its fire time, or by its jitter later; or when it is put, if later still."""
+    for time_ms, runs in account.runs.items():
+        for run in runs:
+            latest_ms = time_ms + account.timeline.specs[run.spec].jitter_ms
+            now_ms = (case.history.wall_us(run.at_us) + _SLACK_US) // 1_000
+            if not time_ms <= run.row.due_ms <= max(latest_ms, now_ms) and not case.history.sets:
+                text = f"has a run that is due at {account.at(run.row.due_ms)}"
+                yield _breach(account, "misdue", time_ms, text)
+
+
+def _previous(case: Case, account: Account) -> Iterator[Breach]:
+    """A run says which fire time before it had a run."""
+    if any(name == account.name for _, name in case.history.lost):
+        return
+    for owed in account.owed:
+        run = account.run_at(owed.time_ms)
+        if run is None:
+            continue
+        before = [
+            one.time_ms
+            for one in account.owed
+            if one.time_ms < owed.time_ms
+            and one.state.made == owed.state.made
+            and one.time_ms in account.runs
+        ]
+        previous_ms = run.previous_ms
+        if previous_ms is not None and previous_ms not in account.runs:
+            text = f"says that {account.at(previous_ms)} was before it, which has none"
+            yield _breach(account, "previous", owed.time_ms, text)
+        elif before and (previous_ms is None or previous_ms < before[-1]):
+            said = "nothing" if previous_ms is None else account.at(previous_ms)
+            text = f"says that {said} was before it, and not {account.at(before[-1])}"
+            yield _breach(account, "previous", owed.time_ms, text)
+
+
+def _passed(case: Case, account: Account) -> Iterator[Breach]:
+    """What is passed by was missed by more than a minute, or the run before was not done."""
+    for owed in (one for one in account.owed if one.time_ms not in account.runs):
+        later = [
+            one
+            for one in account.owed
+            if one.time_ms > owed.time_ms
+            and one.until_us == owed.until_us
+            and one.time_ms in account.runs
+        ]
+        if not later:
+            continue
+        spec = account.spec(owed.state)
+        fired_us = min(account.runs[one.time_ms][0].at_us for one in later)
+        if spec.overlap == "skip" and _was_there_before(case, account, owed.time_ms, fired_us):
+            continue
+        late_us = fired_us - owed.us
+        next_run = account.runs[later[0].time_ms][0]
+        text = _wrong_pass(spec, owed, later[0], late_us, next_run.at_us)
+        if text is not None:
+            yield _breach(account, "passed", owed.time_ms, f"has no run, {text}")
+
+
+def _wrong_pass(spec: Spec, owed: Owed, later: Owed, late_us: int, next_us: int) -> str | None:
+    """Why a fire time was not to be passed by; None where it may be.
+
+    Args:
+        spec: What its schedule was to do.
+        owed: The fire time.
+        later: The next that has a run.
+        late_us: How long after it the first run of a later one was there.
+        next_us: When that of the next one was.
+    """
+    if late_us < _MISSED_US - _SLACK_US:
+        return f"though a later one had one {late_us / 1e6:.3f} s after it"
+    window_us = _NEVER_US if spec.window_s is None else spec.window_s * 1_000_000
+    if spec.missed == "all" and late_us < window_us - _SLACK_US:
+        return f"though each that was missed was to have one, and {late_us / 1e6:.3f} s is in time"
+    if spec.missed != "once":
+        return None
+    is_missed = next_us - later.us >= _MISSED_US - _SLACK_US
+    is_over = next_us - owed.us > window_us - _SLACK_US
+    if is_missed or is_over or later.us - owed.us > spec.every_s * 1_500_000:
+        return None
+    return "though the last one that was missed was to have one"
+
+
+def _was_there_before(case: Case, account: Account, time_ms: int, until_us: int) -> bool:
+    """Whether the run before a fire time was there at it, or when that was decided."""
+    before = [time for time in account.times if time < time_ms]
+    if not before:
+        return False
+    since_us = time_ms * 1_000 - _SLACK_US
+    tokens = [t for t, run in account.tokens.items() if run.time_ms == before[-1]]
+    return any(
+        written.at_us <= until_us and (written.deleted_us or _NEVER_US) >= since_us
+        for token in tokens
+        for written in case.written(token)
+    )
+
+
+def _broken(case: Case, account: Account) -> Iterator[Breach]:
+    """While all goes well for a minute and a lease, what is to fire has fired."""
+    if not account.owed:
+        return
+    bound_us = _MENDED_US + 2 * case.lease_us
+    spans = merged(disturbances(case))
+    for owed in account.owed:
+        later = [
+            account.runs[one.time_ms][0].at_us
+            for one in account.owed
+            if one.time_ms >= owed.time_ms
+            and one.until_us == owed.until_us
+            and one.time_ms in account.runs
+        ]
+        until_us = min([owed.until_us, *later])
+        if until_us - owed.us <= bound_us or _may_be_over(case, account, owed):
+            continue
+        if any(end - begin > bound_us for begin, end in _gaps(spans, owed.us, until_us)):
+            text = f"has no run, nor a later one, until {clock_of(case, until_us)}"
+            yield _breach(account, "broken", owed.time_ms, text)
+            return
+
+
+def _may_be_over(case: Case, account: Account, owed: Owed) -> bool:
+    """Whether a schedule may have fired as often as it was to."""
+    count = account.spec(owed.state).count
+    if count is None:
+        return False
+    made = case.history.commands[owed.state.made]
+    is_lost = any(name == account.name for _, name in case.history.lost)
+    fired = [time for time, runs in account.runs.items() if runs[0].at_us >= made.begun_us]
+    return is_lost or len(fired) >= count
+
+
+def _gaps(spans: list[tuple[int, int]], begin_us: int, end_us: int) -> list[tuple[int, int]]:
+    """What is left of a stretch of time between others."""
+    gaps, at_us = [], begin_us
+    for since_us, until_us in spans:
+        if since_us > at_us:
+            gaps.append((at_us, min(since_us, end_us)))
+        at_us = max(at_us, until_us)
+    gaps.append((at_us, end_us))
+    return [(since_us, until_us) for since_us, until_us in gaps if until_us > since_us]
+
+
+def _overcounted(_case: Case, account: Account) -> Iterator[Breach]:
+    """A schedule fires no more often than it was to."""
+    fired: dict[int, list[int]] = defaultdict(list)
+    for owed in account.owed:
+        if owed.time_ms not in account.runs:
+            continue
+        fired[owed.state.made].append(owed.time_ms)
+        count = account.spec(owed.state).count
+        if count is not None and len(fired[owed.state.made]) > count:
+            text = f"is the {len(fired[owed.state.made])}th of {count}"
+            yield _breach(account, "overcounted", owed.time_ms, text)
+
+
+def _overlapped(case: Case, account: Account) -> Iterator[Breach]:
+    """Where the run before is still there, another is put only if that was asked for."""
+    if any(name == account.name for _, name in case.history.lost):
+        return
+    for before, owed in pairwise(one for one in account.owed if one.time_ms in account.runs):
+        spec = account.spec(owed.state)
+        is_one = before.state == owed.state and not account.between(before.time_ms, owed.time_ms)
+        if spec.overlap != "skip" or not is_one:
+            continue
+        at_us = account.runs[owed.time_ms][0].at_us
+        tokens = [t for t, run in account.tokens.items() if run.time_ms == before.time_ms]
+        if any(
+            written.at_us <= owed.us - _SLACK_US
+            and (written.deleted_us or _NEVER_US) > at_us + _SLACK_US
+            and written.row.shard.queue == QUEUE
+            for token in tokens
+            if reason_to_go(case, token, at_us) is None
+            for written in case.written(token)
+        ):
+            text = f"has a run, though that of {account.at(before.time_ms)} was there"
+            yield _breach(account, "overlapped", owed.time_ms, text)
+
+
+def _dropped(case: Case, account: Account) -> Iterator[Breach]:
+    """A run under a key ends as any message, or is cancelled for the next one."""
+    for us, token, process in case.history.gone:
+        run = account.tokens.get(token)
+        if run is None or not run.is_keyed or reason_to_go(case, token, us) is not None:
+            continue
+        states = account.timeline.between(us - _MISSED_US, us)
+        may_cancel = any(s.spec and account.spec(s).overlap == "cancel" for s in states)
+        is_over = case.history.wall_us(us) > (run.time_ms + 900) * 1_000
+        if len(run.entries) > 1 or (may_cancel and is_over):
+            continue
+        text = f"had a run that was gone at {clock_of(case, us)}, by {process}"
+        yield _breach(account, "dropped", run.time_ms, text)

@@ -1,0 +1,150 @@
+"""What schedules have put: each run is given a number, as every other message has one.
+
+All runs of a schedule have one body. In the history a run's body begins with its number.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from shardq.model.message import key_of, read_headers
+from shardq.schedules.firing import NAME_HEADER, PREVIOUS_HEADER, TIME_HEADER
+from simulation.history import Put
+from simulation.parts import Act, Letter
+from simulation.timetables import acts_of
+
+if TYPE_CHECKING:
+    from shardq.model.message import Row
+    from simulation.history import History
+    from simulation.timetables import Spec
+
+FIRST_TOKEN = 3_000_005
+_TOKENS = 7
+"""Between two numbers: messages whose number this divides are put with headers of their own."""
+
+
+@dataclass(slots=True)
+class Run:
+    """A message that a schedule has put.
+
+    Attributes:
+        name: The schedule's.
+        time_ms: Its fire time, epoch milliseconds.
+        previous_ms: The one before, as it says; None where it says none.
+        body: What it was put with.
+        headers: Likewise.
+        row: The first of its rows.
+        at_us: When that was there.
+        process: Who wrote that.
+        entries: The row ids as which it has entered the queue; one, but under a key.
+    """
+
+    name: str
+    time_ms: int
+    previous_ms: int | None
+    body: bytes
+    headers: dict[str, str]
+    row: Row
+    at_us: int
+    process: str
+    entries: list[bytes] = field(default_factory=list)
+
+    @property
+    def spec(self) -> int:
+        """The number of what its schedule was to be."""
+        return int(self.body.split()[1])
+
+    @property
+    def is_keyed(self) -> bool:
+        """Whether it was put under a key: then nothing of a try that had failed ever begins."""
+        return key_of(self.row) is not None
+
+
+class Runs:
+    """Numbers the runs of one world.
+
+    Args:
+        history: Where they are written down.
+        specs: What schedules were to be, by number.
+        bands: How many priorities the queue has.
+    """
+
+    def __init__(self, history: History, specs: dict[int, Spec], bands: int) -> None:
+        self._history = history
+        self._specs = specs
+        self._bands = bands
+        self._of_entry: dict[bytes, int] = {}
+        self._of_content: dict[tuple[str, str, bytes], int] = {}
+
+    def written(self, row: Row, us: int, process: str, *, is_put_back: bool) -> Row:
+        """A row of a run that becomes visible, with the run's number.
+
+        Args:
+            row: It.
+            us: When.
+            process: Who has sent it.
+            is_put_back: Whether it is dead, or comes back from the dead: then it is no new run.
+        """
+        headers = read_headers(row)
+        entry, content = row.first or row.id, (headers[NAME_HEADER], headers[TIME_HEADER], row.body)
+        token = self._of_entry.get(entry)
+        if token is None and (is_put_back or row.key is not None):
+            token = self._of_content.get(content)
+        if token is None:
+            token = FIRST_TOKEN + _TOKENS * len(self._history.runs)
+            self._begin(token, row, us, process)
+        if entry not in self._of_entry and not is_put_back:
+            self._history.runs[token].entries.append(entry)
+        self._of_entry[entry] = self._of_content[content] = token
+        return self._numbered(token, row)
+
+    def told(self, row: Row) -> Row:
+        """A row as it was written down."""
+        return self._numbered(self._of_entry[row.first or row.id], row) if is_run(row) else row
+
+    @staticmethod
+    def _numbered(token: int, row: Row) -> Row:
+        return row._replace(body=f"{token}|".encode() + row.body)
+
+    def _begin(self, token: int, row: Row, us: int, process: str) -> None:
+        headers = read_headers(row)
+        name, time_ms = headers[NAME_HEADER], _ms(headers[TIME_HEADER])
+        previous_ms = _ms(headers[PREVIOUS_HEADER]) if PREVIOUS_HEADER in headers else None
+        row = self._numbered(token, row)
+        body = row.body.split(b"|", 1)[1]
+        run = Run(name, time_ms, previous_ms, body, headers, row, us, process)
+        self._history.runs[token] = run
+        letter = Letter(
+            token,
+            process,
+            us / 1e6,
+            group=row.group,
+            priority=row.shard.lane % self._bands,
+            # What has a name of its own ends by that as well: `firings` asks why.
+            key=name if run.is_keyed else None,
+            acts=acts_of(
+                self._specs[run.spec], f"{self._history.plan.seed}/{name}/{time_ms}", Act("ack")
+            ),
+        )
+        self._history.puts[token] = Put(
+            letter,
+            process,
+            us,
+            row.due_ms * 1_000,
+            None if run.is_keyed else us,
+            "unknown" if run.is_keyed else "acked",
+            row.message_id,
+            row,
+            row.body,
+        )
+
+
+def is_run(row: Row) -> bool:
+    """Whether a row is of a message that a schedule has put."""
+    return row.headers is not None and f'"{TIME_HEADER}"' in row.headers
+
+
+def _ms(text: str) -> int:
+    return round(datetime.fromisoformat(text).timestamp() * 1_000)

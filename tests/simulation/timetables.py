@@ -1,0 +1,286 @@
+"""What is done about schedules in one world: by producers, and by what befalls those who fire them.
+
+```
+ made ──► changed, paused, resumed, made again; near its fire times, or at any ──► removed, or not
+          └ who fires it is cut off, stands still, is not answered ; its tick is lost
+```
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from simulation.parts import Act, Event, Machine
+
+SHARE = 0.13
+"""The share of worlds in which a queue has schedules."""
+LEAD_S, LEAD_LOCAL_S = 1.75, 0.15
+"""How long before its fire time a message is put, at the most."""
+_COUNT = (1, 4)
+_EVERY_S = (1, 1, 2, 2, 3, 4, 5, 7, 10, 15, 20)
+_CRON_S = (1, 2, 3, 5, 10, 15, 20)
+"""Intervals that a minute is made of."""
+_WINDOWS_S = (5, 20, 40, 90)
+_COUNTS = (1, 12)
+_LASTS_S_MAX = 6.0
+_LATE_US = (400_000, 1_500_000, 3_000_000)
+"""How late a write may be: whoever waits for one waits for twice as long."""
+_COMMANDS = ("change", "change", "change", "pause", "pause", "resume", "remove", "make")
+_MORE = (0, 5)
+_APART_S = (0.0, 0.004, 0.05, 0.6, 5.0)
+_NEAR_S = 0.06
+_EVENTS = (2, 10)
+_FAULTS = ("cut", "cut", "stall", "fail", "drag", "freeze")
+_STOPS_S = (0.4, 2.0, 7.0, 12.0, 33.0)
+_DRAGS_S = (0.05, 0.4, 2.0, 6.0)
+_FIRED_BY = ("insert", "insert", "note places", "delete", "write_records keys", "find", "record")
+_FIRED_BY_LOCALLY = ("move", "move", "write_records keys", "find")
+_ASKED_BY = ("write_records keys", "insert", "delete", "note schedules", "notes schedules",
+             "records keys", "find")  # fmt: skip
+_LOSES = 0.3
+_RESTS_S = (0.0, 15.0, 40.0, 95.0)
+_LEAVES = 0.2
+_ABSENT_S = (20.0, 110.0)
+_MENDED_S = (105.0, 125.0)
+"""How long all goes on where a tick was lost: that is mended within a minute and a lease."""
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What a schedule is to be.
+
+    Attributes:
+        number: Another one has another; its runs have it in their bodies.
+        every_s: Its interval.
+        first_s: Of an interval, when it fires first, from the world's begin on; None: one interval
+            after it is made.
+        is_cron: Whether it is a cron: it fires when the seconds are a multiple of the interval.
+        lasts_s: How long its runs last at the most.
+    """
+
+    number: int
+    every_s: int
+    first_s: float | None
+    is_cron: bool
+    missed: str
+    window_s: int | None
+    overlap: str
+    count: int | None
+    jitter_ms: int
+    group: str | None
+    lasts_s: float
+
+    @property
+    def body(self) -> bytes:
+        """What it puts."""
+        return f"spec {self.number}".encode()
+
+    def options(self) -> dict[str, Any]:
+        """As `Queue.every` takes them; all of them, so that a change leaves nothing as it was."""
+        return {
+            "missed": self.missed,
+            "window": None if self.window_s is None else f"{self.window_s}s",
+            "overlap": self.overlap,
+            "count": self.count,
+            "jitter": f"{self.jitter_ms}ms" if self.jitter_ms else None,
+            "group": self.group,
+        }
+
+
+@dataclass(frozen=True)
+class Command:
+    """A call about a schedule.
+
+    Attributes:
+        does: make, change, pause, resume or remove.
+        name: The schedule's.
+        spec: Of a make or a change: what it is to be.
+    """
+
+    number: int
+    producer: str
+    at_s: float
+    does: str
+    name: str
+    spec: Spec | None = None
+
+    @property
+    def title(self) -> str:
+        return f"s{self.number}"
+
+
+class Timetable:
+    """Draws what is done about schedules in one world.
+
+    Args:
+        machines: Those of the world; its producers do it.
+        active_s: Until when.
+        is_local: Whether it is one machine.
+
+    Attributes:
+        commands: What is done.
+        absent_s: How long nobody is there to fire them, once all is healed.
+        rest_s: How long all goes on after that, until all schedules are removed.
+    """
+
+    def __init__(
+        self, seed: int, machines: Sequence[Machine], active_s: float, *, is_local: bool
+    ) -> None:
+        self._chance = chance = random.Random(f"schedules/{seed}/plan")
+        self._producers = [one.name for one in machines if one.role == "producer"]
+        self._readers = [one.name for one in machines if one.role != "producer"]
+        self._active_s = active_s
+        self._is_local = is_local
+        self._number = self._specs = 0
+        count = chance.randint(*_COUNT)
+        self.commands = tuple(one for place in range(count) for one in self._story(f"r{place}"))
+        self._names = sorted({one.name for one in self.commands})
+        losses = chance.randint(1, 2) if chance.random() < _LOSES else 0
+        self._lost_s = [chance.uniform(4, active_s) for _ in range(losses)]
+        self.rest_s = chance.uniform(*_MENDED_S) if losses else chance.choice(_RESTS_S)
+        self.absent_s = chance.uniform(*_ABSENT_S) if chance.random() < _LEAVES else 0.0
+
+    @staticmethod
+    def is_drawn(seed: int) -> bool:
+        """Whether there are schedules in the world of a seed."""
+        return random.Random(f"plan/schedules/{seed}").random() < SHARE
+
+    def weather(self, weather: dict[str, Any]) -> dict[str, Any]:
+        """The same, with writes that are late by less."""
+        changed = {**weather, "late_us": self._chance.choice(_LATE_US)}
+        changed.pop("lingers", None)
+        return changed
+
+    def _story(self, name: str) -> Iterator[Command]:
+        chance = self._chance
+        made_s = chance.uniform(0.5, self._active_s * 0.6)
+        spec = self._spec()
+        yield self._command("make", name, made_s, spec)
+        if chance.random() < 0.3:
+            # As a program may that makes it each time that it starts; or one that has it otherwise.
+            other = spec if chance.random() < 0.7 else self._spec()
+            yield self._command("make", name, made_s + chance.choice(_APART_S), other)
+        at_s = made_s
+        for _ in range(chance.randint(*_MORE)):
+            at_s += chance.uniform(0.2, max((self._active_s - made_s) / 2, 0.3))
+            if chance.random() < 0.5:
+                at_s = max(self._near(spec, at_s), made_s)
+            does = chance.choice(_COMMANDS)
+            if does in ("change", "make") and chance.random() < 0.8:
+                spec = self._spec()
+            yield self._command(does, name, at_s, spec if does in ("change", "make") else None)
+            if does in ("pause", "remove") and chance.random() < 0.7:
+                at_s += chance.choice(_APART_S) + chance.random() * 4
+                again = ("resume", None) if does == "pause" else ("make", spec)
+                yield self._command(again[0], name, at_s, again[1])
+            elif chance.random() < 0.2:
+                # Two at once, of which each may come first.
+                beside_s = at_s + chance.choice(_APART_S[:4])
+                yield self._command(chance.choice(("pause", "resume", "remove")), name, beside_s)
+
+    def _spec(self) -> Spec:
+        chance = self._chance
+        self._specs += 1
+        is_cron = chance.random() < 0.2
+        every_s = chance.choice(_CRON_S if is_cron else _EVERY_S)
+        first_s = round(chance.uniform(-30, self._active_s), 3)
+        missed = chance.choice(("skip", "once", "all"))
+        window_s = chance.choice(_WINDOWS_S) if chance.random() < 0.5 else None
+        if self._is_local and missed == "all":
+            # Its clock may be set forward by days.
+            window_s = chance.choice(_WINDOWS_S)
+        overlap = chance.choice(("allow", "allow", "queue", "skip", "cancel"))
+        is_busy = overlap != "allow" or chance.random() < 0.3
+        is_grouped = overlap != "queue" and chance.random() < 0.1
+        return Spec(
+            self._specs,
+            every_s,
+            None if is_cron or chance.random() < 0.2 else first_s,
+            is_cron,
+            missed,
+            window_s,
+            overlap,
+            chance.randint(*_COUNTS) if chance.random() < 0.2 else None,
+            every_s * chance.choice((100, 500)) if chance.random() < 0.25 else 0,
+            f"g{chance.randrange(4)}" if is_grouped else None,
+            min(chance.uniform(0, 1.6 * every_s), _LASTS_S_MAX) if is_busy else 0.0,
+        )
+
+    def _near(self, spec: Spec, at_s: float) -> float:
+        """A time near a fire time, or near when its message is put."""
+        chance = self._chance
+        first_s = spec.first_s or 0.0
+        fires_s = first_s + round((at_s - first_s) / spec.every_s) * spec.every_s
+        before_s = chance.choice((0.0, self._lead_s, self._lead_s))
+        return max(fires_s - before_s + chance.gauss(0.0, _NEAR_S), 0.5)
+
+    @property
+    def _lead_s(self) -> float:
+        return LEAD_LOCAL_S if self._is_local else LEAD_S
+
+    def _command(self, does: str, name: str, at_s: float, spec: Spec | None = None) -> Command:
+        self._number += 1
+        at_s = round(min(at_s, self._active_s), 4)
+        return Command(self._number, self._chance.choice(self._producers), at_s, does, name, spec)
+
+    def events(self, event: Event) -> Iterator[Event]:
+        """What befalls those who fire schedules, and those who give commands, in the middle of it.
+
+        Args:
+            event: An event, of which they differ.
+        """
+        chance = self._chance
+        for at_s in self._lost_s:
+            name = chance.choice(self._names)
+            yield replace(event, at_s=round(at_s, 4), kind="untick", target=name)
+        if chance.random() < 0.2:
+            return
+        kinds = _FAULTS if self._is_local else (*_FAULTS, "lose", "lose")
+        for _ in range(chance.randint(*_EVENTS)):
+            is_reader = chance.random() < 0.7
+            kind, command = chance.choice(kinds), chance.choice(self.commands)
+            at_s = command.at_s
+            verbs: tuple[str, ...] = _ASKED_BY
+            if is_reader:
+                at_s = self._before_a_firing(command)
+                verbs = _FIRED_BY_LOCALLY if self._is_local else _FIRED_BY
+            yield replace(
+                event,
+                at_s=round(max(at_s - 0.01, 0.5), 4),
+                kind=kind,
+                target=chance.choice(self._readers) if is_reader else command.producer,
+                verb=chance.choice(verbs),
+                seconds=chance.choice(_DRAGS_S if kind == "drag" else _STOPS_S)
+                * chance.uniform(0.7, 1.3),
+                value=float(chance.randint(1, 3)),
+            )
+
+    def _before_a_firing(self, command: Command) -> float:
+        chance = self._chance
+        at_s = chance.uniform(command.at_s, self._active_s)
+        if command.spec is None:
+            return at_s
+        return self._near(command.spec, at_s) - _NEAR_S
+
+
+def acts_of(spec: Spec, run: str, act: Act) -> tuple[Act, ...]:
+    """What the handlers of a run do.
+
+    Args:
+        spec: Its schedule's.
+        run: Tells it from every other.
+        act: An ack at once, of which they differ.
+    """
+    chance = random.Random(run)
+    acts: list[Act] = []
+    while chance.random() < 0.1 and len(acts) < 3:
+        kind = chance.choice(("retry", "raise", "snooze", "bury"))
+        delay_ms = chance.choice((0, 300, 1_500)) if kind in ("retry", "snooze") else None
+        acts.append(replace(act, kind=kind, delay_ms=delay_ms))
+    acts.append(replace(act, seconds=round(chance.random() * spec.lasts_s, 3)))
+    return tuple(acts)
