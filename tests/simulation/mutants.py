@@ -45,6 +45,10 @@ from shardq.records.keys import Keys
 from shardq.records.membership import Membership
 from shardq.records.register import Register
 from shardq.records.standing import View
+from shardq.schedules.minder import Minder
+from shardq.schedules.schedule import Book
+from shardq.schedules.ticker import Ticker
+from shardq.schedules.ticks import Ticks
 from shardq.stores.sqlite import SqliteStore
 from shardq.testing.simulation.client import SimulatedStore
 
@@ -410,6 +414,33 @@ MUTANTS: dict[str, Edits] = {
     ),
     "what is put back takes no name": (
         (Redriver, "_carry_out", "if not keyed:", "if True:"),
+    ),
+    "a run has another id each time": (
+        (
+            Ticker, "_job", 'ids.fixed(born_us, f"{self._register.name}/{definition.version}/{name}")',
+            "ids.row_ids.next(self._clock.now_us())",
+        ),
+    ),
+    "nobody minds the list of schedules": (
+        (Minder, "look", "if now_us < self._next_us or", "if True or"),
+    ),
+    "a change of a schedule does not hold": (
+        (
+            Ticks, "change", "answer = self._keyed.replace(name, plan)",
+            "row = self.find(name)\n"
+            "        answer = Answer.DONE if row and plan(row) else Answer.NOT_THERE",
+        ),
+    ),
+    "a pause of a schedule is not heeded": (
+        (Ticks, "_due_ms", "if tick.definition.paused:", "if False:"),
+        (Ticker, "_draft", "if tick.next_ms is None or tick.definition.paused:",
+         "if tick.next_ms is None:"),
+    ),
+    "a removal is left to who minds the list": (
+        (Book, "remove", "return ticks.cancel(name, row)", "return True"),
+    ),
+    "overlap is not looked at": (
+        (Ticker, "_is_in_the_way", "return self._keyed.get(key) is None", "return False"),
     ),
 }  # fmt: skip
 

@@ -16,6 +16,8 @@ from simulation.timeline import Asked
 from simulation.timetables import Command
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import shardq
     from shardq.schedules.schedule import Schedule
     from shardq.testing.simulation.scheduler import Process
@@ -26,6 +28,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _PAUSE_S = 0.1
 _REMOVED_S = 60.0
 _LAST = 1_000_000
+_BREAKS_US = 6_000
 
 
 class Registrar(Clerk):
@@ -132,6 +135,30 @@ class Registrar(Clerk):
         )
 
     # What befalls ticks ---------------------------------------------------------------------------
+
+    @property
+    def of_ticks(self) -> dict[str, Callable[[Event], None]]:
+        """What befalls ticks, by the kind of the event."""
+        return {"untick": self.lose_tick, "break": self._breaks.append}
+
+    def on_firing(self, process: Process) -> None:
+        """A process is about to write a firing: in the middle of it, it dies or stands still."""
+        if not self._breaks or self.ending:
+            return
+        event, after_us = self._breaks.pop(), process.chance.randrange(_BREAKS_US)
+        self.history.reached.add(f"firing broken: {event.verb}")
+        act = partial(self._break, process, event)
+        self.simulation.scheduler.at(self.simulation.now_us + after_us, act)
+
+    def _break(self, process: Process, event: Event) -> None:
+        if process.dead or self.ending:
+            return
+        if event.verb == "cut":
+            self._crash(process)
+            return
+        now_us = self.simulation.now_us
+        self.simulation.freeze(process, event.seconds)
+        self.history.freezes.append((now_us, process.frozen_until_us, process.name))
 
     def lose_tick(self, event: Event) -> None:
         """Lose the rows of a schedule's tick behind everybody's back."""

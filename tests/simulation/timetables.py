@@ -134,6 +134,7 @@ class Timetable:
         self._chance = chance = random.Random(f"schedules/{seed}/plan")
         self._producers = [one.name for one in machines if one.role == "producer"]
         self._readers = [one.name for one in machines if one.role != "producer"]
+        self._seed = seed
         self._active_s = active_s
         self._is_local = is_local
         self._number = self._specs = 0
@@ -238,6 +239,12 @@ class Timetable:
         for at_s in self._lost_s:
             name = chance.choice(self._names)
             yield replace(event, at_s=round(at_s, 4), kind="untick", target=name)
+        # By whoever fires then, between the run and the tick's next row.
+        breaks = random.Random(f"schedules/{self._seed}/breaks")
+        for _ in range(breaks.randint(1, 5)):
+            at_s = round(breaks.uniform(3, self._active_s), 4)
+            kind, seconds = breaks.choice(("cut", "stop")), breaks.choice(_STOPS_S)
+            yield replace(event, at_s=at_s, kind="break", verb=kind, seconds=seconds)
         if chance.random() < 0.2:
             return
         kinds = _FAULTS if self._is_local else (*_FAULTS, "lose", "lose")

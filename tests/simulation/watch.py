@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from shardq.stores.store import Mark, Move
     from shardq.stores.tables import Partition, QueueRecord, Table
     from shardq.testing.simulation.scheduler import Process
+    from simulation.parts import Event
     from simulation.plan import Plan
 
 _TELLING = {"note blocked": "group blocked", "record_attempt": "attempt recorded with care"}
@@ -80,6 +81,8 @@ class Watch:
         self._rows: Counter[int] = Counter()
         self._moved_in_need: set[bytes] = set()
         self._surplus: set[bytes] = set()
+        self._breaks: list[Event] = []
+        """What is to befall those who fire next."""
         self.seen_us: dict[tuple[str, bytes], int] = {}
         """Process and claim -> when it was last shown that one."""
         self._wire()
@@ -229,14 +232,20 @@ class Watch:
 
     def _on_move(self, asked: Sequence[Move]) -> None:
         now_us = self.simulation.now_us
-        for row in (row for move in asked for row in move.beside):
+        fired = [row for move in asked for row in move.beside]
+        for row in fired:
             self.history.fired.setdefault(row.id, []).append((now_us, self._here()))
+        if fired:
+            self.on_firing(self._scheduler.here())
         moves = [move for move in asked if move.old.shard.queue != TICKS]
         self.history.came_from.update((move.new.id, move.old.id) for move in moves)
         self._surplus.update(move.new.id for move in moves if move.new.since_ms is not None)
         self._moved_in_need.update(
             move.new.id for move in moves if any(self._need_of(move.new.shard, self._sender()))
         )
+
+    def on_firing(self, process: Process) -> None:
+        """A process is about to write the runs and the next row of a tick."""
 
     def _need_of(self, shard: Shard, process: str) -> tuple[bool, bool]:
         """Whether a process reads a lane that has no room; whether it is seconds behind with it."""

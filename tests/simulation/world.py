@@ -75,7 +75,7 @@ class World(Registrar):
                 simulation.scheduler.at(at_us, partial(self.start, machine))
             for event in plan.events:
                 at_us = self._start_us + round(event.at_s * 1e6)
-                befall = self.lose_tick if event.kind == "untick" else self._befall
+                befall = self.of_ticks.get(event.kind, self._befall)
                 simulation.scheduler.at(at_us, partial(befall, event))
             try:
                 simulation.run(plan.active_s)
