@@ -522,11 +522,12 @@ class Ticker:
         home = self._home
         home.stats.add(put=len(rows))
         now_ms = self._clock.now_ms()
-        late = [row for row in rows if row.due_ms < now_ms - _SWEPT_MS]
+        # Two copies of a tick that are fired together put the very same runs: each goes there once.
+        late = {row.id: row for row in rows if row.due_ms < now_ms - _SWEPT_MS}
         if late:
             planner = self._settler.planner
             self._settler.carry_out(
-                [planner.share(row, row.shard.lane, after_ms=0) for row in late]
+                [planner.share(row, row.shard.lane, after_ms=0) for row in late.values()]
             )
         due_ms = min(row.due_ms for row in rows)
         home.on_put(due_ms)
