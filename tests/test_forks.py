@@ -444,19 +444,19 @@ def test_a_worker_that_was_made_before_a_fork_runs_all_kinds_of_jobs_in_the_chil
 
     @app.task(name="limited", timeout="1m")
     def limited():
-        print("limited", flush=True)
+        print("limited\\n", end="", flush=True)
 
     @app.task(name="coroutine")
     async def coroutine():
-        print("coroutine", flush=True)
+        print("coroutine\\n", end="", flush=True)
 
     @app.task(name="kept", keep="1h")
     def kept():
-        print("kept", flush=True)
+        print("kept\\n", end="", flush=True)
 
     @app.task(name="batch", batch=2)
     def batch(items: list[int]):
-        print("batch", flush=True)
+        print("batch\\n", end="", flush=True)
 
     for task in (limited, coroutine, kept):
         task.put()
