@@ -13,7 +13,7 @@ from shardq.lifecycle.producer import Producer
 from shardq.model.times import moment_of
 from shardq.records.home import QueueHome
 from shardq.schedules.listing import Listing
-from shardq.schedules.tick import PAUSED_MS, Tick, lead_of
+from shardq.schedules.tick import Tick, lead_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -113,7 +113,7 @@ class Minder:
         except TriggerError as error:
             log.warning("schedule %s of queue %s: %s", definition.name, self._register.name, error)
             return
-        due_ms = now_ms + PAUSED_MS if definition.paused else tick.due_ms(now_ms, lead)
+        due_ms = tick.due_ms(now_ms, lead)
         body = replace(tick.due_at(due_ms), is_again=True).body()
         self._producer.put(body, due=moment_of(due_ms), id=definition.name, key=definition.name)
         log.warning(

@@ -24,7 +24,7 @@ from shardq.schedules.policy import MISSED_MS
 if TYPE_CHECKING:
     from shardq.schedules.trigger import Fire
 
-PAUSED_MS = 5 * 365 * 86_400_000
+_PAUSED_MS = 5 * 365 * 86_400_000
 """So far ahead the tick of a paused schedule waits; then it is put there again."""
 FIRES_MAX = 100
 """Fire times that one firing puts jobs of; the others follow at once, in the next."""
@@ -206,6 +206,8 @@ class Tick:
 
     def due_ms(self, aim_ms: int, lead: Lead) -> int:
         """When the tick is to be due, after a firing as of `aim_ms`, or made at that time."""
+        if self.definition.paused:
+            return aim_ms + _PAUSED_MS
         if self.next_ms is None:
             return aim_ms
         before_ms = self.at_ms(self.next_ms) - lead.ms

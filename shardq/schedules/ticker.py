@@ -45,7 +45,7 @@ from shardq.records.register import Register
 from shardq.schedules.listing import Listing
 from shardq.schedules.minder import Minder
 from shardq.schedules.policy import MISSED_MS
-from shardq.schedules.tick import PAUSED_MS, Tick, headers_of, id_of, is_plain, lead_of
+from shardq.schedules.tick import Tick, headers_of, id_of, is_plain, lead_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -376,10 +376,9 @@ class Ticker:
     def _end(self, tick: Tick, row: Row) -> Outcome:
         """A schedule that never fires again is taken off the list; one that is paused waits on."""
         if tick.definition.paused:
-            return Outcome(
-                Fate.SNOOZE,
-                step=self._step_of(tick, row, self._clock.now_ms() + PAUSED_MS, row.due_ms),
-            )
+            lead = lead_of(tick.definition, is_local=self._store.is_local)
+            due_ms = tick.due_ms(self._clock.now_ms(), lead)
+            return Outcome(Fate.SNOOZE, step=self._step_of(tick, row, due_ms, row.due_ms))
         self._listing.end(tick.definition)
         return ACKED
 

@@ -18,7 +18,7 @@ from shardq.records.membership import member_name
 from shardq.records.register import Register
 from shardq.records.standing import Is
 from shardq.records.stats import StatsLog
-from shardq.schedules.tick import PAUSED_MS, Tick, lead_of
+from shardq.schedules.tick import Tick, lead_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -266,10 +266,8 @@ class Ticks:
         return Tick.read(row.body, f"schedule {row.message_id!r} of queue {self._queue!r}")
 
     def _due_ms(self, tick: Tick) -> int:
-        now_ms = self._clock.now_ms()
-        if tick.definition.paused:
-            return now_ms + PAUSED_MS
-        return tick.due_ms(now_ms, lead_of(tick.definition, is_local=self._is_local))
+        lead = lead_of(tick.definition, is_local=self._is_local)
+        return tick.due_ms(self._clock.now_ms(), lead)
 
 
 def _is_there(standing: Standing) -> bool:

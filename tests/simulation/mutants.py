@@ -47,6 +47,7 @@ from shardq.records.register import Register
 from shardq.records.standing import View
 from shardq.schedules.minder import Minder
 from shardq.schedules.schedule import Book
+from shardq.schedules.tick import Tick
 from shardq.schedules.ticker import Ticker
 from shardq.schedules.ticks import Ticks
 from shardq.stores.sqlite import SqliteStore
@@ -432,7 +433,7 @@ MUTANTS: dict[str, Edits] = {
         ),
     ),
     "a pause of a schedule is not heeded": (
-        (Ticks, "_due_ms", "if tick.definition.paused:", "if False:"),
+        (Tick, "due_ms", "if self.definition.paused:", "if False:"),
         (Ticker, "_draft", "if tick.next_ms is None or tick.definition.paused:",
          "if tick.next_ms is None:"),
     ),
