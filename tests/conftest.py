@@ -25,7 +25,7 @@ import warnings
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import docker
 import pytest
@@ -38,7 +38,7 @@ from shardq.model.ids import row_ids
 from shardq.stores import store_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator, Iterator
 
     from pyspark.sql import SparkSession
 
@@ -108,6 +108,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _is_not_on_spark(item: pytest.Item) -> bool:
     return item.get_closest_marker("spark") is None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_report_to_serializable() -> Generator[None, Any, Any]:
+    """A report whose text holds half of a surrogate pair cannot be sent: its whole run would end."""
+    return _sendable((yield))
+
+
+def _sendable(told: Any) -> Any:
+    if isinstance(told, str):
+        return told.encode(errors="backslashreplace").decode()
+    if isinstance(told, dict):
+        return {name: _sendable(value) for name, value in told.items()}
+    if isinstance(told, (list, tuple)):
+        return type(told)(_sendable(value) for value in told)
+    return told
 
 
 @pytest.fixture(autouse=True)
