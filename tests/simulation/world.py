@@ -190,7 +190,8 @@ class World(Registrar):
         late_us = simulation.network.late_until_us - simulation.now_us
         if not (seals.lasts or seals.absence or late_us > 0):
             return True
-        staying = {"z0"} if seals.stays else set()
+        # Who was there before an absence has left for good.
+        staying = {"x0" if self.plan.absent_s else "z0"} if seals.stays else set()
         self._send_home(staying)
         if seals.absence:
             # These are to be looked at while nobody is there.
