@@ -469,9 +469,12 @@ class Ticker:
     def _put(self, tick: Tick, firing: PlannedFiring, name: str) -> None:
         """Put the job of a firing under a key, where what it does depends on others.
 
-        Repeated, it meets its own message, or the hold that this has left.
+        Repeated, it meets its own message, or the hold that this has left. Of a message that is
+        dead by now the key is free: so it is looked at before.
         """
         job = tick.definition.job
+        if job.key is None and self._keyed.get(name) is not None:
+            return
         unique_for = _HELD if job.key is None else job.unique_for_ms and f"{job.unique_for_ms}ms"
         with suppress(KeyTaken):
             self._producer.put(
