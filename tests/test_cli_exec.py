@@ -155,10 +155,11 @@ def test_a_command_that_never_starts_is_not_waited_for_forever(
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is limited by Linux alone")
 def test_a_consumer_that_may_not_start_all_its_threads_ends_with_one_line(shell: Shell) -> None:
     shell.ok("put", "mail", "hello")
-    # Some of the threads have room, 8 MB each, and not all.
+    # Some of the threads have room, 256 MB each, and not all. With less for each a thread could be
+    # made that has no memory left to begin with, and Python waits for its beginning forever.
     limited = (
         "import resource, threading; resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30));"
-        "threading.stack_size(8 << 20); from shardq.cli import main; main()"
+        "threading.stack_size(256 << 20); from shardq.cli import main; main()"
     )
     done = subprocess.run(
         [sys.executable, "-c", limited, "consume", "mail", "--threads", "512", "--exec", "true"],
