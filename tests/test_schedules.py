@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ import pytest
 
 from shardq import Consumer, Message, errors
 from shardq.model.times import iso, moment_of
+from shardq.schedules.ticker import Ticker
 from shardq.stores.tables import KEYS
 from shardq.testing import Stage
 
@@ -466,6 +468,31 @@ def test_a_forecast_counts_firings_ahead_beside_what_waits(stage: Stage, queue: 
 
 
 # What cannot be -----------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_fault_that_ends_the_thread_of_schedules_is_logged_and_it_starts_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    fire, faults = Ticker._fire, [ZeroDivisionError("a fault")]
+
+    def fire_at_times(self: Ticker, engine: Any, due: Any) -> None:
+        if faults:
+            raise faults.pop()
+        fire(self, engine, due)
+
+    monkeypatch.setattr(Ticker, "_fire", fire_at_times)
+    with Stage(threaded=True) as busy:
+        queue = busy.connect().queue("mail")
+        queue.every("1s", b"", name="s")
+        ran = threading.Event()
+        consumer = Consumer(queue, lambda _: ran.set(), threads=1)
+        consumer.start()
+        with busy.ticking():
+            assert ran.wait(60)
+        consumer.stop()
+        consumer.join()
+    assert "their thread has ended by an error of its own" in caplog.text
 
 
 @pytest.mark.parametrize(

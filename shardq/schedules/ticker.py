@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 from shardq import locks
 from shardq.engine.engine import Engine
+from shardq.engine.hanging import span_text
 from shardq.engine.outcome import ACKED, GIVEN_UP, LEFT
 from shardq.errors import (
     KeyTaken,
@@ -148,10 +149,20 @@ class Ticker:
     def follow(self) -> None:
         """Step in a thread of its own until `stop`, once the queue has schedules: most have none.
 
-        To be called with each turn of the consumer. A thread that cannot be started is tried again.
+        To be called with each turn of the consumer. A thread that cannot be started, or that a
+        fault has ended, is tried again.
         """
-        is_wanted = self._thread is None and self._register.settings.schedules_used
-        if not is_wanted or self._is_stopping or self._clock.boot_us() < self._again_us:
+        if self._is_stopping or not self._register.settings.schedules_used:
+            return
+        if self._thread is not None and not self._thread.is_alive():
+            self._thread, self._again_us = None, self._clock.boot_us() + _AGAIN_US
+            log.error(
+                "schedules of queue %s: their thread has ended by an error of its own, and is "
+                "started again in %s.",
+                self._register.name,
+                span_text(_AGAIN_US),
+            )
+        if self._thread is not None or self._clock.boot_us() < self._again_us:
             return
         name = f"shardq-{self._register.name}-schedules"
         thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -187,16 +198,18 @@ class Ticker:
             thread.join(seconds)
 
     def _run(self) -> None:
-        while not self._is_stopping:
-            delay = self.step()
-            engine = self._engine
-            if engine is not None:
-                engine.wait(delay)
-                continue
-            with self._idle:
-                if not self._is_stopping:
-                    self._clock.wait(self._idle, delay)
-        self.close()
+        try:
+            while not self._is_stopping:
+                delay = self.step()
+                engine = self._engine
+                if engine is not None:
+                    engine.wait(delay)
+                    continue
+                with self._idle:
+                    if not self._is_stopping:
+                        self._clock.wait(self._idle, delay)
+        finally:
+            self.close()
 
     # Turns ----------------------------------------------------------------------------------------
 
