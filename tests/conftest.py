@@ -112,7 +112,7 @@ def _is_not_on_spark(item: pytest.Item) -> bool:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_report_to_serializable() -> Generator[None, Any, Any]:
-    """A report whose text holds half of a surrogate pair cannot be sent: its whole run would end."""
+    """A text with half of a surrogate pair cannot be sent: the whole run would end by it."""
     return _sendable((yield))
 
 
