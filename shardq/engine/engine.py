@@ -678,6 +678,9 @@ class Engine:
             or self.intake.is_eager()
         )
         seconds = _BUSY_S if is_busy else idle_s
+        if is_open and self._is_watched:
+            # What was moved on to be due in a second was read by no look so far: by the next it is.
+            seconds = min(seconds, self.reader.ahead_s)
         if not (is_open and self.intake.known):
             return seconds
         if self.ready.holds:

@@ -12,6 +12,7 @@ Which lanes these are, `engine.py` decides. What lies behind the cursors, `sweep
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter, deque
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
@@ -195,6 +196,13 @@ class Reader:
             # A claim's holder may still move it on: it is read when due, never before.
             rows = [row for row in rows if row.claim is None]
             self._intake.accept(self.with_missed(rows, now_ms, now_ms))
+
+    @property
+    def ahead_s(self) -> float:
+        """Seconds until the next look ahead; for ever where none is to come."""
+        if self._isolated:
+            return math.inf
+        return max(self._ahead_next_us - self._clock.boot_us(), 0) / 1e6
 
     def with_missed(self, rows: list[Row], after_ms: int, until_ms: int) -> list[Row]:
         """Rows of groups, and before them what was stored after the poll that passed its due.
