@@ -470,6 +470,19 @@ def test_a_forecast_counts_firings_ahead_beside_what_waits(stage: Stage, queue: 
 # What cannot be -----------------------------------------------------------------------------------
 
 
+def test_a_count_that_it_has_fired_by_now_is_refused_and_it_goes_on(
+    stage: Stage, queue: Queue
+) -> None:
+    made = queue.every("10s", b"", name="s")
+    run = Run(stage, queue)
+    run.drive(35)
+    with pytest.raises(errors.UsageError, match=r"has fired 3 times, so its count must be more"):
+        made.change(count=3)
+    assert made.change(count=4).count == 4
+    run.drive(30)
+    assert (len(run.messages), list(queue.schedules)) == (4, [])
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_fault_that_ends_the_thread_of_schedules_is_logged_and_it_starts_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

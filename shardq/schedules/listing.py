@@ -39,11 +39,6 @@ class Listed(NamedTuple):
     written: int
     ended: int = 0
 
-    @property
-    def is_removed(self) -> bool:
-        """Whether nothing is known of it but that it was there."""
-        return self.definition is None and not self.ended
-
 
 class Listing:
     """The list of one queue's schedules.
@@ -74,6 +69,10 @@ class Listing:
     def noted(self, asked: Iterable[str] | None = None) -> list[str]:
         """As `names`, with those that have ended."""
         return sorted(name for name, (text, _) in self._notes(asked).items() if text)
+
+    def known(self) -> list[str]:
+        """As `noted`, with those that were removed within a day: one read."""
+        return sorted(self._notes(None))
 
     def definitions(self) -> list[Definition]:
         """What all are that are not damaged: one read."""
@@ -106,11 +105,11 @@ class Listing:
         named = {definition.name: (text, definition.version + 1)}
         self._store.note(SCHEDULES, (self._queue,), named)
 
-    def forget(self, listed: dict[str, Listed]) -> None:
+    def forget(self) -> None:
         """Erase what was removed so long ago that nobody is about to write of it any more."""
         before_us = self._clock.now_us() - _KEPT_US
-        over = [name for name, one in listed.items() if one.is_removed and one.written < before_us]
-        if over:
+        notes = self._notes(None).items()
+        if over := [name for name, (text, written) in notes if not text and written < before_us]:
             self._store.erase(SCHEDULES, (self._queue,), over)
 
     def _notes(self, asked: Iterable[str] | None) -> dict[str, tuple[str, int]]:

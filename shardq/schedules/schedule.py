@@ -355,6 +355,12 @@ class Book:
             check(made, now_ms)
             return replace(made, declared=now.declared or (now if now.revision else None))
 
+        fired, count = self._tick(name).fired, options.get("count")
+        if isinstance(count, int) and 0 < count <= fired:
+            raise UsageError(
+                f"schedule {name!r} has fired {fired:,} times, so its count must be more than "
+                f"that; or remove it."
+            )
         self.apply(name, changed)
         return self._now(name)
 
