@@ -523,9 +523,18 @@ class Book:
 
         # Whether it can be, before it is listed.
         self.listing.write(changed(self._tick(name)).definition)
-        if ticks.change(name, changed) is None:
+        made = ticks.change(name, changed)
+        if made is None:
             self.listing.remove(name)
             raise self._gone(name)
+        listed = self.listing.read([name]).get(name)
+        if listed is None or listed.written == version:
+            return
+        # Another command has listed its own, and was carried out before this one.
+        if made.next_ms is None:
+            self.listing.end(replace(made.definition, version=listed.written))
+        else:
+            self._relist(name)
 
     # Details --------------------------------------------------------------------------------------
 

@@ -376,7 +376,9 @@ def _is_for_care(case: Case, one: Delivery) -> bool:
         return False
     # What has come due since that one's lease was over, it has not had: the shard was nobody's.
     ended_us = case.lease_ended(one.row.shard, taken_us)
-    if one.row.due_ms * 1_000 > min(taken_us, ended_us) - DRIFT_US:
+    written_us = case.history.written[one.row.id].at_us
+    due_us = case.history.due_us(one.row.due_ms * 1_000, written_us)
+    if due_us > min(taken_us, ended_us) - DRIFT_US:
         return False
     rows = sum(
         written.row.due_ms * 1_000 <= taken_us + DRIFT_US
