@@ -9,6 +9,7 @@ import math
 import re
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
+from functools import lru_cache
 from typing import TypeAlias
 
 from shardq.errors import BadTime, shown
@@ -271,8 +272,16 @@ def iso(moment: datetime | int) -> str:
     >>> iso(90_000)
     '1970-01-01T00:01:30.000Z'
     """
-    if isinstance(moment, int):
-        moment = moment_of(moment)
+    return _iso(moment) if isinstance(moment, int) else _iso_of(moment)
+
+
+@lru_cache(maxsize=256)
+def _iso(epoch_ms: int) -> str:
+    """Of schedules very many fire at one time, and each says it several times."""
+    return _iso_of(moment_of(epoch_ms))
+
+
+def _iso_of(moment: datetime) -> str:
     return moment.isoformat(timespec="milliseconds").removesuffix("+00:00") + "Z"
 
 

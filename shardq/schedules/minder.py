@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shardq.errors import StoreCorrupt, TriggerError
@@ -121,7 +120,7 @@ class Minder:
         now_ms = self._clock.now_ms()
         tick = Tick.resumed(definition, None if place is None else place.due_ms, now_ms, lead)
         due_ms = tick.due_ms(now_ms, lead)
-        body = replace(tick.due_at(due_ms), is_again=True).body()
+        body = tick.due_at(due_ms)._replace(is_again=True).body()
         self._producer.put(body, due=moment_of(due_ms), id=name, key=name)
         log.warning(
             "schedule %s of queue %s had lost its tick, which is put again",

@@ -11,7 +11,6 @@ All that a firing writes follows from the tick's row: whoever repeats it writes 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -31,6 +30,7 @@ FIRES_MAX = 100
 _MISSED_MAX = 1_000
 """So many missed fire times are counted; where there are more, what lies between is passed by."""
 _BACK_MS = 1_000
+_encoded = json.JSONEncoder().encode
 
 
 class Lead(NamedTuple):
@@ -68,8 +68,7 @@ class PlannedFiring(NamedTuple):
     is_missed: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
+class Tick(NamedTuple):
     """The state of a schedule, as its tick carries it.
 
     Attributes:
@@ -93,7 +92,7 @@ class Tick:
     last_key: str | None = None
     aim_ms: int | None = None
     is_again: bool = False
-    text: str = field(default="", repr=False, compare=False)
+    text: str = ""
 
     # As it is stored ------------------------------------------------------------------------------
 
@@ -111,7 +110,7 @@ class Tick:
         if self.is_again:
             told["again"] = True
         text = self.text or self.definition.text()
-        return f"{json.dumps(told)}\n{text}".encode()
+        return f"{_encoded(told)}\n{text}".encode()
 
     @classmethod
     def read(cls, body: bytes, whose: str) -> Tick:
@@ -145,11 +144,11 @@ class Tick:
 
     def due_at(self, due_ms: int) -> Tick:
         """The same, as it is stored in a row that is due then."""
-        return replace(self, aim_ms=due_ms)
+        return self._replace(aim_ms=due_ms)
 
     def of(self, definition: Definition) -> Tick:
         """The same state under another definition."""
-        return replace(self, definition=definition, text="")
+        return self._replace(definition=definition, text="")
 
     # When it fires --------------------------------------------------------------------------------
 
@@ -176,7 +175,7 @@ class Tick:
     def aimed(self, after_ms: int) -> Tick:
         """The same, with the first fire time after a time as its next."""
         found = None if self.is_spent else self.after(after_ms)
-        return replace(self, next_ms=None if found is None else found.at_ms)
+        return self._replace(next_ms=None if found is None else found.at_ms)
 
     def fire(self, aim_ms: int, lead: Lead) -> tuple[list[PlannedFiring], Tick]:
         """What a firing puts, and what the tick is after it.
@@ -224,7 +223,7 @@ class Tick:
         if time_ms is None:
             return self
         firings.append(PlannedFiring(time_ms, self.previous_ms, at_ms, is_missed))
-        return replace(self, previous_ms=time_ms, fired=self.fired + 1).aimed(time_ms)
+        return self._replace(previous_ms=time_ms, fired=self.fired + 1).aimed(time_ms)
 
     def make_up(self, firings: list[PlannedFiring], missed_ms: int, aim_ms: int) -> Tick:
         """Pass by what was missed, or fire it, as the policy says."""
@@ -246,11 +245,11 @@ class Tick:
                 passed.append(tick.next_ms)
                 tick = tick.aimed(tick.next_ms)
         if policies.missed != "once" or not passed:
-            return replace(tick, skipped=tick.skipped + len(passed))
+            return tick._replace(skipped=tick.skipped + len(passed))
         last_ms = passed[-1]
         if first_ms is not None and tick.at_ms(last_ms) < first_ms:
-            return replace(tick, skipped=tick.skipped + len(passed))
-        tick = replace(tick, skipped=tick.skipped + len(passed) - 1, next_ms=last_ms)
+            return tick._replace(skipped=tick.skipped + len(passed))
+        tick = tick._replace(skipped=tick.skipped + len(passed) - 1, next_ms=last_ms)
         return tick.put_next(firings, aim_ms + len(firings), is_missed=True)
 
     def leap(self, missed_ms: int, first_ms: int | None) -> Tick:
@@ -285,9 +284,9 @@ class Tick:
         if definition.count is not None and tick.next_ms is not None:
             before = cls(definition, None).aimed(definition.version // 1_000)
             while before.next_ms is not None and before.next_ms < tick.next_ms:
-                before = replace(before, fired=before.fired + 1).aimed(before.next_ms)
-            tick = replace(tick, fired=before.fired)
-            tick = replace(tick, next_ms=None) if tick.is_spent else tick
+                before = before._replace(fired=before.fired + 1).aimed(before.next_ms)
+            tick = tick._replace(fired=before.fired)
+            tick = tick._replace(next_ms=None) if tick.is_spent else tick
         return tick
 
 

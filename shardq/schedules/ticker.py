@@ -427,7 +427,7 @@ class Ticker:
             shard=self._own_layout.shard(due_ms, self._own_layout.named_lane(name, 0)),
             due_ms=due_ms,
             id=ids.fixed_after(row.id, aim_ms * 1_000 - _BORN_US, made_for),
-            body=replace(tick.due_at(due_ms), is_again=False).body(),
+            body=tick.due_at(due_ms)._replace(is_again=False).body(),
             headers=None,
             attempt=0,
             first=row.first or row.id,
@@ -452,8 +452,7 @@ class Ticker:
             self._put(tick, firing._replace(previous_ms=previous_ms), key)
             last_key = key if tick.definition.job.key is None else None
             fired, previous_ms = fired + 1, firing.time_ms
-        after = replace(
-            after,
+        after = after._replace(
             fired=fired,
             skipped=after.skipped + after.fired - fired,
             last_key=last_key,
