@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from typing import Any
@@ -110,6 +111,20 @@ class Failing(BaseTrigger):  # type: ignore[misc]
         if now >= self.since:
             raise LookupError("no ephemeris for this year")
         return now + HOUR
+
+
+class Hanging(BaseTrigger):  # type: ignore[misc]
+    """Does not return from some time on."""
+
+    goes_on = threading.Event()
+
+    def __init__(self, since: datetime) -> None:
+        self.since = since
+
+    def get_next_fire_time(self, last: datetime | None, now: datetime) -> datetime:
+        if now >= self.since:
+            self.goes_on.wait(60)
+        return now + timedelta(seconds=10)
 
 
 class Counting(BaseTrigger):  # type: ignore[misc]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -10,7 +12,11 @@ from keyed_steps import row_of
 
 from shardq import Consumer, Message, errors
 from shardq.model import ids
+from shardq.model.key import bucket_of
 from shardq.model.times import iso
+from shardq.schedules import declaring
+from shardq.schedules import options as options_of
+from shardq.stores.tables import KEYS, Change
 from shardq.testing import Stage
 
 if TYPE_CHECKING:
@@ -102,7 +108,7 @@ def test_a_schedule_may_be_made_again_as_it_ends(stage: Stage, queue: Queue) -> 
     made = []
 
     def make_again() -> None:
-        with pytest.raises(errors.StoreUnavailable):
+        with pytest.raises(errors.StoreTimeout):
             other.every("10s", b"", name="crm", count=2)
         made.append(True)
 
@@ -154,6 +160,64 @@ def test_a_schedule_that_is_made_again_is_not_removed_by_who_has_read_the_list_b
     other, runs = stage.connect().queue("mail"), Runs(stage, queue)
     stage.faults.call("notes schedules", lambda: other.every("7s", b"", name="crm") and None)
     assert len(runs.drive(30)) >= 3
+
+
+def declare(queue: Queue, revision: int, **options: Any) -> str:
+    book, make = queue.schedules._home, options_of.chosen(every="10s")
+    assert make is not None
+    return declaring.declare(book, make, b"", name="crm", revision=revision, **options).answer
+
+
+def test_a_lost_tick_hides_no_newer_declaration_from_older_code_nor_a_pause(
+    stage: Stage, queue: Queue
+) -> None:
+    assert declare(queue, 2, headers={"by": "2"}) == "made"
+    queue.schedules["crm"].pause()
+    lose_tick(stage, queue)
+    assert declare(queue, 1, headers={"by": "1"}) == "older"
+    now = queue.schedules["crm"]
+    assert (now.revision, now.state, now.headers) == (2, "paused", {"by": "2"})
+
+
+def test_a_lost_tick_keeps_no_schedule_from_being_changed_or_removed_by_code(
+    stage: Stage, queue: Queue
+) -> None:
+    declare(queue, 1)
+    lose_tick(stage, queue)
+    queue.schedules.get("crm")
+    assert declaring.undeclare(queue.schedules._home, "crm") == "removed"
+    assert Runs(stage, queue).drive(70) == []
+    assert queue.schedules.get("crm") is None
+
+
+def test_what_another_has_listed_after_a_tick_was_made_does_not_outlive_a_removal_by_code(
+    stage: Stage, queue: Queue
+) -> None:
+    declare(queue, 1)
+    book = queue.schedules._home
+    there = book.found(["crm"])["crm"].tick.definition
+    book.listing.write(replace(there, version=there.version + 1_000_000))
+    assert declaring.undeclare(book, "crm") == "removed"
+    assert Runs(stage, queue).drive(70) == []
+    assert declare(queue, 1) == "ended"
+
+
+def test_a_damaged_key_keeps_no_other_tick_from_being_put_again(
+    stage: Stage, queue: Queue, caplog: pytest.LogCaptureFixture
+) -> None:
+    bucket = bucket_of("crm")
+    other = next(name for n in count() if bucket_of(name := f"other {n}") == bucket)
+    queue.every("10s", b"", name="crm")
+    queue.every("10s", b"", name=other)
+    lose_tick(stage, queue)
+    store, partition = queue._home.store, ("mail.schedules", bucket)
+    live, _ = store.records(KEYS, partition, ["crm"])["crm"]
+    damaged = Change(partition, ("crm",), {"live": live}, {"live": live, "state": "?"})
+    assert not any(store.write_records(KEYS, [damaged]))
+    runs = Runs(stage, queue)
+    runs.drive(70)
+    assert {one.headers["schedule"] for one in runs.messages} == {other}
+    assert "schedule crm of queue mail: " in caplog.text
 
 
 # Copies -------------------------------------------------------------------------------------------

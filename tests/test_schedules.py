@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import Counter
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from own_triggers import Hanging
 
 from shardq import Consumer, Message, errors
 from shardq.model.times import iso, moment_of
@@ -428,7 +430,7 @@ def test_a_schedule_that_was_listed_and_has_no_tick_gets_one(stage: Stage, queue
     faulty = stage.connect().queue("mail")
     queue.every("1h", b"", name="other")
     stage.faults.fail("write_records keys", times=100)
-    with pytest.raises(errors.StoreUnavailable):
+    with pytest.raises(errors.StoreTimeout):
         faulty.every("10s", b"", name="crm")
     stage.faults.heal()
     assert queue.schedules.get("crm") is None
@@ -483,6 +485,45 @@ def test_a_count_that_it_has_fired_by_now_is_refused_and_it_goes_on(
     assert (len(run.messages), list(queue.schedules)) == (4, [])
 
 
+def test_a_change_of_a_policy_leaves_fire_times_that_are_due(stage: Stage, queue: Queue) -> None:
+    made = queue.every("10s", b"", name="s", missed="all")
+    stage.clock.advance(35)
+    assert made.change(missed="all", window="1h").next == made.next
+    run = Run(stage, queue)
+    assert run.drive(1) == ["08:00:10", "08:00:20", "08:00:30"]
+
+
+class Heard(logging.Handler):
+    """Waits for a line of the log."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.text = text
+        self.has_come = threading.Event()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self.text in record.getMessage():
+            self.has_come.set()
+
+
+def test_a_trigger_that_does_not_return_is_told_of() -> None:
+    heard = Heard("schedule s of queue mail: its trigger has not said for 10s when it fires next")
+    log = logging.getLogger("shardq.schedules.ticker")
+    log.addHandler(heard)
+    with Stage(threaded=True) as busy:
+        queue = busy.connect().queue("mail")
+        queue.schedule(Hanging(moment_of(busy.clock.now_ms() + 15_000)), b"", name="s")
+        consumer = Consumer(queue, lambda _: None, threads=1)
+        consumer.start()
+        with busy.ticking():
+            is_told = heard.has_come.wait(60)
+        Hanging.goes_on.set()
+        consumer.stop()
+        consumer.join()
+    log.removeHandler(heard)
+    assert is_told
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_fault_that_ends_the_thread_of_schedules_is_logged_and_it_starts_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -518,6 +559,7 @@ def test_a_fault_that_ends_the_thread_of_schedules_is_logged_and_it_starts_again
         (lambda q: q.every("10s", b"", priority=3), "priority must be below"),
         (lambda q: q.every("10s", b"", key="a", overlap="skip"), "contradict each other"),
         (lambda q: q.every("10s", b"", headers={"schedule": "x"}), "is the schedule's own"),
+        (lambda q: q.every("10s", b"", headers={"a": "b" * 16_000}), "leave no room"),
         (lambda q: q.every("0s", b""), "1 s|interval"),
         (lambda q: q.cron("0 0 30 2 *", b""), "never"),
         (lambda q: q.cron("0 0 1 1 *", b"", tz="Europe/Berlim"), "Europe/Berlin"),

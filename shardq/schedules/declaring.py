@@ -98,12 +98,16 @@ def undeclare(book: Book, name: str) -> Literal["removed", "other", "absent"]:
         Whether it was `removed`; `other` is one that was made at run time, which stays.
     """
     ticks = book.ticks()
-    there = book.found([schedule_name(name)]).get(name)
+    there = book.present(schedule_name(name))
     if ticks is None or there is None:
         return "absent"
-    if there.tick.definition.revision == 0:
+    definition = there.tick.definition
+    if definition.revision == 0:
         return "other"
-    book.listing.end(there.tick.definition)
+    # Who was not the first to declare it, or to change it, may have listed a later version.
+    listed = book.listing.read([name]).get(name)
+    version = max(definition.version, 0 if listed is None else listed.written)
+    book.listing.end(replace(definition, version=version))
     ticks.cancel(name)
     return "removed"
 

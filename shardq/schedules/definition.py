@@ -120,7 +120,12 @@ class Definition:
                     "declared": None if declared is None else cls.read(declared, whose),
                 }
             )
-        except (ValueError, TypeError, KeyError, RecursionError, ShardqError) as error:
+        except StoreCorrupt:
+            raise
+        except ShardqError as error:
+            # As of a zone, or a class of a trigger, that is not on this machine.
+            raise StoreCorrupt(f"{whose} cannot be read here: {error}") from error
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise StoreCorrupt(
                 f"{whose} is damaged: {shown(given)}; remove the schedule, and make it again."
             ) from error

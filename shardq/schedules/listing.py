@@ -70,9 +70,15 @@ class Listing:
         """As `names`, with those that have ended."""
         return sorted(name for name, (text, _) in self._notes(asked).items() if text)
 
-    def known(self) -> list[str]:
-        """As `noted`, with those that were removed within a day: one read."""
-        return sorted(self._notes(None))
+    def known(self) -> tuple[list[str], list[str]]:
+        """As `noted`, with those that were removed: one read.
+
+        Returns:
+            All, and those that were removed so long ago that nobody is about to write of them.
+        """
+        before_us = self._clock.now_us() - _KEPT_US
+        notes = self._notes(None)
+        return sorted(notes), [name for name, note in notes.items() if _is_over(note, before_us)]
 
     def definitions(self) -> list[Definition]:
         """What all are that are not damaged: one read."""
@@ -105,12 +111,12 @@ class Listing:
         named = {definition.name: (text, definition.version + 1)}
         self._store.note(SCHEDULES, (self._queue,), named)
 
-    def forget(self) -> None:
-        """Erase what was removed so long ago that nobody is about to write of it any more."""
-        before_us = self._clock.now_us() - _KEPT_US
-        notes = self._notes(None).items()
-        if over := [name for name, (text, written) in notes if not text and written < before_us]:
-            self._store.erase(SCHEDULES, (self._queue,), over)
+    def forget(self, over: Iterable[str]) -> None:
+        """Erase what `known` has found to be over, and still is."""
+        before_us, over = self._clock.now_us() - _KEPT_US, list(over)
+        notes = self._notes(over) if over else {}
+        if left := [name for name, note in notes.items() if _is_over(note, before_us)]:
+            self._store.erase(SCHEDULES, (self._queue,), left)
 
     def _notes(self, asked: Iterable[str] | None) -> dict[str, tuple[str, int]]:
         return self._store.notes(SCHEDULES, (self._queue,), asked)
@@ -120,3 +126,8 @@ class Listing:
         if text.startswith(_ENDED):
             return Listed(None, written, int(text.removeprefix(_ENDED)))
         return Listed(Definition.read(text, whose) if text else None, written)
+
+
+def _is_over(note: tuple[str, int], before_us: int) -> bool:
+    text, written = note
+    return not text and written < before_us

@@ -60,6 +60,7 @@ class Minder:
         self._next_us = clock.boot_us() + _FIRST_US
         self._left: list[list[str]] = []
         """Names that are still to be looked at."""
+        self._over: list[str] = []
 
     def look(self) -> None:
         """Look at some of the schedules, where it is time, and this process is the one that does.
@@ -71,11 +72,19 @@ class Minder:
         if now_us < self._next_us or self._first_lane not in self._engine.intake.lanes:
             return
         if not self._left:
-            self._left = list(_fews(self._listing.known()))
+            known, self._over = self._listing.known()
+            self._left = list(_fews(known))
         if self._left:
-            self._look_at(self._left.pop())
+            few = self._left.pop()
+            try:
+                self._look_at(few)
+            except StoreCorrupt as error:
+                if len(few) == 1:
+                    log.warning("schedule %s of queue %s: %s", *few, self._register.name, error)
+                else:
+                    self._left += [[name] for name in few]
         if not self._left:
-            self._listing.forget()
+            self._listing.forget(self._over)
             self._next_us = now_us + _EVERY_US
 
     def _look_at(self, few: Sequence[str]) -> None:

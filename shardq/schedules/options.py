@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypedDict
 from shardq.errors import BadBody, BadName, BadSetting, UsageError, shown
 from shardq.lifecycle.keyedputs import CHOICES
 from shardq.model import names
-from shardq.model.message import body_bytes, headers_json
+from shardq.model.message import HEADER_BYTES_MAX, body_bytes, headers_json
 from shardq.model.times import duration_ms, duration_text, moment_of
 from shardq.schedules.definition import NAME_MAX, Definition, Job
 from shardq.schedules.firing import HEADERS
@@ -29,6 +29,8 @@ Make: TypeAlias = "Callable[[int], Trigger]"
 """Makes a trigger as of a time, epoch milliseconds: one without a start of its own begins there."""
 
 BODY_BYTES_MAX = 40 << 10
+_HEADER_ROOM = 1_024
+"""Of those of a message, for the headers that a schedule writes: its name and two times."""
 _LOOKED_AT = 100
 """How many fire times are looked at for the shortest time between two."""
 
@@ -202,7 +204,11 @@ def _applied_job(job: Job, options: Mapping[str, Any], whose: str) -> Job:
     if not (type(priority := given.get("priority", 0)) is int and priority >= 0):
         raise BadSetting(f"{whose}: priority must be 0 or more, not {shown(priority)}.")
     headers = dict(given.get("headers") or {})
-    headers_json(headers)
+    if (size := len(headers_json(headers) or "")) > HEADER_BYTES_MAX - _HEADER_ROOM:
+        raise BadSetting(
+            f"{whose}: headers of {size:,} bytes leave no room for the schedule's own; choose at "
+            f"most {HEADER_BYTES_MAX - _HEADER_ROOM:,}."
+        )
     if own := set(HEADERS) & headers.keys():
         raise BadSetting(f"{whose}: header {own.pop()!r} is the schedule's own.")
     if given.get("on_conflict", "keep") not in CHOICES[:3]:

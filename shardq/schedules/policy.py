@@ -109,6 +109,11 @@ class Policies:
         """How much later than its fire time a firing is at the most, milliseconds."""
         return max(self.jitter_ms - 1, 0) + max(self.spread_ms - 1, 0)
 
+    @property
+    def of_hours(self) -> tuple[Twice | None, Gap]:
+        """What of them decides the fire times, where clocks are set."""
+        return self.twice, self.gap
+
     def late_ms(self, name: str, time_ms: int) -> int:
         """How much later than its fire time a schedule fires, the same whoever asks.
 

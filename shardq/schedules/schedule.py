@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from difflib import get_close_matches
@@ -19,6 +20,7 @@ from shardq.errors import (
     KeyTaken,
     UnknownSchedule,
     UsageError,
+    begun,
     not_pickled,
     shown,
 )
@@ -462,8 +464,11 @@ class Book:
         return ticks.read(asked, damaged)
 
     def present(self, name: str) -> Found | None:
-        """As `found`, of one; what a removal that was begun has left of it is removed."""
-        found = self.found([name]).get(name)
+        """As `found`, of one, whose tick is put again where that is lost.
+
+        What a removal that was begun has left of it is removed.
+        """
+        found = self.found([name]).get(name) or self._put_again(name)
         if found is None or found.tick.next_ms is None or self.listing.names([name]):
             return found
         ticks = self.open()
@@ -497,7 +502,8 @@ class Book:
         made = replace(definition, version=self.listing.next_version(listed))
         self.listing.write(made)
         try:
-            ticks.put(Tick(made, None).aimed(self._first_ms(made)))
+            with begun("the schedule is listed"):
+                ticks.put(Tick(made, None).aimed(self._first_ms(made)))
         except KeyTaken:
             self._relist(made.name)
             return False
@@ -516,14 +522,16 @@ class Book:
             made = replace(change(tick.definition), version=version)
             now_ms = self._clock.now_ms()
             new = tick.of(made)
-            is_kept = made.trigger == tick.definition.trigger and not tick.definition.paused
-            if is_kept and made.policies == tick.definition.policies and not new.is_spent:
+            was = tick.definition
+            is_kept = made.trigger == was.trigger and not (was.paused or new.is_spent)
+            if is_kept and made.policies.of_hours == was.policies.of_hours:
                 return new
             return new.aimed(max(now_ms, tick.previous_ms or 0))
 
         # Whether it can be, before it is listed.
         self.listing.write(changed(self._tick(name)).definition)
-        made = ticks.change(name, changed)
+        with begun("the change is listed"):
+            made = ticks.change(name, changed)
         if made is None:
             self.listing.remove(name)
             raise self._gone(name)
@@ -558,10 +566,23 @@ class Book:
         return self._schedule(name, found)
 
     def _tick(self, name: str) -> Tick:
-        found = self._read([names.label(name, what="schedule name")]).get(name)
-        if found is None:
+        found = self.found([names.label(name, what="schedule name")]).get(name)
+        found = found or self._put_again(name)
+        if found is None or found.tick.next_ms is None:
             raise self._gone(name)
         return found.tick
+
+    def _put_again(self, name: str) -> Found | None:
+        """Put the tick again of a schedule that is on the list, and has none."""
+        ticks = self.ticks()
+        if ticks is None or not self.listing.names([name]):
+            return None
+        definition = self.listing.read([name])[name].definition
+        if definition is None:
+            return None
+        with suppress(KeyTaken):
+            ticks.put_again(definition)
+        return self.found([name]).get(name)
 
     def _gone(self, name: str) -> UnknownSchedule:
         near = get_close_matches(name, self.names(), 1)

@@ -30,6 +30,7 @@ FIRES_MAX = 100
 _MISSED_MAX = 1_000
 """So many missed fire times are counted; where there are more, what lies between is passed by."""
 _BACK_MS = 1_000
+_CACHED_CHARS_MAX = 2_000
 _encoded = json.JSONEncoder().encode
 
 
@@ -282,7 +283,7 @@ class Tick(NamedTuple):
         while tick.next_ms is not None and tick.at_ms(tick.next_ms) < from_ms:
             tick = tick.aimed(tick.next_ms)
         if definition.count is not None and tick.next_ms is not None:
-            before = cls(definition, None).aimed(definition.version // 1_000)
+            before = cls(definition, None).aimed(definition.made_ms - 1)
             while before.next_ms is not None and before.next_ms < tick.next_ms:
                 before = before._replace(fired=before.fired + 1).aimed(before.next_ms)
             tick = tick._replace(fired=before.fired)
@@ -290,9 +291,13 @@ class Tick(NamedTuple):
         return tick
 
 
-@lru_cache(maxsize=16_384)
 def _definition(text: str, whose: str) -> Definition:
     """A definition that is read with each firing, and seldom changes."""
+    return _cached(text, whose) if len(text) <= _CACHED_CHARS_MAX else Definition.read(text, whose)
+
+
+@lru_cache(maxsize=16_384)
+def _cached(text: str, whose: str) -> Definition:
     return Definition.read(text, whose)
 
 

@@ -30,7 +30,6 @@ from shardq.errors import (
     StoreCorrupt,
     StoreTimeout,
     StoreUnavailable,
-    TriggerError,
     UnknownQueue,
 )
 from shardq.lifecycle.fate import Fate, Outcome, Step
@@ -64,6 +63,8 @@ _OPEN_S = 1.0
 """How often it is looked whether the queue has schedules by now; the settings are in memory."""
 _AGAIN_US = 5_000_000
 """After how long a thread that could not be started is tried again."""
+_HANGS_US = 10_000_000
+"""So long a trigger may take before it is said that it hangs."""
 _TURN_MAX = 500
 """Ticks that are fired between two looks at the leases."""
 _SWEPT_MS = 400
@@ -128,6 +129,9 @@ class Ticker:
         self._is_stopping = False
         self._thread: threading.Thread | None = None
         self._again_us = 0
+        self._asked: tuple[str, int] | None = None
+        """Of which schedule a trigger is asked right now, and since when."""
+        self._told: tuple[str, int] | None = None
         self._idle = locks.condition(locks.new())
 
     @cached_property
@@ -154,6 +158,7 @@ class Ticker:
         """
         if self._is_stopping or not self._register.settings.schedules_used:
             return
+        self._tell_of_hanging()
         if self._thread is not None and not self._thread.is_alive():
             self._thread, self._again_us = None, self._clock.boot_us() + _AGAIN_US
             log.error(
@@ -178,6 +183,22 @@ class Ticker:
             )
         else:
             self._thread = thread
+
+    def _tell_of_hanging(self) -> None:
+        """Log a trigger that does not return, once."""
+        if (asked := self._asked) is None or asked is self._told:
+            return
+        name, since_us = asked
+        if self._clock.boot_us() - since_us >= _HANGS_US:
+            self._told = asked
+            log.warning(
+                "schedule %s of queue %s: its trigger has not said for %s when it fires next, and "
+                "the others of this queue wait for that; mend it, or remove the schedule and start "
+                "this process again.",
+                name,
+                self._register.name,
+                span_text(_HANGS_US),
+            )
 
     def stop(self) -> None:
         """Ask for an end. A signal's handler may do so."""
@@ -313,7 +334,7 @@ class Ticker:
         if late := [plan for plan in plans if self._is_late(plan)]:
             try:
                 self._place_anew(engine, late)
-            except (StoreTimeout, StoreUnavailable) as error:
+            except (StoreCorrupt, StoreTimeout, StoreUnavailable) as error:
                 log.info("schedules of queue %s: read again: %s", self._register.name, error)
                 for plan in late:
                     plan.outcome = GIVEN_UP
@@ -327,7 +348,9 @@ class Ticker:
         """Do something to a tick; where that fails, it is tried again, and says why."""
         try:
             work(plan)
-        except (TriggerError, StoreCorrupt, StoreTimeout, StoreUnavailable) as error:
+        except UnknownQueue:
+            raise
+        except ShardqError as error:
             name = own_key(plan.one.row).name
             log.warning("schedule %s of queue %s: %s", name, self._register.name, error)
             plan.outcome = Outcome(Fate.RETRY, None, str(error))
@@ -353,7 +376,11 @@ class Ticker:
             aim_ms = max(aim_ms, self._clock.now_ms())
         plan.aim_ms = aim_ms
         lead = lead_of(tick.definition, is_local=self._store.is_local)
-        firings, after = tick.fire(aim_ms, lead)
+        self._asked = (name, self._clock.boot_us())
+        try:
+            firings, after = tick.fire(aim_ms, lead)
+        finally:
+            self._asked = None
         plan.firings, plan.after = firings, after
         plan.step = self._step_of(after, row, after.due_ms(aim_ms, lead), aim_ms)
         if is_plain(tick.definition):
@@ -412,7 +439,7 @@ class Ticker:
             firing.at_ms,
             ids.fixed(born_us, f"{self._register.name}/{definition.version}/{name}"),
             definition.job.body,
-            write_headers(headers_of(tick, firing)),
+            write_headers(headers_of(tick, firing), bounded=False),
             name=name,
             group=group,
             since_ms=since_ms if is_later else None,

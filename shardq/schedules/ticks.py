@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from shardq.model.message import Row
     from shardq.records.standing import Standing
+    from shardq.schedules.definition import Definition
 
 ATTEMPTS = 10_000
 """A tick whose trigger fails is tried again for as long as its user may take to notice."""
@@ -188,6 +189,19 @@ class Ticks:
             else:
                 return
         raise self._outrun(name)
+
+    def put_again(self, definition: Definition) -> None:
+        """Put the tick again of a schedule that has lost it: it goes on where that was.
+
+        Raises:
+            KeyTaken: If it has one.
+        """
+        key = self._seek([definition.name])[definition.name].key
+        place = key.at or key.place
+        lead = lead_of(definition, is_local=self._is_local)
+        place_ms = None if place is None else place.due_ms
+        tick = Tick.resumed(definition, place_ms, self._clock.now_ms(), lead)
+        self.put(tick._replace(is_again=True))
 
     def _is_ending(self, name: str) -> bool:
         """Whether a tick was removed while it fires, or never fires again, and is still there."""
