@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -218,6 +219,33 @@ def test_a_damaged_key_keeps_no_other_tick_from_being_put_again(
     runs.drive(70)
     assert {one.headers["schedule"] for one in runs.messages} == {other}
     assert "schedule crm of queue mail: " in caplog.text
+
+
+def test_a_schedule_that_is_made_again_as_a_change_finds_it_removed_stays(
+    stage: Stage, queue: Queue
+) -> None:
+    made, other = queue.every("10s", b"", name="crm"), stage.connect().queue("mail")
+    stage.faults.call("note schedules", lambda: other.schedules.remove("crm"))
+    # The change has read the list once, and the removal twice.
+    make_again = partial(other.every, "7s", b"", name="crm")
+    stage.faults.call("notes schedules", make_again, nth=4, after=False)
+    with pytest.raises(errors.UnknownSchedule):
+        made.change(every="20s")
+    assert other.schedules.get("crm") is not None
+    assert len(Runs(stage, queue).drive(60)) == 8
+
+
+def test_a_schedule_whose_tick_is_lost_while_it_is_changed_comes_back_as_changed(
+    stage: Stage, queue: Queue
+) -> None:
+    made = queue.every("10s", b"", name="crm")
+    stage.clock.advance(5)
+    stage.faults.call("note schedules", lambda: lose_tick(stage, queue))
+    with pytest.raises(errors.StoreUnavailable, match="lost its tick"):
+        made.change(every="7s")
+    runs = Runs(stage, queue)
+    runs.drive(60)
+    assert len(runs.drive(70)) == 10
 
 
 # Copies -------------------------------------------------------------------------------------------

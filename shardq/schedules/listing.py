@@ -103,6 +103,10 @@ class Listing:
         named = {name: ("", max(self._clock.now_us(), written + 1))}
         self._store.note(SCHEDULES, (self._queue,), named)
 
+    def withdraw(self, name: str, version: int) -> None:
+        """Take a definition off the list that is none any more; a later one stays."""
+        self._store.note(SCHEDULES, (self._queue,), {name: ("", version + 1)})
+
     def end(self, definition: Definition) -> None:
         """Take a schedule off the list that never fires again, or that code has removed."""
         revision = definition.revision

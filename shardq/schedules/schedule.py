@@ -18,6 +18,7 @@ from shardq.errors import (
     BadSetting,
     BadTime,
     KeyTaken,
+    StoreUnavailable,
     UnknownSchedule,
     UsageError,
     begun,
@@ -514,6 +515,7 @@ class Book:
 
         Raises:
             UsageError: If there is none, or what comes of it cannot be used.
+            StoreUnavailable: If it is fired all the time, or its tick is lost.
         """
         ticks = self.open()
         version = self.listing.next_version(self.listing.read([name]).get(name))
@@ -533,7 +535,13 @@ class Book:
         with begun("the change is listed"):
             made = ticks.change(name, changed)
         if made is None:
-            self.listing.remove(name)
+            if ticks.is_lost(name):
+                # It stays on the list, from which its tick is put again.
+                raise StoreUnavailable(
+                    f"schedule {name!r} of queue {self._queue!r} has lost its tick, which is put "
+                    f"again within a minute; try again then."
+                )
+            self.listing.withdraw(name, version)
             raise self._gone(name)
         listed = self.listing.read([name]).get(name)
         if listed is None or listed.written == version:

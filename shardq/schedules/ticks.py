@@ -249,6 +249,12 @@ class Ticks:
         standing = self.keys.seek([name])[name]
         return standing.row if standing.state in (Is.WAITING, Is.RUNNING) else None
 
+    def is_lost(self, name: str) -> bool:
+        """Whether a tick that nobody has removed is not to be found."""
+        standing = self.keys.seek([name])[name]
+        has_one = standing.key.first is not None and not standing.key.is_doomed
+        return has_one and standing.state is Is.ENDED
+
     def cancel(self, name: str, of: Row | None = None) -> bool:
         """Remove a tick; what it is firing, it still puts.
 
