@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from shardq.errors import ClockError, KeyTaken, StoreError, UnknownSchedule
+from shardq.errors import ClockError, KeyTaken, StoreError, UnknownSchedule, UsageError
 from shardq.records.keyrow import own_key
 from shardq.stores.tables import MEMBERS
 from simulation.case import STEWARD, TICKS
@@ -62,12 +62,18 @@ class Registrar(Clerk):
     def _ask_until_answered(self, queue: shardq.Queue, asked: Asked) -> None:
         given = self._given(asked.command.spec)
         for _ in range(TRIES):
+            asked.tries += 1
             try:
                 asked.told = self._ask_once(queue, asked.command, dict(given))
             except KeyTaken:
                 asked.answer = "taken"
             except UnknownSchedule:
                 asked.answer = "gone"
+            except UsageError:
+                if asked.command.does != "change" or given.get("count") is None:
+                    raise
+                # It has fired as often already, which `timeline` sees.
+                asked.answer = "refused"
             except ClockError:
                 pass
             except StoreError:

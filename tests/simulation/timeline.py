@@ -28,9 +28,10 @@ class Asked:
     """A command, with its repeats.
 
     Attributes:
-        answer: done; gone: there is no such schedule; taken: another one has the name; unknown:
-            nobody was told.
+        answer: done; gone: there is no such schedule; taken: another one has the name; refused: it
+            has fired as often as it was to; unknown: nobody was told.
         told: The schedule, as the caller was told it.
+        tries: How often it was called; what any but the last has done, nobody was told.
     """
 
     command: Command
@@ -39,6 +40,7 @@ class Asked:
     ended_us: int | None = None
     answer: str = "unknown"
     told: Schedule | None = None
+    tries: int = 0
 
     @property
     def is_sure(self) -> bool:
@@ -189,14 +191,20 @@ class Timeline:
 
     def _outcomes(self, one: Asked, state: State) -> Iterator[State]:
         """What a command may make of a schedule; one whose tick is lost may not be found."""
-        if _fits(one, state):
+        if _fits(one, state) and (one.answer != "refused" or self._may_be_spent(one, state)):
             yield _after(one, state)
+            if one.answer == "refused" and one.tries > 1:
+                # A try before has changed it, and it has fired since.
+                yield _after_done(one, state)
         ended = self._ended(_after_done(one, state))
         if one.answer == "gone" and ended.has_ended:
             # By the change itself, where it has fired so often before.
             yield ended
         if self._is_lost(one) and _fits(one, ABSENT):
             yield _after(one, ABSENT) if one.command.does == "make" else state
+            if one.answer == "gone" and one.tries > 1:
+                # A try before has listed it, as which it comes back.
+                yield _after_done(one, state)
 
     def _settles(self, one: Asked, other: Asked) -> bool:
         """Whether nothing comes any more of a command that nobody was told of, once one is done.
@@ -221,6 +229,20 @@ class Timeline:
             for us, name in self._case.history.lost
         )
 
+    def _may_be_spent(self, one: Asked, state: State) -> bool:
+        """Whether a schedule may have fired as often by now as a command was to let it."""
+        history = self._case.history
+        count = None if one.command.spec is None else one.command.spec.count
+        until_us = history.ended_us if one.ended_us is None else one.ended_us
+        since_us = history.commands[state.made].begun_us
+        fired = {
+            run.time_ms
+            for run in history.runs.values()
+            if run.name == self._name and since_us <= run.at_us <= until_us
+        }
+        is_lost = any(name == self._name for _, name in history.lost)
+        return count is not None and (is_lost or len(fired) >= count)
+
     def _ended(self, state: State) -> State:
         """What a schedule may have come to by itself."""
         is_endless = state.spec is None or self.specs[state.spec].count is None
@@ -229,7 +251,7 @@ class Timeline:
 
 def _after(one: Asked, state: State) -> State:
     """What a command makes of a schedule."""
-    return state if one.answer in ("gone", "taken") else _after_done(one, state)
+    return state if one.answer in ("gone", "taken", "refused") else _after_done(one, state)
 
 
 def _after_done(one: Asked, state: State) -> State:
@@ -251,4 +273,4 @@ def _fits(one: Asked, state: State) -> bool:
     if one.command.does == "make":
         is_another = is_there and state.spec != one.spec
         return is_another if one.answer == "taken" else one.answer == "done" and not is_another
-    return is_there == (one.answer == "done")
+    return is_there == (one.answer in ("done", "refused"))
