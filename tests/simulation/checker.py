@@ -375,13 +375,15 @@ def _is_for_care(case: Case, one: Delivery) -> bool:
     if one.kind != "handler" or not taken_us:
         return False
     # What has come due since that one's lease was over, it has not had: the shard was nobody's.
+    history, wall_due_us = case.history, one.row.due_ms * 1_000
     ended_us = case.lease_ended(one.row.shard, taken_us)
-    written_us = case.history.written[one.row.id].at_us
-    due_us = case.history.due_us(one.row.due_ms * 1_000, written_us)
-    if due_us > min(taken_us, ended_us) - DRIFT_US:
+    due_us = history.due_us(wall_due_us, history.written[one.row.id].at_us)
+    # Nor, as far as its consumer can tell by a clock that was set back, what was not due then.
+    shown_us = history.wall_us(taken_us)
+    if due_us > min(taken_us, ended_us) - DRIFT_US or wall_due_us > shown_us - DRIFT_US:
         return False
     rows = sum(
-        written.row.due_ms * 1_000 <= taken_us + DRIFT_US
+        written.row.due_ms * 1_000 <= shown_us + DRIFT_US
         and (written.deleted_us is None or written.deleted_us > taken_us)
         for written in case.on_shard[one.row.shard]
     )
