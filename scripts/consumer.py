@@ -13,12 +13,16 @@ options = parser.parse_args()
 
 # stdout with a buffer, whatever Python is told: a line that is written in part is an error then.
 output = open(1, "w", closefd=False)  # noqa: SIM115 - as long as the process
-
 url = f"cassandra://{options.hosts}/{options.keyspace}" if options.hosts else "sqlite:///shardq.db"
+jobs: list[str] = []
 
 
 def handle(message: shardq.Message) -> None:
     """Returning acks the message; raising puts it back for later."""
+    if "task" in message.headers:  # Acked, it would be gone without having run.
+        jobs.append(f"message {message.id} is a job of a task: run `shardq work MODULE:app`.")
+        consumer.stop()
+        raise shardq.Snooze("1s")
     # One string with its line end, for handlers print from several threads.
     print(f"{message.due:%H:%M:%S} UTC {message.text}\n", end="", flush=True, file=output)
 
@@ -26,8 +30,11 @@ def handle(message: shardq.Message) -> None:
 try:
     shardq.init(url)
     with shardq.connect(url) as db:
-        shardq.Consumer(db.queue(options.queue), handle).run(until_empty=options.until_empty)
+        consumer = shardq.Consumer(db.queue(options.queue), handle)
+        consumer.run(until_empty=options.until_empty)
 except shardq.ShardqError as error:
     raise SystemExit(f"consumer: {error}") from None
 except KeyboardInterrupt:
     pass
+if jobs:
+    raise SystemExit(f"consumer: {jobs[0]}")

@@ -225,3 +225,46 @@ def test_an_app_that_cannot_be_imported_is_one_line(app_shell: Shell, command: l
         "1).\n"
     )
     assert "there is no module none" in app_shell.fails(Exit.USAGE, *command, "none:app")
+
+
+# Without a worker ---------------------------------------------------------------------------------
+
+WORKER = "These are jobs of tasks: start a worker, `shardq work MODULE:app`."
+
+
+def test_who_looks_at_jobs_is_sent_to_a_worker_not_to_a_consumer(app_shell: Shell) -> None:
+    put(app_shell, "app.nap", [1])
+    [job] = stored(app_shell, "default")
+    assert app_shell.ok("show", "default", job["id"]).out.splitlines()[-1] == WORKER
+    found = {line["what"]: line for line in app_shell.ok("check", "--json").lines}
+    assert found["queue default"]["advice"] == WORKER
+
+
+def test_schedules_of_a_task_are_fired_by_a_worker(app_shell: Shell) -> None:
+    app_shell.ok("schedule", "add", "sync", "--every", "1h", "--app", "app", "--task", "app.nap")
+    found = {line["what"]: line for line in app_shell.ok("check", "--json").lines}
+    assert found["queue default"]["advice"] == WORKER
+
+
+@pytest.mark.parametrize("form", [(), ("--json",)])
+def test_a_consumer_that_only_prints_leaves_a_job_where_it_is(
+    app_shell: Shell, form: Sequence[str]
+) -> None:
+    app_shell.ok("put", "default", "--task", "app.nap", "--id", "nap-1")
+    told = app_shell.fails(Exit.USAGE, "consume", "default", "--until-empty", *form)
+    assert told.startswith(
+        "shardq: message 'nap-1' of queue default is a job of task 'app.nap', which would be gone "
+        "without having run: run it with `shardq work MODULE:app`, or add --tasks to print and ack "
+        "jobs."
+    )
+    [job] = stored(app_shell, "default")
+    assert (job["id"], job["attempts"]) == ("nap-1", 0)
+
+
+@pytest.mark.parametrize("how", [("--tasks",), ("--exec", "true"), ("--out", "-")])
+def test_a_consumer_that_was_told_what_to_do_with_jobs_takes_them(
+    app_shell: Shell, how: Sequence[str]
+) -> None:
+    app_shell.ok("put", "default", "--task", "app.nap")
+    app_shell.ok("consume", "default", "--until-empty", *how)
+    assert stored(app_shell, "default") == []

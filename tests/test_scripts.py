@@ -69,6 +69,16 @@ def test_the_consumer_takes_and_prints(tmp_path: Path) -> None:
     assert sorted(line.split(" UTC ")[1] for line in lines) == ["one", "two"]
 
 
+def test_the_consumer_leaves_a_job_of_a_task_to_its_worker(tmp_path: Path) -> None:
+    with shardq.connect(f"sqlite:///{tmp_path}/shardq.db") as db:
+        db.queue("demo").put("{}", id="nap-1", headers={"task": "app.nap"})
+    code, lines, err = run(tmp_path, "consumer.py", "--until-empty")
+    assert (code, lines) == (1, [])
+    assert err == ("consumer: message nap-1 is a job of a task: run `shardq work MODULE:app`.\n")
+    with shardq.connect(f"sqlite:///{tmp_path}/shardq.db") as db:
+        assert [(one.id, one.attempt) for one in db.queue("demo").peek()] == [("nap-1", 0)]
+
+
 def test_the_observer_shows_pending_and_total_of_each_open_shard(tmp_path: Path) -> None:
     put(tmp_path, ["one", "two"])
     with shardq.connect(f"sqlite:///{tmp_path}/shardq.db") as db:

@@ -16,6 +16,7 @@ from rich.text import Text
 import shardq
 from shardq.cli import options, screen, states
 from shardq.cli.exits import Exit
+from shardq.cli.jobs import is_job
 from shardq.cli.states import Finding, Level, Limits, State
 from shardq.clock import CORRECTION_VARIABLE, OFFSET_VARIABLE, machine_us
 from shardq.model import times
@@ -134,7 +135,8 @@ def check(
             own = ticks.get(view.name)
             schedules, wrong = _schedules(db, view.name) if own else ([], [])
             figures[f"queue {view.name}"] = _figures(view) | {"schedules": len(schedules)}
-            findings += states.findings(view, limits, own, schedules)
+            are_jobs = _are_jobs(db, view)
+            findings += states.findings(view, limits, own, schedules, are_jobs=are_jobs)
             findings += [states.damaged(view.name, text) for text in wrong]
         findings += [states.newer(name, text) for name, text in observer.newer.items()]
         findings += [states.damaged(name, text) for name, text in observer.damaged.items()]
@@ -150,6 +152,13 @@ def check(
 def _schedules(db: Connection, name: str) -> tuple[list[Schedule], list[str]]:
     """The schedules of a queue, and a sentence of each that is damaged."""
     return db.queue(name, create=False).schedules._home.readable()
+
+
+def _are_jobs(db: Connection, view: QueueView) -> bool:
+    """Whether a queue that nobody consumes is one of jobs, by its first message."""
+    if view.members or not view.depth.total:
+        return False
+    return any(map(is_job, db.queue(view.name, create=False).peek(limit=1)))
 
 
 def _figures(view: QueueView) -> dict[str, Any]:

@@ -16,7 +16,8 @@ from shardq.cli import options, screen, streams
 from shardq.cli.command import GRACE_S, CannotStart, Command
 from shardq.cli.deliveries import Lines, OutFile, delivery_of, printed
 from shardq.cli.exits import Exit
-from shardq.errors import UnknownQueue
+from shardq.cli.jobs import TASK_HEADER, is_job
+from shardq.errors import UnknownQueue, UsageError, shown
 from shardq.model import names, times
 from shardq.tasks.importing import put_here_on_path
 
@@ -96,6 +97,12 @@ _NAMED_MAX = 5
     help="Append one JSON line for each delivery to this file, on disk before the message is "
     "acked; - is stdout. FILE may be a pipe or a device.",
 )
+@click.option(
+    "--tasks",
+    "takes_jobs",
+    is_flag=True,
+    help="Print jobs of tasks too, and ack them: their functions do not run.",
+)
 @options.store
 @options.as_json
 def consume(
@@ -109,6 +116,7 @@ def consume(
     url: str | None,
     until_empty: bool,
     isolated: bool,
+    takes_jobs: bool,
     as_json: bool,
 ) -> Exit:
     """Handle the messages of one or more QUEUEs as they come due.
@@ -116,6 +124,9 @@ def consume(
     Prints each body where neither --exec, --out nor --json is given. A queue that does not exist
     is created. Stops on Ctrl-C or SIGTERM: messages that are being handled are finished within
     --deadline, the others are left to other consumers.
+
+    Jobs of tasks are for `shardq work`, which runs their functions. Where messages are only
+    printed, without --exec and --out, this stops at the first job, and leaves it in QUEUE.
 
     Stops as well where its output cannot be written, or the command of --exec cannot be started.
     Nothing is acked then that was not done, and no message spends an attempt for it. A line of
@@ -140,7 +151,8 @@ def consume(
             options.refuse_ticks(db, name)
         if path is not None:
             outputs.insert(0, (stack.enter_context(closing(OutFile(path))), True))
-        handler = _Handler(db._home.clock, runner, outputs)
+        takes_jobs = takes_jobs or command is not None or path is not None
+        handler = _Handler(db._home.clock, runner, outputs, takes_jobs=takes_jobs)
         consumers = [
             _Consumer(
                 _opened(db, name),
@@ -222,6 +234,16 @@ def _tell_ended(command: Command) -> None:
             )
 
 
+def _refuse_job(message: Message) -> None:
+    if is_job(message):
+        task = message.headers[TASK_HEADER]
+        raise UsageError(
+            f"message {shown(message.id)} of queue {message.queue} is a job of task {shown(task)}, "
+            f"which would be gone without having run: run it with `shardq work MODULE:app`, or add "
+            f"--tasks to print and ack jobs."
+        )
+
+
 class _Handler:
     """What is done with each message, from many threads.
 
@@ -229,6 +251,7 @@ class _Handler:
         clock: When a delivery began.
         command: Run for each message.
         outputs: Where a line is written for each, and whether it is JSON.
+        takes_jobs: Whether that is done with jobs of tasks, too. They end consuming otherwise.
 
     Attributes:
         command: The command.
@@ -238,14 +261,20 @@ class _Handler:
     """
 
     def __init__(
-        self, clock: Clock, command: Command | None, outputs: Sequence[tuple[Lines, bool]]
+        self,
+        clock: Clock,
+        command: Command | None,
+        outputs: Sequence[tuple[Lines, bool]],
+        *,
+        takes_jobs: bool,
     ) -> None:
         self.command = command
         self.counts: Counter[str] = Counter()
-        self.failure: OSError | CannotStart | None = None
+        self.failure: OSError | CannotStart | UsageError | None = None
         self.on_failure: Callable[[], None] = lambda: None
         self._clock = clock
         self._outputs = outputs
+        self._takes_jobs = takes_jobs
         self._lock = threading.Lock()
 
     def __call__(self, message: Message) -> None:
@@ -253,13 +282,15 @@ class _Handler:
             raise shardq.Snooze(_AGAIN)
         delivery = delivery_of(message, self._clock.now_ms())
         try:
+            if not self._takes_jobs:
+                _refuse_job(message)
             if self.command is not None:
                 self.command(message)
             for lines, is_json in self._outputs:
                 lines.write(
                     delivery.to_json().encode("utf-8", "surrogatepass") if is_json else message.body
                 )
-        except (OSError, CannotStart) as error:
+        except (OSError, CannotStart, UsageError) as error:
             # No fault of the message: it keeps its attempts, and we stop.
             with self._lock:
                 is_first = self.failure is None

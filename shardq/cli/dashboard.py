@@ -265,7 +265,12 @@ def _unconsumed_lines(
     return [
         Text(),
         _cut(Text(f"no consumers: {', '.join(told)}", style="yellow"), width),
-        _cut(Text(f"{_GAP}start one with: shardq consume {names[0]}"), width),
+        _cut(
+            Text(
+                f"{_GAP}start one with: shardq consume {names[0]}, or shardq work for jobs of tasks"
+            ),
+            width,
+        ),
     ]
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from shardq.cli import options, screen
-from shardq.errors import UsageError, shown
+from shardq.errors import StoreCorrupt, UsageError, shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -180,6 +180,26 @@ def call_text(headers: Mapping[str, str], body: bytes) -> str | None:
     values = [_value(one) for one in by_position]
     values += [f"{name}={_value(one)}" for name, one in (given | by_name).items()]
     return f"{task}({', '.join(values)})"
+
+
+def is_job(message: Message) -> bool:
+    """Whether a message is a job of a task; not where its headers are damaged."""
+    try:
+        return TASK_HEADER in message.headers
+    except StoreCorrupt:
+        return False
+
+
+def starting(queue: str, *, are_jobs: bool) -> str:
+    """What to do where nobody consumes a queue.
+
+    Args:
+        queue: Its name.
+        are_jobs: Whether its messages are jobs of tasks.
+    """
+    if are_jobs:
+        return "These are jobs of tasks: start a worker, `shardq work MODULE:app`."
+    return f"Start a consumer, such as `shardq consume {queue}`."
 
 
 def _value(value: Any) -> str:

@@ -154,7 +154,7 @@ def _print(source: Queue, state: State, row: Row | None, call: str | None) -> No
             facts["key"] = key.name
         for name, value in facts.items():
             click.echo(f"{name:{_NAME}}{screen.exact(value).plain}")
-    advice = _advice(state)
+    advice = _advice(state, is_job=call is not None)
     if advice:
         click.echo(advice)
 
@@ -191,12 +191,12 @@ def _priority(source: Queue, row: Row) -> int | None:
     return int(text) if text.isdecimal() else None
 
 
-def _advice(state: State) -> str:
+def _advice(state: State, *, is_job: bool) -> str:
     """What to do, where something is to be done."""
     name, named = served_queue(state.queue), screen.exact(shlex.quote(state.id)).plain
     return {
         Where.PAUSED: f"Deliver again with `shardq queues resume {name}`.",
-        Where.NO_CONSUMER: f"Start a consumer, such as `shardq consume {name}`.",
+        Where.NO_CONSUMER: jobs.starting(name, are_jobs=is_job),
         Where.PASSED: f"Move it to now with `shardq check --all {name}`.",
         Where.DEAD: f"`shardq dead {name} {named}` shows it whole; with --redrive it is put back.",
     }.get(state.where, "")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from shardq.cli import screen
+from shardq.cli import jobs, screen
 from shardq.cli.schedulelines import late_ms
 from shardq.engine.hanging import hangs_after_ms
 from shardq.model.names import (
@@ -109,6 +109,8 @@ def findings(
     limits: Limits,
     ticks: QueueView | None = None,
     schedules: Sequence[Schedule] = (),
+    *,
+    are_jobs: bool = False,
 ) -> list[Finding]:
     """All that a queue's people should know, the gravest first; one that it is well otherwise.
 
@@ -117,9 +119,10 @@ def findings(
         limits: What it may come to.
         ticks: The queue of its schedules; None where it has none.
         schedules: These, where they were read one by one.
+        are_jobs: Whether its messages are jobs of tasks, which are for a worker.
     """
     order = list(Level)
-    all_found = [*_found(view, limits)]
+    all_found = [*_found(view, limits, are_jobs=are_jobs)]
     if ticks is not None:
         all_found += _of_schedules(ticks, limits, schedules)
     found = sorted(all_found, key=lambda one: -order.index(one.level))
@@ -202,7 +205,7 @@ def late(view: QueueView) -> str:
     return f"late p50/p99: {told}" if told else ""
 
 
-def _found(view: QueueView, limits: Limits) -> Iterator[Finding]:
+def _found(view: QueueView, limits: Limits, *, are_jobs: bool) -> Iterator[Finding]:
     what, name = f"queue {view.name}", view.name
     if is_schedules_queue(name):
         yield from _of_schedules(view, limits, ())
@@ -216,7 +219,7 @@ def _found(view: QueueView, limits: Limits) -> Iterator[Finding]:
             f"Deliver again with `shardq queues resume {name}`.",
         )
     elif view.members or not is_dead_queue(name):
-        yield from _waiting(view, limits)
+        yield from _waiting(view, limits, are_jobs=are_jobs)
     yield from _hanging(view, limits)
     yield from _dead(view, limits)
     yield from _uncounted(view)
@@ -243,7 +246,9 @@ def _of_schedules(
             State.NO_CONSUMERS,
             f"{count}, and no consumer that fires them"
             + (f"; {_overdue(ticks, schedules)}." if ticks.lag_ms else "; none is due."),
-            f"Start a consumer, such as `shardq consume {served}`.",
+            jobs.starting(
+                served, are_jobs=any(jobs.TASK_HEADER in one.headers for one in schedules)
+            ),
         )
     elif is_late:
         yield Finding(
@@ -318,7 +323,7 @@ def _uncounted(view: QueueView) -> Iterator[Finding]:
         )
 
 
-def _waiting(view: QueueView, limits: Limits) -> Iterator[Finding]:
+def _waiting(view: QueueView, limits: Limits, *, are_jobs: bool) -> Iterator[Finding]:
     what, name, depth = f"queue {view.name}", view.name, view.depth
     late = view.lag_ms > limits.lag_ms + _held_back_ms(view)
     oldest = f"the oldest due message has waited for {screen.span(view.lag_ms)}"
@@ -328,7 +333,7 @@ def _waiting(view: QueueView, limits: Limits) -> Iterator[Finding]:
             Level.WRONG if late else Level.WARNING,
             State.NO_CONSUMERS,
             f"{counts(view)}" + (f"; {oldest}." if view.lag_ms else "; none is due."),
-            f"Start a consumer, such as `shardq consume {name}`.",
+            jobs.starting(name, are_jobs=are_jobs),
         )
     elif late:
         threads = sum(member.threads for member in view.members)
