@@ -514,7 +514,10 @@ def test_a_span_is_filled_from_midnight_to_midnight_of_its_zone(shell: Shell) ->
     assert shell.ok("peek", "mail", "--json").lines == []
     [told] = shell.ok(*backfill, "--dry-run", "--json").lines
     assert told == {"queue": "mail", "name": "nightly", "fire_times": 3, "put": 0}
-    assert shell.ok(*backfill).out == "put 3 messages into mail\n"
+    assert shell.ok(*backfill).out == (
+        "put 3 messages into mail, by their fire times with ids nightly@TIME: see `shardq peek "
+        "mail`\n"
+    )
     lines = shell.ok("peek", "mail", "--json").lines
     assert [line["headers"]["schedule-time"] for line in lines] == [
         "2027-03-27T01:30:00.000Z", "2027-03-28T01:30:00.000Z", "2027-03-29T00:30:00.000Z",

@@ -371,6 +371,19 @@ def test_a_backfill_puts_each_fire_time_of_a_span(stage: Stage, queue: Queue) ->
         made.backfill("2027-01-15T00:00Z", "2027-01-14T00:00Z")
 
 
+def test_a_backfill_puts_again_under_the_same_ids_and_with_a_key_one_at_a_time(
+    queue: Queue,
+) -> None:
+    span = ("2027-01-14T00:00Z", "2027-01-14T02:00Z")
+    made = queue.cron("30 * * * *", "x", name="hourly")
+    assert [made.backfill(*span), made.backfill(*span)] == [2, 2]
+    ids = sorted(one.id for one in queue.peek())
+    assert ids[0] == ids[1] == "hourly@2027-01-14T00:30:00.000Z"
+    assert len(set(ids)) == 2
+    keyed = queue.cron("30 * * * *", "x", name="keyed", key="k")
+    assert [keyed.backfill(*span), keyed.backfill(*span)] == [1, 0]
+
+
 def test_the_very_same_schedule_is_made_once_and_another_of_its_name_is_refused(
     stage: Stage, queue: Queue
 ) -> None:

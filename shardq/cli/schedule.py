@@ -508,8 +508,11 @@ def backfill(
 ) -> None:
     """Put what the schedule NAME of QUEUE puts, once for each fire time of a span, all due now.
 
-    Each message has its fire time in its headers, as if it were of that time. Those are put as well
-    for which it has fired. Ends with 21 where there is no such schedule.
+    Each message has its fire time in its headers, as if it were of that time, and the id NAME@TIME.
+    Each call puts them again, under the same ids, and so those as well for which it has fired: see
+    by --dry-run how many that is, and ask for what is missing alone. Of a schedule with a --key one
+    message waits at a time, so that of a span one is put. Ends with 21 where there is no such
+    schedule.
     """
     put_here_on_path()
     with options.connect(url) as db:
@@ -532,7 +535,15 @@ def backfill(
                     }
                 )
             else:
-                click.echo(f"would put {put}" if dry_run else f"put {put} into {queue}")
+                click.echo(f"would put {put}" if dry_run else _backfilled(put, queue, name))
+
+
+def _backfilled(put: str, queue: str, name: str) -> str:
+    """What has been put, and how to find it."""
+    found = screen.exact(f"{name}@TIME").plain
+    return (
+        f"put {put} into {queue}, by their fire times with ids {found}: see `shardq peek {queue}`"
+    )
 
 
 @schedule.command(epilog=options.examples("shardq schedule remove mail nightly"))

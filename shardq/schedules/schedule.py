@@ -177,8 +177,9 @@ class Schedule:
     def backfill(self, after: Due, until: Due, *, dry_run: bool = False) -> int:
         """Put a message for each fire time of a span, all due now, with its time in the headers.
 
-        Those are put as well for which it has fired: whoever needs each once asks for what is
-        missing, or has a key.
+        Each call puts them again, under the same ids `NAME@TIME`, and so those as well for which it
+        has fired: whoever needs each once asks for what is missing alone, or has a handler that
+        goes by the id. Of a schedule with a `key` one waits at a time: of a span one is put.
 
         Args:
             after: The span's begin.
