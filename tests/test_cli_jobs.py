@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from shell import Shell
-from working import app_shell, write_app
+from working import APP, app_shell, write_app
 
 from shardq.cli import jobs
 from shardq.cli.exits import Exit
@@ -244,6 +244,21 @@ def test_schedules_of_a_task_are_fired_by_a_worker(app_shell: Shell) -> None:
     app_shell.ok("schedule", "add", "sync", "--every", "1h", "--app", "app", "--task", "app.nap")
     found = {line["what"]: line for line in app_shell.ok("check", "--json").lines}
     assert found["queue default"]["advice"] == WORKER
+
+
+def test_a_schedule_of_an_app_with_a_store_of_its_own_says_where_it_is(app_shell: Shell) -> None:
+    add = ["schedule", "add", "sync", "--every", "1h", "--app", "app", "--task", "app.nap"]
+    done = app_shell.ok(*add)
+    assert done.out.startswith(f"sync: in queue default of {app_shell.url}; next ")
+    assert done.err == ""
+    own = f"sqlite:///{app_shell.directory}/own.db"
+    write_app(app_shell.directory, APP.replace("App(", f"App({own!r}, "))
+    done = app_shell.ok(*add)
+    assert done.out.startswith(f"sync: in queue default of {own}; next ")
+    assert done.err == (
+        f"shardq: the app has a store of its own, {own}; SHARDQ_STORE, which names another, is not "
+        f"used.\n"
+    )
 
 
 @pytest.mark.parametrize("form", [(), ("--json",)])

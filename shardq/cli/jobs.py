@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from shardq.cli import options, screen
-from shardq.errors import StoreCorrupt, UsageError, shown
+from shardq.errors import ShardqError, StoreCorrupt, UsageError, shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -54,6 +54,26 @@ def app_of(name: str, url: str | None) -> App:
             f"the store of App(..)."
         )
     return app
+
+
+def tell_store(app: App) -> None:
+    """Say where an app has a store of its own, and the one of the environment is not used."""
+    from shardq.stores import store_of
+
+    chosen, own = os.environ.get(options.STORE_VARIABLE), app.connection.url_shown
+    if not chosen:
+        return
+    try:
+        is_other = store_of(chosen).shown != own
+    except ShardqError:
+        # Unused, it is no reason to fail.
+        is_other = True
+    if is_other:
+        click.echo(
+            f"shardq: the app has a store of its own, {own}; {options.STORE_VARIABLE}, which names "
+            f"another, is not used.",
+            err=True,
+        )
 
 
 def arguments_of(text: str | None) -> dict[str, Any] | list[Any]:

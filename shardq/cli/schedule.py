@@ -77,7 +77,8 @@ _arguments = click.option(
     "app_name",
     metavar="APP",
     help="The app of --task, app:app say: its arguments are checked, and what is not given here is "
-    "as the task has it, QUEUE too.",
+    "as the task has it, QUEUE too. Where the app names a store, that has the schedule, "
+    "whatever SHARDQ_STORE says.",
 )
 @options.store
 @options.as_json
@@ -110,7 +111,10 @@ def add(
             chosen["queue"] = queue
         with jobs.app_of(app_name, url) as app:
             target, job = jobs.drafted_job(app, task, jobs.arguments_of(arguments), chosen)
-            _tell_made(_made(target, make, name, {**job, **how}), target, as_json=as_json)
+            made = _made(target, make, name, {**job, **how})
+            where = f"in queue {target.name} of {app.connection.url_shown}"
+            _tell_made(made, target, where, as_json=as_json)
+            jobs.tell_store(app)
         return
     content = _content(body) if task is None else _job_body(arguments, "add --app, which has them")
     if task is not None:
@@ -118,7 +122,7 @@ def add(
     with options.connect(url, makes=True) as db:
         target = db.queue(str(queue))
         made = _made(target, make, name, {"body": content, **chosen, **how})
-        _tell_made(made, target, as_json=as_json)
+        _tell_made(made, target, "", as_json=as_json)
 
 
 def _words(
@@ -152,9 +156,9 @@ def _made(target: Queue, make: Make | None, name: str, chosen: dict[str, Any]) -
     return target.schedules._home.make(make, chosen.pop("body"), name=name, **chosen)
 
 
-def _tell_made(one: Schedule, target: Queue, *, as_json: bool) -> None:
+def _tell_made(one: Schedule, target: Queue, where: str, *, as_json: bool) -> None:
     with streams.saying(f"The schedule is stored, as {one.name}."):
-        _tell(one, target, "", as_json=as_json)
+        _tell(one, target, where, as_json=as_json)
 
 
 def _tell(one: Schedule, source: Queue, done: str, *, as_json: bool) -> None:
