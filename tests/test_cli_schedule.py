@@ -134,9 +134,16 @@ def test_a_local_time_is_one_of_the_schedule_s_zone(shell: Shell) -> None:
         ", from 2027-06-30T22:00:00.000Z, until 2027-07-03T00:30:00.000Z"
     )
     told = shell.fails(
-        Exit.USAGE, "schedule", "add", "mail", "b", "x", "--every", "1h", "--start", "2027-07-01"
+        Exit.USAGE, "schedule", "add", "mail", "b", "x", "--every", "1h", "--start", "July"
     )
-    assert "--start '2027-07-01' names no moment; give its date, time and zone" in told
+    assert "--start 'July' is not an ISO 8601 time" in told
+
+
+def test_a_day_or_a_local_time_of_an_interval_is_one_of_utc(shell: Shell) -> None:
+    add(shell, "hourly", "--every", "1h", "--start", "2030-01-02", "--end", "2030-01-03T09:30")
+    told = shown(shell, "hourly")
+    assert told["next"] == "2030-01-02T00:00:00.000Z"
+    assert told["trigger"].endswith(", until 2030-01-03T09:30:00.000Z")
 
 
 def test_making_the_very_same_again_changes_nothing_and_another_is_refused(shell: Shell) -> None:

@@ -45,15 +45,19 @@ def trigger(command: _F) -> _F:
         click.option(
             "--tz",
             metavar="ZONE",
-            help="Whose wall clock that is, Europe/Berlin say; UTC's of a schedule that had none.",
+            help="Whose wall clock --cron goes by, Europe/Berlin say. Without it: UTC, and of a "
+            "schedule that is changed the zone that it has.",
         ),
         click.option(
             "--start",
             metavar="TIME",
-            help="It fires no sooner; with --every, then for the first time. A TIME without an "
-            "offset is one of --tz.",
+            help="It fires no sooner; with --every, then for the first time. A day, which "
+            "means its midnight, or a TIME without an offset, is one of --tz, and of UTC with "
+            "--every.",
         ),
-        click.option("--end", metavar="TIME", help="It fires no later."),
+        click.option(
+            "--end", metavar="TIME", help="It fires no later. TIME is read as that of --start."
+        ),
     )
 
 
@@ -179,7 +183,7 @@ def make_of(given: Mapping[str, Any]) -> Make | None:
         raise click.UsageError(
             "--tz goes with --cron: an interval is the same in every zone. Leave it out."
         )
-    zone = None if cron is None else zone_of(tz or "UTC")
+    zone = UTC if cron is None else zone_of(tz or "UTC")
     return chosen(
         every=every,
         cron=cron,
@@ -189,12 +193,12 @@ def make_of(given: Mapping[str, Any]) -> Make | None:
     )
 
 
-def moment(text: str, zone: tzinfo | None, name: str) -> datetime:
+def moment(text: str, zone: tzinfo, name: str) -> datetime:
     """A time that was given; one without an offset is of the wall clock of a zone.
 
     Args:
-        text: ISO 8601; where there is a zone, also a day alone, which means its midnight.
-        zone: It; None: the time must have an offset.
+        text: ISO 8601, or a day alone, which means its midnight.
+        zone: It.
         name: The option, for errors.
 
     Raises:
@@ -203,13 +207,12 @@ def moment(text: str, zone: tzinfo | None, name: str) -> datetime:
     >>> moment("2026-03-28", zone_of("Europe/Berlin"), "--after").isoformat()
     '2026-03-27T23:00:00+00:00'
     """
-    if zone is not None:
-        try:
-            local = datetime.fromisoformat(text)
-        except ValueError:
-            local = None
-        if local is not None and local.tzinfo is None:
-            return local.replace(tzinfo=zone).astimezone(UTC)
+    try:
+        local = datetime.fromisoformat(text)
+    except ValueError:
+        local = None
+    if local is not None and local.tzinfo is None:
+        return local.replace(tzinfo=zone).astimezone(UTC)
     return moment_of(due_ms(text, name=name))
 
 
