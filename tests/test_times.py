@@ -38,6 +38,8 @@ from shardq.model.times import (
         ("P1Y1M1W1DT1H1M1.5S", (365 + 30 + 7 + 1) * 86_400_000 + 3_661_500),
         ("PT0,5S", 500),
         ("0.0001s", 1),
+        ("15 min", 900_000),
+        ("2 hrs 15 mins 1 sec", 8_101_000),
     ],
 )
 def test_a_duration_is_read_as_written_and_rounded_up(text: str, millis: int) -> None:

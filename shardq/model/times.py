@@ -28,8 +28,8 @@ _UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, 
 _SHORT = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|[smhdw]))+\Z", re.ASCII)
 _PART = re.compile(r"(\d+(?:\.\d+)?)(ms|[smhdw])", re.ASCII)
 _SPELLED = re.compile(
-    r"\d+(?:\.\d+)? (?:second|minute|hour|day|week)s?"
-    r"(?: \d+(?:\.\d+)? (?:second|minute|hour|day|week)s?)*\Z",
+    r"\d+(?:\.\d+)? (?:second|sec|minute|min|hour|hr|day|week)s?"
+    r"(?: \d+(?:\.\d+)? (?:second|sec|minute|min|hour|hr|day|week)s?)*\Z",
     re.ASCII,
 )
 _WORD = re.compile(r" ([smhdw])[a-z]+ ?")
