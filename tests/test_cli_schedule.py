@@ -533,7 +533,7 @@ def test_a_span_is_filled_from_midnight_to_midnight_of_its_zone(shell: Shell) ->
         Exit.USAGE, "schedule", "backfill", "mail", "nightly", "--after", "2027-03-30", "--until",
         BEFORE_FORWARD,
     )  # fmt: skip
-    assert "nothing lies between" in said
+    assert f"--until '{BEFORE_FORWARD}' must be later than --after '2027-03-30'." in said
 
 
 # Beside code --------------------------------------------------------------------------------------

@@ -363,7 +363,8 @@ NEVER = "would never fire"
         ),
         (
             of(AndTrigger([IntervalTrigger(seconds=7, start_date=NOW + n * HOUR) for n in (0, 1)])),
-            "the triggers of every 7s and every 7s do not fire at the same time, up to 2027-01-01",
+            "no time was found at which the triggers of every 7s and every 7s all fire: it was "
+            "looked for from 2027-01-01T12:00:00.000Z to 2027-01-01",
         ),
         (
             of(

@@ -10,7 +10,7 @@ import click
 from shardq.cli import firings, jobs, listing, options, schedulelines, scheduling, screen, streams
 from shardq.cli.messages import stored_json
 from shardq.clock import SystemClock
-from shardq.errors import SchemaNewer, StoreCorrupt
+from shardq.errors import SchemaNewer, StoreCorrupt, UsageError, shown
 from shardq.model.names import is_dead_queue, is_schedules_queue
 from shardq.model.times import due_ms
 from shardq.schedules.definition import Definition, Job
@@ -526,6 +526,8 @@ def backfill(
             scheduling.moment(text, zone, option)
             for text, option in ((after, "--after"), (until, "--until"))
         )
+        if end <= first:
+            raise UsageError(f"--until {shown(until)} must be later than --after {shown(after)}.")
         count = one.backfill(first, end, dry_run=dry_run)
         put = screen.plural(count, "message")
         with streams.saying("Nothing was put." if dry_run else f"Stored: {put}."):

@@ -190,6 +190,7 @@ class AllOf:
         Raises:
             TriggerError: If they have not met within `_MEETINGS_MAX` steps.
         """
+        begin_ms = after_ms
         for _ in range(_MEETINGS_MAX):
             fires = [part.after(after_ms, twice=twice, gap=gap) for part in self.parts]
             there = [fire for fire in fires if fire is not None]
@@ -200,8 +201,8 @@ class AllOf:
                 return latest
             after_ms = latest.at_ms - 1
         raise TriggerError(
-            f"the triggers of {self} do not fire at the same time, up to {iso(after_ms)}; combine "
-            f"others, or let any of them fire (or)."
+            f"no time was found at which the triggers of {self} all fire: it was looked for from "
+            f"{iso(begin_ms)} to {iso(after_ms)}; combine others, or let any of them fire (or)."
         )
 
     def to_json(self) -> dict[str, Any]:

@@ -190,7 +190,8 @@ class Schedule:
             How many were put.
 
         Raises:
-            BadTime: If nothing lies between, or more than 100,000 fire times; nothing was put.
+            BadTime: If `until` is not later, or more than 100,000 fire times lie between; nothing
+                was put.
             KeyTaken: As `run`; some may have been put.
         """
         return self._of.backfill(self.name, after, until, dry_run=dry_run)
@@ -385,7 +386,7 @@ class Book:
         tick = self._tick(name)
         after_ms, until_ms = epoch_ms(after, name="after"), epoch_ms(until, name="until")
         if until_ms <= after_ms:
-            raise BadTime(f"nothing lies between {iso(after_ms)} and {iso(until_ms)}.")
+            raise BadTime(f"until, {iso(until_ms)}, must be later than after, {iso(after_ms)}.")
         firings: list[PlannedFiring] = []
         found, before_ms = tick.after(after_ms - 1), None
         while found is not None and found.at_ms < until_ms:
