@@ -82,15 +82,23 @@ def test_a_schedule_is_made_listed_shown_and_removed(shell: Shell) -> None:
     assert shell.ok("schedule", "list", "mail").out.startswith("mail has no schedules; make one: ")
 
 
-def test_a_list_in_a_narrow_terminal_leaves_out_counts_and_is_no_wider(shell: Shell) -> None:
-    add(shell, "nightly", *NIGHTLY)
-    for columns, left_out in ((80, {"fired", "skipped", "previous"}), (120, {"previous"})):
+def test_a_list_in_a_narrow_terminal_leaves_out_columns_and_has_a_line_for_each(
+    shell: Shell,
+) -> None:
+    add(shell, "monthly-report", *NIGHTLY, queue="default", body="what was done in the month")
+    counts = {"in", "fired", "skipped"}
+    for columns, left_out in (
+        (80, {"puts", "previous"} | counts),
+        (100, {"previous"} | counts),
+        (130, {"previous"}),
+    ):
         lines = [
             re.sub(r"\x1b\[[\d;]*m", "", line)
             for line in shell.on_terminal("schedule", "list", columns=columns)
         ]
-        heads = {"fired", "skipped", "previous", "next", "state", "fires", "puts"}
-        assert heads & {*" ".join(lines[:2]).split()} == heads - left_out
+        heads = {"in", "fired", "skipped", "previous", "next", "state", "fires", "puts"}
+        assert heads & {*lines[0].split()} == heads - left_out
+        assert len(lines) == 2
         assert all(len(line) <= columns for line in lines)
 
 
@@ -412,6 +420,16 @@ def test_a_preview_fits_its_terminal_and_reasons_go_below(shell: Shell) -> None:
 def test_a_preview_that_cannot_be_is_refused(shell: Shell, words: list[str], said: str) -> None:
     add(shell, "nightly", *NIGHTLY)
     assert said in shell.fails(Exit.USAGE, "schedule", "preview", *words)
+
+
+def test_a_preview_in_utc_has_one_column_of_times(shell: Shell) -> None:
+    told = shell.ok(
+        "schedule", "preview", "--every", "1h", "--start", "2090-01-01T00:30Z", "-n", "1"
+    )
+    assert told.out.splitlines()[2:] == [
+        "    day             UTC",
+        "    Sun 2090-01-01  00:30",
+    ]
 
 
 # Changing -----------------------------------------------------------------------------------------

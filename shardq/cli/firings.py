@@ -125,7 +125,8 @@ class Timetable:
         """They in a terminal of so many columns; what has no room goes below its line."""
         has_seconds = any(one.time.second for one in self.fires)
         clock = "%H:%M:%S" if has_seconds else "%H:%M"
-        heads = ["day", zone_name(self.zone), "UTC", *(["due"] if self.has_due else [])]
+        utc = [] if self._is_utc else ["UTC"]
+        heads = ["day", zone_name(self.zone), *utc, *(["due"] if self.has_due else [])]
         table = [heads, *(self._cells(one, clock) for one in self.fires)]
         widths = [max(map(cell_len, column)) for column in zip(*table, strict=True)]
         below = _INDENT + " " * widths[0] + _GAP
@@ -172,13 +173,19 @@ class Timetable:
         local = one.time.astimezone(self.zone)
         cells = [
             self._day(due_ms(one.time)),
-            f"{local:{clock}} {offset(local)}",
-            _time(one.time.astimezone(UTC), local, clock),
+            f"{local:{clock}}" if self._is_utc else f"{local:{clock}} {offset(local)}",
         ]
+        if not self._is_utc:
+            cells.append(_time(one.time.astimezone(UTC), local, clock))
         if self.has_due:
             due = one.due or one.time
             cells.append(_time(due.astimezone(self.zone), local, "%H:%M:%S"))
         return cells
+
+    @property
+    def _is_utc(self) -> bool:
+        """Whether the wall clock is UTC's, of which another column would be the same."""
+        return zone_name(self.zone) == "UTC"
 
     def _day(self, at_ms: int) -> str:
         return f"{moment_of(at_ms).astimezone(self.zone):%a %Y-%m-%d}"

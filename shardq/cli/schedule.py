@@ -200,8 +200,9 @@ def list_(*, queue: str | None, url: str | None, as_json: bool) -> None:
     fires    when it fires
     puts     the body, or the call of a task
 
-    A narrow terminal leaves out the counts, and any but a wide one the time before; `show` and
-    --json have all. `shardq check` says what to do where one is overdue or failing.
+    A terminal of under 160 columns leaves out the time before, one of under 130 `in` and the counts
+    as well, and one of under 100 what is put; `show` and --json have all. `shardq check` says what
+    to do where one is overdue or failing.
     """  # noqa: D301 - click's own mark
     with options.connect(url) as db:
         now_ms = db._home.clock.now_ms()

@@ -19,9 +19,12 @@ if TYPE_CHECKING:
 
 _NAME = 10
 """Columns of a fact's name."""
-_WIDE = 100
+_PUTS = 100
+_WIDE = 130
 _WIDEST = 160
-"""Columns from which on the list counts, and has all that there is."""
+"""Columns from which on the list has what is put, the counts too, and all that there is.
+
+With fewer a row of each would take two lines."""
 LATE_MS = 60_000
 """A schedule whose message should have been there for longer is overdue."""
 _STYLES = {"failing": "red", "overdue": "red", "paused": "yellow", "firing": "green"}
@@ -78,27 +81,29 @@ def show_list(found: Sequence[Schedule], now_ms: int, *, has_queues: bool) -> No
         has_queues: Whether each is to have its queue beside it.
     """
     width = screen.console().width
-    has_counts, is_whole = width >= _WIDE, width >= _WIDEST
-    heads = [*(["queue"] if has_queues else []), "name", "next", "in"]
-    heads += [*(["previous"] if is_whole else []), *([">fired", ">skipped"] if has_counts else [])]
-    heads += ["state", "fires", "puts"]
+    has_puts, is_wide, is_whole = (width >= least for least in (_PUTS, _WIDE, _WIDEST))
+    heads = [*(["queue"] if has_queues else []), "name", "next", *(["in"] if is_wide else [])]
+    heads += [*(["previous"] if is_whole else []), *([">fired", ">skipped"] if is_wide else [])]
+    heads += ["state", "fires", *(["puts"] if has_puts else [])]
     rows = []
     for one in found:
         state = state_of(one, now_ms)
+        left = "-" if one.next is None else _distance(one.next, now_ms).removeprefix("in ")
+        puts = call_of(one) or one.body[:1_000].decode(errors="replace")
         rows.append(
             [
                 *([Text(one.queue)] if has_queues else []),
                 screen.exact(one.name),
                 Text(local(one, one.next)),
-                Text("-" if one.next is None else _distance(one.next, now_ms).removeprefix("in ")),
+                *([Text(left)] if is_wide else []),
                 *([Text(local(one, one.previous))] if is_whole else []),
-                *([Text(_fired(one)), Text(f"{one.skipped:,}")] if has_counts else []),
+                *([Text(_fired(one)), Text(f"{one.skipped:,}")] if is_wide else []),
                 Text(state, style=_STYLES.get(state, "")),
                 screen.plain(str(one.trigger)),
-                screen.plain(call_of(one) or one.body[:1_000].decode(errors="replace")),
+                *([screen.plain(puts)] if has_puts else []),
             ]
         )
-    listing.show(heads, rows, free=2)
+    listing.show(heads, rows, free=1 + has_puts)
 
 
 def facts(one: Schedule, now_ms: int) -> list[str]:
