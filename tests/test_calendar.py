@@ -19,7 +19,7 @@ from shardq.errors import BadTime
 from shardq.inspection.calendar import FIRINGS_MAX, Calendar, CalendarCounter, Load
 from shardq.inspection.depth import Depth
 from shardq.inspection.grid import By, Grid, by_of, lay_out
-from shardq.inspection.outlook import backlog, hot_minutes
+from shardq.inspection.outlook import backlog, clock, hot_minutes
 from shardq.inspection.pace import Pace, pace_of
 from shardq.model.times import due_ms, moment_of
 from shardq.records.folded import stored_totals
@@ -554,6 +554,13 @@ def test_few_messages_are_never_far_above_others() -> None:
     assert hot_minutes(calendar({minute(3): Load(60)})) == []
     [hot] = hot_minutes(found := calendar({minute(3): Load(61)}))
     assert hot.line(found, UTC) == "12:03: 61 due, 1/s; other minutes have none"
+
+
+def test_the_year_is_named_where_it_is_another_one() -> None:
+    new_year_ms = due_ms("2027-01-01T00:30Z")
+    assert clock(new_year_ms, NOON_MS, UTC) == "Fri 1 Jan 2027 00:30:00"
+    assert clock(new_year_ms, NOON_MS, UTC, seconds=False) == "Fri 1 Jan 2027 00:30"
+    assert clock(NOON_MS, NOON_MS - DAY_MS, UTC, seconds=False) == "Thu 26 Nov 12:00"
 
 
 def test_the_day_is_named_where_it_is_another_one() -> None:

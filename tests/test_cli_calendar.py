@@ -16,6 +16,7 @@ from shell import Shell, shell
 import shardq
 from shardq.cli.exits import Exit
 from shardq.cli.heatmap import HeatMap
+from shardq.inspection import calendar as counted
 from shardq.inspection.calendar import Load
 from shardq.inspection.grid import By, lay_out
 from shardq.model.times import due_ms
@@ -102,6 +103,15 @@ def test_firings_of_schedules_are_told_and_counted_apart(mail: Shell) -> None:
     assert len(told["hot"]) == 1 + 9
     titles = [line for line in mail.ok("calendar").out.splitlines() if "the load ahead" in line]
     assert titles == ["mail: the load ahead"]
+
+
+def test_a_count_that_stopped_early_says_at_least(
+    mail: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(counted, "FIRINGS_MAX", 10)
+    mail.ok("schedule", "add", "far", "often", "x", "--every", "1m")
+    out = mail.ok("calendar", "far", "--horizon", "1h").out
+    assert re.search(r" UTC: at least 10 due \(10 firings of schedules\), at most 1 in one ", out)
 
 
 def test_a_store_without_queues_says_so(shell: Shell) -> None:

@@ -221,6 +221,7 @@ def _subtitle(one: Calendar, grid: Grid) -> str:
     said = f"{begin:%a %-d %b %Y %H:%M} to {until} {zone_name(grid.zone)}: "
     if not load.total:
         return f"{said}nothing is due"
+    said += "" if one.fired_until_ms is None else "at least "
     said += f"{load.total:,} due"
     if load.firings:
         messages = f"{screen.plural(load.rows, 'message')}, " if load.rows else ""

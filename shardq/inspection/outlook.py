@@ -211,9 +211,10 @@ def speed(a_second: float) -> str:
 
 
 def clock(epoch_ms: int, beside_ms: int, zone: tzinfo, *, seconds: bool = True) -> str:
-    """A time by a zone's clocks, with its day where it is another than that of a time beside it."""
+    """A time by a zone's clocks, with its day or year where they are not those of a time beside."""
     here, beside = (moment_of(one).astimezone(zone) for one in (epoch_ms, beside_ms))
     day = "" if here.date() == beside.date() else f"{here:%a %-d %b} "
+    day += "" if here.year == beside.year else f"{here:%Y} "
     return f"{day}{here:%H:%M:%S}" if seconds else f"{day}{here:%H:%M}"
 
 
