@@ -291,15 +291,49 @@ def test_the_pace_of_few_deliveries_is_that_of_five_minutes(stage: Stage) -> Non
     assert found.done == pytest.approx(12 / 240, rel=0.02)
 
 
-def test_late_deliveries_tell_what_consumers_can_do(stage: Stage) -> None:
+def test_late_deliveries_of_two_minutes_tell_what_consumers_can_do(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    queue.put_many("x" for _ in range(100))
+    to_next_minute(stage)
+    consumer = Consumer(queue, lambda _: stage.clock.advance(2))
+    stage.drive(consumer, seconds=50)
+    first = pace(queue)
+    assert first is not None
+    assert not first.is_limit
+    stage.drive(consumer, seconds=80)
+    found = pace(queue)
+    assert found is not None
+    assert found.is_limit
+    assert found.best == pytest.approx(0.5, rel=0.1)
+
+
+def test_what_was_due_while_nobody_was_there_tells_no_limit(stage: Stage) -> None:
     queue = stage.connect().queue("mail", lanes=1)
     queue.put_many("x" for _ in range(100))
     stage.clock.advance(30)
     to_next_minute(stage)
-    stage.drive(Consumer(queue, lambda _: None), seconds=10)
+    consumer = Consumer(queue, lambda _: None)
+    stage.drive(consumer, seconds=60)
+    queue.put("x")
+    stage.drive(consumer, seconds=60)
     found = pace(queue)
     assert found is not None
-    assert found.is_limit
+    assert found.best == pytest.approx(100 / 60, rel=0.1)
+    assert not found.is_limit
+
+
+def test_few_late_deliveries_tell_no_limit(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    consumer = Consumer(queue, lambda _: None)
+    to_next_minute(stage)
+    for _ in range(3):
+        queue.put_many("x" for _ in range(6))
+        stage.clock.advance(30)
+        stage.drive(consumer, seconds=30)
+    found = pace(queue)
+    assert found is not None
+    assert found.best == pytest.approx(6 / 60, rel=0.1)
+    assert not found.is_limit
 
 
 def test_many_that_are_put_at_once_are_no_rate(stage: Stage) -> None:

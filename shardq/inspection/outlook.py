@@ -159,8 +159,9 @@ def backlog(calendar: Calendar) -> Backlog:
 def hot_minutes(calendar: Calendar) -> list[Hot]:
     """The minutes ahead that are too full, the worst first.
 
-    Where half of what was delivered in the best of the last minutes was late, that is all that
-    consumers can do: then those minutes are, that would leave a message waiting for over 10 s. Else
+    Where half of what was delivered in the best of the last minutes and in one beside it was late,
+    that is all that consumers can do: then those are, that would leave a message waiting for over
+    10 s. Else
     those that are far above other minutes, and above that best one.
     """
     pace = calendar.pace

@@ -13,10 +13,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from shardq.records.folded import Stored
+    from shardq.records.stats import Lateness
 
 _MINUTE_MS = 60_000
 _FEW = 20
-"""Fewer deliveries say too little of a rate: then those of all recent minutes are taken."""
+"""Fewer deliveries say too little of a rate: then those of all recent minutes are taken.
+
+Nor do they tell a limit."""
 _YOUNG_MS = 10_000
 """A minute that began less long ago says too little."""
 _LATE_MS = 1_000
@@ -33,7 +36,9 @@ class Pace:
         put: Messages put a second in the middle one of the recent minutes: thousands that are put
             at once do not come in again and again.
         best: Deliveries a second in the best of the recent minutes; `done` at least.
-        is_limit: Whether `best` is all that consumers can do: half of its deliveries were late.
+        is_limit: Whether `best` is all that consumers can do: half of its deliveries were late, and
+            so they were in a minute beside it. What is late in one minute alone was due while
+            nobody was there or the queue was paused, and may have been done in a moment.
     """
 
     done: float
@@ -66,14 +71,26 @@ def pace_of(stored: Stored, now_ms: int, made_ms: int) -> Pace | None:
     done = sum(count for minute, count in delivered.items() if minute >= first) * 1_000 / over_ms
     # The present minute has just begun, so it may be the best one only as a part of `done`.
     best = max(delivered.keys() - {this}, key=lambda one: (delivered[one], one), default=this)
-    is_late = (late[best].quantile(0.5) or 0) > _LATE_MS
     return Pace(
         done=done,
         over_ms=over_ms,
         put=_put_rate(stored.recent_put(now_ms), now_ms, made_ms),
         best=max(delivered[best] * 1_000 / _MINUTE_MS, done),
-        is_limit=is_late,
+        is_limit=_is_limit(late, best),
     )
+
+
+def _is_limit(late: Mapping[int, Lateness], best: int) -> bool:
+    """Whether consumers were busy all through a minute, by what they were late in it and beside."""
+    slow = {one for one, of in late.items() if (of.quantile(0.5) or 0) > _LATE_MS}
+    if best not in slow:
+        return False
+    first = last = best
+    while first - 1 in slow:
+        first -= 1
+    while last + 1 in slow:
+        last += 1
+    return last > first and sum(late[one].count for one in range(first, last + 1)) >= _FEW
 
 
 def _put_rate(put: Mapping[int, int], now_ms: int, made_ms: int) -> float:
