@@ -79,6 +79,8 @@ def test_a_schedule_is_made_listed_shown_and_removed(shell: Shell) -> None:
     assert facts["fires"] == "cron 30 2 * * * Europe/Berlin"
     assert (facts["made"], facts["body"], facts["fired"]) == ("at run time", "report", "0")
     assert shell.ok("schedule", "remove", "mail", "nightly").out == "nightly: removed\n"
+    [told] = shell.ok("schedule", "remove", "post", "hourly", "--json").lines
+    assert told == {"queue": "post", "name": "hourly", "removed": True}
     assert shell.ok("schedule", "list", "mail").out.startswith("mail has no schedules; make one: ")
 
 
@@ -513,6 +515,9 @@ def test_a_paused_schedule_is_shown_as_such_until_it_is_resumed(shell: Shell) ->
     assert "`shardq schedule resume mail nightly`" in done.err
     assert shell.ok("schedule", "resume", "mail", "nightly").out.startswith(
         "nightly: resumed; next "
+    )
+    assert shell.ok("schedule", "resume", "mail", "nightly").out.startswith(
+        "nightly: was not paused; next "
     )
     assert shown(shell, "nightly")["state"] == "waiting"
 

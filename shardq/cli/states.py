@@ -269,7 +269,8 @@ def _overdue(ticks: QueueView, schedules: Sequence[Schedule]) -> str:
     if not late:
         return f"the first should have fired {screen.span(ticks.lag_ms)} ago"
     first = max(late, key=lambda one: late_ms(one, ticks.at_ms))
-    more = f", and {len(late) - 1:,} more since" if len(late) > 1 else ""
+    others = screen.plural(len(late) - 1, "other schedule")
+    more = f", and {others} since" if len(late) > 1 else ""
     ago = screen.span(late_ms(first, ticks.at_ms))
     return f"schedule {first.name} should have fired {ago} ago{more}"
 
