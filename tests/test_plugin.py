@@ -120,6 +120,39 @@ def test_a_test_that_is_decorated_to_freeze_time_has_a_sandbox_at_that_time(
     run.runpytest_subprocess().assert_outcomes(passed=1)
 
 
+@pytest.mark.parametrize("tool", ["freezegun.freeze_time", "time_machine.travel"])
+@pytest.mark.parametrize("year", [2020, 2060])
+def test_schedules_are_made_at_the_time_that_a_decorator_freezes(
+    run: pytest.Pytester, tool: str, year: int
+) -> None:
+    run.makepyfile(
+        f"""
+        import datetime, freezegun, pytest, time_machine, jobs
+
+        jobs.app.cron("0 3 * * *", jobs.remind.of("ada"))
+
+        @pytest.fixture(autouse=True)
+        def everywhere(shardq_sandbox):
+            return shardq_sandbox
+
+        @{tool}("{year}-02-03 12:00:00+00:00", tick=False)
+        def test_it_fires_each_night(shardq_sandbox):
+            assert shardq_sandbox.travel("7d") == 7
+
+        @{tool}("{year}-02-03 12:00:00+00:00", tick=False)
+        def test_an_app_begins_the_sandbox_as_well(shardq_sandbox):
+            assert jobs.app.schedules["jobs.remind"].next.day == 4
+
+        @pytest.mark.shardq(start="2031-01-01T00:00Z")
+        @{tool}("{year}-02-03 12:00:00+00:00", tick=False)
+        def test_a_start_moves_the_frozen_time(shardq_sandbox):
+            assert shardq_sandbox.now.year == datetime.date.today().year == 2031
+            assert shardq_sandbox.travel("7d") == 7
+        """
+    )
+    run.runpytest_subprocess().assert_outcomes(passed=3)
+
+
 def test_an_app_that_is_not_there_is_named(run: pytest.Pytester) -> None:
     run.makeini("[pytest]\nshardq_apps = nowhere:app\n")
     run.makepyfile("def test_it(shardq_sandbox): pass")

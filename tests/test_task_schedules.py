@@ -648,9 +648,12 @@ def test_what_its_queue_does_not_allow_ends_the_worker(app: App) -> None:
         Worker(other)
 
 
-def test_an_app_of_a_sandbox_that_cannot_be_made_stays_where_it_was(app: App) -> None:
+def test_an_app_of_a_sandbox_that_cannot_begin_stays_where_it_was(app: App) -> None:
     before = app.connection
     app.every("1h", with_task(app).using(priority=7))
-    with pytest.raises(BadSetting, match="below the 3 bands of queue 'default', not 7"):
-        Sandbox(app)
+    with (
+        pytest.raises(BadSetting, match="below the 3 bands of queue 'default', not 7"),
+        Sandbox(app) as sandbox,
+    ):
+        sandbox.run_due()
     assert app.connection is before

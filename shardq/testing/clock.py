@@ -196,6 +196,12 @@ class SandboxClock(ManualClock):
         super().__init__(start_us)
         self._on_sleep = on_sleep
 
+    def begin(self, start_us: int) -> None:
+        """Show this, epoch microseconds, without that any time has passed."""
+        hands = self._hands
+        hands.start_us = hands.us = start_us
+        hands.set_us = 0
+
     def true_us(self) -> int:
         """The time, epoch microseconds."""
         if (tool := frozen.active()) is not None:

@@ -133,10 +133,12 @@ class MemoryConnection(Connection):
 
     Attributes:
         memory: Its store.
+        on_use: Told before a queue is given.
         on_put: Told.
     """
 
     memory: MemoryStore
+    on_use: Callable[[], None]
     on_put: Callable[[], None]
 
     def has(self, consumer: Consumer) -> bool:
@@ -151,11 +153,17 @@ class MemoryConnection(Connection):
 
     def queue(self, name: str, *, create: bool = True, **settings: Unpack[QueueOptions]) -> Queue:
         """As any connection."""
+        self.on_use()
         queue = super().queue(name, create=create, **settings)
         listeners = queue._home.listeners
         if self._note_put not in listeners:
             listeners.append(self._note_put)
         return queue
+
+    def queues(self) -> list[str]:
+        """As any connection."""
+        self.on_use()
+        return super().queues()
 
     def _note_put(self, _due_ms: int) -> None:
         self.on_put()

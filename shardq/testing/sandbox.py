@@ -60,6 +60,9 @@ _IN_MEMORY = "sqlite://"
 class Sandbox:
     """An application on a clock of its own, in one thread, with a store in memory.
 
+    It begins at its first use, by a test or by an app that is in it: the time is then that at which
+    a decorator has frozen it, and schedules that code declares are made.
+
     Args:
         actors: Apps and consumers, as `add` takes them.
         start: The time at which it begins, to which freezegun or time-machine is moved while one of
@@ -71,8 +74,6 @@ class Sandbox:
         history: How long queues made here keep their history, for `Queue.audit`.
 
     Attributes:
-        clock: Its clock.
-        faults: What is to go wrong in the store.
         inline: Likewise.
         raises: Likewise.
 
@@ -93,10 +94,10 @@ class Sandbox:
             raise BadSetting(f"raises must be death, failure or nothing, not {shown(raises)}.")
         self.inline: bool = inline
         self.raises: Literal["death", "failure", "nothing"] = raises
-        self.faults: Faults = Faults()
-        start_us = _begun_us(None if start is None else due_ms(start, name="start") * 1_000)
-        self.clock: SandboxClock = SandboxClock(start_us, on_sleep=self._sleep)
-        row_ids.turn_back(start_us)
+        self._faults = Faults()
+        self._start_us = None if start is None else due_ms(start, name="start") * 1_000
+        self._clock = SandboxClock(_now_us(), on_sleep=self._sleep)
+        self._is_begun = False
         self._stores: list[MemoryStore] = []
         self._defaults = {"history": history, "lanes": 1}
         self._connections: list[MemoryConnection] = []
@@ -111,7 +112,7 @@ class Sandbox:
         self._homes: dict[object, MemoryConnection] = {}
         """By what tells the stores of apps apart; the first of them is that of all else."""
         try:
-            self.add(*actors)
+            self._add(actors)
         except BaseException:
             # Nobody has it, to close it: apps would stay here for good.
             self.close()
@@ -142,6 +143,11 @@ class Sandbox:
         Raises:
             UsageError: If one can not take part.
         """
+        self._begin()
+        self._add(actors)
+        self._cast()
+
+    def _add(self, actors: Sequence[App | Consumer]) -> None:
         for one in actors:
             if isinstance(one, App):
                 if one not in self._apps:
@@ -157,7 +163,6 @@ class Sandbox:
                 self._consumers.append(self._actor(one, homes[0].memory))
             else:
                 raise BadSetting(f"a sandbox takes apps and consumers, not {shown(one)}.")
-        self._cast()
 
     def connect(self) -> Connection:
         """A connection to its store, as `shardq.connect` gives."""
@@ -168,13 +173,25 @@ class Sandbox:
         return self._home.queue(name, **settings)
 
     @property
+    def clock(self) -> SandboxClock:
+        """Its clock."""
+        self._begin()
+        return self._clock
+
+    @property
+    def faults(self) -> Faults:
+        """What is to go wrong in the store."""
+        self._begin()
+        return self._faults
+
+    @property
     def now(self) -> datetime:
         """The time of its clock, UTC."""
         return moment_of(self.clock.now_ms())
 
     def close(self) -> None:
         """End it: its apps have the stores that they had before. Idempotent."""
-        self.faults.heal()
+        self._faults.heal()
         self._patched.close()
         actors, self._consumers = self._consumers, []
         casts, self._apps = list(self._apps.values()), {}
@@ -330,7 +347,7 @@ class Sandbox:
         before, bounds = self._journal.run_count, _Bounds()
         with self._running():
             while (actor := self._next()) is not None:
-                at_us, now_us = actor.wake_us, self.clock.true_us()
+                at_us, now_us = actor.wake_us, self._clock.true_us()
                 if at_us > now_us:
                     if self._is_there(at_us, until_us):
                         break
@@ -357,6 +374,7 @@ class Sandbox:
     def _running(self) -> Iterator[None]:
         if self._is_running:
             raise UsageError("a job runs: it cannot run others, nor let time pass until they do.")
+        self._begin()
         self._is_running = True
         try:
             for connection in self._connections:
@@ -376,10 +394,10 @@ class Sandbox:
         return None if first is None or first.wake_us >= NEVER else first
 
     def _let_pass(self, until_us: int) -> None:
-        if until_us > self.clock.true_us():
+        if until_us > self._clock.true_us():
             for actor in self._actors():
                 actor.pass_to(until_us)
-            self.clock.advance_to(until_us)
+            self._clock.advance_to(until_us)
 
     def _raise_errors(self) -> None:
         errors, self._errors = self._errors, []
@@ -390,7 +408,7 @@ class Sandbox:
         """Something outside of jobs sleeps, as who waits for a result."""
         if self._is_running:
             return False
-        at_us, first = self.clock.true_us() + round(seconds * 1e6), self._next()
+        at_us, first = self._clock.true_us() + round(seconds * 1e6), self._next()
         if first is None or first.wake_us > at_us:
             # Who waits for a result looks twice a second.
             return False
@@ -400,6 +418,26 @@ class Sandbox:
         finally:
             self.raises = raises
         return True
+
+    # Beginning ------------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        """Begin at the time that it is now, where it has not begun yet.
+
+        A fixture is made before the decorator of its test freezes time.
+        """
+        if self._is_begun:
+            return
+        # What is made here uses it.
+        self._is_begun = True
+        try:
+            start_us = _begun_us(self._start_us)
+            self._clock.begin(start_us)
+            row_ids.turn_back(start_us)
+            self._cast()
+        except BaseException:
+            self._is_begun = False
+            raise
 
     # Actors ---------------------------------------------------------------------------------------
 
@@ -424,7 +462,7 @@ class Sandbox:
     def _actor(self, consumer: Consumer, store: MemoryStore) -> Actor:
         engine = consumer._engine
         engine.outbox.endings.on_end = partial(self._note_end, store, engine.rest.register)
-        return Actor(consumer, store, self.clock)
+        return Actor(consumer, store, self._clock)
 
     def _home_of(self, app: App) -> MemoryConnection:
         """To the store that an app has here."""
@@ -436,16 +474,16 @@ class Sandbox:
         return self._homes[place]
 
     def _open(self) -> MemoryStore:
-        store = MemoryStore(self.clock, on_rows=self._note_rows, on_settings=self._wake_all)
+        store = MemoryStore(self._clock, on_rows=self._note_rows, on_settings=self._wake_all)
         store.open()
         self._stores.append(store)
         return store
 
     def _connect(self, store: MemoryStore) -> MemoryConnection:
         made = MemoryConnection(
-            faulty(store, self.faults), self.clock, background=False, defaults=self._defaults
+            faulty(store, self._faults), self._clock, background=False, defaults=self._defaults
         )
-        made.memory, made.on_put = store, self._note_put
+        made.memory, made.on_use, made.on_put = store, self._begin, self._note_put
         self._connections.append(made)
         return made
 
@@ -456,7 +494,7 @@ class Sandbox:
     # What it is told ------------------------------------------------------------------------------
 
     def _note_rows(self, store: MemoryStore, rows: Sequence[Row], *, is_move: bool) -> None:
-        now_ms = self.clock.now_ms()
+        now_ms = self._clock.now_ms()
         for row in rows:
             self._journal.note_row(store, row, now_ms, is_move=is_move)
             # By the name of the queue whose schedules it keeps.
@@ -479,7 +517,7 @@ class Sandbox:
     ) -> None:
         if outcome.fate is not Fate.ACK:
             outcome = decided(outcome, one.attempt, register)
-        now_ms = self.clock.now_ms()
+        now_ms = self._clock.now_ms()
         self._journal.note_end(store, one.row, now_ms, one.attempt, outcome, error)
         if is_failure(self.raises, outcome, error):
             # Without a note, which `pytest.raises(match=..)` would see; the log says whose it is.
@@ -533,10 +571,14 @@ def _wake_of(actor: Actor) -> int:
 
 def _begun_us(start_us: int | None) -> int:
     """When a sandbox begins: what is asked for, which a tool that has the time is moved to."""
-    tool = frozen.active()
     if start_us is None:
-        now_us = SystemClock().now_us() if tool is None else tool.now_us()
-        return -(-now_us // 1_000) * 1_000
-    if tool is not None:
+        return _now_us()
+    if (tool := frozen.active()) is not None:
         tool.move(start_us - tool.now_us())
     return start_us
+
+
+def _now_us() -> int:
+    tool = frozen.active()
+    now_us = SystemClock().now_us() if tool is None else tool.now_us()
+    return -(-now_us // 1_000) * 1_000
