@@ -153,6 +153,34 @@ def test_schedules_are_made_at_the_time_that_a_decorator_freezes(
     run.runpytest_subprocess().assert_outcomes(passed=3)
 
 
+def test_an_app_that_is_not_in_the_sandbox_puts_nothing_into_its_own_store(
+    run: pytest.Pytester,
+) -> None:
+    run.makeini("[pytest]")
+    run.makepyfile(
+        """
+        import jobs, pytest
+
+        def test_put(shardq_sandbox):
+            jobs.remind.put("ada")
+
+        def test_assert_put(shardq_sandbox):
+            shardq_sandbox.assert_put(jobs.remind)
+        """
+    )
+    result = run.runpytest_subprocess()
+    result.assert_outcomes(failed=2)
+    result.stdout.fnmatch_lines(
+        [
+            "E *UsageError: the app of task jobs.remind is not in the sandbox that is open, so its "
+            "jobs would be in its own store, *never.db*; add it, Sandbox(app, ..), or by "
+            "shardq_apps = MODULE:app in pytest.ini.",
+            "E *task jobs.remind is of no app in this sandbox; add it, *shardq_apps*",
+        ]
+    )
+    assert not list(run.path.glob("never.db*"))
+
+
 def test_an_app_that_is_not_there_is_named(run: pytest.Pytester) -> None:
     run.makeini("[pytest]\nshardq_apps = nowhere:app\n")
     run.makepyfile("def test_it(shardq_sandbox): pass")

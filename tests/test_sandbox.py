@@ -144,6 +144,31 @@ def test_an_app_s_jobs_are_in_the_sandbox_and_after_it_where_they_were(tmp_path:
     app.close()
 
 
+def test_an_app_that_is_in_no_sandbox_cannot_use_its_store_while_one_is_open(tmp_path: Any) -> None:
+    with (
+        shardq.connect(f"sqlite:///{tmp_path / 'real.db'}") as real,
+        shardq.connect("sqlite://") as memory,
+        Sandbox() as sandbox,
+    ):
+        outside, beside, own = App(real), App(memory), App(sandbox.connect())
+        for app in (outside, beside, own):
+            app.task(name="job")(print)
+        with pytest.raises(
+            UsageError, match=r"task job is not in the sandbox .*real\.db; add it"
+        ):
+            outside.tasks["job"].put()  # type: ignore[union-attr]
+        with pytest.raises(UsageError, match="is not in the sandbox"):
+            outside.get("key")
+        for app in (beside, own):
+            app.queue("default")
+        with Sandbox(outside):
+            outside.queue("default")
+        with pytest.raises(UsageError, match="is not in the sandbox"):
+            outside.queue("default")
+        sandbox.close()
+        assert outside.queue("default").peek() == []
+
+
 def test_a_task_that_is_declared_later_runs_too() -> None:
     app, ran = App(), []
     with Sandbox(app) as sandbox:

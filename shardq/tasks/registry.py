@@ -14,7 +14,7 @@ from shardq.errors import UnknownQueue, UsageError
 from shardq.tasks.options import ATTEMPTS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from shardq.clock import Clock
     from shardq.queue import Queue
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from shardq.tasks.middleware import Middleware
 
 DEFAULT_STORE = "sqlite:///shardq.db"
+_guards: list[Callable[[Registry], object]] = []
+"""What is asked before an app uses its store: a sandbox refuses those that are not in it."""
 
 
 class Registry:
@@ -85,11 +87,15 @@ class Registry:
         Raises:
             BadUrl, SchemaMissing, StoreUnavailable: As for `shardq.connect`.
         """
+        for guard in _guards:
+            guard(self)
         if self._connection is None:
             locks.refuse_to_wait(self._lock)
             with self._lock:
                 if self._connection is None:
-                    self._connection = connect(self.url)
+                    self._connection = (
+                        store if isinstance(store := self.store, Connection) else connect(store)
+                    )
         return self._connection
 
     @property
@@ -103,6 +109,8 @@ class Registry:
 
         It lets a message be delivered as often as the tasks ask for that put into it.
         """
+        for guard in _guards:
+            guard(self)
         queue = self._queues.get(name)
         if queue is not None and not queue.settings.dropped:
             return queue
@@ -126,10 +134,8 @@ class Registry:
         return queue
 
     @property
-    def url(self) -> str | None:
-        """Of the store that it opens by itself; None where it was given as a connection."""
-        if isinstance(self._store, Connection):
-            return None
+    def store(self) -> str | Connection:
+        """The connection that was given, or else the url of the store that it opens by itself."""
         return self._store or os.environ.get(STORE_VARIABLE) or DEFAULT_STORE
 
     @contextmanager
@@ -158,6 +164,16 @@ class Registry:
                 return
             self._connection = None
         connection.close()
+
+
+@contextmanager
+def guarded(guard: Callable[[Registry], object]) -> Iterator[None]:
+    """While this lasts, ask before an app uses its store; what is raised refuses it."""
+    _guards.append(guard)
+    try:
+        yield
+    finally:
+        _guards.remove(guard)
 
 
 def _is_run_anew(before: Definition, definition: Definition) -> bool:

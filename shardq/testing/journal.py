@@ -40,6 +40,7 @@ FAILED: dict[Raises, tuple[Fate, ...]] = {
     "nothing": (),
 }
 """What a test may ask to have raised, and what deliveries come to then."""
+HOW_TO_ADD = "add it, Sandbox(app, ..), or by shardq_apps = MODULE:app in pytest.ini"
 _SHOWN_MAX = 20
 """How many of what was put an assertion that fails shows."""
 
@@ -181,7 +182,7 @@ class Journal:
             )
         definition = self._find(name)
         if definition is None:
-            raise UsageError(f"task {name} is of no app in this sandbox; add its app.")
+            raise UsageError(f"task {name} is of no app in this sandbox; {HOW_TO_ADD}.")
         asked = jobs.wanted_of(definition, args, kwargs)
         return lambda put: (
             put.task == definition.name

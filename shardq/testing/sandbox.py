@@ -24,13 +24,15 @@ from shardq.lifecycle.fate import Fate, decided
 from shardq.model.ids import row_ids
 from shardq.model.names import SCHEDULES_SUFFIX
 from shardq.model.times import due_ms, duration_ms, moment_of
+from shardq.stores.url import shown as shown_url
 from shardq.tasks.app import App
+from shardq.tasks.registry import guarded
 from shardq.tasks.worker import Worker
 from shardq.testing import frozen
 from shardq.testing.actor import NEVER, Actor
 from shardq.testing.clock import SandboxClock
 from shardq.testing.faults import Faults, faulty
-from shardq.testing.journal import FAILED, Journal, is_failure, lines, said
+from shardq.testing.journal import FAILED, HOW_TO_ADD, Journal, is_failure, lines, said
 from shardq.testing.memory import MemoryConnection, MemoryStore
 
 if TYPE_CHECKING:
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
     from shardq.records.register import Register
     from shardq.tasks import Bound
     from shardq.tasks.definition import Definition
+    from shardq.tasks.registry import Registry
     from shardq.testing.jobs import Put, Ran
 
 _STEPS_MAX = 1_000
@@ -61,7 +64,8 @@ class Sandbox:
     """An application on a clock of its own, in one thread, with a store in memory.
 
     It begins at its first use, by a test or by an app that is in it: the time is then that at which
-    a decorator has frozen it, and schedules that code declares are made.
+    a decorator has frozen it, and schedules that code declares are made. Until it is closed, apps
+    that are not in it have no use of their stores, but for those in memory.
 
     Args:
         actors: Apps and consumers, as `add` takes them.
@@ -111,6 +115,7 @@ class Sandbox:
         self._home = self._connect(self._open())
         self._homes: dict[object, MemoryConnection] = {}
         """By what tells the stores of apps apart; the first of them is that of all else."""
+        self._patched.enter_context(guarded(_refuse))
         try:
             self._add(actors)
         except BaseException:
@@ -466,9 +471,9 @@ class Sandbox:
 
     def _home_of(self, app: App) -> MemoryConnection:
         """To the store that an app has here."""
-        url = app._home.url
+        store = app._home.store
         # Each connection to SQLite in memory is a store of its own.
-        place: object = app if url == _IN_MEMORY else url or app.connection
+        place: object = app if store == _IN_MEMORY else store
         if place not in self._homes:
             self._homes[place] = self._connect(self._open()) if self._homes else self._home
         return self._homes[place]
@@ -567,6 +572,25 @@ class _Cast:
 
 def _wake_of(actor: Actor) -> int:
     return actor.wake_us
+
+
+def _refuse(registry: Registry) -> None:
+    """Refuse an app whose jobs would be in a store that stays.
+
+    Raises:
+        UsageError: Likewise.
+    """
+    store = registry.store
+    if isinstance(store, MemoryConnection):
+        return
+    place = shown_url(store) if isinstance(store, str) else store.url_shown
+    if _IN_MEMORY in (store, place):
+        return
+    named = next(iter(registry.definitions), None)
+    raise UsageError(
+        f"the app {'without tasks' if named is None else f'of task {named}'} is not in the sandbox "
+        f"that is open, so its jobs would be in its own store, {place}; {HOW_TO_ADD}."
+    )
 
 
 def _begun_us(start_us: int | None) -> int:
