@@ -379,6 +379,9 @@ def test_one_that_has_ended_is_not_made_again(stage: Stage, log: pytest.LogCaptu
     assert list(apps[0].schedules) == []
     assert apps[0].queue("default").totals().acked == done
     assert log.text.count("is not made: it has ended") == 4
+    assert [one.levelno for one in log.records if "it has ended" in one.getMessage()] == (
+        [logging.WARNING] * 4
+    )
 
 
 def test_one_that_is_about_to_end_is_not_made_again_but_by_newer_code(stage: Stage) -> None:

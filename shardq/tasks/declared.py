@@ -51,6 +51,8 @@ _SAID = {
     "past": "is not made: all its fire times are past",
 }
 """What became of a declaration, for the log."""
+_WARNED = ("ended", "past")
+"""What is no part of a rolling deploy: who declares it may wait in vain."""
 
 
 class Declaration(NamedTuple):
@@ -199,7 +201,7 @@ class Declarations:
         if (said := _SAID.get(found.answer)) is not None:
             before = 0 if found.there is None else found.there.revision
             log.log(
-                logging.WARNING if found.answer == "past" else logging.INFO,
+                logging.WARNING if found.answer in _WARNED else logging.INFO,
                 "schedule %s of queue %s, declared with revision %d, %s",
                 made.name,
                 queue.name,
