@@ -437,9 +437,16 @@ def test_a_schedule_of_a_task_that_is_gone_is_told_of_and_its_jobs_wait_for_who_
     assert said.getMessage() == (
         "queue default has schedules of task sync, which this app does not have; their jobs wait "
         "for a worker that has it: customer-0, customer-1, customer-2, customer-3, customer-4 and "
-        "3 more"
+        "3 more; if it was renamed, declare it by its old name, @app.task(name='sync'), or let "
+        "app.unschedule(..) remove them and @app.task(aliases=['sync']) run what waits"
     )
     assert got == []
+    [waiting] = new.queue("default").peek()
+    assert (
+        "this worker's app has no task sync; let it import the module that declares it, or, if it "
+        "was renamed, declare it with aliases=['sync']; app.unschedule('sync') ends the schedule "
+        "that puts it"
+    ) in str(new.queue("default").state_of(waiting.id))
     run(stage, old, minutes=5)
     assert got == ["eu"]
 

@@ -239,10 +239,14 @@ class Declarations:
         for task, named in unknown.items():
             log.warning(
                 "queue %s has schedules of task %s, which this app does not have; their jobs wait "
-                "for a worker that has it: %s",
+                "for a worker that has it: %s; if it was renamed, declare it by its old name, "
+                "@app.task(name=%r), or let app.unschedule(..) remove them and "
+                "@app.task(aliases=[%r]) run what waits",
                 queue.name,
                 task,
                 _listed(named),
+                task,
+                task,
             )
         if undeclared:
             log.warning(

@@ -29,6 +29,7 @@ from shardq.lifecycle.fate import LOST, OUT_OF_ATTEMPTS, Fate, Outcome
 from shardq.model.message import first_line, spent_reason
 from shardq.model.times import duration_text
 from shardq.records import results
+from shardq.schedules.firing import NAME_HEADER
 from shardq.tasks.context import Context, running
 from shardq.tasks.keeping import result_of
 from shardq.tasks.limits import TimeLimit
@@ -37,7 +38,7 @@ from shardq.tasks.options import TASK_HEADER, Policy
 from shardq.tasks.run import Ended, Plan, Run
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
+    from collections.abc import Awaitable, Callable, Iterator, Mapping
 
     from shardq.clock import Clock
     from shardq.engine.ending import Ending
@@ -172,12 +173,7 @@ class Runner:
             since_ms = max(row.order[0], row.entered_us // 1_000)
             waited_ms = self._clock.now_ms() - since_ms
             delay_ms = min(max(waited_ms, _UNKNOWN_MS), _UNKNOWN_MS_MAX)
-            said = (
-                f"this worker's app has no task {name}; let it import the module that declares it"
-                if name
-                else "its headers name no task"
-            )
-            raise Snooze(f"{delay_ms}ms", said)
+            raise Snooze(f"{delay_ms}ms", _unknown(headers))
         policy = task.options.policy.of_job(headers)
         is_held = (
             task.is_async
@@ -440,6 +436,21 @@ class Runner:
 
     def _begin_child(self) -> None:
         self._process = object()
+
+
+def _unknown(headers: Mapping[str, str]) -> str:
+    """Why a job waits whose task the app does not have, and what helps."""
+    name = headers.get(TASK_HEADER)
+    if not name:
+        return "its headers name no task"
+    said = (
+        f"this worker's app has no task {name}; let it import the module that declares it, or, if "
+        f"it was renamed, declare it with aliases=[{name!r}]"
+    )
+    schedule = headers.get(NAME_HEADER)
+    if schedule is not None:
+        said += f"; app.unschedule({schedule!r}) ends the schedule that puts it"
+    return said
 
 
 def _checked(plan: Plan, value: Any) -> Any:
