@@ -208,7 +208,7 @@ def test_schedules_of_tasks_are_reconciled_made_and_read(app: App) -> None:
         async with asyncio.timeout(60):
             schedules = aio.App(app).schedules
             assert [one.name async for one in schedules] == []
-            await aio.App(app).reconcile()
+            assert (await aio.App(app).reconcile()).made == ["sync"]
             made = await schedules.every("1d", sync.of("eu"), name="eu", jitter="1h")
             await schedules.cron("0 6 * * 1", sync, tz="Asia/Tokyo", name="weekly")
             once = DateTrigger("2040-01-01", timezone="UTC")

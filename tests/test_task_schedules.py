@@ -292,6 +292,44 @@ def test_another_declaration_of_the_same_revision_ends_the_worker_and_both_are_n
     assert the(one) == before
 
 
+def test_all_declarations_that_the_store_has_otherwise_are_in_one_error(stage: Stage) -> None:
+    one, another = App(stage.connect()), App(stage.connect())
+    for app, interval in ((one, "1h"), (another, "2h")):
+        sync = with_task(app)
+        for name in ("a", "b"):
+            app.every(interval, sync, name=name)
+        app.every("1h", with_task(app, "else"), name="same")
+    one.schedules.every("1h", one.tasks["sync"], name="by-hand")  # type: ignore[arg-type]
+    another.every("1h", sync, name="by-hand")
+    another.every("1h", sync, name="z")
+    one.reconcile()
+    with pytest.raises(UsageError) as raised:
+        another.reconcile()
+    said = str(raised.value)
+    assert [said.count(f"schedule {name!r} of queue") for name in ("a", "b", "by-hand")] == [1] * 3
+    assert "another, every 1h, made at run time; remove that one, or give this another name" in said
+    assert said.endswith(
+        "differ: trigger; raise the revision of the one that is to hold, or give one of them "
+        "another name."
+    )
+    assert {str(the(another, name).trigger) for name in ("a", "b", "z")} == {"every 1h"}
+
+
+def test_reconcile_tells_what_it_has_made_changed_and_removed(stage: Stage) -> None:
+    old, new = App(stage.connect()), App(stage.connect())
+    for app, revision in ((old, 1), (new, 2)):
+        sync = with_task(app)
+        app.every("1h", sync)
+        app.every("1h", sync, name="stepped", revision=revision)
+    old.every("1h", with_task(old, "gone"))
+    new.unschedule("gone")
+    new.every("1h", sync, name="new")
+    assert old.reconcile() == (["sync", "stepped", "gone"], [], [])
+    done = new.reconcile()
+    assert (done.made, done.changed, done.removed) == (["new"], ["stepped"], ["gone"])
+    assert new.reconcile() == ([], [], [])
+
+
 def test_what_was_changed_at_run_time_stays_until_the_revision_is_higher(stage: Stage) -> None:
     for app in (apps := [App(stage.connect()) for _ in range(3)]):
         app.every("1h", with_task(app), revision=2 if app is apps[2] else 1)

@@ -17,7 +17,7 @@ import pytest
 
 import shardq
 from shardq import aio
-from shardq.tasks import App, Backoff, Job, JobState
+from shardq.tasks import App, Backoff, Job, JobState, Reconciled
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -200,7 +200,7 @@ def test_what_fits_is_scheduled() -> None:
     own.cron("30 2 * * *", sync.of(days=2), tz="Europe/Berlin", name="two", overlap="skip")
     own.schedule(shardq.Trigger.cron("0 2 * * *"), region.of("eu"), gap="skip", twice="both")
     own.unschedule("gone", queue="old")
-    own.reconcile()
+    assert_type(own.reconcile(), Reconciled)
     made = own.schedules.every("1d", sync.using(attempts=2).of(days=7), name="weekly")
     assert_type(made, shardq.Schedule)
     assert_type(made.next, datetime | None)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from shardq.lifecycle.keyed import Answer
     from shardq.model.times import Due, Duration
-    from shardq.tasks import Call, CallOptions, JobState, Progress
+    from shardq.tasks import Call, CallOptions, JobState, Progress, Reconciled
     from shardq.tasks.registry import Registry
 
 P = ParamSpec("P")
@@ -107,9 +107,9 @@ class App:
         """The schedules that are in the store, declared or made at run time."""
         return AppSchedules(self._app.schedules, _threads_of(self._app._home))
 
-    async def reconcile(self) -> None:
+    async def reconcile(self) -> Reconciled:
         """Bring the store's schedules to what is declared, as `shardq.App.reconcile`."""
-        await self._call(lambda app: app.reconcile())
+        return await self._call(lambda app: app.reconcile())
 
     async def close(self) -> None:
         """Let calls end, and close the store, as `shardq.App.close`; a put opens it anew."""

@@ -16,6 +16,7 @@ It stands on `Queue` and `Consumer`, and knows nothing of rows.
 
 from shardq.tasks.app import App, Declare, DeclareBatch
 from shardq.tasks.context import Context, current
+from shardq.tasks.declared import Reconciled
 from shardq.tasks.job import Job, JobState, Progress
 from shardq.tasks.middleware import Draft, Middleware
 from shardq.tasks.options import Backoff, CallOptions, TaskOptions
@@ -41,6 +42,7 @@ __all__ = [
     "JobState",
     "Middleware",
     "Progress",
+    "Reconciled",
     "Task",
     "TaskOptions",
     "WithoutArguments",

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from shardq.queue import Queue
     from shardq.schedules.policy import PolicyOptions
     from shardq.schedules.trigger import Trigger
+    from shardq.tasks.declared import Reconciled
     from shardq.tasks.middleware import Middleware
     from shardq.tasks.options import TaskOptions
     from shardq.tasks.task import Call, WithoutArguments
@@ -380,17 +381,20 @@ class App:
         """
         self._declarations.remove(name, queue)
 
-    def reconcile(self) -> None:
+    def reconcile(self) -> Reconciled:
         """Bring the store's schedules to what is declared, as each worker does when it starts.
 
         Idempotent.
 
+        Returns:
+            The names of those that were made, changed and removed.
+
         Raises:
-            UsageError: If one is there otherwise with the same revision, or cannot be used with its
-                queue.
+            UsageError: If some are there otherwise with the same revision, or one cannot be used
+                with its queue.
             StoreTimeout, StoreUnavailable: As those of a put.
         """
-        self._declarations.reconcile()
+        return self._declarations.reconcile()
 
     @property
     def schedules(self) -> AppSchedules:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shardq.errors import BadSetting, StoreCorrupt, UnknownQueue, UsageError, shown
 from shardq.model import names
-from shardq.schedules.declaring import declare, undeclare
+from shardq.schedules.declaring import Declared, declare, undeclare
 from shardq.schedules.options import check, draft, has_ended, schedule_name
 from shardq.tasks.options import TASK_HEADER, CallOptions
 from shardq.tasks.task import Bound, Call, check_attempts
@@ -87,6 +87,28 @@ class Removal(NamedTuple):
     name: str
     queue: str | None
     place: str
+
+
+class Reconciled(NamedTuple):
+    """What `App.reconcile` has done, as names of schedules.
+
+    Attributes:
+        made: Those that were not there.
+        changed: Those that had a lower revision.
+        removed: Those that `App.unschedule` names.
+    """
+
+    made: list[str]
+    changed: list[str]
+    removed: list[str]
+
+
+class _Conflict(NamedTuple):
+    """A declaration, what became of it, and what the store has otherwise with its revision."""
+
+    made: Declaration
+    found: Declared
+    there: Definition
 
 
 class Declarations:
@@ -160,30 +182,44 @@ class Declarations:
 
     # Reconciling ----------------------------------------------------------------------------------
 
-    def reconcile(self) -> None:
+    def reconcile(self) -> Reconciled:
         """Bring the store's schedules to what is declared. Idempotent.
 
+        Returns:
+            What was done.
+
         Raises:
-            UsageError: If a schedule is there otherwise with the same revision, or something of it
-                cannot be used with its queue; those before it are done.
+            UsageError: If some are there otherwise with the same revision; all others are done. Or
+                if something of one cannot be used with its queue; those before it are done.
             StoreTimeout, StoreUnavailable: As those of a put.
         """
+        done = Reconciled([], [], [])
+        conflicts: list[_Conflict] = []
         for removal in self._removed.values():
             with _damage_logged():
-                self._carry_out(removal)
+                self._carry_out(removal, done)
         for queue in dict.fromkeys(made.call.queue for made in self._declared.values()):
-            self._bring_all(self._registry.queue(queue))
+            self._bring_all(self._registry.queue(queue), done, conflicts)
+        if conflicts:
+            raise _refusal(conflicts)
         for name in self._registry.queue_names:
             self._look_at(self._registry.queue(name))
+        return done
 
-    def _bring_all(self, queue: Queue) -> None:
+    def _bring_all(self, queue: Queue, done: Reconciled, conflicts: list[_Conflict]) -> None:
         declared = [made for made in self._declared.values() if made.call.queue == queue.name]
         there = queue.schedules._home.found([made.name for made in declared], {})
         for made in declared:
             with _damage_logged():
-                self._bring(queue, made, there.get(made.name))
+                found = self._bring(queue, made, there.get(made.name))
+                if found.answer == "made":
+                    done.made.append(made.name)
+                elif found.answer == "changed":
+                    done.changed.append(made.name)
+                elif found.answer == "other" and found.there is not None:
+                    conflicts.append(_Conflict(made, found, found.there))
 
-    def _bring(self, queue: Queue, made: Declaration, there: Found | None) -> None:
+    def _bring(self, queue: Queue, made: Declaration, there: Found | None) -> Declared:
         job = made.call
         check_attempts(job.task.name, job.attempts, queue)
         found = declare(
@@ -195,9 +231,6 @@ class Declarations:
             found=there,
             **{**job.options, **made.options},
         )
-        if found.answer == "other" and found.there is not None:
-            unlike = ", ".join({"body": "arguments"}.get(one, one) for one in found.unlike)
-            raise _conflict(made, found.asked, found.there, unlike)
         if (said := _SAID.get(found.answer)) is not None:
             before = 0 if found.there is None else found.there.revision
             log.log(
@@ -208,8 +241,9 @@ class Declarations:
                 made.revision,
                 said.format(there=before),
             )
+        return found
 
-    def _carry_out(self, removal: Removal) -> None:
+    def _carry_out(self, removal: Removal, done: Reconciled) -> None:
         for name in self._registry.queue_names if removal.queue is None else [removal.queue]:
             try:
                 queue = self._registry.connection.queue(name, create=False)
@@ -217,6 +251,7 @@ class Declarations:
                 continue
             answer = undeclare(queue.schedules._home, removal.name)
             if answer == "removed":
+                done.removed.append(removal.name)
                 log.info("schedule %s of queue %s was removed", removal.name, name)
             elif answer == "other":
                 log.warning(
@@ -310,17 +345,31 @@ def scheduled(
     return made
 
 
-def _conflict(made: Declaration, asked: Definition, there: Definition, unlike: str) -> UsageError:
-    known = there.declared or there
-    found = f"{known.trigger} of revision {there.revision}"
-    remedy = "raise the revision of the one that is to hold, or give one of them another name"
-    if there.revision == 0:
+def _refusal(conflicts: list[_Conflict]) -> UsageError:
+    """The one error of all declarations that the store has otherwise."""
+    # What was made at run time has a remedy of its own: the last one is of all that follow it.
+    conflicts.sort(key=lambda one: one.there.revision > 0)
+    told = [_told(one) for one in conflicts[:_NAMED_MAX]]
+    if len(conflicts) > _NAMED_MAX:
+        told.append(f"and so are {len(conflicts) - _NAMED_MAX} more")
+    if conflicts[-1].there.revision:
+        told.append(
+            "raise the revision of the one that is to hold, or give one of them another name"
+        )
+    return UsageError(f"{'; '.join(told)}.")
+
+
+def _told(one: _Conflict) -> str:
+    made, known = one.made, one.there.declared or one.there
+    found, remedy = f"{known.trigger} of revision {one.there.revision}", ""
+    if one.there.revision == 0:
         found = f"{known.trigger}, made at run time"
-        remedy = "remove that one, or give this another name"
-    return UsageError(
+        remedy = "; remove that one, or give this another name"
+    unlike = ", ".join({"body": "arguments"}.get(name, name) for name in one.found.unlike)
+    return (
         f"schedule {made.name!r} of queue {made.call.queue!r} is declared at {made.place}, "
-        f"{asked.trigger} of revision {made.revision}, and the store has another, {found}"
-        f"{unlike and f', of which these differ: {unlike}'}; {remedy}."
+        f"{one.found.asked.trigger} of revision {made.revision}, and the store has another, {found}"
+        f"{unlike and f', of which these differ: {unlike}'}{remedy}"
     )
 
 
