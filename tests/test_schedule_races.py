@@ -121,6 +121,23 @@ def test_a_schedule_may_be_made_again_as_it_ends(stage: Stage, queue: Queue) -> 
     assert len(runs.drive(40)) == 2
 
 
+def test_a_schedule_that_is_paused_as_it_ends_leaves_its_name(stage: Stage, queue: Queue) -> None:
+    made, runs = queue.every("10s", b"", name="crm", count=1), Runs(stage, queue)
+
+    def fire() -> None:
+        # But it cannot be taken off the list.
+        stage.faults.fail("note schedules", times=1_000)
+        assert len(runs.drive(10.5)) == 1
+        stage.faults.heal()
+
+    stage.faults.call("note schedules", fire)
+    with pytest.raises(errors.UnknownSchedule):
+        made.pause()
+    runs.drive(60)
+    queue.every("10s", b"", name="crm")
+    assert len(runs.drive(60)) == 6
+
+
 # Under way ----------------------------------------------------------------------------------------
 
 

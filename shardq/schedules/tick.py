@@ -206,10 +206,11 @@ class Tick(NamedTuple):
 
     def due_ms(self, aim_ms: int, lead: Lead) -> int:
         """When the tick is to be due, after a firing as of `aim_ms`, or made at that time."""
+        if self.next_ms is None:
+            # It ends, also where it was paused meanwhile.
+            return aim_ms
         if self.definition.paused:
             return aim_ms + _PAUSED_MS
-        if self.next_ms is None:
-            return aim_ms
         before_ms = self.at_ms(self.next_ms) - lead.ms
         return max(before_ms - before_ms % lead.grid_ms, aim_ms)
 

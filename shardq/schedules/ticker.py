@@ -415,7 +415,7 @@ class Ticker:
 
     def _end(self, tick: Tick, row: Row) -> Outcome:
         """A schedule that never fires again is taken off the list; one that is paused waits on."""
-        if tick.definition.paused:
+        if tick.definition.paused and tick.next_ms is not None:
             lead = lead_of(tick.definition, is_local=self._store.is_local)
             due_ms = tick.due_ms(self._clock.now_ms(), lead)
             return Outcome(Fate.SNOOZE, step=self._step_of(tick, row, due_ms, row.due_ms))
