@@ -59,7 +59,7 @@ class State(NamedTuple):
     Attributes:
         spec: What it was asked to be, by its number; None: it is not there.
         by: The number of the command that asked for that.
-        made: That of the command that has made it.
+        made: That of the command that has made it, or had, before it ended.
         is_paused: Whether it is paused.
         has_ended: Whether it is not there since it has fired as often as it was to.
     """
@@ -84,7 +84,11 @@ class Stretch(NamedTuple):
     def sure(self) -> State | None:
         """What it surely is, and fires; None where it may not."""
         live = [state for state in self.states if not state.has_ended]
-        return live[0] if len(live) == 1 and live[0].spec and not live[0].is_paused else None
+        if len(live) != 1 or live[0].spec is None or live[0].is_paused:
+            return None
+        # One that has ended may be the one before, in the place of which it is being made.
+        is_sole = all(state.made == live[0].made for state in self.states)
+        return live[0] if is_sole else None
 
 
 class _Course(NamedTuple):
@@ -246,7 +250,7 @@ class Timeline:
     def _ended(self, state: State) -> State:
         """What a schedule may have come to by itself."""
         is_endless = state.spec is None or self.specs[state.spec].count is None
-        return state if is_endless else ABSENT._replace(has_ended=True)
+        return state if is_endless else ABSENT._replace(made=state.made, has_ended=True)
 
 
 def _after(one: Asked, state: State) -> State:
