@@ -175,6 +175,19 @@ def test_what_a_process_fired_that_died_is_in_the_history_with_its_put(stage: St
     assert queue.audit().is_even
 
 
+def test_what_a_process_was_to_fire_that_died_is_not_lost(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", history="1d")
+    queue.every("10s", b"", name="crm")
+    run = Run(stage, queue)
+    stage.faults.fail("move", times=1_000)
+    run.drive(10.5)
+    stage.faults.heal()
+    run.drop()
+    queue.schedules.remove("crm")
+    Run(stage, stage.connect().queue("mail")).drive(90)
+    assert queue.audit().is_even
+
+
 def test_schedules_fire_for_callers_of_receive_as_well(stage: Stage, queue: Queue) -> None:
     queue.every("10s", b"x", name="crm")
     received = []

@@ -60,8 +60,8 @@ class Settler:
         planner: Plans what becomes of them.
         ledger: Where ends are recorded.
         keys: The names of its messages.
-        before_beside: Told the rows beside moves that are about to be done (`Move.beside`).
-        on_beside: Told them once they are.
+        on_beside: Told the rows beside moves (`Move.beside`) once these are done.
+        on_found_beside: Told those that were there already, by a try before.
     """
 
     def __init__(
@@ -83,8 +83,8 @@ class Settler:
             KeyPointers(self.keys),
         )
         self._begun = Begun()
-        self.before_beside: Callable[[list[Row]], object] = _nothing
         self.on_beside: Callable[[list[Row]], object] = _nothing
+        self.on_found_beside: Callable[[list[Row]], object] = _nothing
 
     def carry_out(self, moves: Sequence[Move]) -> tuple[set[Position], dict[bytes, Row]]:
         """Do those moves whose old row is still there; safe to repeat with the same moves.
@@ -105,12 +105,13 @@ class Settler:
         self._before_move(live)
         if in_steps:
             self._transfer(noted(in_steps, there), [there[move.old] for move in in_steps])
-        beside = [row for move in live for row in move.beside]
-        if beside:
-            self.before_beside(beside)
         self._store.move(noted(at_once, there))
-        if beside:
+        if beside := [row for move in live for row in move.beside]:
             self.on_beside(beside)
+        if maybe := [row for move in moves if move.old in gone for row in move.beside]:
+            found = self.still_there(row.position for row in maybe)
+            if written := [row for row in maybe if row.position in found]:
+                self.on_found_beside(written)
         return gone, self.repair([move.new for move in moves])
 
     def carry_out_surely(self, moves: Sequence[Move]) -> set[Position]:

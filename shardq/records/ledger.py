@@ -133,9 +133,7 @@ class Ledger:
         """Record puts, once their rows are stored. Idempotent."""
         ttl_ms = self._register.settings_of(rows[0].shard.queue).history_ms if rows else 0
         if ttl_ms:
-            self._store.record(
-                (Mark(entry_of(row), row.order[0], row.name) for row in rows), ttl_ms
-            )
+            self._store.record(map(_put_of, rows), ttl_ms)
 
     def make_up(self, rows: Sequence[Row]) -> None:
         """Record puts of messages whose rows were replaced, of those that are not recorded.
@@ -150,6 +148,9 @@ class Ledger:
     def end(self, rows: Sequence[Row], fate: End, attempts: Sequence[int]) -> None:
         """Record ends, before the rows are deleted. Of several ends of a message the first stands.
 
+        With that of a message whose id was given, its put: who put it may have died before that was
+        recorded, and by its id nobody would find it. One with a key may have been due otherwise.
+
         Args:
             rows: The rows, wherever they are by now.
             attempts: Deliveries of each.
@@ -157,13 +158,12 @@ class Ledger:
         ttl_ms = self._register.settings_of(rows[0].shard.queue).history_ms if rows else 0
         if ttl_ms:
             now_ms, member = self._clock.now_ms(), self._member
-            self._store.record(
-                (
-                    Mark(entry_of(row), None, None, fate.value, now_ms, attempt, member)
-                    for row, attempt in zip(rows, attempts, strict=True)
-                ),
-                ttl_ms,
+            marks = [_put_of(row) for row in rows if row.name is not None and row.key is None]
+            marks += (
+                Mark(entry_of(row), None, None, fate.value, now_ms, attempt, member)
+                for row, attempt in zip(rows, attempts, strict=True)
             )
+            self._store.record(marks, ttl_ms)
 
     def first_ms(self) -> int:
         """From when on something of this queue may be recorded, epoch milliseconds.
@@ -288,6 +288,10 @@ def span_of(
 
 def _by_entry(record: Record) -> datetime:
     return record.entered
+
+
+def _put_of(row: Row) -> Mark:
+    return Mark(entry_of(row), row.order[0], row.name)
 
 
 def entry_of(row: Row) -> Entry:

@@ -274,9 +274,8 @@ class Ticker:
             store, clock, name = self._store, self._clock, self._register.name
             register = Register.open(store, clock, names.schedules_queue(name), {}, create=False)
             engine = Engine(store, clock, register, prefetch=PREFETCH, threads=1)
-            # Before a tick moves on: else nobody would do so in the place of a process that dies.
-            engine.settler.before_beside = self._settler.ledger.enter
             engine.settler.on_beside = self._enter
+            engine.settler.on_found_beside = self._settler.ledger.enter
             self._minder = Minder(self._home, engine, register)
             agreed = register.settings.lanes_agreed
             self._own_layout = replace(register.layout, lanes_written=agreed)
@@ -559,8 +558,13 @@ class Ticker:
             plan.outcome = LEFT
 
     def _enter(self, rows: Sequence[Row]) -> None:
-        """What follows a firing: jobs are counted, and those that are late go to now."""
+        """What follows a firing: jobs are counted, and those that are late go to now.
+
+        They are recorded only now: a firing that is never written has put none. In the place of a
+        process that dies before that, who ends them does so.
+        """
         home = self._home
+        self._settler.ledger.enter(rows)
         home.stats.add(put=len(rows))
         now_ms = self._clock.now_ms()
         # Two copies of a tick that are fired together put the very same runs: each goes there once.
