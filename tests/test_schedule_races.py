@@ -121,6 +121,17 @@ def test_a_schedule_may_be_made_again_as_it_ends(stage: Stage, queue: Queue) -> 
     assert len(runs.drive(40)) == 2
 
 
+def test_a_schedule_that_was_listed_again_for_another_ends(stage: Stage, queue: Queue) -> None:
+    other, runs = stage.connect().queue("mail"), Runs(stage, queue)
+    make = partial(other.every, "10s", b"", name="crm", count=1)
+    stage.faults.call("note schedules", make, after=False)
+    with pytest.raises(errors.KeyTaken):
+        queue.every("5s", b"", name="crm")
+    assert len(runs.drive(20)) == 1
+    # From there its tick would be put again.
+    assert len(queue.schedules) == 0
+
+
 def test_a_schedule_that_is_paused_as_it_ends_leaves_its_name(stage: Stage, queue: Queue) -> None:
     made, runs = queue.every("10s", b"", name="crm", count=1), Runs(stage, queue)
 

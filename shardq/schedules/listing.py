@@ -9,6 +9,7 @@ same code, started again, does not make it anew.
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from shardq.errors import StoreCorrupt
@@ -108,11 +109,18 @@ class Listing:
         self._store.note(SCHEDULES, (self._queue,), {name: ("", version + 1)})
 
     def end(self, definition: Definition) -> None:
-        """Take a schedule off the list that never fires again, or that code has removed."""
-        revision = definition.revision
+        """Take a schedule off the list that never fires again, or that code has removed.
+
+        One that has been changed or made anew since stays.
+        """
+        name, revision, version = definition.name, definition.revision, definition.version
+        with suppress(StoreCorrupt):
+            listed = self.read([name]).get(name)
+            if listed and listed.definition == replace(definition, version=listed.written):
+                # The same has been listed again, for one that was refused.
+                version = listed.written
         text = f"{_ENDED}{revision}" if revision else ""
-        # No later than that: one that has been made anew since stays.
-        named = {definition.name: (text, definition.version + 1)}
+        named = {name: (text, version + 1)}
         self._store.note(SCHEDULES, (self._queue,), named)
 
     def forget(self, over: Iterable[str]) -> None:

@@ -639,8 +639,11 @@ class Book:
     def _relist(self, name: str) -> None:
         """List what the tick of a name is: a change of it that was refused has listed another."""
         found = self._read([name]).get(name)
-        if found is not None:
-            listed = self.listing.read([name]).get(name)
+        if found is None:
+            return
+        listed = self.listing.read([name]).get(name)
+        # Not one that has been removed, or has ended, meanwhile.
+        if listed is not None and listed.definition is not None:
             version = self.listing.next_version(listed)
             self.listing.write(replace(found.tick.definition, version=version))
 
