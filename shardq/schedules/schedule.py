@@ -314,6 +314,7 @@ class Book:
         Raises:
             UsageError: If something cannot be used; nothing was written.
             KeyTaken: If another schedule has the name.
+            UnknownSchedule: If it was made, and another process has removed it at once.
         """
         if make is None:
             raise UsageError("give the schedule a trigger: when is it to fire?")

@@ -204,11 +204,21 @@ class Timeline:
         if one.answer == "gone" and ended.has_ended:
             # By the change itself, where it has fired so often before.
             yield ended
+        if one.answer == "gone" and one.tries > 1 and self._ended(state).has_ended:
+            # A try before has listed it, and then it ended: it comes back as it is listed.
+            yield _after_done(one, state)
+        if one.answer == "gone" and one.command.does == "make" and self._is_being_removed():
+            # Its maker looked at it when it was removed already.
+            yield ABSENT
         if self._is_lost(one) and _fits(one, ABSENT):
             yield _after(one, ABSENT) if one.command.does == "make" else state
             if one.answer == "gone" and one.tries > 1:
                 # A try before has listed it, as which it comes back.
                 yield _after_done(one, state)
+
+    def _is_being_removed(self) -> bool:
+        """Whether a removal is under way."""
+        return any(one.command.does == "remove" for one in self._open.values())
 
     def _settles(self, one: Asked, other: Asked) -> bool:
         """Whether nothing comes any more of a command that nobody was told of, once one is done.
