@@ -153,9 +153,7 @@ def test_an_app_that_is_in_no_sandbox_cannot_use_its_store_while_one_is_open(tmp
         outside, beside, own = App(real), App(memory), App(sandbox.connect())
         for app in (outside, beside, own):
             app.task(name="job")(print)
-        with pytest.raises(
-            UsageError, match=r"task job is not in the sandbox .*real\.db; add it"
-        ):
+        with pytest.raises(UsageError, match=r"task job is not in the sandbox .*real\.db; add it"):
             outside.tasks["job"].put()  # type: ignore[union-attr]
         with pytest.raises(UsageError, match="is not in the sandbox"):
             outside.get("key")
