@@ -402,6 +402,10 @@ class Ticker:
         if step is None or tick is None:
             return
         if plan.firings and not is_plain(tick.definition):
+            if written := list(self._store.find([step.new.position])):
+                # A process has died as it fired this: what it has skipped stays so.
+                plan.outcome = Outcome(Fate.SNOOZE, step=Step(written[0]))
+                return
             after = self._put_all(tick, plan)
             lead = lead_of(tick.definition, is_local=self._store.is_local)
             due_ms = after.due_ms(plan.aim_ms, lead)
