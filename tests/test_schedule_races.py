@@ -204,6 +204,7 @@ def test_a_lost_tick_hides_no_newer_declaration_from_older_code_nor_a_pause(
     queue.schedules["crm"].pause()
     lose_tick(stage, queue)
     assert declare(queue, 1, headers={"by": "1"}) == "older"
+    assert declare(queue, 2, headers={"by": "2"}) == "made"
     now = queue.schedules["crm"]
     assert (now.revision, now.state, now.headers) == (2, "paused", {"by": "2"})
 
@@ -213,6 +214,7 @@ def test_a_lost_tick_keeps_no_schedule_from_being_changed_or_removed_by_code(
 ) -> None:
     declare(queue, 1)
     lose_tick(stage, queue)
+    stage.clock.advance(60)
     queue.schedules.get("crm")
     assert declaring.undeclare(queue.schedules._home, "crm") == "removed"
     assert Runs(stage, queue).drive(70) == []

@@ -82,6 +82,11 @@ def declare(
         listed = book.listing.read([name]).get(name)
         if listed is not None and listed.ended >= revision:
             return Declared("ended", asked)
+        if listed is not None and (lost := listed.definition) is not None:
+            # Its tick is not to be found right now, and is put again from what is listed.
+            if lost.revision > revision:
+                return Declared("older", asked, lost)
+            asked = replace(asked, paused=lost.paused)
         if is_past:
             return Declared("past", asked)
         if book.write(asked):

@@ -14,6 +14,7 @@ from shardq.model.times import moment_of
 from shardq.records.home import QueueHome
 from shardq.schedules.listing import Listing
 from shardq.schedules.tick import Tick, lead_of
+from shardq.schedules.ticks import is_suspect
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -29,8 +30,6 @@ _EVERY_US = 30_000_000
 _FIRST_US = 5_000_000
 _FEW = 250
 """Schedules that are looked at in one turn: it takes 20 ms on SQLite."""
-_OVERDUE_MS = 15_000
-"""A tick that should have moved on so long ago is looked for; a lease runs out sooner."""
 
 
 class Minder:
@@ -91,7 +90,8 @@ class Minder:
         keys = self._settler.keys.look(few)
         listed = set(self._listing.names(few))
         self._end_removed(name for name in few if name not in listed and keys[name].first)
-        lost = [name for name in few if name in listed and self._is_suspect(keys[name])]
+        now_ms = self._clock.now_ms()
+        lost = [name for name in few if name in listed and is_suspect(keys[name], now_ms)]
         if not lost:
             return
         for name, found in self._settler.keys.seek(lost).items():
@@ -113,12 +113,6 @@ class Minder:
             row = found[name].row
             if one.definition is None and row is not None:
                 self._keyed.cancel(name, row)
-
-    def _is_suspect(self, key: KeyRow) -> bool:
-        place = key.at or key.place
-        if place is None:
-            return True
-        return place.due_ms < self._clock.now_ms() - _OVERDUE_MS
 
     def _put_again(self, name: str, key: KeyRow) -> None:
         definition = self._listing.read([name])[name].definition

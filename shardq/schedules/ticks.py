@@ -24,11 +24,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from shardq.model.message import Row
+    from shardq.records.keyrow import KeyRow
     from shardq.records.standing import Standing
     from shardq.schedules.definition import Definition
 
 ATTEMPTS = 10_000
 """A tick whose trigger fails is tried again for as long as its user may take to notice."""
+_OVERDUE_MS = 15_000
+"""A tick that should have moved on so long ago is looked for; a lease runs out sooner."""
 _TRIES = 200
 _SLACK_US = 1_000_000
 """How much longer a row that is about to be written is waited for than three of them take."""
@@ -191,16 +194,18 @@ class Ticks:
         raise self._outrun(name)
 
     def put_again(self, definition: Definition) -> None:
-        """Put the tick again of a schedule that has lost it: it goes on where that was.
+        """Put the tick again of a schedule that has lost it for sure: it goes on where that was.
 
         Raises:
             KeyTaken: If it has one.
         """
-        key = self._seek([definition.name])[definition.name].key
+        key, now_ms = self._seek([definition.name])[definition.name].key, self._clock.now_ms()
+        if not is_suspect(key, now_ms):
+            return
         place = key.at or key.place
         lead = lead_of(definition, is_local=self._is_local)
         place_ms = None if place is None else place.due_ms
-        tick = Tick.resumed(definition, place_ms, self._clock.now_ms(), lead)
+        tick = Tick.resumed(definition, place_ms, now_ms, lead)
         self.put(tick._replace(is_again=True))
 
     def _is_ending(self, name: str) -> bool:
@@ -288,6 +293,12 @@ class Ticks:
     def _due_ms(self, tick: Tick) -> int:
         lead = lead_of(tick.definition, is_local=self._is_local)
         return tick.due_ms(self._clock.now_ms(), lead)
+
+
+def is_suspect(key: KeyRow, now_ms: int) -> bool:
+    """Whether a tick may be lost: between a firing and its note each looks like that."""
+    place = key.at or key.place
+    return place is None or place.due_ms < now_ms - _OVERDUE_MS
 
 
 def _is_there(standing: Standing) -> bool:
