@@ -507,6 +507,24 @@ def test_a_slow_put_that_was_displaced_gives_way_to_the_message_there(apart: Sta
     assert texts(queue) == ["second"]
 
 
+def test_a_slow_put_whose_row_is_taken_back_is_not_lost_where_that_is_not_answered(
+    apart: Stage,
+) -> None:
+    queue, other = (apart.connect().queue("mail") for _ in range(2))
+
+    def freeze() -> None:
+        apart.clock.advance(PATIENCE_S + 1)
+        other.put("second", key="order-7")
+
+    apart.faults.call("insert", freeze, after=False)
+    apart.faults.fail("delete", applied=True)
+    with pytest.raises(StoreTimeout) as error:
+        queue.put("first", key="order-7", delay="1h", on_conflict="replace")
+    other.ack(*other.receive())
+    queue.put(error.value.messages[0])
+    assert texts(queue) == ["first"]
+
+
 def test_a_slow_put_that_has_run_meanwhile_is_not_known_to_be_stored(apart: Stage) -> None:
     queue, other = (apart.connect().queue("mail") for _ in range(2))
 

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from shardq.lifecycle.settle import Settler
     from shardq.model.message import Row
     from shardq.model.receipt import Signer
+    from shardq.model.shard import Position
     from shardq.model.times import Duration
     from shardq.records.keyrow import KeyRow
     from shardq.records.keys import Keys
@@ -493,7 +494,7 @@ class KeyedPuts:
             # Of the same message, whoever has displaced it may go by its row.
             if asked.name in displaced and not found[asked.name].is_of(asked.row):
                 with begun("some of the messages are replaced"):
-                    self._take_back(asked)
+                    self._settler.delete([self._displaced(asked)])
             asked.row = before
 
     def _successor(self, asked: Asked, old: Row) -> Row:
@@ -535,12 +536,15 @@ class KeyedPuts:
         Raises:
             StoreTimeout: It is gone: it has run, or was dropped.
         """
-        self._take_back(asked)
+        position = self._displaced(asked)
         asked.is_again = False
+        # First: where the answer of the deletion is lost, the error carries what is put anew, and
+        # not a row that would stay deleted.
         self._renew(asked)
+        self._settler.delete([position])
 
-    def _take_back(self, asked: Asked) -> None:
-        """Delete the row of a put whose key is not its message's any more.
+    def _displaced(self, asked: Asked) -> Position:
+        """Where the row is of a put whose key is not its message's any more.
 
         Raises:
             StoreTimeout: It is gone: it has run, or was dropped.
@@ -551,7 +555,7 @@ class KeyedPuts:
                 f"key {asked.name!r} of queue {self._register.name!r} was taken over while its put "
                 f"was slow; whether its message ran meanwhile is not known."
             )
-        self._settler.delete([position])
+        return position
 
     def _renew(self, asked: Asked) -> None:
         """Let a put that took a while begin anew: as of now, under the same message id.
