@@ -106,13 +106,16 @@ def test_a_list_in_a_narrow_terminal_leaves_out_columns_and_has_a_line_for_each(
 
 def test_all_that_can_be_chosen_of_a_schedule_is_kept_and_shown(shell: Shell) -> None:
     add(
-        shell, "all", "--every", "1h", "--start", "2090-01-01T00:00Z", "--end", "2090-01-02T00:00Z",
-        "--count", "3", "--missed", "all", "--window", "6h", "--twice", "both", "--gap", "skip",
+        shell, "all", "--cron", "0 * * * *", "--start", "2090-01-01T00:00Z",
+        "--end", "2090-01-02T00:00Z", "--count", "3", "--missed", "all", "--window", "6h",
+        "--twice", "both", "--gap", "skip",
         "--jitter", "5m", "--spread", "1m", "--priority", "1", "--group", "g", "--key", "k",
         "--on-conflict", "replace", "--unique-for", "1d", "--header", "a=b", "--header", "c=d=e",
     )  # fmt: skip
     told = shown(shell, "all")
-    assert told["trigger"] == "every 1h, until 2090-01-02T00:00:00.000Z"
+    assert told["trigger"] == (
+        "cron 0 * * * * UTC, from 2090-01-01T00:00:00.000Z, until 2090-01-02T00:00:00.000Z"
+    )
     assert (told["next"], told["count"]) == ("2090-01-01T00:00:00.000Z", 3)
     assert told["policies"] == {
         "missed": "all", "window": "6h", "twice": "both", "gap": "skip", "jitter": "5m",
@@ -221,7 +224,7 @@ def test_the_headers_that_a_job_has_for_its_worker_are_those_of_tasks() -> None:
         ),
         (
             ["--every", "10m", "--jitter", "15m"],
-            "schedule 'x': jitter and spread, together 15m, ar",
+            "schedule 'x': a jitter of 15m is longer than the ",
         ),
         (["--every", "10ms"], "a schedule fires once a second at most; 10ms is too short"),
         (["--every", "1h", "--count", "-1"], "'-1' is not a whole number of 0 or more."),
@@ -415,7 +418,7 @@ def test_a_preview_fits_its_terminal_and_reasons_go_below(shell: Shell) -> None:
         (["mail", "nightly", "--tz", "Mars/Phobos"], "there is no time zone 'Mars/Phobos'"),
         (["mail", "nightly", "-n", "0"], "'0' is not a whole number of 1 to 10,000."),
         (["mail", "nightly", "--after", "soon"], "--after 'soon' is not an ISO 8601 time"),
-        (["--every", "10m", "--jitter", "1h"], "jitter and spread, together 1h, are longer"),
+        (["--every", "10m", "--jitter", "1h"], "a jitter of 1h is longer"),
     ],
     ids=str,
 )
@@ -490,7 +493,7 @@ def test_a_job_s_arguments_are_changed_and_its_task_stays(shell: Shell) -> None:
         ([], "give at least one thing to change."),
         (["--end", "2090-01-01T00:00Z"], "--tz, --start and --end go with --every or --cron"),
         (["--cron", "0 0 30 2 *"], "would never fire"),
-        (["--jitter", "2d"], "jitter and spread, together 2d, are longer than the 1d"),
+        (["--jitter", "2d"], "a jitter of 2d is longer than the 1d"),
         (["--missed", "never"], "'never' is not one of 'skip', 'once', 'all'"),
     ],
     ids=str,

@@ -162,6 +162,8 @@ HOLDS = "it may hold {}, *, ranges a-b, lists a,b and steps */n and a-b/n"
         ("10-5 * * * *", "; a range begins with the smaller value, unlike 10-5."),
         ("0 0 * * fri-mon", "; a range begins with the smaller value, unlike fri-mon."),
         ("0 0 ? * 1", "; write * for any."),
+        ("0 0 * * monday", "; write mon for monday."),
+        ("0 0 1 january-3 *", "; write jan for january."),
         ("0 0 L * *", "; for the last day of a month take APScheduler's CronTrigger(day='last')."),
         ("0 0 * * 5#2", " take APScheduler's CronTrigger(day='2nd fri')."),
         ("", "cron '' has 0 fields; it must have 5: minute, hour, day of month, month, day of"),

@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from apscheduler.triggers.interval import IntervalTrigger
 from own_triggers import Hanging
 
 from shardq import Consumer, Message, errors
@@ -578,7 +579,15 @@ def test_a_fault_that_ends_the_thread_of_schedules_is_logged_and_it_starts_again
 @pytest.mark.parametrize(
     ("make", "text"),
     [
-        (lambda q: q.every("10s", b"", jitter="11s"), r"jitter and spread, .* choose less"),
+        (
+            lambda q: q.every("10s", b"", jitter="11s"),
+            "a jitter of 11s is longer than the 10s between",
+        ),
+        (lambda q: q.every("10s", b"", spread="11s"), "a spread of 11s is longer than the 10s"),
+        (
+            lambda q: q.every("10s", b"", jitter="6s", spread="5s"),
+            r"jitter and spread, together 11s, are longer than the 10s .* choose less",
+        ),
         (lambda q: q.every("10s", b"", missed="never"), "missed must be one of skip, once, all"),
         (lambda q: q.every("10s", b"", mised="skip"), r"unknown option 'mised'; did you mean"),
         (lambda q: q.every("10s", b"", count=0), "count must be 1 or more"),
@@ -589,7 +598,13 @@ def test_a_fault_that_ends_the_thread_of_schedules_is_logged_and_it_starts_again
         (lambda q: q.every("0s", b""), "1 s|interval"),
         (lambda q: q.cron("0 0 30 2 *", b""), "never"),
         (lambda q: q.cron("0 0 1 1 *", b"", tz="Europe/Berlim"), "Europe/Berlin"),
-        (lambda q: q.every("10s", b"", name="x" * 201), "at most 200 characters"),
+        (lambda q: q.every("10s", b"", name="x" * 201), "must be 1 to 200 printable characters"),
+        (lambda q: q.every("10s", b"", name="x" * 257), "must be 1 to 200 printable characters"),
+        (lambda q: q.every("10s", b"", twice="both"), "twice has no use with an interval"),
+        (
+            lambda q: q.schedule(IntervalTrigger(hours=1, end_date="2040-01-01"), b"", gap="skip"),
+            "gap has no use with an interval",
+        ),
         (
             lambda q: q.every("10s", b"", start="2028-01-01T00:00Z", end="2027-06-01T00:00Z"),
             "end|never",

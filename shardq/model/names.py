@@ -44,17 +44,22 @@ def keyspace_name(value: object) -> str:
     )
 
 
-def label(value: object, *, what: str) -> str:
+def label(value: object, *, what: str, most: int = TEXT_MAX) -> str:
     """A group, message id or header name: 1 to 256 printable characters of any script, emoji too.
 
     Characters are Unicode's: an emoji that others are joined to has several.
+
+    Args:
+        value: It.
+        what: For errors.
+        most: Characters of it, at most.
     """
-    if isinstance(value, str) and 0 < len(value) <= TEXT_MAX and is_printable(value):
+    if isinstance(value, str) and 0 < len(value) <= most and is_printable(value):
         return value
     if not isinstance(value, str):
         kind = "" if value is None else f"{type(value).__name__} "
         raise BadName(f"{what} must be text, not {kind}{shown(value)}.")
-    raise BadName(f"{what} {shown(value)} must be 1 to {TEXT_MAX} printable characters.")
+    raise BadName(f"{what} {shown(value)} must be 1 to {most} printable characters.")
 
 
 def is_printable(text: str) -> bool:

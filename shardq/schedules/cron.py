@@ -47,6 +47,8 @@ _EVALUATORS_KEPT = 4_096
 _BLOCK_YEARS = 50
 _YEAR_MAX = 9_900
 """Later times are no times of ours; APScheduler (3.11) fails where it passes the year 9999."""
+_LETTERS = 3
+"""Of the name of a month or a day of the week."""
 _ITEM = re.compile(r"(\*|[a-z]+|\d+)(?:-([a-z]+|\d+))?(?:/(\d+))?\Z", re.ASCII)
 _HINTS = {
     "?": "write * for any",
@@ -254,6 +256,8 @@ def _values(one: Field, item: str, held: str, text: str) -> range:
 def _number(one: Field, value: str, held: str, text: str) -> int:
     if value in one.names:
         return one.names.index(value) + one.low
+    if value[:_LETTERS] in one.names:
+        raise _refused(one, held, text, f"write {value[:_LETTERS]} for {value}")
     if not value.isdigit() or not one.low <= int(value) <= one.high:
         raise _refused(one, held, text)
     return int(value)

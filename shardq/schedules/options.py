@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypedDict
 
-from shardq.errors import BadBody, BadName, BadSetting, UsageError, shown
+from shardq.errors import BadBody, BadSetting, UsageError, shown
 from shardq.lifecycle.keyedputs import CHOICES
 from shardq.model import names
 from shardq.model.message import HEADER_BYTES_MAX, body_bytes, headers_json
 from shardq.model.times import duration_ms, duration_text, moment_of
 from shardq.schedules.definition import NAME_MAX, Definition, Job
 from shardq.schedules.firing import HEADERS
-from shardq.schedules.policy import PolicyOptions
+from shardq.schedules.policy import Policies, PolicyOptions
 from shardq.schedules.starts import begun_at
 from shardq.schedules.tick import Tick
 from shardq.schedules.trigger import Trigger
@@ -87,9 +87,7 @@ def schedule_name(name: object) -> str:
     Raises:
         BadName: If it is not 1 to 200 printable characters.
     """
-    if len(names.label(name, what="schedule name")) > NAME_MAX:
-        raise BadName(f"schedule name {shown(name)} must be at most {NAME_MAX} characters.")
-    return str(name)
+    return names.label(name, what="schedule name", most=NAME_MAX)
 
 
 def chosen(
@@ -185,6 +183,7 @@ def applied(definition: Definition, options: Mapping[str, Any]) -> Definition:
     policies = definition.policies.with_(
         {name: value for name, value in options.items() if name not in _OTHERS}, whose
     )
+    _check_clock(definition.trigger, policies, options, whose)
     job = _applied_job(definition.job, options, whose)
     if policies.overlap == "queue" and job.group is None:
         job = replace(job, group=f"schedule {definition.name}")
@@ -197,6 +196,20 @@ def applied(definition: Definition, options: Mapping[str, Any]) -> Definition:
             f"a message has it; leave out one of them."
         )
     return replace(definition, policies=policies, job=job, count=count)
+
+
+def _check_clock(
+    trigger: Trigger, policies: Policies, options: Mapping[str, Any], whose: str
+) -> None:
+    """Refuse what is said of local times to an interval."""
+    usual = Policies()
+    for name in ("twice", "gap"):
+        is_chosen = name in options and getattr(policies, name) != getattr(usual, name)
+        if is_chosen and trigger.is_interval:
+            raise BadSetting(
+                f"{whose}: {name} has no use with an interval, which no change of clocks touches; "
+                f"leave it out."
+            )
 
 
 def _applied_job(job: Job, options: Mapping[str, Any], whose: str) -> Job:
@@ -275,14 +288,22 @@ def check(definition: Definition, now_ms: int) -> None:
             return
         after = tick.aimed(tick.next_ms)
         if after.next_ms is not None and after.next_ms - tick.next_ms < latest_ms:
-            policies = definition.policies
-            whole = duration_text(policies.jitter_ms + policies.spread_ms)
             raise BadSetting(
-                f"schedule {definition.name!r}: jitter and spread, together {whole}, are longer "
-                f"than the {duration_text(after.next_ms - tick.next_ms)} between two fire times; "
-                f"choose less."
+                f"schedule {definition.name!r}: {_late_text(definition.policies)} longer than the "
+                f"{duration_text(after.next_ms - tick.next_ms)} between two fire times; choose "
+                f"less."
             )
         tick = after
+
+
+def _late_text(policies: Policies) -> str:
+    """How much later than its fire time a firing may be, and why."""
+    jitter_ms, spread_ms = policies.jitter_ms, policies.spread_ms
+    if jitter_ms and spread_ms:
+        return f"jitter and spread, together {duration_text(jitter_ms + spread_ms)}, are"
+    if jitter_ms:
+        return f"a jitter of {duration_text(jitter_ms)} is"
+    return f"a spread of {duration_text(spread_ms)} is"
 
 
 def previewed(

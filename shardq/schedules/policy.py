@@ -43,6 +43,7 @@ class PolicyOptions(TypedDict, total=False):
         twice: At which of them a local time fires that comes twice: `first`, `last` or `both`.
             Unless given, a cron whose hours begin with `*` fires at both, any other at the first.
         gap: What becomes of a local time that does not exist: `shift` it by the gap, or `skip` it.
+            An interval, which knows no local times, takes neither of the two.
         jitter: Each firing is up to so long late, by a number that follows from schedule and fire
             time.
         spread: All firings are up to so long late, by a number that follows from the schedule.

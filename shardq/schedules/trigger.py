@@ -127,6 +127,12 @@ class Trigger:
         return self._rule.zone
 
     @property
+    def is_interval(self) -> bool:
+        """Whether it is an interval, which no wall clock touches."""
+        rule = self._rule.rule if isinstance(self._rule, Bounded) else self._rule
+        return isinstance(rule, Every)
+
+    @property
     def tzinfo(self) -> tzinfo:
         """That zone, to show times in."""
         return zone_of(self._rule.zone)
@@ -238,7 +244,10 @@ def _rule_of(trigger: Any, zone: tzinfo | None, now_ms: int, depth: int) -> Rule
     from apscheduler.triggers.interval import IntervalTrigger
 
     if not isinstance(trigger, BaseTrigger):
-        raise TriggerError(f"a trigger must be one of APScheduler's, not {shown(trigger)}.")
+        raise TriggerError(
+            f"a trigger must be one of APScheduler's, not {shown(trigger)}; the text of a cron is "
+            f"for app.cron or queue.cron, an interval for every."
+        )
     if getattr(trigger, "jitter", None):
         raise TriggerError(
             f"trigger {trigger} has a jitter, which differs each time it is asked; give the "

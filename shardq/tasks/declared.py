@@ -330,8 +330,9 @@ def scheduled(
     if isinstance(call, Bound):
         call = call.of()
     if not isinstance(call, Call):
+        hint = "" if callable(call) else "; a task with () behind it was called: leave them out"
         raise BadSetting(
-            f"a schedule takes a task, or task.of(..) with its arguments, not {shown(call)}."
+            f"a schedule takes a task, or task.of(..) with its arguments, not {shown(call)}{hint}."
         )
     made = call._scheduled()  # noqa: SLF001 - it is ours
     if made.registry is not registry:
