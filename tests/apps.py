@@ -25,3 +25,12 @@ def states(ends: list[Ended]) -> list[str]:
 
 def dead(app: App) -> list[Message]:
     return app.queue(app.queue_names[0]).dead.peek(100)
+
+
+def with_task(app: App, name: str = "sync") -> Any:
+    """Give an app a task; returns it."""
+
+    @app.task(name=name)
+    def sync(region: str = "all") -> None: ...
+
+    return sync
