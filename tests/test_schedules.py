@@ -410,6 +410,19 @@ def test_the_very_same_schedule_is_made_once_and_another_of_its_name_is_refused(
     assert [one.name for one in queue.schedules] == ["crm"]
 
 
+def test_a_schedule_prints_in_a_line(queue: Queue) -> None:
+    made = queue.cron("0 12 * * *", b"x" * 1_000, name="noon", tz="Europe/Berlin")
+    assert (
+        str(made)
+        == repr(made)
+        == (
+            "<Schedule 'noon' of 'mail': cron 0 12 * * * Europe/Berlin, waiting, next "
+            f"{iso(made.next or 0)}>"
+        )
+    )
+    assert repr(made.pause()).endswith(", paused>")
+
+
 def test_a_dropped_queue_takes_its_schedules_along(stage: Stage, queue: Queue) -> None:
     queue.every("10s", b"", name="crm")
     queue.drop()

@@ -66,7 +66,7 @@ PREVIEW_MAX = 10_000
 BACKFILL_MAX = 100_000
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Schedule:
     """A schedule as it was read, and what can be done to it; that holds in every process at once.
 
@@ -113,7 +113,13 @@ class Schedule:
     key: str | None
     on_conflict: str
     unique_for: timedelta | None
-    _of: Book = field(repr=False, compare=False)
+    _of: Book = field(compare=False)
+
+    def __repr__(self) -> str:
+        following = "" if self.next is None else f", next {iso(self.next)}"
+        return (
+            f"<Schedule {self.name!r} of {self.queue!r}: {self.trigger}, {self.state}{following}>"
+        )
 
     def __reduce__(self) -> NoReturn:
         where = f"shardq.connect(url).queue({self.queue!r}).schedules[{self.name!r}]"
