@@ -420,7 +420,8 @@ def _dropped(case: Case, account: Account) -> Iterator[Breach]:
         run = account.tokens.get(token)
         if run is None or not run.is_keyed or reason_to_go(case, token, us) is not None:
             continue
-        states = account.timeline.between(us - _MISSED_US, us)
+        # Its key may have been cancelled long before its row is met.
+        states = account.timeline.between(min(us - _MISSED_US, run.at_us), us)
         may_cancel = any(s.spec and account.spec(s).overlap == "cancel" for s in states)
         is_over = case.history.wall_us(us) > (run.time_ms + 900) * 1_000
         if len(run.entries) > 1 or (may_cancel and is_over):
