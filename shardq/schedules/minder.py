@@ -13,8 +13,8 @@ from shardq.model.key import bucket_of
 from shardq.model.times import moment_of
 from shardq.records.home import QueueHome
 from shardq.schedules.listing import Listing
-from shardq.schedules.tick import Tick, lead_of
-from shardq.schedules.ticks import is_suspect
+from shardq.schedules.tick import lead_of
+from shardq.schedules.ticks import is_suspect, resumed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -118,13 +118,10 @@ class Minder:
         definition = self._listing.read([name])[name].definition
         if definition is None:
             return
-        place = key.at or key.place
-        lead = lead_of(definition, is_local=self._is_local)
         now_ms = self._clock.now_ms()
-        tick = Tick.resumed(definition, None if place is None else place.due_ms, now_ms, lead)
-        due_ms = tick.due_ms(now_ms, lead)
-        body = tick.due_at(due_ms)._replace(is_again=True).body()
-        self._producer.put(body, due=moment_of(due_ms), id=name, key=name)
+        tick = resumed(definition, key, now_ms, is_local=self._is_local)
+        due_ms = tick.due_ms(now_ms, lead_of(definition, is_local=self._is_local))
+        self._producer.put(tick.due_at(due_ms).body(), due=moment_of(due_ms), id=name, key=name)
         log.warning(
             "schedule %s of queue %s had lost its tick, which is put again",
             name,

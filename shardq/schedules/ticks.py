@@ -202,11 +202,7 @@ class Ticks:
         key, now_ms = self._seek([definition.name])[definition.name].key, self._clock.now_ms()
         if not is_suspect(key, now_ms):
             return
-        place = key.at or key.place
-        lead = lead_of(definition, is_local=self._is_local)
-        place_ms = None if place is None else place.due_ms
-        tick = Tick.resumed(definition, place_ms, now_ms, lead)
-        self.put(tick._replace(is_again=True))
+        self.put(resumed(definition, key, now_ms, is_local=self._is_local))
 
     def _is_ending(self, name: str) -> bool:
         """Whether a tick was removed while it fires, or never fires again, and is still there."""
@@ -299,6 +295,14 @@ def is_suspect(key: KeyRow, now_ms: int) -> bool:
     """Whether a tick may be lost: between a firing and its note each looks like that."""
     place = key.at or key.place
     return place is None or place.due_ms < now_ms - _OVERDUE_MS
+
+
+def resumed(definition: Definition, key: KeyRow, now_ms: int, *, is_local: bool) -> Tick:
+    """The tick of a schedule that has lost it, from where its key says that it was."""
+    place = key.at or key.place
+    place_ms = None if place is None else place.due_ms
+    tick = Tick.resumed(definition, place_ms, now_ms, lead_of(definition, is_local=is_local))
+    return tick._replace(is_again=True)
 
 
 def _is_there(standing: Standing) -> bool:
