@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from shardq.schedules.schedule import Book
     from shardq.schedules.ticks import Found
 
-Answer: TypeAlias = Literal["made", "changed", "same", "older", "ended", "past", "other"]
+Answer: TypeAlias = Literal[
+    "made", "changed", "same", "older", "ended", "removed", "past", "other"
+]
 
 
 class Declared(NamedTuple):
@@ -32,8 +34,8 @@ class Declared(NamedTuple):
 
     Attributes:
         answer: It was `made`; `changed`, where its revision is higher; is the `same`, or `older`
-            than what is there; has `ended`, or was removed by code of its revision; all its fire
-            times are `past`; or there is an `other`, of its revision or made at run time.
+            than what is there; has `ended`, as it may; was `removed` by code of its revision; all
+            its fire times are `past`; or there is an `other`, of its revision or made at run time.
         asked: It.
         there: What was there before; None where nothing was.
         unlike: What the other has otherwise, as options and arguments name it.
@@ -81,7 +83,8 @@ def declare(
     while found is None and (found := book.present(name)) is None:
         listed = book.listing.read([name]).get(name)
         if listed is not None and listed.ended >= revision:
-            return Declared("ended", asked)
+            may_end = is_past or asked.count is not None
+            return Declared("ended" if may_end else "removed", asked)
         if listed is not None and (lost := listed.definition) is not None:
             # Its tick is not to be found right now, and is put again from what is listed.
             if lost.revision > revision:

@@ -47,11 +47,12 @@ _SAID = {
     "made": "was made",
     "changed": "was changed; it was of revision {there}",
     "older": "is left as it is: of revision {there}, of newer code",
-    "ended": "is not made: it has ended, or code has removed it; a higher revision makes it anew",
+    "ended": "has ended, or code has removed it; a higher revision makes it anew",
+    "removed": "is not made: code has removed it; a higher revision makes it anew",
     "past": "is not made: all its fire times are past",
 }
 """What became of a declaration, for the log."""
-_WARNED = ("ended", "past")
+_WARNED = ("removed", "past")
 """What is no part of a rolling deploy: who declares it may wait in vain."""
 
 

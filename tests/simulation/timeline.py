@@ -207,6 +207,9 @@ class Timeline:
         if one.answer == "gone" and one.tries > 1 and self._ended(state).has_ended:
             # A try before has listed it, and then it ended: it comes back as it is listed.
             yield _after_done(one, state)
+        if one.answer == "taken" and one.tries > 1 and state.spec is None:
+            # A try before has made it, and it was changed since.
+            yield _after_done(one, state)
         if one.answer == "gone" and one.command.does == "make" and self._is_being_removed():
             # Its maker looked at it when it was removed already.
             yield ABSENT
@@ -215,6 +218,8 @@ class Timeline:
             if one.answer == "gone" and one.tries > 1:
                 # A try before has listed it, as which it comes back.
                 yield _after_done(one, state)
+        if self._is_undone(one):
+            yield state
 
     def _is_being_removed(self) -> bool:
         """Whether a removal is under way."""
@@ -240,6 +245,15 @@ class Timeline:
         mended_us = _MENDED_US + 2 * self._case.lease_us
         return any(
             name == self._name and us <= self._over_us(one) and one.begun_us <= us + mended_us
+            for us, name in self._case.history.lost
+        )
+
+    def _is_undone(self, one: Asked) -> bool:
+        """Whether its tick was lost while a command had it replaced: who holds the one before
+        brings that back.
+        """
+        return any(
+            name == self._name and one.begun_us <= us <= self._over_us(one)
             for us, name in self._case.history.lost
         )
 
