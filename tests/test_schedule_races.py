@@ -230,7 +230,7 @@ def test_what_another_has_listed_after_a_tick_was_made_does_not_outlive_a_remova
     book.listing.write(replace(there, version=there.version + 1_000_000))
     assert declaring.undeclare(book, "crm") == "removed"
     assert Runs(stage, queue).drive(70) == []
-    assert declare(queue, 1) == "ended"
+    assert declare(queue, 1) == "removed"
 
 
 def test_a_damaged_key_keeps_no_other_tick_from_being_put_again(

@@ -24,9 +24,7 @@ if TYPE_CHECKING:
     from shardq.schedules.schedule import Book
     from shardq.schedules.ticks import Found
 
-Answer: TypeAlias = Literal[
-    "made", "changed", "same", "older", "ended", "removed", "past", "other"
-]
+Answer: TypeAlias = Literal["made", "changed", "same", "older", "ended", "removed", "past", "other"]
 
 
 class Declared(NamedTuple):

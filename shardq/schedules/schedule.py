@@ -418,6 +418,8 @@ class Book:
         if self.listing.noted([name]):
             # First: a process that dies here is followed by whoever minds the list.
             self.listing.remove(name)
+        if row is None and not ticks.is_lost(name):
+            return False
         return ticks.cancel(name, row)
 
     def drop(self) -> None:
@@ -592,14 +594,17 @@ class Book:
     def _put_again(self, name: str) -> Found | None:
         """Put the tick again of a schedule that is on the list, and has none."""
         ticks = self.ticks()
-        if ticks is None or not self.listing.names([name]):
-            return None
-        definition = self.listing.read([name])[name].definition
-        if definition is None:
+        listed = None if ticks is None else self.listing.read([name]).get(name)
+        if ticks is None or listed is None or listed.definition is None:
             return None
         with suppress(KeyTaken):
-            ticks.put_again(definition)
-        return self.found([name]).get(name)
+            ticks.put_again(listed.definition)
+        found = self.found([name]).get(name)
+        if found is None or not found.tick.is_again or self.listing.names([name]):
+            return found
+        # A change had listed it that has found none, for it was removed.
+        ticks.cancel(name, ticks.find(name))
+        return None
 
     def _gone(self, name: str) -> UnknownSchedule:
         near = get_close_matches(name, self.names(), 1)
@@ -651,8 +656,8 @@ class Book:
         listed = self.listing.read([name]).get(name)
         # Not one that has been removed, or has ended, meanwhile.
         if listed is not None and listed.definition is not None:
-            version = self.listing.next_version(listed)
-            self.listing.write(replace(found.tick.definition, version=version))
+            # Only in the place of this: a removal that comes before it is written has a later one.
+            self.listing.write(replace(found.tick.definition, version=listed.written + 1))
 
     def _arguments(self, tick: Tick, firing: PlannedFiring) -> dict[str, Any]:
         job = tick.definition.job

@@ -342,6 +342,8 @@ class Ticker:
                 self._guarded(plan, self._conclude)
             engine.outbox.finish(plan.one, plan.outcome or LEFT)
         engine.outbox.flush()
+        steps = [plan.outcome.step for plan in plans if plan.outcome is not None]
+        self._to_now(engine.settler, [step.new for step in steps if step is not None])
 
     def _guarded(self, plan: _Plan, work: Callable[[_Plan], None]) -> None:
         """Do something to a tick; where that fails, it is tried again, and says why."""
@@ -436,7 +438,10 @@ class Ticker:
             lane = layout.group_lane(group, priority)
         since_ms = tick.at_ms(firing.time_ms)
         is_later = since_ms != firing.at_ms and not firing.is_missed
-        born_us = max(aim_ms * 1_000 - _BORN_US, self._register.settings.purged_before_us)
+        born_us, purged_us = aim_ms * 1_000 - _BORN_US, self._register.settings.purged_before_us
+        if firing.is_missed or firing.at_ms * 1_000 > purged_us:
+            # A purge before its time takes none; a later one does, whoever puts it once more.
+            born_us = max(born_us, purged_us)
         return Row(
             layout.shard(firing.at_ms, lane),
             firing.at_ms,
@@ -570,17 +575,19 @@ class Ticker:
         home = self._home
         self._settler.ledger.enter(rows)
         home.stats.add(put=len(rows))
-        now_ms = self._clock.now_ms()
-        # Two copies of a tick that are fired together put the very same runs: each goes there once.
-        late = {row.id: row for row in rows if row.due_ms < now_ms - _SWEPT_MS}
-        if late:
-            planner = self._settler.planner
-            self._settler.carry_out(
-                [planner.share(row, row.shard.lane, after_ms=0) for row in late.values()]
-            )
+        self._to_now(self._settler, rows)
         due_ms = min(row.due_ms for row in rows)
         home.on_put(due_ms)
         self._on_put(due_ms)
+
+    def _to_now(self, settler: Settler, rows: Sequence[Row]) -> None:
+        """Move what was written for a time that is past to now, where the next poll finds it."""
+        now_ms = self._clock.now_ms()
+        # Two copies of a tick that are fired together put the very same: each goes there once.
+        late = {row.id: row for row in rows if row.due_ms < now_ms - _SWEPT_MS}
+        settler.carry_out(
+            [settler.planner.share(row, row.shard.lane, after_ms=0) for row in late.values()]
+        )
 
 
 def _keep_dead(_row: Row) -> None:

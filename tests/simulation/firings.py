@@ -16,6 +16,7 @@ from collections import defaultdict
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
+from shardq.model.ids import birth_us
 from simulation.books import reason_to_go
 from simulation.calm import disturbances, merged
 from simulation.case import QUEUE, Breach
@@ -212,10 +213,11 @@ def _contradicted(case: Case, account: Account) -> Iterator[Breach]:
 
 def _twice(case: Case, account: Account) -> Iterator[Breach]:
     """A fire time has one run, unless its schedule was changed just then."""
+    begun = {one.row.first or one.row.id for one in case.history.deliveries}
     for time_ms, runs in account.runs.items():
         entries = [(entry, run) for run in runs for entry in run.entries]
-        if runs[0].is_keyed:
-            begun = {one.row.first or one.row.id for one in case.history.deliveries}
+        if runs[0].is_keyed or any(case.may_be_purged(birth_us(entries[0][0]), runs[-1].at_us)):
+            # The first one was purged, where none has begun, and the process died that put it.
             entries = [(entry, run) for entry, run in entries if entry in begun]
         if len(entries) > 1 and not account.is_asked_at(time_ms):
             text = f"has {len(entries)} runs, " + ", ".join(

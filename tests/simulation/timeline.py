@@ -178,14 +178,17 @@ class Timeline:
         return {course._replace(done=course.done - over) for course in fitting}
 
     def _gone_on(self, courses: set[_Course]) -> set[_Course]:
-        """The same, and those in which any of the commands under way have taken effect."""
+        """The same, and those in which any of the commands under way have taken effect.
+
+        One that was tried again may have done so twice.
+        """
         found, fresh = set(courses), set(courses)
         while fresh:
             more = {
                 _Course(state, course.done | {number})
                 for course in fresh
                 for number, one in self._open.items()
-                if number not in course.done
+                if number not in course.done or one.tries > 1
                 for state in self._outcomes(one, course.state)
             }
             more |= {course._replace(state=self._ended(course.state)) for course in fresh}
@@ -210,9 +213,9 @@ class Timeline:
         if one.answer == "taken" and one.tries > 1 and state.spec is None:
             # A try before has made it, and it was changed since.
             yield _after_done(one, state)
-        if one.answer == "gone" and one.command.does == "make" and self._is_being_removed():
+        if one.answer == "gone" and one.command.does == "make" and self._is_removed_in(one):
             # Its maker looked at it when it was removed already.
-            yield ABSENT
+            yield from (ABSENT, _after_done(one, state))
         if self._is_lost(one) and _fits(one, ABSENT):
             yield _after(one, ABSENT) if one.command.does == "make" else state
             if one.answer == "gone" and one.tries > 1:
@@ -221,9 +224,14 @@ class Timeline:
         if self._is_undone(one):
             yield state
 
-    def _is_being_removed(self) -> bool:
-        """Whether a removal is under way."""
-        return any(one.command.does == "remove" for one in self._open.values())
+    def _is_removed_in(self, one: Asked) -> bool:
+        """Whether a removal was under way while a command was."""
+        return any(
+            other.command.does == "remove"
+            and other.begun_us <= self._over_us(one)
+            and self._over_us(other) >= one.begun_us
+            for other in self.asked
+        )
 
     def _settles(self, one: Asked, other: Asked) -> bool:
         """Whether nothing comes any more of a command that nobody was told of, once one is done.
