@@ -246,7 +246,7 @@ def test_schedules_of_a_task_are_fired_by_a_worker(app_shell: Shell) -> None:
     assert found["queue default"]["advice"] == WORKER
 
 
-def test_a_schedule_of_an_app_with_a_store_of_its_own_says_where_it_is(app_shell: Shell) -> None:
+def test_what_an_app_with_a_store_of_its_own_is_given_says_where_it_is(app_shell: Shell) -> None:
     add = ["schedule", "add", "sync", "--every", "1h", "--app", "app", "--task", "app.nap"]
     done = app_shell.ok(*add)
     assert done.out.startswith(f"sync: in queue default of {app_shell.url}; next ")
@@ -255,10 +255,11 @@ def test_a_schedule_of_an_app_with_a_store_of_its_own_says_where_it_is(app_shell
     write_app(app_shell.directory, APP.replace("App(", f"App({own!r}, "))
     done = app_shell.ok(*add)
     assert done.out.startswith(f"sync: in queue default of {own}; next ")
-    assert done.err == (
+    put_done = app_shell.ok("put", "--app", "app", "--task", "app.nap", "--args", "[1]")
+    assert [put_done.err, done.err] == 2 * [
         f"shardq: the app has a store of its own, {own}; SHARDQ_STORE, which names another, is not "
         f"used.\n"
-    )
+    ]
 
 
 @pytest.mark.parametrize("form", [(), ("--json",)])

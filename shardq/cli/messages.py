@@ -64,7 +64,8 @@ if TYPE_CHECKING:
     "app_name",
     metavar="APP",
     help="The app of --task, app:app say: its arguments are checked, and what is not given here is "
-    "as the task has it, QUEUE too.",
+    "as the task has it, QUEUE too. Where the app names a store, that has the job, whatever "
+    "SHARDQ_STORE says.",
 )
 @click.option(
     "--key", metavar="KEY", help="A name that no other message of QUEUE has until this one ends."
@@ -141,6 +142,7 @@ def put(
         with jobs.app_of(app_name, url) as app:
             message = jobs.put_job(app, task, jobs.arguments_of(arguments), from_user)
             _tell_put(message, as_json=as_json)
+            jobs.tell_store(app)
         return
     if queue is None:
         raise click.UsageError("Missing argument 'QUEUE'" + (", or --app." if task else "."))

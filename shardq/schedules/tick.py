@@ -280,7 +280,8 @@ class Tick(NamedTuple):
         """
         tick = cls(definition, None)
         from_ms = now_ms if place_ms is None else min(place_ms + lead.ms, now_ms)
-        tick = tick.aimed(from_ms - definition.policies.latest_ms - 1)
+        # Of what was changed since, no fire time is before the change.
+        tick = tick.aimed(max(from_ms - definition.policies.latest_ms, definition.made_ms) - 1)
         while tick.next_ms is not None and tick.at_ms(tick.next_ms) < from_ms:
             tick = tick.aimed(tick.next_ms)
         if definition.count is not None and tick.next_ms is not None:

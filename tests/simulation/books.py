@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from simulation.history import Delivery, Written
 
 ACKED = ("ack", "maybe ack")
-_STORED_US = 3_000_000
+_STORED_US = 5_000_000
 """How long a consumer may keep what is acked to itself, where the store keeps nothing up."""
 _MOVED_US = 500_000
 _REPAIRED_US = 5_000_000
