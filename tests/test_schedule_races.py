@@ -103,6 +103,14 @@ def test_a_schedule_whose_removal_has_begun_may_be_made_again(stage: Stage, queu
     assert queue.schedules.get("crm") is not None
 
 
+def test_a_removal_leaves_one_that_is_made_as_it_finds_none(stage: Stage, queue: Queue) -> None:
+    other, runs = stage.connect().queue("mail"), Runs(stage, queue)
+    queue.every("10s", b"", name="crm").remove()
+    stage.faults.call("notes schedules", lambda: other.every("10s", b"", name="crm"))
+    assert not queue.schedules.remove("crm")
+    assert len(runs.drive(25)) == 2
+
+
 def test_a_schedule_may_be_made_again_as_it_ends(stage: Stage, queue: Queue) -> None:
     queue.every("10s", b"", name="crm", count=1)
     other, runs = stage.connect().queue("mail"), Runs(stage, queue)
