@@ -264,9 +264,9 @@ def test_a_schedule_that_is_made_again_as_a_change_finds_it_removed_stays(
 ) -> None:
     made, other = queue.every("10s", b"", name="crm"), stage.connect().queue("mail")
     stage.faults.call("note schedules", lambda: other.schedules.remove("crm"))
-    # The change has read the list once, and the removal twice.
+    # The change has read the list once, and the removal three times.
     make_again = partial(other.every, "7s", b"", name="crm")
-    stage.faults.call("notes schedules", make_again, nth=4, after=False)
+    stage.faults.call("notes schedules", make_again, nth=5, after=False)
     with pytest.raises(errors.UnknownSchedule):
         made.change(every="20s")
     assert other.schedules.get("crm") is not None

@@ -105,7 +105,9 @@ class Settler:
         self._before_move(live)
         if in_steps:
             self._transfer(noted(in_steps, there), [there[move.old] for move in in_steps])
-        self._store.move(noted(at_once, there))
+        if left_out := self._store.move(noted(at_once, there)):
+            gone |= left_out
+            live = [move for move in live if move.old not in left_out]
         if beside := [row for move in live for row in move.beside]:
             self.on_beside(beside)
         if maybe := [row for move in moves if move.old in gone for row in move.beside]:

@@ -420,7 +420,11 @@ class Book:
             self.listing.remove(name)
         if row is None and not ticks.is_lost(name):
             return False
-        return ticks.cancel(name, row)
+        is_done = ticks.cancel(name, row)
+        if self.listing.names([name]) and not self.found([name], {}):
+            # A change has listed it that found its tick there still.
+            self.listing.remove(name)
+        return is_done
 
     def drop(self) -> None:
         """Remove all, as the queue is dropped."""

@@ -239,11 +239,14 @@ class Rows(Protocol):
     def find(self, positions: Iterable[Position]) -> list[Row]:
         """Those of the rows that are there, in any order; one read a shard."""
 
-    def move(self, moves: Iterable[Move]) -> None:
+    def move(self, moves: Iterable[Move]) -> set[Position]:
         """Write each new row, its note, and delete its old one; atomically, or in that order.
 
         Repeating it is safe. Whether the old rows are there, the caller has looked; on SQLite the
         transaction looks again at those of moves with rows `beside`, and leaves out what is gone.
+
+        Returns:
+            The old positions of what was left out. On Cassandra none.
         """
 
     def move_once(

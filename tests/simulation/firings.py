@@ -104,6 +104,11 @@ class Account:
         since_us, until_us = self._shown(time_ms)
         return self.timeline.between(since_us - self._lead_us - _SLACK_US, until_us + _SLACK_US)
 
+    def is_lost_in(self, since_us: int, until_us: int) -> bool:
+        """Whether its tick was lost in a stretch of time."""
+        lost = self._case.history.lost
+        return any(name == self.name and since_us < us <= until_us for us, name in lost)
+
     def is_asked_at(self, time_ms: int) -> bool:
         """Whether a command was under way at a fire time, or when that was decided."""
         since_us, until_us = self._shown(time_ms)
@@ -219,6 +224,9 @@ def _twice(case: Case, account: Account) -> Iterator[Breach]:
         if runs[0].is_keyed or any(case.may_be_purged(birth_us(entries[0][0]), runs[-1].at_us)):
             # The first one was purged, where none has begun, and the process died that put it.
             entries = [(entry, run) for entry, run in entries if entry in begun]
+        # Of a tick that is lost as it is begun, its key may tell of one before.
+        if account.is_lost_in(runs[0].at_us, runs[-1].at_us):
+            continue
         if len(entries) > 1 and not account.is_asked_at(time_ms):
             text = f"has {len(entries)} runs, " + ", ".join(
                 f"{entry.hex()} by {run.process}" for entry, run in entries
@@ -291,7 +299,7 @@ def _passed(case: Case, account: Account) -> Iterator[Breach]:
         if spec.overlap == "skip" and _was_there_before(case, account, owed.time_ms, fired_us):
             continue
         # What a tick was behind with is lost with it.
-        if any(n == account.name and owed.us < us <= fired_us for us, n in case.history.lost):
+        if account.is_lost_in(owed.us, fired_us):
             continue
         late_us = fired_us - owed.us
         next_run = account.runs[later[0].time_ms][0]

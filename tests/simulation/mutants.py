@@ -438,7 +438,7 @@ MUTANTS: dict[str, Edits] = {
          "if tick.next_ms is None:"),
     ),
     "a removal is left to who minds the list": (
-        (Book, "remove", "return ticks.cancel(name, row)", "return True"),
+        (Book, "remove", "is_done = ticks.cancel(name, row)", "is_done = True"),
     ),
     "overlap is not looked at": (
         (Ticker, "_is_in_the_way", "return self._keyed.get(key) is None", "return False"),

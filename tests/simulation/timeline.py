@@ -200,27 +200,18 @@ class Timeline:
         """What a command may make of a schedule; one whose tick is lost may not be found."""
         if _fits(one, state) and (one.answer != "refused" or self._may_be_spent(one, state)):
             yield _after(one, state)
-            if one.answer == "refused" and one.tries > 1:
-                # A try before has changed it, and it has fired since.
-                yield _after_done(one, state)
+        if one.tries > 1:
+            # By a try before, of which nobody was told.
+            yield _after_done(one, state)
         ended = self._ended(_after_done(one, state))
         if one.answer == "gone" and ended.has_ended:
             # By the change itself, where it has fired so often before.
             yield ended
-        if one.answer == "gone" and one.tries > 1 and self._ended(state).has_ended:
-            # A try before has listed it, and then it ended: it comes back as it is listed.
-            yield _after_done(one, state)
-        if one.answer == "taken" and one.tries > 1 and state.spec is None:
-            # A try before has made it, and it was changed since.
-            yield _after_done(one, state)
         if one.answer == "gone" and one.command.does == "make" and self._is_removed_in(one):
             # Its maker looked at it when it was removed already.
             yield from (ABSENT, _after_done(one, state))
         if self._is_lost(one) and _fits(one, ABSENT):
             yield _after(one, ABSENT) if one.command.does == "make" else state
-            if one.answer == "gone" and one.tries > 1:
-                # A try before has listed it, as which it comes back.
-                yield _after_done(one, state)
         if self._is_undone(one):
             yield state
 

@@ -476,13 +476,13 @@ def test_rows_beside_a_move_are_written_with_it_and_repeated_are_not_there_again
     plain, elsewhere = make_row(queue), make_row(queue, BASE_MS + 9)
     moves = [Move(old.position, new, note, (beside,)), Move(plain.position, elsewhere)]
     store.insert([old, plain])
-    store.move(moves)
+    assert store.move(moves) == set()
     assert set(read_back(store, [new, elsewhere])) == {new, elsewhere}
     assert read_back(store, [beside]) == [beside]
     assert store.notes(PLACES, (queue, 0)) == {("a", "x"): ("there", BASE_US)}
     # Its message has ended meanwhile, and so has the step after it.
     store.delete([beside.position, new.position])
-    store.move(moves)
+    assert store.move(moves) == ({old.position} if store.is_local else set())
     assert read_back(store, [beside]) == []
     assert new not in read_back(store, [new, elsewhere])
 

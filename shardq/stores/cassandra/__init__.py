@@ -143,12 +143,13 @@ class CassandraStore(Rows, Leases, Registers, History):
         steps.follow(self, done)
         return refused
 
-    def move(self, moves: Iterable[Move]) -> None:
+    def move(self, moves: Iterable[Move]) -> set[Position]:
         """Write new rows and delete old ones: those with a note step by step."""
         noted: list[Move] = []
-        super().move(_without_notes(moves, noted))
+        gone = super().move(_without_notes(moves, noted))
         if noted:
             steps.move_noted(self, noted)
+        return gone
 
     def clocks(self) -> Mapping[str, Callable[[], int]]:
         """Those of the live nodes, `address:port`.

@@ -146,7 +146,7 @@ class Rows:
         """Delete rows a second after their births."""
         self._session.write(self._deletes(positions))
 
-    def move(self, moves: Iterable[Move]) -> None:
+    def move(self, moves: Iterable[Move]) -> set[Position]:
         """Write new rows and delete old ones: one logged batch, or if too large, in that order."""
         large: list[Move] = []
         self._session.write(self._moves(moves, large), window=MOVE_WINDOW)
@@ -154,6 +154,7 @@ class Rows:
             self.insert(move.new for move in large)
             with begun("the new rows are written"):
                 self.delete(move.old for move in large)
+        return set()
 
     def record_attempt(self, position: Position, attempt: int) -> None:
         """Set a row's attempt, before its delete whenever that comes."""

@@ -275,26 +275,40 @@ class SqliteStore(SqliteRegisters, SqliteHistory):
             self._count_read(len(found), "find")
         return found
 
-    def move(self, moves: Iterable[Move]) -> None:
+    def move(self, moves: Iterable[Move]) -> set[Position]:
         """Write each new row and delete its old one, in one transaction. Idempotent."""
-        for batch in _batches(moves, _moved):
+        asked = list(moves)
+        gone: list[tuple[Any, ...]] = []
+        for batch in _batches(asked, _moved):
             with self._database.transaction() as connection:
                 self.counters["batches"] += 1
                 plain = batch
                 if any(beside for *_, beside in batch):
                     plain = [one for one in batch if not one[3]]
-                    self._move_with(connection, [one for one in batch if one[3]])
+                    gone += self._move_with(connection, [one for one in batch if one[3]])
                 connection.executemany(_INSERT, [new for new, *_ in plain])
                 self._note_all(connection, [note for _, _, note, _ in plain if note is not None])
                 connection.executemany(_DELETE, [old for _, old, *_ in plain])
+        return {move.old for move in asked if _placed(move.old) in gone} if gone else set()
 
-    def _move_with(self, connection: sqlite3.Connection, batch: list[_Moved]) -> None:
-        """Do moves with rows beside them, of which each is written by one move alone."""
-        done = [one for one in batch if connection.execute(_DELETE, one[1]).rowcount]
+    def _move_with(
+        self, connection: sqlite3.Connection, batch: list[_Moved]
+    ) -> list[tuple[Any, ...]]:
+        """Do moves with rows beside them, of which each is written by one move alone.
+
+        Returns:
+            The keys of the old rows that were gone.
+        """
+        done: list[_Moved] = []
+        gone: list[_Moved] = []
+        for one in batch:
+            is_there = connection.execute(_DELETE, one[1]).rowcount
+            (done if is_there else gone).append(one)
         connection.executemany(
             _INSERT, [row for new, _, _, beside in done for row in (*beside, new)]
         )
         self._note_all(connection, [note for _, _, note, _ in done if note is not None])
+        return [old for _, old, *_ in gone]
 
     def move_once(
         self,

@@ -244,14 +244,17 @@ class LocalStore(Calls):
         asked = list(positions)
         self._write_all("delete", [one.id for one in asked], lambda: self._store.delete(asked))
 
-    def move(self, moves: Iterable[Move]) -> None:
+    def move(self, moves: Iterable[Move]) -> set[Position]:
         """Write each new row and delete its old one, in one transaction."""
         asked = list(moves)
         self._network.on_move(asked)
+        if not asked:
+            return set()
         about = [row_id for move in asked for row_id in (move.old.id, move.new.id)]
-        self._write_all("move", about, lambda: self._store.move(asked))
+        gone = self._write("move", about, lambda: self._store.move(asked))
         if self._process is not None:
-            self._network.on_moved(self._process, asked)
+            self._network.on_moved(self._process, [move for move in asked if move.old not in gone])
+        return gone
 
     def move_once(
         self,
