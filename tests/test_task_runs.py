@@ -327,3 +327,15 @@ def test_a_worker_runs_once(local: App) -> None:
     worker.run(until_empty=True)
     with pytest.raises(UsageError, match="was run before"):
         worker.run()
+
+
+def test_a_worker_is_not_given_the_letters_of_one_queue(local: App) -> None:
+    local.task(name="known", queue="mail")(lambda: None)
+    with pytest.raises(UsageError, match=r"queues must be a list of names, as \['mail'\], not"):
+        Worker(local, queues="mail")
+    assert local.connection.queues() == []
+
+
+def test_middleware_that_is_not_in_a_list_is_told_so() -> None:
+    with pytest.raises(UsageError, match=r"must be a list of objects, not <object .*> alone"):
+        App("sqlite://", middleware=object())  # type: ignore[arg-type]

@@ -7,6 +7,8 @@ short.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
+from typing import Any
 
 from shardq.errors import BadName, shown
 
@@ -60,6 +62,18 @@ def label(value: object, *, what: str, most: int = TEXT_MAX) -> str:
         kind = "" if value is None else f"{type(value).__name__} "
         raise BadName(f"{what} must be text, not {kind}{shown(value)}.")
     raise BadName(f"{what} {shown(value)} must be 1 to {most} printable characters.")
+
+
+def several(value: object, *, what: str) -> tuple[Any, ...]:
+    """Names of which there may be many; not one text, whose letters would each be taken for a name.
+
+    Args:
+        value: Them, not checked themselves.
+        what: For errors.
+    """
+    if isinstance(value, Iterable) and not isinstance(value, str):
+        return tuple(value)
+    raise BadName(f"{what} must be a list of names, as [{shown(value)}], not {shown(value)} alone.")
 
 
 def is_printable(text: str) -> bool:

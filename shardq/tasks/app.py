@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -92,6 +93,9 @@ class App:
     ) -> None:
         if store is not None and not isinstance(store, (str, Connection)):
             raise BadSetting(f"store must be a url or a connection, not {shown(store)}.")
+        if not isinstance(middleware, Iterable):
+            told = shown(middleware)
+            raise BadSetting(f"middleware must be a list of objects, not {told} alone.")
         for one in middleware:
             for function in ("put", "run"):
                 if not callable(getattr(one, function, None)):
@@ -171,12 +175,13 @@ class App:
         """
 
         def declare(function: Callable[..., Any]) -> Task[..., Any, Any] | BatchTask[Any, Any]:
-            return self._declare(function, batch, name, tuple(aliases), options)
+            return self._declare(function, batch, name, former, options)
 
         if isinstance(function, str):
             raise BadSetting(
                 f"@app.task takes its options by name, as queue={function!r} or name={function!r}."
             )
+        former = names.several(aliases, what="aliases")
         return declare if function is None else declare(function)
 
     @property

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, cast
@@ -412,7 +413,9 @@ def _checked_backoff(backoff: Any, whose: str) -> BackoffLike | None:
 def _error_names_of(given: Any, name: str, whose: str) -> tuple[str, ...] | None:
     if given is None:
         return None if name == "retry_on" else ()
-    kinds = [given] if isinstance(given, type) else list(given)
+    # An enum can be iterated over as well, and a name: over its letters.
+    is_one = isinstance(given, (type, str)) or not isinstance(given, Iterable)
+    kinds = [given] if is_one else list(given)
     if name == "retry_on" and not kinds:
         raise BadSetting(f"{whose}: retry_on names no error; give attempts=1 to retry none.")
     for kind in kinds:

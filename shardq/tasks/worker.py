@@ -72,6 +72,7 @@ class Worker:
             raise BadSetting(
                 f"coroutines must be 1 to {COROUTINES_MAX:,}, not {shown(coroutines)}."
             )
+        chosen = names.several(queues, what="queues")
         if not app.tasks:
             raise UsageError(f"the app has no tasks; {HOW_TO_DECLARE}.")
         for task in app.tasks.values():
@@ -89,7 +90,7 @@ class Worker:
         self._batches: list[Batches] = []
         self._consumers = [
             self._consumer(app._home.queue(names.queue_name(name)), threads, prefetch, deadline)
-            for name in dict.fromkeys(queues or app.queue_names)
+            for name in dict.fromkeys(chosen or app.queue_names)
         ]
 
     def run(self, *, until_empty: bool = False) -> None:
