@@ -428,6 +428,26 @@ def test_a_job_with_a_key_is_moved_and_cancelled_and_no_other_of_its_name(queue:
     assert not running.cancel()
 
 
+def test_a_job_without_a_key_is_cancelled_wherever_it_waits_for_its_next_attempt(
+    queue: Queue,
+) -> None:
+    for delay in ("1h", "3d"):
+        job = put(queue)
+        message = take(queue)
+        write(job, "retrying", error="no")
+        queue.retry(message, delay=delay, reason="no")
+        assert job.state is JobState.RETRYING
+        assert job.cancel()
+        assert not job.cancel()
+        assert job.state is JobState.CANCELLED
+    assert queue.depth(exact=True).total == 0
+    job = put(queue)
+    message = take(queue)
+    write(job, "done", value=b"1")
+    queue.ack(message)
+    assert not job.cancel()
+
+
 def test_a_job_that_was_moved_to_an_earlier_time_may_have_ended_before_its_first_due(
     world: World, queue: Queue
 ) -> None:

@@ -256,7 +256,7 @@ class Job(Generic[R]):
             await pause(looked)
 
     async def cancel(self) -> bool:
-        """Remove it, unless it runs or has ended, as `shardq.tasks.Job.cancel`."""
+        """Remove it, unless it has ended, as `shardq.tasks.Job.cancel`."""
         return await self._call(lambda job: job.cancel())
 
     async def move(self, *, due: Due | None = None, delay: Duration | None = None) -> Answer:

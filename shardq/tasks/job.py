@@ -296,17 +296,28 @@ class Job(Generic[R]):
     # Commands -------------------------------------------------------------------------------------
 
     def cancel(self) -> bool:
-        """Remove it, unless it runs or has ended.
+        """Remove it, unless it has ended.
 
         With a key it is exact: where this is True nothing runs, whatever crashes; one that is
-        running is asked to stop, and not run again. Else it is best effort.
+        running is asked to stop, and not run again. Without one it is best effort: what a worker
+        has read may still run. It is searched for where it is not as it was put, in the whole table
+        if need be.
 
         Returns:
-            Whether it was there, and does not run.
+            Whether it was there, and with a key also that it does not run.
         """
         if not isinstance(self._message, str):
-            return bool(self._queue.cancel(self._message))
-        found = self._queue.find(self.id) if self.key is None else self._queue.find(key=self.key)
+            if self._queue.cancel(self._message):
+                return True
+            if self.key is not None:
+                return False
+        if self.key is not None:
+            found = self._queue.find(key=self.key)
+        elif self._is_done():
+            # One that has failed may have been put back.
+            return False
+        else:
+            found = self._queue.find(self._message)
         if found is None or found.id != self.id:
             return False
         return bool(self._queue.cancel(found))
@@ -348,6 +359,10 @@ class Job(Generic[R]):
 
     def _read(self) -> Result | None:
         return self._queue._home.results.read(self.id) if self._keeps else None
+
+    def _is_done(self) -> bool:
+        found = self._read()
+        return found is not None and found.state == results.DONE
 
     def _where(self, is_whole: bool) -> State | None:
         """Where its message is; None where it is not found, near or in the whole table."""
