@@ -9,7 +9,6 @@ import sqlite3
 from typing import TYPE_CHECKING, Any
 
 from shardq.model.ids import order_key
-from shardq.stores.sqlite.database import CACHE_KIB
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,7 +34,6 @@ class Bare:
 
     def __init__(self, store: SqliteStore) -> None:
         self._connection = sqlite3.connect(str(store.path), isolation_level=None)
-        self._connection.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
         self._connection.execute(f"PRAGMA synchronous = {store.synchronous}")
         self._connection.execute("PRAGMA secure_delete = OFF")
 

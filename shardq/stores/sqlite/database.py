@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-CACHE_KIB = 16_384
 _STATEMENTS = 64
 _WAL_TRIES = 100
 """How often the change to WAL is tried, where other processes are opening the new file as well."""
@@ -237,8 +236,6 @@ class Database:
             cached_statements=_STATEMENTS,
             uri=self.path is not None,
         )
-        # Of the page cache alone: the file is not touched before it is known to be ours.
-        connection.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
         connection.execute(f"PRAGMA synchronous = {self._synchronous}")
         # Debian's build writes zeros over what is deleted, for which acks would pay.
         connection.execute("PRAGMA secure_delete = OFF")
