@@ -273,6 +273,21 @@ def test_a_schedule_that_is_made_again_as_a_change_finds_it_removed_stays(
     assert len(Runs(stage, queue).drive(60)) == 8
 
 
+def test_a_schedule_whose_tick_another_has_put_for_its_maker_fires_all_that_comes_due(
+    stage: Stage, queue: Queue
+) -> None:
+    other = stage.connect().queue("mail")
+
+    def make_another() -> None:
+        with pytest.raises(errors.KeyTaken, match="crm"):
+            other.every("7s", b"", name="crm")
+
+    stage.faults.call("note schedules", make_another)
+    queue.every("10s", b"", name="crm", start=at(stage, 10))
+    stage.clock.advance(25)
+    assert Runs(stage, queue).drive(10) == ["08:00:10", "08:00:20", "08:00:30"]
+
+
 def test_a_schedule_whose_tick_is_lost_while_it_is_changed_comes_back_as_changed(
     stage: Stage, queue: Queue
 ) -> None:

@@ -414,11 +414,12 @@ class Book:
         if ticks is None:
             return False
         # Of one that is made anew meanwhile nothing is removed.
-        row = ticks.find(names.label(name, what="schedule name"))
+        is_there = ticks.has(names.label(name, what="schedule name"))
+        row = ticks.find(name)
         if self.listing.noted([name]):
             # First: a process that dies here is followed by whoever minds the list.
             self.listing.remove(name)
-        if row is None and not ticks.is_lost(name):
+        if row is None and not is_there:
             return False
         is_done = ticks.cancel(name, row)
         if self.listing.names([name]) and not self.found([name], {}):

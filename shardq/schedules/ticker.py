@@ -396,7 +396,9 @@ class Ticker:
             return None
         if listed.definition.version == definition.version:
             return tick
-        return tick.of(listed.definition).aimed(self._clock.now_ms())
+        # From when it was listed on; what was before its next one, it has fired.
+        listed_ms = listed.definition.version // 1_000
+        return tick.of(listed.definition).aimed(max(listed_ms, (tick.next_ms or 0) - 1))
 
     def _conclude(self, plan: _Plan) -> None:
         """Put what has to be put by key, and let the tick go on."""

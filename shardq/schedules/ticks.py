@@ -250,6 +250,10 @@ class Ticks:
         standing = self.keys.seek([name])[name]
         return standing.row if standing.state in (Is.WAITING, Is.RUNNING) else None
 
+    def has(self, name: str) -> bool:
+        """Whether a name stands for a tick, be it one that is lost, or is still to be written."""
+        return self.keys.look([name])[name].first is not None
+
     def is_lost(self, name: str) -> bool:
         """Whether a tick that nobody has removed is not to be found."""
         standing = self.keys.seek([name])[name]

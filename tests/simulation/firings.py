@@ -298,8 +298,9 @@ def _passed(case: Case, account: Account) -> Iterator[Breach]:
         fired_us = min(account.runs[one.time_ms][0].at_us for one in later)
         if spec.overlap == "skip" and _was_there_before(case, account, owed.time_ms, fired_us):
             continue
-        # What a tick was behind with is lost with it.
-        if account.is_lost_in(owed.us, fired_us):
+        # What a tick was behind with is lost with it, and where it was changed just before, what
+        # comes due until it is put again.
+        if account.is_lost_in(owed.us - _MENDED_US, fired_us):
             continue
         late_us = fired_us - owed.us
         next_run = account.runs[later[0].time_ms][0]
