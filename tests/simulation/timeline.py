@@ -207,18 +207,23 @@ class Timeline:
         if one.answer == "gone" and ended.has_ended:
             # By the change itself, where it has fired so often before.
             yield ended
-        if one.answer == "gone" and one.command.does == "make" and self._is_removed_in(one):
-            # Its maker looked at it when it was removed already.
-            yield from (ABSENT, _after_done(one, state))
+        if one.answer == "gone" and self._meets(one, "remove"):
+            # It was carried out, and looked at when it was removed already.
+            yield _after_done(one, state)
+            if one.command.does == "make":
+                yield ABSENT
+        if one.answer == "taken" and state.spec is None and self._meets(one, "change"):
+            # It was made, and looked at when it was changed already.
+            yield _after_done(one, state)
         if self._is_lost(one) and _fits(one, ABSENT):
             yield _after(one, ABSENT) if one.command.does == "make" else state
         if self._is_undone(one):
             yield state
 
-    def _is_removed_in(self, one: Asked) -> bool:
-        """Whether a removal was under way while a command was."""
+    def _meets(self, one: Asked, does: str) -> bool:
+        """Whether another command, of a kind, was under way while one was."""
         return any(
-            other.command.does == "remove"
+            other.command.does == does
             and other.begun_us <= self._over_us(one)
             and self._over_us(other) >= one.begun_us
             for other in self.asked
