@@ -408,7 +408,7 @@ def test_one_that_has_ended_is_not_made_again(stage: Stage, log: pytest.LogCaptu
     Worker(apps[2])
     assert list(apps[0].schedules) == []
     assert apps[0].queue("default").totals().acked == done
-    assert [one.levelno for one in log.records if "1, has ended" in one.getMessage()] == (
+    assert [one.levelno for one in log.records if "it has ended" in one.getMessage()] == (
         [logging.INFO] * 4
     )
 

@@ -32,8 +32,9 @@ class Declared(NamedTuple):
 
     Attributes:
         answer: It was `made`; `changed`, where its revision is higher; is the `same`, or `older`
-            than what is there; has `ended`, as it may; was `removed` by code of its revision; all
-            its fire times are `past`; or there is an `other`, of its revision or made at run time.
+            than what is there; has `ended`, or was removed and may have ended by now; was
+            `removed` by code of its revision; all its fire times are `past`; or there is an
+            `other`, of its revision or made at run time.
         asked: It.
         there: What was there before; None where nothing was.
         unlike: What the other has otherwise, as options and arguments name it.
@@ -115,6 +116,8 @@ def undeclare(book: Book, name: str) -> Literal["removed", "other", "absent"]:
     version = max(definition.version, 0 if listed is None else listed.written)
     book.listing.end(replace(definition, version=version))
     ticks.cancel(name)
+    if (left := book.left_over(name)) is not None:
+        book.listing.end(replace(definition, version=left))
     return "removed"
 
 

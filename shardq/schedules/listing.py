@@ -98,15 +98,22 @@ class Listing:
         named = {definition.name: (definition.text(), definition.version)}
         self._store.note(SCHEDULES, (self._queue,), named)
 
-    def remove(self, name: str) -> None:
-        """Take a schedule off the list, also a damaged one."""
-        _, written = self._notes([name]).get(name, ("", 0))
-        named = {name: ("", max(self._clock.now_us(), written + 1))}
-        self._store.note(SCHEDULES, (self._queue,), named)
+    def removal(self, name: str) -> int | None:
+        """The version by which what is listed of a name by now is removed; None: nothing is.
+
+        Also of one that is damaged, or has ended.
+        """
+        text, written = self._notes([name]).get(name, ("", 0))
+        # One more than who lists it again for another writes.
+        return max(self._clock.now_us(), written + 2) if text else None
+
+    def remove(self, name: str, version: int) -> None:
+        """Take a schedule off the list; one of a later version stays."""
+        self._store.note(SCHEDULES, (self._queue,), {name: ("", version)})
 
     def withdraw(self, name: str, version: int) -> None:
         """Take a definition off the list that is none any more; a later one stays."""
-        self._store.note(SCHEDULES, (self._queue,), {name: ("", version + 1)})
+        self.remove(name, version + 1)
 
     def end(self, definition: Definition) -> None:
         """Take a schedule off the list that never fires again, or that code has removed.

@@ -414,18 +414,26 @@ class Book:
         if ticks is None:
             return False
         # Of one that is made anew meanwhile nothing is removed.
-        is_there = ticks.has(names.label(name, what="schedule name"))
-        row = ticks.find(name)
-        if self.listing.noted([name]):
+        version = self.listing.removal(names.label(name, what="schedule name"))
+        is_there, row = ticks.has(name), ticks.find(name)
+        if version is not None:
             # First: a process that dies here is followed by whoever minds the list.
-            self.listing.remove(name)
+            self.listing.remove(name, version)
         if row is None and not is_there:
             return False
         is_done = ticks.cancel(name, row)
-        if self.listing.names([name]) and not self.found([name], {}):
-            # A change has listed it that found its tick there still.
-            self.listing.remove(name)
+        if (left := self.left_over(name)) is not None:
+            self.listing.remove(name, left)
         return is_done
+
+    def left_over(self, name: str) -> int | None:
+        """The version by which to remove what a change has listed that found its tick still there.
+
+        To be asked once the tick is cancelled. None: nothing is left, or it was made anew.
+        """
+        if not self.listing.names([name]) or self.found([name], {}):
+            return None
+        return self.listing.removal(name)
 
     def drop(self) -> None:
         """Remove all, as the queue is dropped."""
@@ -489,7 +497,8 @@ class Book:
         if found is None or found.tick.next_ms is None or self.listing.names([name]):
             return found
         ticks = self.open()
-        ticks.cancel(name, ticks.find(name))
+        if (row := ticks.find(name)) is not None:
+            ticks.cancel(name, row)
         return None
 
     def drafted(
@@ -524,6 +533,10 @@ class Book:
         except KeyTaken:
             self._relist(made.name)
             return False
+        if not self.listing.names([made.name]):
+            # Who removed the one before has taken this for what that left.
+            listed = self.listing.read([made.name]).get(made.name)
+            self.listing.write(replace(made, version=self.listing.next_version(listed)))
         return True
 
     def apply(self, name: str, change: Callable[[Definition], Definition]) -> None:
@@ -607,8 +620,9 @@ class Book:
         found = self.found([name]).get(name)
         if found is None or not found.tick.is_again or self.listing.names([name]):
             return found
-        # A change had listed it that has found none, for it was removed.
-        ticks.cancel(name, ticks.find(name))
+        # A change had listed it once it was removed, and has found none.
+        if (row := ticks.find(name)) is not None:
+            ticks.cancel(name, row)
         return None
 
     def _gone(self, name: str) -> UnknownSchedule:

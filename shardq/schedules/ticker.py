@@ -342,8 +342,9 @@ class Ticker:
                 self._guarded(plan, self._conclude)
             engine.outbox.finish(plan.one, plan.outcome or LEFT)
         engine.outbox.flush()
-        steps = [plan.outcome.step for plan in plans if plan.outcome is not None]
-        self._to_now(engine.settler, [step.new for step in steps if step is not None])
+        if not self._store.is_local:
+            steps = [plan.outcome.step for plan in plans if plan.outcome is not None]
+            self._to_now(engine.settler, [step.new for step in steps if step is not None])
 
     def _guarded(self, plan: _Plan, work: Callable[[_Plan], None]) -> None:
         """Do something to a tick; where that fails, it is tried again, and says why."""

@@ -47,7 +47,7 @@ _SAID = {
     "made": "was made",
     "changed": "was changed; it was of revision {there}",
     "older": "is left as it is: of revision {there}, of newer code",
-    "ended": "has ended, or code has removed it; a higher revision makes it anew",
+    "ended": "is not made: it has ended, or code has removed it; a higher revision makes it anew",
     "removed": "is not made: code has removed it; a higher revision makes it anew",
     "past": "is not made: all its fire times are past",
 }

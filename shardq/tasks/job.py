@@ -29,6 +29,7 @@ from shardq.lifecycle.keyed import Answer
 from shardq.model.message import Message, first_line
 from shardq.model.times import duration_ms
 from shardq.records import results
+from shardq.records.keyrow import first_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -306,19 +307,20 @@ class Job(Generic[R]):
         Returns:
             Whether it was there, and with a key also that it does not run.
         """
-        if not isinstance(self._message, str):
-            if self._queue.cancel(self._message):
-                return True
-            if self.key is not None:
-                return False
+        put = None if isinstance(self._message, str) else self._message
+        if put is not None and self._queue.cancel(put):
+            return True
         if self.key is not None:
-            found = self._queue.find(key=self.key)
-        elif self._is_done():
+            found = self._queue.find(key=self.key) if put is None else None
+        elif put is not None and self._is_done():
             # One that has failed may have been put back.
             return False
         else:
             found = self._queue.find(self._message)
         if found is None or found.id != self.id:
+            return False
+        if put is not None and first_of(found._row) != first_of(put._row):
+            # Another, of the same id.
             return False
         return bool(self._queue.cancel(found))
 
