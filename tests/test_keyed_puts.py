@@ -525,6 +525,29 @@ def test_a_slow_put_whose_row_is_taken_back_is_not_lost_where_that_is_not_answer
     assert texts(queue) == ["first"]
 
 
+def test_a_slow_put_that_was_displaced_and_dropped_is_stored_by_its_repeat(apart: Stage) -> None:
+    queue, other = (apart.connect().queue("mail") for _ in range(2))
+
+    def freeze() -> None:
+        apart.clock.advance(PATIENCE_S + 1)
+        other.put("second", key="order-7")
+        other.ack(*other.receive())
+
+    def drop() -> None:
+        # Its name is nobody's any more.
+        while other.depth(exact=True).ready:
+            apart.clock.advance(1)
+            assert other.receive() == []
+
+    apart.faults.call("insert", freeze, after=False)
+    apart.faults.call("insert", drop)
+    with pytest.raises(StoreTimeout, match="was taken over while its put was slow") as error:
+        queue.put("first", key="order-7")
+    failed = error.value.messages[0]
+    assert queue.put(failed).id == failed.id
+    assert texts(queue) == ["first"]
+
+
 def test_a_slow_put_that_has_run_meanwhile_is_not_known_to_be_stored(apart: Stage) -> None:
     queue, other = (apart.connect().queue("mail") for _ in range(2))
 

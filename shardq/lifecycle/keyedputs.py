@@ -494,7 +494,7 @@ class KeyedPuts:
             # Of the same message, whoever has displaced it may go by its row.
             if asked.name in displaced and not found[asked.name].is_of(asked.row):
                 with begun("some of the messages are replaced"):
-                    self._settler.delete([self._displaced(asked)])
+                    self._settler.delete([self._displaced(asked.name, asked.row)])
             asked.row = before
 
     def _successor(self, asked: Asked, old: Row) -> Row:
@@ -536,26 +536,26 @@ class KeyedPuts:
         Raises:
             StoreTimeout: It is gone: it has run, or was dropped.
         """
-        position = self._displaced(asked)
+        row = asked.row
         asked.is_again = False
-        # First: where the answer of the deletion is lost, the error carries what is put anew, and
-        # not a row that would stay deleted.
+        # First: an error carries what is put anew, and not a row that would stay deleted. Where it
+        # has run, it may run twice: under the id that it had.
+        asked.row = row._replace(name=row.message_id)
         self._renew(asked)
-        self._settler.delete([position])
+        self._settler.delete([self._displaced(asked.name, row)])
 
-    def _displaced(self, asked: Asked) -> Position:
+    def _displaced(self, name: str, row: Row) -> Position:
         """Where the row is of a put whose key is not its message's any more.
 
         Raises:
             StoreTimeout: It is gone: it has run, or was dropped.
         """
-        position = asked.row.position
-        if not self._store.find([position]):
+        if not self._store.find([row.position]):
             raise StoreTimeout(
-                f"key {asked.name!r} of queue {self._register.name!r} was taken over while its put "
-                f"was slow; whether its message ran meanwhile is not known."
+                f"key {name!r} of queue {self._register.name!r} was taken over while its put was "
+                f"slow; whether its message ran meanwhile is not known."
             )
-        return position
+        return row.position
 
     def _renew(self, asked: Asked) -> None:
         """Let a put that took a while begin anew: as of now, under the same message id.
