@@ -166,6 +166,20 @@ def test_members_that_leave_together_do_not_wait_for_each_other(stage: Stage) ->
     )
 
 
+def test_a_slot_that_is_freed_as_a_member_ends_leaves_it_its_rest(stage: Stage) -> None:
+    stage.connect().queue("mail")
+    one, two = (member(stage, name)[0] for name in ("one", "two"))
+    stage.drive(one, two, seconds=4)
+    stage.drive(Leaver(one), two, seconds=0.5)
+    engine = one._engine
+    engine._on_free()
+    stage.clock.advance(1)
+    engine.retire()
+    since_us = stage.clock.true_us()
+    engine.wait(0.05)
+    assert stage.clock.true_us() - since_us >= 50_000
+
+
 def test_a_lane_that_is_another_s_is_released_though_a_handler_runs_on() -> None:
     with Stage(threaded=True) as stage:
         queue = stage.connect().queue("mail", lanes=1)

@@ -449,8 +449,11 @@ class Engine:
             self._freed_us = 0
 
     def _until_us(self, deadline_us: int) -> int:
-        """Until when to wait: a slot that was just freed is told as soon as it counts as free."""
-        freed_us = self._freed_us
+        """Until when to wait: a slot that was just freed is told as soon as it counts as free.
+
+        Who leaves has none to tell.
+        """
+        freed_us = 0 if self._is_leaving else self._freed_us
         return min(deadline_us, freed_us + FREE_US) if freed_us else deadline_us
 
     def is_quiet(self) -> bool:
@@ -473,6 +476,7 @@ class Engine:
 
     def retire(self) -> None:
         """Leave what has not begun to others, while what runs is waited for."""
+        self.begin_to_leave()
         self.intake.give_up(lambda _: True)
         self.intake.keep([], dict)
         try:

@@ -372,7 +372,7 @@ def looked(case: Case) -> Iterator[Breach]:
 def _is_for_care(case: Case, one: Delivery) -> bool:
     """Whether its consumer has taken the shard over from one who may have died of this row."""
     taken_us = case.taken_over(one)
-    if one.kind != "handler" or not taken_us:
+    if one.kind != "handler" or not taken_us or case.history.written[one.row.id].at_us > taken_us:
         return False
     # What has come due since that one's lease was over, it has not had: the shard was nobody's.
     history, wall_due_us = case.history, one.row.due_ms * 1_000
