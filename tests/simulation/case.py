@@ -466,7 +466,9 @@ class Case:
     def _taken_in_vain(self) -> Iterator[Spent]:
         """Claims that no caller came to have: it died, was not told, or too late."""
         # A handler that has it when its time is up is no caller, and counts one more.
-        had = {one.row.id for one in self.history.deliveries if one.kind == "receive"}
+        received = [one for one in self.history.deliveries if one.kind == "receive"]
+        # Extended, it is the same one.
+        had = {(o.token, self._claim_of(self.history.written[o.row.id])) for o in received}
         for token, row_ids in self.rows.items():
             for row_id in row_ids:
                 written = self.history.written[row_id]
@@ -478,7 +480,7 @@ class Case:
                 if (
                     written.row.claim is not None
                     and self.is_caller(written.sender)
-                    and row_id not in had
+                    and (token, self._claim_of(written)) not in had
                     and (
                         is_late
                         or is_over
