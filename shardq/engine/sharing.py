@@ -54,10 +54,11 @@ _TURN_LOCAL_US = 120_000
 _ALIKE_MS = 500
 """Who has rows that wait for as much longer than those of others gives first."""
 _STAY_US = 100_000
-_STAY_PART = 10
+_STAY_PART, _STAY_PART_LEAVING = 10, 2
 _STAY_MAX_US = 500_000
 """A row that was shared stays for a tenth of its lateness, within these bounds: so none goes round
-among members that each believe others free, but is begun where it is the first by then."""
+among members that each believe others free, but is begun where it is the first by then. For half of
+it with one that leaves: others may leave as well, and still read the lanes that it is given to."""
 _IDLE_US = 1_000_000
 _SHUNNED_US = 3_000_000
 _SHUNNED_LONG_US = 30_000_000
@@ -448,7 +449,8 @@ class Sharing:
             return True
         now_us = self._clock.now_us()
         late_us = now_us - row.since_ms * 1_000
-        stays_us = min(max(_STAY_US, late_us // _STAY_PART), _STAY_MAX_US)
+        part = _STAY_PART_LEAVING if self.is_leaving else _STAY_PART
+        stays_us = min(max(_STAY_US, late_us // part), _STAY_MAX_US)
         return now_us - birth_us(row.id) >= stays_us
 
     def _slots(self) -> Iterator[_Slot]:
