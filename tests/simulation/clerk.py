@@ -75,6 +75,7 @@ class Clerk(Roles):
         begun = [self._begin_put_by_key(process, queue, call) for call in calls]
         items: list[Any] = [arguments for _, arguments in begun]
         ids: list[str] = []
+        is_unsure = False
         for _ in range(TRIES):
             try:
                 ids = queue.put_many(items, ids=True)
@@ -82,14 +83,15 @@ class Clerk(Roles):
                 # Of one of them at least; the others are put.
                 break
             except (StoreTimeout, StoreUnavailable) as error:
+                is_unsure |= isinstance(error, StoreTimeout)
                 if error.messages:
                     items = list(error.messages)
                 self.simulation.sleep(_PAUSE_S)
             else:
                 break
         for place, ((put, _), call) in enumerate(zip(begun, calls, strict=True)):
-            call.is_unsure = len(ids) != len(calls)
-            if not call.is_unsure:
+            call.is_unsure = is_unsure or not ids
+            if ids:
                 call.message_id = ids[place]
                 own = [w.row.message_id for w in self.history.written.values() if _is_of(w, call)]
                 call.answer = "put" if ids[place] in own else "kept"

@@ -138,15 +138,15 @@ class Account:
         """The first run of a fire time; None where it has none."""
         return self.runs[time_ms][0] if time_ms in self.runs else None
 
-    def was_passed_by(self, time_ms: int) -> bool:
-        """Whether a copy of the tick had gone on past a fire time before its run was there.
+    def has_copies_at(self, time_ms: int) -> bool:
+        """Whether the tick had a copy that went past a fire time before its run was there, or later.
 
         Of two, which a process leaves that dies or stands still between, each tells what it knows.
         """
-        before_us = self.runs[time_ms][0].at_us
-        ticks = (w.row for w in self._case.history.ticks.values() if w.at_us < before_us)
-        nexts = (Tick.read(row.body, row.name).next_ms for row in ticks if row.name == self.name)
-        return any(next_ms is not None and next_ms > time_ms for next_ms in nexts)
+        put_us = self.runs[time_ms][0].at_us
+        ticks = [w for w in self._case.history.ticks.values() if w.row.name == self.name]
+        nexts = [(w.at_us, Tick.read(w.row.body, self.name).next_ms or _NEVER_US) for w in ticks]
+        return any((at_us < put_us) == (next_ms > time_ms) for at_us, next_ms in nexts)
 
     def between(self, after_ms: int, until_ms: int) -> list[int]:
         """Fire times that have runs, after one and before another."""
@@ -300,7 +300,7 @@ def _previous(case: Case, account: Account) -> Iterator[Breach]:
             yield _breach(account, "previous", owed.time_ms, text)
         elif before and (previous_ms is None or previous_ms < before[-1]):
             unsaid = [time_ms for time_ms in before if time_ms > (previous_ms or 0)]
-            if all(account.was_passed_by(time_ms) for time_ms in unsaid):
+            if all(account.has_copies_at(time_ms) for time_ms in unsaid):
                 continue
             said = "nothing" if previous_ms is None else account.at(previous_ms)
             text = f"says that {said} was before it, and not {account.at(before[-1])}"
@@ -360,7 +360,8 @@ def _wrong_pass(spec: Spec, owed: Owed, later: Owed, late_us: int, next_us: int)
 
 def _was_there_before(case: Case, account: Account, time_ms: int, until_us: int) -> bool:
     """Whether the run before a fire time was there at it, or when that was decided."""
-    before = [time for time in account.times if time < time_ms]
+    known = [time for time in account.times if account.runs[time][0].at_us <= until_us]
+    before = [time for time in known if time < time_ms]
     if not before:
         return False
     since_us = time_ms * 1_000 - _SLACK_US

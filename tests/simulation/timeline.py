@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 _NEVER_US = 1 << 62
 _MENDED_US = 60_000_000
+_HELD_US = 2_000_000
+"""So long before it is due a reader may know a row."""
 
 
 @dataclass(slots=True)
@@ -253,11 +255,11 @@ class Timeline:
         )
 
     def _is_undone(self, one: Asked) -> bool:
-        """Whether its tick was lost while a command had it replaced: who holds the one before
-        brings that back.
+        """Whether its tick was lost while a command had it replaced, or just after: who holds the
+        one before brings that back.
         """
         return any(
-            name == self._name and one.begun_us <= us <= self._over_us(one)
+            name == self._name and one.begun_us <= us <= self._over_us(one) + _HELD_US
             for us, name in self._case.history.lost
         )
 
