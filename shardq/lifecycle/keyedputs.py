@@ -494,7 +494,9 @@ class KeyedPuts:
             # Of the same message, whoever has displaced it may go by its row.
             if asked.name in displaced and not found[asked.name].is_of(asked.row):
                 with begun("some of the messages are replaced"):
-                    self._settler.delete([self._displaced(asked.name, asked.row)])
+                    if not self._store.find([asked.row.position]):
+                        raise self._taken_over(asked.name)
+                    self._settler.delete([asked.row.position])
             asked.row = before
 
     def _successor(self, asked: Asked, old: Row) -> Row:
@@ -537,25 +539,15 @@ class KeyedPuts:
             StoreTimeout: It is gone: it has run, or was dropped.
         """
         row = asked.row
+        is_there = bool(self._store.find([row.position]))
         asked.is_again = False
         # First: an error carries what is put anew, and not a row that would stay deleted. Where it
         # has run, it may run twice: under the id that it had.
         asked.row = row._replace(name=row.message_id)
         self._renew(asked)
-        self._settler.delete([self._displaced(asked.name, row)])
-
-    def _displaced(self, name: str, row: Row) -> Position:
-        """Where the row is of a put whose key is not its message's any more.
-
-        Raises:
-            StoreTimeout: It is gone: it has run, or was dropped.
-        """
-        if not self._store.find([row.position]):
-            raise StoreTimeout(
-                f"key {name!r} of queue {self._register.name!r} was taken over while its put was "
-                f"slow; whether its message ran meanwhile is not known."
-            )
-        return row.position
+        if not is_there:
+            raise self._taken_over(asked.name)
+        self._settler.delete([row.position])
 
     def _renew(self, asked: Asked) -> None:
         """Let a put that took a while begin anew: as of now, under the same message id.
@@ -589,6 +581,12 @@ class KeyedPuts:
         self._register.refresh(force=True)
         if self._register.settings.dropped:
             raise UnknownQueue(f"queue {self._register.name!r} has been dropped.")
+
+    def _taken_over(self, name: str) -> StoreTimeout:
+        return StoreTimeout(
+            f"key {name!r} of queue {self._register.name!r} was taken over while its put was slow; "
+            f"whether its message ran meanwhile is not known."
+        )
 
     def _contended(self, name: str) -> StoreUnavailable:
         return StoreUnavailable(
