@@ -97,14 +97,15 @@ def _was_put_anew(case: Case, one: Delivery) -> bool:
     """Whether a message under a key was put anew by a repeat, with another id.
 
     Its caller had been told nothing, and it had run. To find that out failed as well, more than
-    once: then it rather comes twice.
+    once, or it took so long that another took its key over: then it rather comes twice.
     """
     call = next((c for c in case.history.errands.values() if c.token == one.token), None)
     if call is None or not call.is_unsure or one.ended_us is None:
         return False
     until_us = call.ended_us or case.history.ended_us
     failed = case.history.failed.get(call.process, ())
-    return sum(one.ended_us < us < until_us for us in failed) > 1
+    is_slow = until_us - call.begun_us > 2 * int(case.history.plan.weather["timeout_us"])
+    return is_slow or sum(one.ended_us < us < until_us for us in failed) > 1
 
 
 def zombies(case: Case) -> Iterator[Breach]:
