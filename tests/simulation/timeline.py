@@ -258,8 +258,9 @@ class Timeline:
         """Whether its tick was lost while a command had it replaced, or just after: who holds the
         one before brings that back.
         """
+        after_us = 0 if one.command.does == "make" else _HELD_US
         return any(
-            name == self._name and one.begun_us <= us <= self._over_us(one) + _HELD_US
+            name == self._name and one.begun_us <= us <= self._over_us(one) + after_us
             for us, name in self._case.history.lost
         )
 
