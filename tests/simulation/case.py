@@ -412,6 +412,15 @@ class Case:
         """Whether a delivery was recorded in place before it began."""
         return self.recorded.get((one.row.id, one.attempt), 1 << 62) <= one.begun_us
 
+    def forgotten(self, token: int) -> int:
+        """How many attempts were recorded with rows that had been planned elsewhere before that."""
+        return sum(
+            attempt > row.attempt and self.born_us(row.id) < us
+            for row in (written.row for written in self.written(token))
+            for (row_id, attempt), us in self.recorded.items()
+            if row_id == self.history.came_from.get(row.id)
+        )
+
     def _recorded_in_vain(self) -> Iterator[Spent]:
         """Attempts that were recorded, and whose deliveries did not begin."""
         begun = {(one.row.id, one.attempt) for one in self.history.deliveries}

@@ -336,7 +336,8 @@ def poisoned(case: Case) -> Iterator[Breach]:
             1 + sum(us < ones[-1].begun_us for us in case.released[shard])
             for shard in {one.row.shard for one in free}
         )
-        if len(killed) - len(free) > lives * case.attempts or len(free) > allowed:
+        recorded = len(killed) - len(free) - case.forgotten(token)
+        if recorded > lives * case.attempts or len(free) > allowed:
             yield Breach(
                 "poisoned",
                 f"m{token} has killed {len(killed)} consumers, {len(free)} unrecorded: "

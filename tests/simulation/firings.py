@@ -258,8 +258,10 @@ def _unasked(_case: Case, account: Account) -> Iterator[Breach]:
     """What fires was asked to, then and so."""
     for time_ms, runs in account.runs.items():
         states = account.states_at(time_ms)
+        has_ended = any(state.has_ended for state in states)
         for run in runs:
-            if not any(
+            # Of a tick that is lost, nobody knows how often it had fired.
+            if not (has_ended and account.is_lost_in(0, run.at_us)) and not any(
                 state.spec == run.spec
                 and (account.fires_at(state, time_ms) or account.is_by_a_try(state, run))
                 for state in states
@@ -397,8 +399,11 @@ def _broken(case: Case, account: Account) -> Iterator[Breach]:
 
 
 def _may_be_over(case: Case, account: Account, owed: Owed) -> bool:
-    """Whether a schedule may have fired as often as it was to."""
-    count = account.spec(owed.state).count
+    """Whether a schedule may have fired as often as it was to, before a change came to it."""
+    states = account.states_at(owed.time_ms)
+    may_have = any(state.has_ended for state in states)
+    specs = account.timeline.specs.values() if may_have else [account.spec(owed.state)]
+    count = min((spec.count for spec in specs if spec.count is not None), default=None)
     if count is None:
         return False
     made = case.history.commands[owed.state.made]
