@@ -125,7 +125,8 @@ def _is_hindered(case: Case, one: Delivery, until_us: int) -> bool:
     return (
         case.crashed(name, begun_us, until_us)
         or case.interrupted(one)
-        or case.frozen(name, begun_us, until_us)
+        # Back on its feet, it reads in one step what it has not seen meanwhile.
+        or case.frozen(name, begun_us - _STORED_US, until_us)
         or case.troubled(name, begun_us, until_us)
         # An LWT is asked again until its outcome is certain, and its engine waits for it.
         or any(begun_us <= us <= until_us for us in case.history.failed.get(name, ()))
@@ -226,10 +227,15 @@ def _uneven(case: Case, audit: Audit) -> Iterator[Breach]:
     dropped = {i: us for i, us in dropped.items() if history.is_audited(audit, i)}
     if not (audit.is_even or dropped):
         yield Breach("balanced", f"{audit.line()} {audit.misfits[:5]}")
-    entered = {
-        i for queue, i in history.entered if queue == audit.queue and history.is_audited(audit, i)
-    }
     until_us = max(look.ended_us for look in history.looks if look.audit is audit)
+    all_entered = {
+        i: us
+        for (queue, i), us in history.entered.items()
+        if queue == audit.queue and history.is_audited(audit, i)
+    }
+    # What was put by a command that was sent long before, and has come only since.
+    late = {i for i, us in all_entered.items() if us > until_us}
+    entered = all_entered.keys() - late
     ended = {}
     for (queue, i), ends in history.ended.items():
         # One that was sooner may come late, and take its place.
@@ -241,7 +247,7 @@ def _uneven(case: Case, audit: Audit) -> Iterator[Breach]:
     seen = Counter(fate for row_id, fate in ended.items() if row_id in entered)
     seen["waiting"] = len(there & entered)
     seen["put"] = len(entered)
-    seen["unrecorded"] = len((there | ended.keys()) - entered)
+    seen["unrecorded"] = len((there | ended.keys()) - entered - late)
     seen["lost"] = len(dropped)
     seen["resurrected"] = seen["in_flight"] = 0
     for name, count in seen.items():
