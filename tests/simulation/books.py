@@ -288,5 +288,8 @@ def _may_have_ended(case: Case, token: int, row_id: bytes, fate: str) -> bool:
     if fate == "cancelled":
         cancel = case.history.cancels.get(token)
         is_one = cancel is not None and cancel.outcome != "gone"
-        return is_one or is_cancelled_by_key(case, token)
+        is_keyed = case.history.puts[token].letter.key is not None
+        # What is left of a burial is nobody's, once its message has come back.
+        is_left = is_keyed and token in case.revived
+        return is_one or is_left or is_cancelled_by_key(case, token)
     return any(case.may_be_purged(birth_us(row_id), case.history.ended_us))

@@ -89,7 +89,10 @@ class Runs:
         """
         headers = read_headers(row)
         entry, content = row.first or row.id, (headers[NAME_HEADER], headers[TIME_HEADER], row.body)
+        source = self._history.written.get(self._history.came_from.get(row.id, b""))
         token = self._of_entry.get(entry)
+        if token is None and source is not None:
+            token = self._of_entry[source.row.first or source.row.id]
         if token is None and (is_put_back or row.key is not None):
             token = self._of_content.get(content)
         if token is None:
