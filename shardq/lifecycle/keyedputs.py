@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from shardq.lifecycle.settle import Settler
     from shardq.model.message import Row
     from shardq.model.receipt import Signer
-    from shardq.model.shard import Position
     from shardq.model.times import Duration
     from shardq.records.keyrow import KeyRow
     from shardq.records.keys import Keys

@@ -139,7 +139,7 @@ class Account:
         return self.runs[time_ms][0] if time_ms in self.runs else None
 
     def has_copies_at(self, time_ms: int) -> bool:
-        """Whether the tick had a copy that went past a fire time before its run was there, or later.
+        """Whether a copy of the tick went past a fire time before its run was there, or after it.
 
         Of two, which a process leaves that dies or stands still between, each tells what it knows.
         """
