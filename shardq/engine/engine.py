@@ -463,7 +463,7 @@ class Engine:
     def begin_to_leave(self) -> None:
         """Tell the others, by the next step: from then on they get what comes due here.
 
-        Lanes are read on, but nothing is handed out: so a message waits for none of them.
+        Steps read lanes on, but hand nothing out: so a message waits for none of them.
         """
         self._is_leaving = self.lanes.is_leaving = self.sharing.is_leaving = True
 

@@ -58,7 +58,7 @@ _STAY_PART, _STAY_PART_LEAVING = 10, 2
 _STAY_MAX_US = 500_000
 """A row that was shared stays for a tenth of its lateness, within these bounds: so none goes round
 among members that each believe others free, but is begun where it is the first by then. For half of
-it with one that leaves: others may leave as well, and still read the lanes that it is given to."""
+it where several leave at once: others may still read the lanes that it is given to."""
 _IDLE_US = 1_000_000
 _SHUNNED_US = 3_000_000
 _SHUNNED_LONG_US = 30_000_000
@@ -449,7 +449,9 @@ class Sharing:
             return True
         now_us = self._clock.now_us()
         late_us = now_us - row.since_ms * 1_000
-        part = _STAY_PART_LEAVING if self.is_leaving else _STAY_PART
+        beats = self._membership.beats.values()
+        is_crossed = self.is_leaving and any(beat.leaving for beat in beats)
+        part = _STAY_PART_LEAVING if is_crossed else _STAY_PART
         stays_us = min(max(_STAY_US, late_us // part), _STAY_MAX_US)
         return now_us - birth_us(row.id) >= stays_us
 

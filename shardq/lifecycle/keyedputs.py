@@ -319,7 +319,7 @@ class KeyedPuts:
         """Whether a name is still that of a put which had taken it; writes its row if need be."""
         refused, displaced = self._taker.again(found, asked.row)
         if displaced:
-            self._start_again(asked)
+            self._start_again([asked])
             return False
         if refused:
             # It has gone on, or another has its name by now: that took long.
@@ -353,7 +353,8 @@ class KeyedPuts:
         """Whether a row that was put has gone, or has never been there, and its name is taken.
 
         A name that is free is taken for the same row again: deleted, that does not come back. One
-        that is taken is left alone anyhow, if it is to be.
+        that is taken is left alone anyhow, if it is to be. Where others had taken the name over
+        and freed it again, it may have been dropped: nobody can tell that from one that has run.
         """
         is_taken = key.live is not None and asked.conflict.choice != "keep"
         is_unknown = is_taken and self._store.write_timeout_ms > 0
@@ -387,11 +388,10 @@ class KeyedPuts:
     def _take_all(self, many: Sequence[Asked]) -> None:
         refused, displaced = self._taker.take([self._keys.put(asked.row) for asked in many])
         for asked in many:
-            if displaced and asked.name in displaced:
-                with begun("some of the messages are stored"):
-                    self._start_again(asked)
-            elif not refused or asked.name not in refused:
+            if asked.name not in refused and asked.name not in displaced:
                 asked.found, asked.is_new = asked.row, True
+        if displaced:
+            self._start_again([asked for asked in many if asked.name in displaced])
 
     def _settle_all(self, many: Sequence[Asked]) -> None:
         """Do what is to be done about messages that have these keys, or had them and hold them.
@@ -426,7 +426,7 @@ class KeyedPuts:
                 change = self._keys.put(self._within(asked).row, over)
                 refused, displaced = self._taker.take([change])
                 if displaced:
-                    self._start_again(asked)
+                    self._start_again([asked])
                     over = None
                     continue
                 if not refused:
@@ -489,14 +489,16 @@ class KeyedPuts:
         for one in done:
             self._groups.try_to_unblock(one.old)
         found = self._keys.look(displaced)
-        for asked, before, *_ in left:
-            # Of the same message, whoever has displaced it may go by its row.
-            if asked.name in displaced and not found[asked.name].is_of(asked.row):
-                with begun("some of the messages are replaced"):
-                    if not self._store.find([asked.row.position]):
-                        raise self._taken_over(asked.name)
-                    self._settler.delete([asked.row.position])
-            asked.row = before
+        # Of the same message, whoever has displaced it may go by its row.
+        late = [
+            one.asked.row
+            for one in left
+            if one.asked.name in displaced and not found[one.asked.name].is_of(one.asked.row)
+        ]
+        if late:
+            self._take_back(late)
+        for one in left:
+            one.asked.row = one.before
 
     def _successor(self, asked: Asked, old: Row) -> Row:
         """What is put in the place of a message: due as asked, with the id that this has."""
@@ -531,25 +533,40 @@ class KeyedPuts:
             raise self._contended(name)
         return found
 
-    def _start_again(self, asked: Asked) -> None:
-        """A put took so long that another has taken its key over: its row is taken back.
+    def _start_again(self, many: Sequence[Asked]) -> None:
+        """Puts took so long that others have taken their keys over: their rows are taken back.
+
+        They are begun anew first: so an error carries rows that can be stored, and not such as are
+        deleted. What has run meanwhile may run twice, under the id that it had.
 
         Raises:
-            StoreTimeout: It is gone: it has run, or was dropped.
+            StoreTimeout: Of one at least the row is gone: it has run, or was dropped.
         """
-        row = asked.row
-        is_there = bool(self._store.find([row.position]))
-        asked.is_again = False
-        # First: an error carries what is put anew, and not a row that would stay deleted. Where it
-        # has run, it may run twice: under the id that it had.
-        asked.row = row._replace(name=row.message_id)
-        self._renew(asked)
-        if not is_there:
-            raise self._taken_over(asked.name)
-        self._settler.delete([row.position])
+        rows = [asked.row for asked in many]
+        for asked in many:
+            asked.is_again = False
+            asked.row = asked.row._replace(name=asked.row.message_id)
+            self._renew(asked)
+        self._take_back(rows)
+
+    def _take_back(self, rows: Sequence[Row]) -> None:
+        """Delete the rows of puts whose keys are not their messages' any more.
+
+        Raises:
+            StoreTimeout: Of one at least the row is gone: it has run, or was dropped.
+        """
+        with begun("messages were written whose keys others have taken over"):
+            there = {row.position for row in self._store.find([row.position for row in rows])}
+            self._settler.delete(there)
+        for row in rows:
+            if row.position not in there:
+                raise StoreTimeout(
+                    f"key {own_key(row).name!r} of queue {self._register.name!r} was taken over "
+                    f"while its put was slow; whether its message ran meanwhile is not known."
+                )
 
     def _renew(self, asked: Asked) -> None:
-        """Let a put that took a while begin anew: as of now, under the same message id.
+        """Let a put that took a while begin anew: as of now, with the id that it was given, if any.
 
         One that is repeated keeps its row, which may be there.
         """
@@ -580,12 +597,6 @@ class KeyedPuts:
         self._register.refresh(force=True)
         if self._register.settings.dropped:
             raise UnknownQueue(f"queue {self._register.name!r} has been dropped.")
-
-    def _taken_over(self, name: str) -> StoreTimeout:
-        return StoreTimeout(
-            f"key {name!r} of queue {self._register.name!r} was taken over while its put was slow; "
-            f"whether its message ran meanwhile is not known."
-        )
 
     def _contended(self, name: str) -> StoreUnavailable:
         return StoreUnavailable(
