@@ -269,7 +269,7 @@ def _false_ends(case: Case) -> Iterator[Breach]:
     for (queue, row_id), ends in history.ended.items():
         us, fate = ends[-1]
         bodies = tokens.get(row_id, ()) if queue == QUEUE else ()
-        if bodies and not any(_may_have_ended(case, token, row_id, fate) for token in bodies):
+        if bodies and not any(_may_have_ended(case, token, row_id, fate, us) for token in bodies):
             token = bodies[0]
             yield Breach(
                 "balanced", f"m{token} is {fate} by the ledger at {clock_of(case, us)}", token
@@ -279,7 +279,7 @@ def _false_ends(case: Case) -> Iterator[Breach]:
             yield Breach("balanced", f"m{one.token} was acked, which is not in the ledger")
 
 
-def _may_have_ended(case: Case, token: int, row_id: bytes, fate: str) -> bool:
+def _may_have_ended(case: Case, token: int, row_id: bytes, fate: str, us: int) -> bool:
     if fate == "acked":
         ones = case.by_token[token]
         return any(o.outcome in ACKED and entry_of(o.row) == row_id for o in ones)
@@ -290,6 +290,6 @@ def _may_have_ended(case: Case, token: int, row_id: bytes, fate: str) -> bool:
         is_one = cancel is not None and cancel.outcome != "gone"
         is_keyed = case.history.puts[token].letter.key is not None
         # What is left of a burial is nobody's, once its message has come back.
-        is_left = is_keyed and token in case.revived
+        is_left = is_keyed and any(one.at_us <= us for one in case.revived.get(token, ()))
         return is_one or is_left or is_cancelled_by_key(case, token)
     return any(case.may_be_purged(birth_us(row_id), case.history.ended_us))

@@ -415,10 +415,10 @@ class Case:
     def forgotten(self, token: int) -> int:
         """How many attempts were recorded with rows that had been planned elsewhere before that."""
         return sum(
-            attempt > row.attempt and self.born_us(row.id) < us
-            for row in (written.row for written in self.written(token))
+            attempt > new.row.attempt and self.born_us(new.row.id) < us < new.at_us
+            for new in self.written(token)
             for (row_id, attempt), us in self.recorded.items()
-            if row_id == self.history.came_from.get(row.id)
+            if row_id == self.history.came_from.get(new.row.id)
         )
 
     def _recorded_in_vain(self) -> Iterator[Spent]:

@@ -105,7 +105,13 @@ def _was_put_anew(case: Case, one: Delivery) -> bool:
     until_us = call.ended_us or case.history.ended_us
     failed = case.history.failed.get(call.process, ())
     is_slow = until_us - call.begun_us > 2 * int(case.history.plan.weather["timeout_us"])
-    return is_slow or sum(one.ended_us < us < until_us for us in failed) > 1
+    # It is put in the place of another then, and has the id of that.
+    is_another = any(
+        other.token != one.token and (other.ended_us or 0) > call.begun_us
+        for other in case.history.errands.values()
+        if other.errand.key == call.errand.key and other.errand.does == "put"
+    )
+    return (is_slow and is_another) or sum(one.ended_us < us < until_us for us in failed) > 1
 
 
 def zombies(case: Case) -> Iterator[Breach]:

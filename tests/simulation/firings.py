@@ -130,9 +130,10 @@ class Account:
 
         Its fire times are other ones then.
         """
-        command = self._case.history.commands[state.by]
-        until_us = (command.ended_us or _NEVER_US) + _SLACK_US
-        return command.tries > 1 and command.begun_us <= run.at_us <= until_us
+        command, spec = self._case.history.commands[state.by], self.spec(state)
+        until_us = command.ended_us or self._case.crash_us.get(command.process, _NEVER_US)
+        is_within = command.begun_us <= run.at_us <= until_us + _SLACK_US
+        return command.tries > 1 and is_within and not spec.is_cron and spec.first_s is None
 
     def run_at(self, time_ms: int) -> Run | None:
         """The first run of a fire time; None where it has none."""
@@ -144,9 +145,13 @@ class Account:
         Of two, which a process leaves that dies or stands still between, each tells what it knows.
         """
         put_us = self.runs[time_ms][0].at_us
+        near = range(put_us - _MISSED_US, put_us + _MISSED_US)
         ticks = [w for w in self._case.history.ticks.values() if w.row.name == self.name]
-        nexts = [(w.at_us, Tick.read(w.row.body, self.name).next_ms or _NEVER_US) for w in ticks]
-        return any((at_us < put_us) == (next_ms > time_ms) for at_us, next_ms in nexts)
+        nexts = [(w.at_us, Tick.read(w.row.body, self.name).next_ms) for w in ticks]
+        return any(
+            at_us in near and next_ms is not None and (at_us < put_us) == (next_ms > time_ms)
+            for at_us, next_ms in nexts
+        )
 
     def between(self, after_ms: int, until_ms: int) -> list[int]:
         """Fire times that have runs, after one and before another."""
@@ -258,10 +263,11 @@ def _unasked(_case: Case, account: Account) -> Iterator[Breach]:
     """What fires was asked to, then and so."""
     for time_ms, runs in account.runs.items():
         states = account.states_at(time_ms)
-        has_ended = any(state.has_ended for state in states)
         for run in runs:
-            # Of a tick that is lost, nobody knows how often it had fired.
-            if not (has_ended and account.is_lost_in(0, run.at_us)) and not any(
+            if any(state.has_ended for state in states) and account.is_lost_in(0, run.at_us):
+                # Nobody knows how often it had fired.
+                states |= account.timeline.between(0, run.at_us)
+            if not any(
                 state.spec == run.spec
                 and (account.fires_at(state, time_ms) or account.is_by_a_try(state, run))
                 for state in states
@@ -400,9 +406,10 @@ def _broken(case: Case, account: Account) -> Iterator[Breach]:
 
 def _may_be_over(case: Case, account: Account, owed: Owed) -> bool:
     """Whether a schedule may have fired as often as it was to, before a change came to it."""
-    states = account.states_at(owed.time_ms)
-    may_have = any(state.has_ended for state in states)
-    specs = account.timeline.specs.values() if may_have else [account.spec(owed.state)]
+    states = {owed.state}
+    if any(state.has_ended for state in account.states_at(owed.time_ms)):
+        states |= account.timeline.between(0, owed.us)
+    specs = [account.spec(one) for one in states if one.spec and one.made == owed.state.made]
     count = min((spec.count for spec in specs if spec.count is not None), default=None)
     if count is None:
         return False

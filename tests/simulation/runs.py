@@ -92,7 +92,7 @@ class Runs:
         source = self._history.written.get(self._history.came_from.get(row.id, b""))
         token = self._of_entry.get(entry)
         if token is None and source is not None:
-            token = self._of_entry[source.row.first or source.row.id]
+            token = self._of_entry.get(source.row.first or source.row.id)
         if token is None and (is_put_back or row.key is not None):
             token = self._of_content.get(content)
         if token is None:

@@ -80,9 +80,9 @@ def _wrong_times(case: Case, source: Written, new: Written) -> Iterator[str]:
     if is_early and not case.is_set(planned_us, new.at_us):
         yield "it is due before now"
     rested_us = planned_us - case.born_us(was.id)
-    # What is not due yet keeps its due: those that leave give it on at once.
-    is_due = was.due_ms * 1_000 <= planned_us
-    if was.id in case.shares and is_due and rested_us < _RESTS_US - DRIFT_US:
+    # What keeps its due is early: those that leave give it on at once.
+    is_late = was.since_ms is not None
+    if was.id in case.shares and is_late and rested_us < _RESTS_US - DRIFT_US:
         yield "it was shared just before"
     if sum(i in case.shares for i in case.line_of(row.id)) > _SHARES_MAX:
         yield f"it was shared more than {_SHARES_MAX} times"
