@@ -180,6 +180,7 @@ class Simulation:
         put(membership, "socket", SimpleNamespace(gethostname=lambda: "simulated"))
         put(membership, "os", SimpleNamespace(getpid=lambda: 1))
         put(connection, "atexit", SimpleNamespace(register=_ignore, unregister=_ignore))
+        put(connection.Connection, "_close_with_child", _ignore)
         put(row_ids, "_last_us", 0)
         put(row_ids, "_tail", row_ids._tail)  # noqa: SLF001 - each process gets its own
         log = logging.getLogger("shardq")
