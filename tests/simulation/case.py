@@ -475,9 +475,7 @@ class Case:
     def _taken_in_vain(self) -> Iterator[Spent]:
         """Claims that no caller came to have: it died, was not told, or too late."""
         # A handler that has it when its time is up is no caller, and counts one more.
-        received = [one for one in self.history.deliveries if one.kind == "receive"]
-        # Extended, it is the same one.
-        had = {(o.token, self._claim_of(self.history.written[o.row.id])) for o in received}
+        had = {one.row.id for one in self.history.deliveries if one.kind == "receive"}
         for token, row_ids in self.rows.items():
             for row_id in row_ids:
                 written = self.history.written[row_id]
@@ -489,7 +487,7 @@ class Case:
                 if (
                     written.row.claim is not None
                     and self.is_caller(written.sender)
-                    and (token, self._claim_of(written)) not in had
+                    and not self._is_extended(written, had)
                     and (
                         is_late
                         or is_over
@@ -501,6 +499,11 @@ class Case:
                 ):
                     # A claim that came late was moved to now, and is the same one.
                     yield Spent(written.at_us, row_id, self._claim_of(written))
+
+    def _is_extended(self, written: Written, had: set[bytes]) -> bool:
+        """Whether a claim is one that its caller has, as it was or as its time was extended."""
+        claims = (self.history.written[i] for i in self.line_of(written.row.id) if i in had)
+        return any(self._claim_of(claim) == self._claim_of(written) for claim in claims)
 
     def _claim_of(self, written: Written) -> tuple[str, int, int]:
         """What tells a claim from every other of its message: by whom, of what number and life."""
