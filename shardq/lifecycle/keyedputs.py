@@ -387,8 +387,9 @@ class KeyedPuts:
 
     def _take_all(self, many: Sequence[Asked]) -> None:
         refused, displaced = self._taker.take([self._keys.put(asked.row) for asked in many])
+        left = refused | displaced
         for asked in many:
-            if asked.name not in refused and asked.name not in displaced:
+            if not left or asked.name not in left:
                 asked.found, asked.is_new = asked.row, True
         if displaced:
             self._start_again([asked for asked in many if asked.name in displaced])
