@@ -228,14 +228,13 @@ def _uneven(case: Case, audit: Audit) -> Iterator[Breach]:
     if not (audit.is_even or dropped):
         yield Breach("balanced", f"{audit.line()} {audit.misfits[:5]}")
     until_us = max(look.ended_us for look in history.looks if look.audit is audit)
-    all_entered = {
+    entered_us = {
         i: us
         for (queue, i), us in history.entered.items()
         if queue == audit.queue and history.is_audited(audit, i)
     }
-    # What was put by a command that was sent long before, and has come only since.
-    late = {i for i, us in all_entered.items() if us > until_us}
-    entered = all_entered.keys() - late
+    # A record that was sent long before may have come only since.
+    entered = {i for i, us in entered_us.items() if us <= until_us}
     ended = {}
     for (queue, i), ends in history.ended.items():
         # One that was sooner may come late, and take its place.
@@ -247,7 +246,7 @@ def _uneven(case: Case, audit: Audit) -> Iterator[Breach]:
     seen = Counter(fate for row_id, fate in ended.items() if row_id in entered)
     seen["waiting"] = len(there & entered)
     seen["put"] = len(entered)
-    seen["unrecorded"] = len((there | ended.keys()) - entered - late)
+    seen["unrecorded"] = len((there | ended.keys()) - entered_us.keys())
     seen["lost"] = len(dropped)
     seen["resurrected"] = seen["in_flight"] = 0
     for name, count in seen.items():
