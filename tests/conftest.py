@@ -27,9 +27,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import docker
 import pytest
-from docker.errors import DockerException
 from examples import EXAMPLES
 from hypothesis import settings
 
@@ -69,11 +67,13 @@ def pytest_report_header() -> list[str]:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--nightly", action="store_true", help="also the tests marked nightly")
+    parser.addoption("--spark", action="store_true", help="also those on Spark not marked gate")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "cassandra: needs a real Cassandra")
     config.addinivalue_line("markers", "spark: needs PySpark and a Java")
+    config.addinivalue_line("markers", "gate: on Spark, and run before every change all the same")
     config.addinivalue_line(
         "markers", "nightly: too long for every change; scripts/nightly runs it"
     )
@@ -87,10 +87,6 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if not config.option.nightly:
-        left_out = [item for item in items if item.get_closest_marker("nightly")]
-        items[:] = [item for item in items if item not in left_out]
-        config.hook.pytest_deselected(items=left_out)
     for item in items:
         parameters = getattr(item, "callspec", None)
         asks = "cassandra_url" in getattr(item, "fixturenames", ())
@@ -100,10 +96,23 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.spark)
         if item.get_closest_marker("spark") and not HAS_SPARK:
             item.add_marker(pytest.mark.skip(reason="PySpark is not installed"))
+    left_out = [item for item in items if _is_left_out(item, config)]
+    items[:] = [item for item in items if not _is_left_out(item, config)]
+    config.hook.pytest_deselected(items=left_out)
     # First: each of two processes gets one half, so those on Spark are all in one of them, and have
     # been run when the other, done with its own, takes what is at the end of the rest. Each session
     # is a Java of its own.
     items.sort(key=_is_not_on_spark)
+
+
+def _is_left_out(item: pytest.Item, config: pytest.Config) -> bool:
+    """True if a test is too long for every change, or on Spark, where few changes can break it."""
+    if config.option.nightly:
+        return False
+    names_spark = any("test_spark_" in word for word in config.invocation_params.args)
+    is_asked_for = config.option.spark or names_spark or item.get_closest_marker("gate")
+    is_on_spark = item.get_closest_marker("spark") is not None
+    return item.get_closest_marker("nightly") is not None or (is_on_spark and not is_asked_for)
 
 
 def _is_not_on_spark(item: pytest.Item) -> bool:
@@ -154,7 +163,9 @@ def _end_shared(directory: Path) -> None:
     state = directory / "cassandra.json"
     container = json.loads(state.read_text()).get("container") if state.exists() else None
     if container is not None:
-        with suppress(DockerException):
+        import docker
+
+        with suppress(docker.errors.DockerException):
             docker.from_env().containers.get(container).remove(force=True)
     node.stop(directory / "node", remove=True)
     shutil.rmtree(directory, ignore_errors=True)
@@ -219,13 +230,16 @@ def _started(shared: Path) -> dict[str, str]:
 
 
 def _docker_answers() -> bool:
+    # Where a Cassandra is named, nobody needs it: it takes a third of a second to import.
+    import docker
+
     with warnings.catch_warnings():
         # docker 7.2 leaves sockets open where nobody listens.
         warnings.simplefilter("ignore", ResourceWarning)
         try:
             # Asks the engine for its version.
             docker.from_env(timeout=DOCKER_ANSWER_S).close()
-        except DockerException:
+        except docker.errors.DockerException:
             return False
         finally:
             gc.collect()

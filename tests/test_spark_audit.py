@@ -242,6 +242,7 @@ def plant(queue: shardq.Queue) -> dict[str, str]:
     return {name: name for name in names[:-1]} | {"stored": "unrecorded"}
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("store", ["sqlite", "cassandra"])
 def test_it_agrees_with_the_audit_of_the_queue_itself(
     spark: SparkSession, url: str, monkeypatch: pytest.MonkeyPatch

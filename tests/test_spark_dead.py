@@ -477,6 +477,7 @@ def in_spark(spark: SparkSession, queue: Queue, url: str) -> SparkQueue:
     return SparkQueue(spark, queue.name, url)
 
 
+@pytest.mark.gate
 def test_dead_messages_are_grouped_filtered_put_back_and_purged(
     queue: Queue, in_spark: SparkQueue
 ) -> None:

@@ -135,6 +135,7 @@ def expected(queue: Queue, row: Row) -> dict[str, Any]:
 # Views --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("url", STORES, indirect=True)
 def test_messages_have_what_the_queue_holds(url: str, queue: Queue) -> None:
     fill(queue)
@@ -164,6 +165,7 @@ def test_shards_have_the_store_s_own_counts(url: str, queue: Queue) -> None:
         assert one["priority"] == layout.band_of(shard.lane)
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("url", STORES, indirect=True)
 def test_the_history_says_what_became_of_messages(url: str, queue: Queue) -> None:
     queue.put_many([{"body": "a", "id": "order-1"}, "b", "c", {"body": "later", "delay": "1h"}])
@@ -463,6 +465,7 @@ def test_spark_s_schema_and_arrow_s_are_one(reading: SparkSession, view: str) ->
     assert parsed == schema_of(Options("", "", view))
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("url", STORES, indirect=True)
 def test_spark_reads_what_the_queue_holds(reading: SparkSession, url: str, queue: Queue) -> None:
     fill(queue)
@@ -480,6 +483,7 @@ def test_spark_reads_what_the_queue_holds(reading: SparkSession, url: str, queue
     assert found == rows
 
 
+@pytest.mark.gate
 def test_filters_reach_the_store_where_they_may(
     reading: SparkSession, url: str, queue: Queue
 ) -> None:

@@ -159,6 +159,7 @@ def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 # The same rows ------------------------------------------------------------------------------------
 
 
+@pytest.mark.gate
 def test_tasks_that_are_killed_write_the_same_rows_and_what_is_finished_stays_finished(
     spark: SparkSession, bench: Callable[..., Bench], people: DataFrame, store: str
 ) -> None:
@@ -242,6 +243,7 @@ def test_twins_and_a_run_that_is_resumed_write_the_same_rows_and_no_others(
 # Taking back --------------------------------------------------------------------------------------
 
 
+@pytest.mark.gate
 def test_unscheduling_leaves_nothing_of_its_run_and_all_of_others(
     bench: Callable[..., Bench], people: DataFrame, file: str
 ) -> None:

@@ -223,6 +223,7 @@ def test_a_task_of_a_cluster_writes_into_no_file(
 # Frames -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.gate
 def test_a_frame_with_all_columns_becomes_messages_as_put_makes_them(
     spark: SparkSession, bench: Callable[..., Bench]
 ) -> None:
@@ -249,6 +250,7 @@ def test_a_frame_with_all_columns_becomes_messages_as_put_makes_them(
     assert here.queue.audit().misfits == []
 
 
+@pytest.mark.gate
 def test_rows_of_bodies_alone_are_due_now_and_written_once_though_each_task_is_killed(
     spark: SparkSession, bench: Callable[..., Bench]
 ) -> None:

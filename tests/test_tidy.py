@@ -7,8 +7,10 @@ import doctest
 import importlib
 import inspect
 import re
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
-from types import FunctionType, ModuleType
+from types import FunctionType
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,7 +19,7 @@ import shardq
 from shardq import aio, errors, tasks, testing
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "shardq"
@@ -36,7 +38,6 @@ FLOORS = [
 What only a type checker reads counts too. What users import is one floor.
 """
 
-DRIVER_ROOM = "stores/cassandra"
 CATCH_ALL_ROOMS = {
     "aio/feed.py",
     "engine/call.py",
@@ -51,8 +52,6 @@ CATCH_ALL_ROOMS = {
 }
 """Where anything may be caught: around the user's functions and what they raised, and iterables."""
 
-FILE_LINES_MAX = 700
-"""A file is split by noun, never by this bound: it stops growth that nobody looks at."""
 VAGUE_NAMES = {"utils", "util", "common", "base", "manager", "helper", "helpers", "misc"}
 TEXT_SUFFIXES = {".py", ".md", ".toml", ".cql", ".sql", ".java", ""}
 LOCKS = {"Lock", "RLock", "Condition", "Semaphore", "BoundedSemaphore", "Barrier"}
@@ -122,11 +121,48 @@ def is_forked(path: Path) -> bool:
     return floor_of(module_of(path)) <= floor_of("shardq.connection")
 
 
+@cache
 def tree_of(path: Path) -> ast.Module:
     return ast.parse(path.read_text(), filename=str(path))
 
 
-def imported(nodes: Iterator[ast.AST]) -> Iterator[tuple[int, str]]:
+def at_lines(nodes: Iterable[ast.AST], path: Path) -> list[str]:
+    """Where nodes of a file stand, `shardq/queue.py:17`."""
+    return [f"{shown(path)}:{node.lineno}" for node in nodes]  # type: ignore[attr-defined]
+
+
+def importing(package: str, *, outside: tuple[str, ...]) -> list[str]:
+    """Where a module of the package imports a distribution, but in these rooms."""
+    return [
+        f"{shown(path)}:{line} imports {name}"
+        for path in MODULES
+        if not room(path).startswith(outside)
+        for line, name in imports_of(path)
+        if name.partition(".")[0] == package
+    ]
+
+
+@cache
+def nodes_of(path: Path) -> list[ast.AST]:
+    return list(ast.walk(tree_of(path)))
+
+
+def dotted(node: ast.AST) -> str:
+    """The last two names of a path such as `asyncio.sleep`; an empty text of what is no name."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute):
+        return f"{dotted(node.value).rpartition('.')[2]}.{node.attr}"
+    return ""
+
+
+@cache
+def imports_of(path: Path) -> list[tuple[int, str]]:
+    """Line and full name of each import of a file."""
+    return list(imported(nodes_of(path)))
+
+
+def imported(nodes: Iterable[ast.AST]) -> Iterator[tuple[int, str]]:
     """Each import's line and full name; `from a import b` gives `a.b`."""
     for node in nodes:
         if isinstance(node, ast.Import):
@@ -141,7 +177,7 @@ def arrows() -> dict[str, dict[str, int]]:
     drawn: dict[str, dict[str, int]] = {}
     for path in MODULES:
         own = drawn.setdefault(module_of(path), {})
-        for line, name in imported(ast.walk(tree_of(path))):
+        for line, name in imports_of(path):
             target = name if name in known else name.rpartition(".")[0]
             if target in known and target != module_of(path):
                 own.setdefault(target, line)
@@ -165,126 +201,141 @@ def test_no_imports_go_in_a_circle() -> None:
     assert drawn == {}, "of these, some import each other"
 
 
-@pytest.mark.parametrize("path", MODULES, ids=room)
-def test_only_the_cassandra_store_imports_the_driver(path: Path) -> None:
-    found = [line for line, name in imported(ast.walk(tree_of(path))) if is_driver(name)]
-    assert not found or room(path).startswith(DRIVER_ROOM)
+@pytest.mark.parametrize(
+    ("distribution", "rooms"),
+    [
+        ("cassandra", ("stores/cassandra/",)),
+        ("pyspark", ("spark/",)),
+        ("pyarrow", ("spark/",)),
+        ("matplotlib", ("pictures/", "spark/")),
+    ],
+)
+def test_a_distribution_is_imported_in_its_rooms_alone(
+    distribution: str, rooms: tuple[str, ...]
+) -> None:
+    assert importing(distribution, outside=()), "the rule is of nothing"
+    assert importing(distribution, outside=rooms) == []
 
 
-def is_driver(name: str) -> bool:
-    return name.partition(".")[0] == "cassandra"
-
-
-@pytest.mark.parametrize("path", MODULES, ids=room)
-def test_only_spark_s_room_imports_pyspark(path: Path) -> None:
-    found = [line for line, name in imported(ast.walk(tree_of(path))) if is_spark_s(name)]
-    assert not found or room(path).startswith("spark/")
-
-
-def is_spark_s(name: str) -> bool:
-    return name.partition(".")[0] in {"pyspark", "pyarrow"}
-
-
-@pytest.mark.parametrize("path", MODULES, ids=room)
-def test_only_pictures_and_spark_s_plots_import_what_draws_them(path: Path) -> None:
-    found = [line for line, name in imported(ast.walk(tree_of(path))) if is_drawing_s(name)]
-    assert not found or room(path).startswith(("pictures/", "spark/"))
-
-
-def is_drawing_s(name: str) -> bool:
-    return name.partition(".")[0] == "matplotlib"
-
-
-@pytest.mark.parametrize("path", SPARK_MODULES, ids=room)
-def test_jobs_in_spark_work_through_spark_connect_and_without_pandas(path: Path) -> None:
-    tree = tree_of(path)
-    reached = [node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
-    imports = [name.partition(".")[0] for _, name in imported(ast.walk(tree))]
-    assert not NOT_ON_CONNECT & {*reached, *imports}
-
-
-@pytest.mark.parametrize("path", MODULES, ids=room)
-def test_only_the_clock_reads_time_or_sleeps(path: Path) -> None:
-    if room(path) == "clock.py":
-        return
-    tree = tree_of(path)
-    found = [line for line, name in imported(ast.walk(tree)) if name.split(".")[0] == "time"]
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            owner = ast.unparse(node.func.value).split(".")[-1]
-            reads = node.func.attr in CLOCK_CALLS and owner in {"datetime", "date", "pendulum"}
-            if reads or (owner, node.func.attr) == ("asyncio", "sleep"):
-                found.append(node.lineno)
-    assert not found, f"{shown(path)} reads time or sleeps in lines {found}; a clock is passed in"
-
-
-@pytest.mark.parametrize("path", [path for path in MODULES if is_forked(path)], ids=room)
-def test_a_lock_is_one_that_is_free_in_a_forked_child(path: Path) -> None:
-    made = [
-        node.lineno
-        for node in ast.walk(tree_of(path))
-        if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in LOCKS
-    ]
-    assert not made or room(path) == "locks.py", f"{shown(path)}, lines {made}: locks.py makes them"
-
-
-@pytest.mark.parametrize("path", MODULES, ids=room)
-def test_only_the_user_s_handler_may_raise_anything(path: Path) -> None:
+def test_jobs_in_spark_work_through_spark_connect_and_without_pandas() -> None:
     found = [
-        node.lineno
-        for node in ast.walk(tree_of(path))
-        if isinstance(node, ast.ExceptHandler) and catches_all(node) and not raises_again(node)
+        f"{shown(path)}: {name}"
+        for path in SPARK_MODULES
+        for name in sorted(NOT_ON_CONNECT & reached_in(path))
     ]
-    assert not found or room(path) in CATCH_ALL_ROOMS, f"{shown(path)} catches all in {found}"
+    assert found == []
 
 
-def catches_all(handler: ast.ExceptHandler) -> bool:
-    caught = "" if handler.type is None else ast.unparse(handler.type)
-    return handler.type is None or bool(re.search(r"\b(Base)?Exception\b", caught))
+def reached_in(path: Path) -> set[str]:
+    """Attributes and distributions that a module names."""
+    attributes = {node.attr for node in nodes_of(path) if isinstance(node, ast.Attribute)}
+    return attributes | {name.partition(".")[0] for _, name in imports_of(path)}
 
 
-def raises_again(handler: ast.ExceptHandler) -> bool:
-    last = handler.body[-1]
-    return isinstance(last, ast.Raise) and last.exc is None
-
-
-@pytest.mark.parametrize("path", MODULES, ids=room)
-def test_only_settling_moves_or_deletes_rows(path: Path) -> None:
-    if room(path) == SETTLING_ROOM or room(path).startswith(("stores/", "testing/")):
-        return
+def test_only_the_clock_reads_time_or_sleeps() -> None:
     found = [
-        node.lineno
-        for node in ast.walk(tree_of(path))
-        if isinstance(node, ast.Attribute)
+        place
+        for path in MODULES
+        if room(path) != "clock.py"
+        for place in [
+            *at_lines(filter(reads_time, nodes_of(path)), path),
+            *imports_of_time(path),
+        ]
+    ]
+    assert found == [], "a clock is passed in"
+
+
+def reads_time(node: ast.AST) -> bool:
+    """True if a call reads the wall clock or sleeps."""
+    called = dotted(node.func) if isinstance(node, ast.Call) else ""
+    owner, _, name = called.rpartition(".")
+    is_read = name in CLOCK_CALLS and owner in {"datetime", "date", "pendulum"}
+    return is_read or called == "asyncio.sleep"
+
+
+def imports_of_time(path: Path) -> list[str]:
+    return [
+        f"{shown(path)}:{line}" for line, name in imports_of(path) if name.split(".")[0] == "time"
+    ]
+
+
+def test_a_lock_is_one_that_is_free_in_a_forked_child() -> None:
+    found = [
+        place
+        for path in MODULES
+        if is_forked(path) and room(path) != "locks.py"
+        for place in at_lines(filter(makes_a_lock, nodes_of(path)), path)
+    ]
+    assert found == [], "locks.py makes them"
+
+
+def makes_a_lock(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and dotted(node.func).rpartition(".")[2] in LOCKS
+
+
+def test_only_the_user_s_handler_may_raise_anything() -> None:
+    catching = {room(path): at_lines(filter(catches_all, nodes_of(path)), path) for path in MODULES}
+    found = {name: places for name, places in catching.items() if places}
+    assert [places for name, places in found.items() if name not in CATCH_ALL_ROOMS] == []
+    assert CATCH_ALL_ROOMS - found.keys() == set(), "these rooms catch all no more"
+
+
+def catches_all(node: ast.AST) -> bool:
+    """True if a handler catches anything and does not raise it again."""
+    if not isinstance(node, ast.ExceptHandler):
+        return False
+    caught = "" if node.type is None else ast.unparse(node.type)
+    is_broad = node.type is None or bool(re.search(r"\b(Base)?Exception\b", caught))
+    last = node.body[-1]
+    return is_broad and not (isinstance(last, ast.Raise) and last.exc is None)
+
+
+def test_only_settling_moves_or_deletes_rows() -> None:
+    found = [
+        place
+        for path in MODULES
+        if room(path) != SETTLING_ROOM and not room(path).startswith(("stores/", "testing/"))
+        for place in at_lines(filter(changes_rows, nodes_of(path)), path)
+    ]
+    assert found == [], "`Settler` moves and deletes rows"
+
+
+def changes_rows(node: ast.AST) -> bool:
+    return (
+        isinstance(node, ast.Attribute)
         and node.attr in ROW_VERBS
-        and ast.unparse(node.value).split(".")[-1] in {"store", "_store"}
+        and dotted(node.value).rpartition(".")[2] in {"store", "_store"}
+    )
+
+
+def test_no_test_sleeps() -> None:
+    # Parsing all tests takes longer than all other rules, and few of them have the word.
+    suspects = [path for path in TEST_MODULES if "sleep" in path.read_text()]
+    found = [shown(path) for path in suspects if sleeps(path)]
+    assert found == [], "take a manual clock"
+
+
+def sleeps(path: Path) -> bool:
+    names = {name for _, name in imports_of(path)}
+    calls = {dotted(node.func) for node in nodes_of(path) if isinstance(node, ast.Call)}
+    return not {"time.sleep", "asyncio.sleep"}.isdisjoint(names | calls)
+
+
+def test_a_file_is_named_for_what_it_holds() -> None:
+    every = [*MODULES, *TEST_MODULES, *SCRIPTS]
+    assert [shown(path) for path in every if path.stem in VAGUE_NAMES] == []
+
+
+def test_what_a_docstring_shows_is_so() -> None:
+    has_spark = find_spec("pyspark") is not None
+    failed = [
+        shown(path)
+        for path in MODULES
+        if ">>> " in path.read_text() and (has_spark or not room(path).startswith("spark/"))
+        for done in [doctest.testmod(importlib.import_module(module_of(path)))]
+        if done.failed or not done.attempted
     ]
-    assert not found, f"{shown(path)} moves or deletes rows in lines {found}; `Settler` does"
-
-
-@pytest.mark.parametrize("path", TEST_MODULES, ids=shown)
-def test_no_test_sleeps(path: Path) -> None:
-    tree = tree_of(path)
-    names = {name for _, name in imported(ast.walk(tree))}
-    calls = [ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)]
-    assert not {"time.sleep", "asyncio.sleep"} & (names | set(calls)), "take a manual clock"
-
-
-@pytest.mark.parametrize("path", [*MODULES, *TEST_MODULES, *SCRIPTS], ids=shown)
-def test_a_file_is_one_noun(path: Path) -> None:
-    assert path.stem not in VAGUE_NAMES, "name it for what it holds"
-    lines = len(path.read_text().splitlines())
-    assert lines <= FILE_LINES_MAX, f"{shown(path)} has {lines} lines; is it one noun?"
-
-
-@pytest.mark.parametrize("path", [path for path in MODULES if ">>> " in path.read_text()], ids=room)
-def test_what_a_docstring_shows_is_so(path: Path) -> None:
-    if room(path).startswith("spark/"):
-        pytest.importorskip("pyspark", reason="PySpark is not installed")
-    name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-    done = doctest.testmod(importlib.import_module(name))
-    assert done.attempted
-    assert not done.failed
+    assert failed == []
 
 
 def test_no_path_of_somebody_s_machine_is_written_down() -> None:
@@ -326,24 +377,29 @@ def test_the_tree_of_errors_has_each_of_them_under_what_it_is() -> None:
     assert drawn == made
 
 
-@pytest.mark.parametrize("module", PUBLIC, ids=lambda module: module.__name__)
-def test_what_a_public_module_exports_is_there(module: ModuleType) -> None:
-    assert len(module.__all__) == len(set(module.__all__))
-    assert [name for name in module.__all__ if not hasattr(module, name)] == []
-    assert set(module.__all__) <= set(dir(module))
+def test_what_a_public_module_exports_is_there() -> None:
+    for module in PUBLIC:
+        assert len(module.__all__) == len(set(module.__all__)), module.__name__
+        assert [name for name in module.__all__ if not hasattr(module, name)] == []
+        assert set(module.__all__) <= set(dir(module)), module.__name__
 
 
-@pytest.mark.parametrize("name", sorted(EXPORTED), ids=str)
-def test_what_is_public_speaks_of_public_types_alone(name: str) -> None:
-    made = EXPORTED[name]
+def test_what_is_public_speaks_of_public_types_alone() -> None:
+    found = {name: own for name, one in EXPORTED.items() if (own := private_types(one))}
+    assert found == {}
+
+
+def private_types(made: object) -> set[str]:
+    """Our types in the signature of a public function or class that are not public."""
     if not isinstance(made, type | FunctionType):
-        return
-    tree = tree_of(Path(inspect.getfile(made)))
+        return set()
+    path = Path(inspect.getfile(made))
+    tree = tree_of(path)
     [node] = [one for one in tree.body if getattr(one, "name", None) == made.__name__]
-    ours = {full.rpartition(".")[2] for _, full in imported(ast.walk(tree)) if "shardq." in full}
+    ours = {full.rpartition(".")[2] for _, full in imports_of(path) if "shardq." in full}
     ours |= {one.name for one in tree.body if isinstance(one, ast.ClassDef)}
     spoken = {word for text in annotations(node) for word in re.findall(r"\w+", text)}
-    assert (spoken & ours) - NAMES == set()
+    return (spoken & ours) - NAMES
 
 
 def annotations(node: ast.AST) -> Iterator[str]:
@@ -366,15 +422,17 @@ def annotations(node: ast.AST) -> Iterator[str]:
                 yield from annotations(member)
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=shown)
-def test_an_example_uses_public_names_alone(path: Path) -> None:
-    tree = tree_of(path)
-    public = {module.__name__ for module in PUBLIC}
-    names = [name for _, name in imported(ast.walk(tree)) if name.startswith("shardq")]
-    exported = {f"{module.__name__}.{name}" for module in PUBLIC for name in module.__all__}
-    assert set(names) <= public | exported
-    reached = [node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
-    assert [name for name in reached if name.startswith("_")] == []
+def test_an_example_uses_public_names_alone() -> None:
+    public = {module.__name__ for module in PUBLIC} | EXPORTED.keys()
+    found = {shown(path): own for path in EXAMPLES if (own := hidden_names(path, public))}
+    assert found == {}
+
+
+def hidden_names(path: Path, public: set[str]) -> set[str]:
+    """Names of ours that an example uses and that users cannot rely on."""
+    names = {name for _, name in imports_of(path) if name.startswith("shardq")}
+    reached = {node.attr for node in nodes_of(path) if isinstance(node, ast.Attribute)}
+    return (names - public) | {name for name in reached if name.startswith("_")}
 
 
 def test_the_readme_is_short_and_shows_code_early() -> None:
