@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 CQL = Path(__file__).parents[1] / "cql"
+DOCS = Path(__file__).parents[1] / "docs"
 LACKS = "lacks some of the tables of format .*; run `shardq init`"
 
 
@@ -186,13 +187,13 @@ def test_an_init_that_was_cut_short_is_ended_by_the_next(
     def killed(session: object, cql: str) -> None:
         nonlocal made
         if made == 5:
-            raise KeyboardInterrupt
+            raise ChildProcessError(cql)
         change(session, cql)  # type: ignore[arg-type]
         made += 1
 
     with monkeypatch.context() as short:
         short.setattr(cassandra_schema, "_change", killed)
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(ChildProcessError):
             shardq.init(keyspace.url)
     with pytest.raises(SchemaMissing, match=LACKS):
         shardq.connect(keyspace.url)
@@ -246,3 +247,16 @@ def test_the_schema_that_is_printed_has_the_migrations_too(
     assert connection.execute("PRAGMA user_version").fetchone() == (BASE + 2,)
     assert "note" in {name for _, name, *_ in connection.execute("PRAGMA table_info(lanes)")}
     connection.close()
+
+
+@pytest.mark.parametrize(
+    ("page", "shown", "what"),
+    [
+        ("cassandra.md", "cassandra://127.0.0.1:9042/shardq", "keyspace"),
+        ("sqlite.md", "sqlite:///jobs.db", "file"),
+    ],
+)
+def test_the_pages_for_operators_show_the_sentence(page: str, shown: str, what: str) -> None:
+    with pytest.raises(SchemaMissing) as refused:
+        formats.is_current(BASE - 1, shown=shown, what=what)
+    assert f"\n{refused.value}\n" in (DOCS / "operations" / page).read_text()
