@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from shardq.clock import Clock
     from shardq.model.settings import QueueOptions
-    from shardq.stores.store import Progress, Store
+    from shardq.stores.store import Store
     from shardq.stores.tables import QueueRecord
 
 log = logging.getLogger(__name__)
@@ -54,7 +54,9 @@ def connect(url: str | None = None, *, clock: Clock | None = None) -> Connection
 
     Raises:
         BadUrl: If it names no store, or there is none.
-        SchemaMissing: If a Cassandra keyspace has not been made; `shardq init` does it.
+        SchemaMissing: If a Cassandra keyspace has not been made, which `shardq init` does; or the
+            store has a format of before 0.1.0.
+        SchemaNewer: If a newer shardq made it.
         StoreUnavailable: If the store cannot be reached.
     """
     store = store_of(store_url(url))
@@ -62,20 +64,20 @@ def connect(url: str | None = None, *, clock: Clock | None = None) -> Connection
     return Connection(store, clock, background=clock is None)
 
 
-def init(url: str | None = None, *, on_progress: Progress | None = None) -> None:
-    """Create or migrate a store's schema: keyspace and tables, or the SQLite file. Idempotent.
+def init(url: str | None = None) -> None:
+    """Create a store's keyspace and tables, or the SQLite file. Idempotent.
 
     Args:
         url: As for `connect`.
-        on_progress: Called with what is carried over to new tables, how much of it is, and of how
-            much.
 
     Raises:
+        SchemaMissing: If keyspace or file holds tables of another program, or of a format of before
+            0.1.0; nothing is changed.
         SchemaNewer: If a newer shardq made it.
     """
     store = store_of(store_url(url))
     try:
-        store.open(create=True, on_progress=on_progress)
+        store.open(create=True)
     finally:
         store.close()
 

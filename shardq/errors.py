@@ -26,7 +26,7 @@ ShardqError
 │   ├── BadReceipt           damaged, or of another queue
 │   └── StaleReceipt         its delivery has ended
 ├── SchemaError
-│   ├── SchemaMissing        no keyspace or tables of shardq
+│   ├── SchemaMissing        no keyspace or tables of shardq, or of before 0.1.0
 │   └── SchemaNewer          made by a newer shardq
 ├── StoreError
 │   ├── StoreUnavailable     not applied; safe to do again later
@@ -240,7 +240,7 @@ class SchemaError(ShardqError):
 
 
 class SchemaMissing(SchemaError):
-    """The keyspace or its tables are not there, or are not shardq's."""
+    """The keyspace or its tables are not there, are not shardq's, or are of before 0.1.0."""
 
 
 class SchemaNewer(SchemaError):

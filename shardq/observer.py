@@ -80,21 +80,20 @@ class MemberView:
     Attributes:
         name: Unique for each start.
         threads: Handlers that it can run at once; 0 for callers of `receive`.
-        busy: Handlers that run, `threads` at most; None where an older shardq does not tell.
+        busy: Handlers that run, `threads` at most.
         longest_ms: How long the one that began first has run; 0 without any.
-        shortest_ms: How long the one that began last has run; 0 without any, or where an older
-            shardq does not tell.
+        shortest_ms: How long the one that began last has run; 0 without any.
         unsettled: Deliveries handed out whose outcome is not stored yet, but for parked ones.
         ready: Messages that it holds for its handlers.
         lanes: (lane, band) of each that it reads.
         isolated: Whether it delivers only from minutes that ended at least the offset ago.
         runs: What its handlers run, the first begun first: (the message's id, for how many
-            milliseconds) of 32 at most; empty where an older shardq does not tell.
+            milliseconds) of 32 at most.
     """
 
     name: str
     threads: int
-    busy: int | None
+    busy: int
     longest_ms: int
     unsettled: int
     ready: int
@@ -144,10 +143,9 @@ class QueueView:
     forecast: tuple[tuple[datetime, int], ...]
 
     @property
-    def busy(self) -> int | None:
-        """Handlers of all its consumers that run; None where one of them does not tell."""
-        told = [member.busy for member in self.members]
-        return None if None in told else sum(one or 0 for one in told)
+    def busy(self) -> int:
+        """Handlers of all its consumers that run."""
+        return sum(member.busy for member in self.members)
 
     @property
     def lag_ms(self) -> int:

@@ -254,7 +254,7 @@ def test_a_damaged_record_of_the_history_is_named_by_whoever_reads_it(
     entry = entry_of(message._row)
     stage._store.record([end_of(message._row)], 3_600_000)
     stage._sqlite._database.write(
-        f"UPDATE ledger SET {column} = {value} WHERE id = ?", (entry_key(message._row),)
+        f"UPDATE history SET {column} = {value} WHERE id = ?", (entry_key(message._row),)
     )
     asks = [queue.audit, lambda: list(queue.history())]
     if column != "id":
@@ -308,7 +308,7 @@ def test_a_row_or_an_end_without_a_record_of_the_put_is_named_but_no_fault(stage
         for n, row in enumerate(rows[:2])
     )
     for row in (there, acked):
-        stage._sqlite._database.write("DELETE FROM ledger WHERE id = ?", (entry_key(row),))
+        stage._sqlite._database.write("DELETE FROM history WHERE id = ?", (entry_key(row),))
         stage._sqlite._database.write("DELETE FROM messages WHERE id = ?", (entry_key(row),))
     stage._store.insert([there])
     stage._store.record([end_of(acked)], 3_600_000)

@@ -8,6 +8,7 @@ import socket
 import uuid
 import warnings
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
@@ -23,29 +24,23 @@ from shardq import clock
 from shardq.errors import (
     BadUrl,
     SchemaMissing,
-    SchemaNewer,
     StoreRefused,
     StoreUnavailable,
 )
-from shardq.model.ids import birth_us, row_ids
+from shardq.model import formats
+from shardq.model.ids import row_ids
 from shardq.model.message import Row
 from shardq.model.shard import MINUTE_MS, Position, Shard
 from shardq.stores.cassandra import Address, CassandraStore, cells, schema
 from shardq.stores.cassandra import rows as cassandra_rows
 from shardq.stores.cassandra.rows import ACROSS_PARTITIONS
 from shardq.stores.cassandra.schema import migrations
-from shardq.stores.store import Entry, LeaseState, Mark, Move, Slice, Tally
-from shardq.stores.tables import BLOCKED, RESULTS, STATS, ResultNote
+from shardq.stores.store import LeaseState, Move, Slice, Tally
+from shardq.stores.tables import BLOCKED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-BEFORE_SINCE, BEFORE_KEYS, BEFORE_RESULTS = 4, 5, 6
-OLD_PUT = (
-    "INSERT INTO {}.messages (queue, minute, lane, due, id, body) VALUES (?, ?, ?, ?, ?, ?) "
-    "USING TIMESTAMP ?"
-)
-OLD_READ = "SELECT due, id, body FROM {}.messages WHERE queue = ? AND minute = ? AND lane = ?"
 HOUR_US = 3_600_000_000
 FOREVER_MS = 1 << 48
 
@@ -75,11 +70,6 @@ def make_row(queue: str, n: int = 0, *, born_us: int | None = None, body: bytes 
     now_us = clock.machine_us() if born_us is None else born_us
     due_ms = now_us // 1_000 + n
     return Row(Shard(queue, due_ms // MINUTE_MS, 0), due_ms, row_ids.next(now_us), body)
-
-
-def old_values(row: Row) -> tuple[object, ...]:
-    """What `OLD_PUT` takes, as a process of the release before wrote it."""
-    return (*row.shard, row.due_ms, uuid.UUID(bytes=row.id), row.body, birth_us(row.id))
 
 
 def read_all(store: CassandraStore, rows: list[Row], *, purpose: str = "read") -> list[Row]:
@@ -373,103 +363,6 @@ def test_a_keyspace_of_others_is_left_alone(
     assert tables == [("users",)]
 
 
-def test_init_may_be_repeated_and_refuses_a_newer_schema(
-    cassandra_url: str, scratch: str, store: CassandraStore
-) -> None:
-    fresh = CassandraStore.from_url(in_keyspace(cassandra_url, scratch))
-    fresh.open(create=True)
-    fresh.open(create=True)
-    newest = migrations()[-1].number
-    key = f"WHERE name = 'shardq' IF version = {newest}"
-    store._session.ask(f"UPDATE {scratch}.schema_version SET version = {newest + 1} {key}")
-    for verb in (partial(fresh.open, create=True), fresh.open):
-        with pytest.raises(SchemaNewer, match="Upgrade shardq"):
-            verb()
-    fresh.close()
-
-
-def test_an_older_keyspace_is_migrated_with_its_rows(
-    cassandra_url: str, scratch: str, store: CassandraStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    every = migrations()
-    url = in_keyspace(cassandra_url, scratch)
-    with monkeypatch.context() as older:
-        older.setattr(schema, "migrations", lambda: every[:1])
-        first = CassandraStore.from_url(url)
-        first.open(create=True)
-        row = make_row("mail")
-        first._session.ask(first._session.prepared(OLD_PUT).bind(old_values(row)))
-        first.close()
-    newer = CassandraStore.from_url(url)
-    with pytest.raises(SchemaMissing, match="shardq init"):
-        newer.open()
-    newer.open(create=True)
-    assert newer.find([row.position]) == [row]
-    entry = Entry("mail", row.id)
-    newer.record([Mark(entry, 5)], 60_000)
-    assert newer.recorded([entry]) == [Mark(entry, 5)]
-    newer.close()
-    with monkeypatch.context() as older:
-        older.setattr(schema, "migrations", lambda: every[:1])
-        with pytest.raises(SchemaNewer):
-            CassandraStore.from_url(url).open()
-
-
-@pytest.mark.parametrize("before", [BEFORE_KEYS, BEFORE_RESULTS])
-def test_an_older_process_goes_on_beside_the_newer_schema(
-    cassandra_url: str, scratch: str, before: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    every = migrations()
-    url = in_keyspace(cassandra_url, scratch)
-    grace = (
-        "SELECT gc_grace_seconds FROM system_schema.tables "
-        "WHERE keyspace_name = %s AND table_name = 'stats'"
-    )
-    with monkeypatch.context() as older:
-        older.setattr(schema, "migrations", lambda: every[:before])
-        shardq.init(url)
-        old = CassandraStore.from_url(url)
-        old.open()
-    old.note(STATS, ("mail",), {(7, "one"): "{}"})
-    born_us = clock.machine_us() // 60_000_000 * 60_000_000
-    row, sent, left = (make_row("mail", n, born_us=born_us) for n in range(3))
-    put, read = (old._session.prepared(text) for text in (OLD_PUT, OLD_READ))
-    old._session.ask(put.bind(old_values(left)))
-    assert len(old._session.ask(read.bind(row.shard))) == 1
-    newer = CassandraStore.from_url(url)
-    with pytest.raises(SchemaMissing, match=f"has schema {before}, .* run `shardq init`"):
-        newer.open()
-    newer.open(create=True)
-    passed_on = row._replace(since_ms=row.due_ms - 9, key="1::k")
-    newer.insert([passed_on])
-    old._session.ask(put.bind(old_values(sent)))
-    assert [body for *_, body in old._session.ask(read.bind(row.shard))] == [b"x"] * 3
-    assert read_all(newer, [row]) == [passed_on, sent, left]
-    old.delete([row.position])
-    assert read_all(newer, [row]) == [sent, left]
-    assert newer._session.ask(grace, (scratch,)) == [(10_800,)]
-    assert newer.notes(STATS, ("mail",)) == {(7, "one"): "{}"}
-    key, note = ("mail", "id"), ResultNote("done", 1, b"1", "", "", -1, "", 5)
-    newer.note(RESULTS, (), {key: note}, 60_000)
-    assert newer.notes(RESULTS, (), [key]) == {key: note}
-    old.close()
-    newer.close()
-
-
-def test_an_init_that_was_cut_short_after_a_column_was_added_is_resumed(
-    cassandra_url: str, scratch: str, store: CassandraStore
-) -> None:
-    one = CassandraStore.from_url(in_keyspace(cassandra_url, scratch))
-    one.open(create=True)
-    key = f"WHERE name = 'shardq' IF version = {migrations()[-1].number}"
-    store._session.ask(f"UPDATE {scratch}.schema_version SET version = {BEFORE_SINCE} {key}")
-    one.open(create=True)
-    row = make_row("mail")._replace(since_ms=5, key="1::k")
-    one.insert([row])
-    assert one.find([row.position]) == [row]
-    one.close()
-
-
 def in_keyspace(url: str, keyspace: str) -> str:
     return re.sub(r"(://[^/?]+)(/[^?]*)?", rf"\1/{keyspace}", url)
 
@@ -486,25 +379,10 @@ def test_the_schema_is_printed_without_a_connection() -> None:
     text = CassandraStore.schema_text(Address(hosts=("db",), keyspace="jobs", dc="eu"))
     assert "CREATE KEYSPACE IF NOT EXISTS jobs" in text
     assert "'eu': 3" in text
-    for table in (
-        "messages",
-        "lanes",
-        "queues",
-        "members",
-        "blocked",
-        "stats",
-        "ledger",
-        "keys",
-        "places",
-        "results",
-    ):
+    for table in schema.TABLES:
         assert f"CREATE TABLE IF NOT EXISTS {table} (" in text
     assert "gc_grace_seconds = 10800" in text
     assert CassandraStore.schema_text().startswith("CREATE KEYSPACE IF NOT EXISTS shardq ")
-
-
-def test_migrations_are_numbered_without_a_gap() -> None:
-    assert [migration.number for migration in migrations()] == list(range(1, len(migrations()) + 1))
 
 
 def test_a_row_with_nothing_but_its_body_is_written_by_the_short_statement() -> None:
@@ -530,10 +408,19 @@ def test_every_column_has_a_comment() -> None:
                 assert re.search(r" -- \S", line), line
 
 
+def test_each_file_of_cql_is_a_table_or_a_migration_up_to_the_format() -> None:
+    folder = Path(__file__).parents[1] / "cql"
+    made = {path.stem for path in folder.glob("*.cql") if not path.stem[0].isdigit()}
+    assert made == {*schema.TABLES}
+    numbers = [migration.number for migration in migrations()]
+    assert numbers == sorted({formats.BASE, *numbers})
+    assert numbers[-1] <= formats.FORMAT
+
+
 def test_the_ledger_goes_day_by_day(store: CassandraStore) -> None:
     ((compaction, ttl),) = store._session.ask(
         "SELECT compaction, default_time_to_live FROM system_schema.tables "
-        "WHERE keyspace_name = %s AND table_name = 'ledger'",
+        "WHERE keyspace_name = %s AND table_name = 'history'",
         (store.address.keyspace,),
     )
     assert compaction["class"].endswith("TimeWindowCompactionStrategy")

@@ -84,7 +84,7 @@ def test_an_end_that_is_not_known_ends_with_2_and_other_damage_in_a_line(shell: 
     shell.ok("queues", "create", "mail", "--history", "7d")
     made = shell.ok("put", "mail", "x", "--delay", "1h", "--id", "order-7", "--json").lines[0]
     shell.ok("cancel", "mail", made["receipt"])
-    damage(shell, "UPDATE ledger SET fate = 'bo\ngus'")
+    damage(shell, "UPDATE history SET fate = 'bo\ngus'")
     done = shell.run("audit", "mail")
     assert (done.code, done.err) == (Exit.UNBALANCED, "")
     first, _, line, why = done.out.splitlines()
@@ -93,7 +93,7 @@ def test_an_end_that_is_not_known_ends_with_2_and_other_damage_in_a_line(shell: 
     assert line == "mail does not balance: 1 put = 0 + 1 of an unknown end."
     assert "a newer shardq" in why
     assert ", bo gus 20" in shell.ok("history", "mail", "order-7").out
-    damage(shell, "UPDATE ledger SET ended = 'x'")
+    damage(shell, "UPDATE history SET ended = 'x'")
     for command in ("audit", "history"):
         told = shell.fails(Exit.STORE_CORRUPT, command, "mail")
         assert told.startswith("shardq: the history of queue 'mail' is damaged: ended of message ")
@@ -172,7 +172,7 @@ def test_the_balance_of_each_minute_fits_a_terminal_of_80_columns(
 def test_a_history_that_has_gone_balances_nothing(shell: Shell) -> None:
     shell.ok("queues", "create", "mail", "--history", "7d")
     shell.ok("put", "mail", "x", "--delay", "1h")
-    damage(shell, "DELETE FROM ledger")
+    damage(shell, "DELETE FROM history")
     _, line, why = shell.ok("audit", "mail").out.splitlines()[-3:]
     assert line == (
         "mail: 1 without a record of the put, and none with one; "

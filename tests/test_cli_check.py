@@ -12,7 +12,7 @@ import pytest
 from shell import Shell, shell
 
 from shardq.cli.exits import Exit
-from shardq.model.settings import FORMAT
+from shardq.model.formats import FORMAT
 
 
 def test_check_tells_of_store_clocks_and_queues(shell: Shell) -> None:
@@ -65,11 +65,11 @@ def test_a_queue_that_needs_a_newer_release_is_named_and_hides_no_other(shell: S
         shell.ok("queues", "create", name)
     shell.ok("queues", "drop", "fax", "--yes")
     with sqlite3.connect(shell.directory / "jobs.db") as other:
-        needy = "json_set(settings, '$.needs', 9)"
+        needy = "json_set(settings, '$.needs', 99)"
         other.execute(f"UPDATE queues SET settings = {needy} WHERE name != 'mail'")
     other.close()
     text = (
-        f"queue 'post' has settings that need a newer shardq (format 9, this one has {FORMAT}); "
+        f"queue 'post' has settings that need a newer shardq (format 99, this one has {FORMAT}); "
         "upgrade shardq here."
     )
     done = shell.run("check", "--json")

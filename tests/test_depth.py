@@ -131,7 +131,7 @@ def test_counting_asks_no_more_of_a_queue_of_many_lanes(stage: Stage) -> None:
 
 def test_what_waits_is_looked_for_only_in_bands_that_were_put_to(stage: Stage) -> None:
     queue = stage.connect().queue("mail")
-    # As only a producer of the release before would.
+    # No producer does, before it has recorded the band.
     write(stage, queue, stage.clock.now_ms() + 600_000, b"unknown", lane=4)
     assert queue.depth().waiting == sum(count for _, count in queue.forecast("20m")) == 0
     assert queue.depth(exact=True).waiting == 1

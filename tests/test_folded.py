@@ -19,7 +19,7 @@ from shardq.records.folded import (
     write_folded,
 )
 from shardq.records.register import Register
-from shardq.records.stats import FAR_MS, StatsLog, Totals
+from shardq.records.stats import StatsLog
 from shardq.stores import store_of
 from shardq.stores.sqlite import SqliteStore
 from shardq.stores.tables import STATS, Change
@@ -275,26 +275,6 @@ def test_a_process_that_was_stopped_with_nothing_to_store_goes_on_in_another_row
     here.clock.advance(700)
     here.fold()
     assert (here.put, here.rows) == (6, [MEMBER])
-
-
-def test_what_a_newer_release_has_stored_is_counted_and_never_folded(here: World) -> None:
-    now_ms = here.clock.now_ms()
-    text = f'{{"put":7,"at_ms":{now_ms},"teleported":3}}'
-    here.store.note(STATS, ("mail",), {(here.register.layout.hour_of(now_ms), "newer"): text})
-    here.clock.advance(40 * 86_400)
-    assert here.fold() == 0
-    assert (here.put, here.rows) == (7, ["newer"])
-
-
-def test_what_does_not_tell_when_it_was_stored_is_folded_after_a_month(here: World) -> None:
-    hour = here.register.layout.hour_of(here.clock.now_ms())
-    here.store.note(STATS, ("mail",), {(hour, "older"): Totals(put=7).to_json()})
-    assert here.stored().totals.farthest_ms == FAR_MS
-    here.clock.advance(30 * 86_400)
-    assert here.fold() == 0
-    here.clock.advance(2 * 86_400)
-    assert here.fold() == 1
-    assert (here.put, here.rows) == (7, [MEMBER])
 
 
 def test_more_ended_processes_than_one_row_names_are_folded_all_the_same(here: World) -> None:

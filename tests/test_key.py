@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from worlds import World, world_of
 
-from shardq.errors import SchemaNewer, StoreCorrupt
-from shardq.model import settings
+from shardq.errors import StoreCorrupt
 from shardq.model.ids import row_ids
 from shardq.model.key import BUCKETS, Key, bucket_of
 from shardq.model.message import Message, Row
@@ -147,24 +146,3 @@ def test_a_damaged_key_is_told_with_its_message(queue: Queue) -> None:
     )
     with pytest.raises(StoreCorrupt, match=told):
         _ = message.key
-
-
-# What older releases do ---------------------------------------------------------------------------
-
-
-def test_the_first_key_ends_the_processes_of_an_older_release(
-    world: World, queue: Queue, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    newer = world.connect().queue(queue.name)
-    put_keyed(queue, HELD)
-    queue.bury(received(world, queue), "why")
-    assert queue.dead.settings.needs == 1
-    newer._home.register.use_keys()
-    # Keys are all that the release before does not know of.
-    monkeypatch.setattr(settings, "FORMAT", settings._KEYS_NEED - 1)
-    world.pass_time(3.1)
-    for name in (queue.name, queue.dead.name):
-        with pytest.raises(SchemaNewer, match=rf"^queue '{name}' .*format 3, .*; upgrade shardq"):
-            world.connect().queue(name)
-    with pytest.raises(SchemaNewer, match="upgrade shardq here"):
-        queue.receive(1)

@@ -12,7 +12,7 @@ from worlds import World, world_of
 
 from shardq import Bury, Consumer, Message, Retry, Snooze
 from shardq.errors import BadBody, StoreCorrupt, UsageError
-from shardq.model.message import HEADER_BYTES_MAX, headers_json, write_headers
+from shardq.model.message import HEADER_BYTES_MAX, headers_json
 from shardq.testing import Recorder, Stage
 
 if TYPE_CHECKING:
@@ -273,21 +273,6 @@ def test_a_dead_message_says_why_it_died_and_keeps_no_error_before(stage: Stage)
     [dead] = queue.dead.peek()
     assert dead.last_error == "no such address"
     assert json.loads(dead._row.headers or "").keys() == dead.headers.keys()
-
-
-def test_one_buried_by_an_older_release_says_why_it_died(stage: Stage) -> None:
-    queue = stage.connect().queue("mail", backoff="1s")
-    before = with_an_error(stage, queue)._row
-    queue.bury(queue.peek()[0], "no such address")
-    [dead] = queue.dead.peek()
-    # It keeps the headers that it does not know.
-    both = json.loads(before.headers or "") | dead.headers
-    row = dead._row._replace(headers=write_headers(both))
-    queue.dead._home.store.delete([row.position])
-    queue.dead._home.store.insert([row])
-    [dead] = queue.dead.peek()
-    assert dead.last_error == "no such address"
-    assert "shardq-error" not in dead.headers
 
 
 def test_what_is_retried_among_the_dead_says_what_failed_there(stage: Stage) -> None:

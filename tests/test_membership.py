@@ -236,13 +236,6 @@ def test_what_handlers_run_is_told_first_begun_first_and_has_a_bound(stage: Stag
     assert [begun_ms for _, begun_ms in long] == [0, 1, 2]
 
 
-def test_a_heartbeat_that_is_older_than_what_it_may_tell_tells_of_no_run(stage: Stage) -> None:
-    stage._store.note(
-        MEMBERS, ("mail",), {"older": '{"threads":2,"running":2,"longest_ms":9}'}, 10_000
-    )
-    assert heartbeats(stage._store, "mail")["older"].runs == ()
-
-
 def test_free_slots_are_told_ten_times_a_second_at_most_and_only_beside_others(
     stage: Stage,
 ) -> None:
@@ -409,12 +402,3 @@ def test_a_member_has_a_lane_of_every_band(stage: Stage) -> None:
         mine = [lane for lane, rank in ranks.items() if rank == 0]
         assert len(mine) == 6
         assert {(lane - 10) % 3 for lane in mine} == {0, 1, 2}
-
-
-def test_beside_an_older_release_lanes_are_ranked_one_by_one(stage: Stage) -> None:
-    one = member(stage, "one")
-    stage._store.note(MEMBERS, ("mail",), {"older": '{"threads":1,"demand":true}'}, 10_000)
-    beat(one)
-    assert one.has_older
-    now_ms = stage.clock.now_ms()
-    assert one.ranks(range(12), now_ms, bands=3) == one.ranks(range(12), now_ms)

@@ -14,7 +14,7 @@ from shardq.inspection.depth import DepthCounter
 from shardq.inspection.mend import Upkeep
 from shardq.records.folded import stored_totals
 from shardq.records.membership import Heartbeat
-from shardq.stores.tables import LANES, MEMBERS, STATS, Change
+from shardq.stores.tables import LANES, MEMBERS, STATS
 from shardq.testing import Stage
 
 if TYPE_CHECKING:
@@ -403,15 +403,3 @@ def test_every_row_is_counted_with_the_due_of_the_last(stage: Stage) -> None:
     far_ms = stage.clock.now_ms() + 400 * 86_400_000
     assert found.rows == 3
     assert far_ms <= found.farthest_ms < far_ms + 60_000
-
-
-def test_what_a_newer_release_keeps_in_the_folded_row_stays_there(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
-    queue.put("x", delay="3h")
-    told = json.dumps({"put": 3, "teleported": 2, "mended_ms": 5})
-    queue._home.store.write_records(
-        STATS, [Change(("mail",), (0, "#"), {"totals": None}, {"totals": told})]
-    )
-    assert queue.check_all().mended == -3
-    kept = json.loads(stored(queue).text or "{}")
-    assert (kept["teleported"], kept["put"]) == (2, 3)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 from reading import reading, write
 
-from shardq import Consumer, Queue, Retry
-from shardq.stores.tables import LANES, QUEUES, Change, QueueRecord
+from shardq import Consumer, Retry
+from shardq.stores.tables import LANES
 from shardq.testing import Recorder, Stage
 
 BAND_0 = list(range(0, 24, 3))
@@ -24,19 +23,6 @@ def stage(request: pytest.FixtureRequest) -> Iterator[Stage]:
 
 def polled(consumer: Consumer) -> list[int]:
     return sorted(lane.number for lane in consumer._engine.intake.polled)
-
-
-def release_before(stage: Stage, queue: Queue) -> None:
-    """Store a queue's settings as the release before had them, which knows nothing of the new."""
-    record = stage._store.records(QUEUES, (), [queue.name]).get(queue.name)
-    assert record is not None
-    told = json.loads(record.settings)
-    for name in ("bands_used", "lanes_auto", "lanes_fell_ms"):
-        del told[name]
-    older = QueueRecord(json.dumps(told), record.secret, record.version + 1)
-    change = Change((), (queue.name,), {"version": record.version}, older._asdict())
-    assert stage._store.write_records(QUEUES, [change]) == {}
-    queue._home.register.refresh(force=True)
 
 
 def test_only_priorities_that_were_put_to_are_polled(stage: Stage) -> None:
@@ -100,9 +86,7 @@ def test_a_queue_whose_bands_are_unused_is_read_no_more_than_one_without_them(
         assert usual.get(verb, 0) <= plain.get(verb, 0) + 2, verb
 
 
-def test_what_a_producer_of_the_release_before_puts_to_an_unused_band_is_delivered(
-    stage: Stage,
-) -> None:
+def test_what_is_in_a_band_that_nobody_has_recorded_is_delivered(stage: Stage) -> None:
     queue = stage.connect().queue("mail")
     consumer, seen = reading(stage, queue)
     stage.drive(consumer, seconds=100, stride=0.05)
@@ -232,9 +216,8 @@ def test_rows_in_quiet_lanes_of_a_member_that_only_beats_are_delivered_by_anothe
         assert max(seen_one.late_ms) < 20_000
 
 
-def test_a_queue_of_the_release_before_is_what_it_was_and_can_be_made_auto(stage: Stage) -> None:
+def test_a_queue_with_a_number_of_lanes_keeps_it_and_can_be_made_auto(stage: Stage) -> None:
     queue = stage.connect().queue("mail", lanes=4, bands=2)
-    release_before(stage, queue)
     consumer, seen = reading(stage, queue)
     settings = queue.settings
     assert (settings.lanes_auto, settings.lanes_written, settings.bands) == (False, 4, 2)

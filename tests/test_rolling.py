@@ -13,7 +13,7 @@ import shardq
 from shardq import Consumer
 from shardq.cli.exits import Exit
 from shardq.errors import SchemaNewer
-from shardq.model.settings import FORMAT
+from shardq.model.formats import FORMAT
 from shardq.stores.tables import QUEUES, Change, QueueRecord
 
 if TYPE_CHECKING:

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardq.errors import BadSetting, BadTime, SchemaNewer, StoreCorrupt
-from shardq.model.settings import CHOICES, FORMAT, QueueOptions, Settings, alter, create, use_keys
+from shardq.model import formats
+from shardq.model.settings import CHOICES, QueueOptions, Settings, alter, create, use_keys
 
 NOW_MS = 1_800_000_000_000
 
@@ -39,37 +40,30 @@ def test_settings_of_a_newer_shardq_are_passed_over_and_written_back_unchanged()
 
 
 def test_settings_that_need_a_newer_shardq_are_not_guessed_at() -> None:
-    text = Settings(needs=FORMAT + 1, attempts=-5).to_json()
+    text = Settings(needs=formats.FORMAT + 1, attempts=-5).to_json()
     with pytest.raises(SchemaNewer, match=r"^queue 'mail' .* newer shardq .*; upgrade shardq here"):
         Settings.from_json(text, "mail")
 
 
-def test_settings_stored_before_there_were_needs_can_be_followed() -> None:
+def test_a_setting_that_the_record_lacks_has_its_default() -> None:
     stored = json.loads(create({}, NOW_MS).to_json())
-    del stored["needs"]
+    del stored["needs"], stored["keyed"], stored["keys_used"]
     assert Settings.from_json(json.dumps(stored), "mail") == create({}, NOW_MS)
 
 
-def test_the_first_key_needs_a_release_that_knows_keys_and_no_queue_without_any_does() -> None:
+def test_the_first_key_is_recorded_once() -> None:
     made = create({"keyed": False}, NOW_MS)
-    assert (made.keyed, made.keys_used, made.needs) == (False, False, 1)
+    assert (made.keyed, made.keys_used) == (False, False)
     [used] = use_keys(made)
-    assert used == replace(made, keys_used=True, needs=3)
+    assert used == replace(made, keys_used=True)
     assert use_keys(used) == []
-    assert use_keys(replace(made, needs=FORMAT + 1))[0].needs == FORMAT + 1
 
 
 def test_a_queue_whose_messages_are_all_keyed_uses_keys_from_its_creation() -> None:
     made = create({"keyed": True}, NOW_MS)
-    assert made == replace(made, keyed=True, keys_used=True, needs=3)
+    assert made == replace(made, keyed=True, keys_used=True)
     assert Settings.from_json(made.to_json(), "mail") == made
     assert alter(made, {"keyed": True, "attempts": 9}, NOW_MS) == [replace(made, attempts=9)]
-
-
-def test_settings_of_before_keys_have_none() -> None:
-    stored = json.loads(create({}, NOW_MS).to_json())
-    del stored["keyed"], stored["keys_used"]
-    assert Settings.from_json(json.dumps(stored), "mail") == create({}, NOW_MS)
 
 
 def test_a_new_queue_reads_and_hashes_over_the_lanes_it_writes() -> None:

@@ -215,22 +215,6 @@ def test_nothing_is_given_to_who_would_not_find_it_soon(stage: Stage, told: dict
     assert busy.shared() == []
 
 
-def test_nothing_is_shared_while_a_member_of_an_older_release_is_there(stage: Stage) -> None:
-    busy = Busy(stage)
-    busy.put("waits")
-    older = '{"threads":1,"busy":0,"demand":true,"lanes":[]}'
-    stage._store.note(MEMBERS, ("mail",), {"older": older}, 60_000)
-    busy.step(1.1)
-    busy.free()
-    busy.step(1.1)
-    assert busy.shared() == []
-    stage._store.erase(MEMBERS, ("mail",), ["older"])
-    busy.step(1.1)
-    busy.free()
-    busy.step(1.1)
-    assert busy.shared() == ["waits"]
-
-
 def test_rows_of_groups_stay_in_their_lane(stage: Stage) -> None:
     busy = Busy(stage)
     busy.queue.put_many({"body": f"{n}", "group": f"g{n}"} for n in range(40))

@@ -9,7 +9,6 @@ from worlds import World, world_of
 
 from shardq import Consumer, Message, Queue, Snooze, State, Where
 from shardq.engine.outcome import Discard
-from shardq.model.message import shown_headers
 from shardq.testing import Stage
 
 if TYPE_CHECKING:
@@ -121,30 +120,6 @@ def test_of_one_that_is_due_after_a_snooze_its_reason_is_told_as_of_before(stage
     state = state_of(queue, sent)
     assert state.where is Where.NO_CONSUMER
     assert str(state).endswith("; it was snoozed before: no worker knows task mail.welcome")
-
-
-def test_what_an_older_release_has_retried_since_a_snooze_is_in_back_off(stage: Stage) -> None:
-    queue = stage.connect().queue("mail", backoff="10s")
-    sent = queue.put("a")
-    consumer = Consumer(queue, snooze)
-    stage.drive(consumer, seconds=1)
-    consumer.close()
-    [row] = (message._row for message in queue.peek())
-    assert row.headers is not None
-    stage.clock.advance(10)
-    consumer = Consumer(queue, fail)
-    stage.drive(consumer, seconds=1)
-    consumer.close()
-    [failed] = (message._row for message in queue.peek())
-    assert failed.headers is not None
-    # It knows two of the three headers, and keeps the third as it was.
-    at = row.headers.partition('"shardq-snoozed":')[2]
-    older = failed._replace(headers=f'{failed.headers[:-1]},"shardq-snoozed":{at}')
-    stage._store.delete([failed.position])
-    stage._store.insert([older])
-    state = state_of(queue, sent)
-    assert (state.where, state.error) == (Where.BACK_OFF, "ConnectionError: refused")
-    assert shown_headers(older) == {}
 
 
 def test_one_that_dies_after_a_snooze_keeps_nothing_of_it_in_its_headers(stage: Stage) -> None:

@@ -82,7 +82,7 @@ class Kept:
     def forget(self, entry: Entry) -> None:
         """As what has outlived its retention is forgotten."""
         with sqlite3.connect(self._file) as file:
-            file.execute("DELETE FROM ledger WHERE id = ?", (ids.order_key(entry.id),))
+            file.execute("DELETE FROM history WHERE id = ?", (ids.order_key(entry.id),))
         file.close()
 
     def day(self, ago: int) -> date:

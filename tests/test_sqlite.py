@@ -23,7 +23,7 @@ from shardq.errors import (
     StoreRefused,
     StoreUnavailable,
 )
-from shardq.model import ids
+from shardq.model import formats, ids
 from shardq.model.ids import order_key, row_ids
 from shardq.model.message import Row
 from shardq.stores import store_of
@@ -35,10 +35,6 @@ from shardq.stores.tables import LANES, QUEUES, RESULTS, Change, ResultNote
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-BEFORE_SINCE, BEFORE_KEYS, BEFORE_RESULTS = 4, 5, 6
-OLD_INSERT = """
-INSERT INTO messages (queue, minute, lane, due, id, body, attempt) VALUES (?, ?, ?, ?, ?, ?, ?)"""
-OLD_READ = "SELECT due, id, body FROM messages WHERE queue = ? AND minute = ? AND lane = ?"
 
 # Urls --------------------------------------------------------------------------------------------
 
@@ -180,78 +176,6 @@ def test_a_record_of_a_table_in_which_nothing_runs_out_takes_no_time_to_live(
     assert store.records(QUEUES, ()) == {}
 
 
-def test_an_older_file_is_migrated_with_its_rows(
-    store: SqliteStore, path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    row = make_row()
-    store.insert([row])
-    store.close()
-    newer = (*schema.MIGRATIONS, ("ALTER TABLE lanes ADD COLUMN note TEXT",))
-    monkeypatch.setattr(schema, "MIGRATIONS", newer)
-    monkeypatch.setattr(schema, "VERSION", len(newer))
-    store.open()
-    assert store.read(ALL) == [row]
-    with store._database.reading() as reader:
-        assert reader.execute("PRAGMA user_version").fetchone() == (len(newer),)
-        assert reader.execute("SELECT note FROM lanes").fetchall() == []
-
-
-def test_a_file_of_the_first_schema_gets_a_ledger(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    row = make_row()
-    with monkeypatch.context() as older:
-        older.setattr(schema, "MIGRATIONS", schema.MIGRATIONS[:1])
-        older.setattr(schema, "VERSION", 1)
-        first = SqliteStore(path)
-        first.open()
-        first._database.write(OLD_INSERT, (*row.shard, row.due_ms, order_key(row.id), row.body, 0))
-        first.close()
-    store = SqliteStore(path)
-    store.open()
-    entry = Entry("mail", row.id)
-    store.record([Mark(entry, 5)], 60_000)
-    assert store.read(ALL) == [row]
-    assert store.recorded([entry]) == [Mark(entry, 5)]
-    store.close()
-    with monkeypatch.context() as older:
-        older.setattr(schema, "VERSION", 1)
-        with pytest.raises(SchemaNewer, match="upgrade shardq"):
-            SqliteStore(path).open()
-
-
-@pytest.mark.parametrize("before", [BEFORE_SINCE, BEFORE_KEYS, BEFORE_RESULTS])
-def test_an_older_process_goes_on_beside_the_newer_schema(
-    path: Path, before: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    row, sent = make_row(), make_row(60_001)
-    with monkeypatch.context() as older:
-        older.setattr(schema, "MIGRATIONS", schema.MIGRATIONS[:before])
-        older.setattr(schema, "VERSION", before)
-        old = SqliteStore(path)
-        old.open()
-    with old._database.reading() as reader:
-        assert reader.execute(OLD_READ, row.shard).fetchall() == []
-    newer = SqliteStore(path)
-    newer.open()
-    passed_on = row._replace(since_ms=row.due_ms - 9, key="1::k")
-    newer.insert([passed_on])
-    with old._database.reading() as reader:
-        assert reader.execute(OLD_READ, row.shard).fetchall() == [
-            (row.due_ms, order_key(row.id), row.body)
-        ]
-    key = (*sent.shard, sent.due_ms, order_key(sent.id))
-    assert old._database.write(OLD_INSERT, (*key, sent.body, 0)) == 1
-    assert newer.read(ALL) == [passed_on, sent]
-    old.delete([row.position])
-    assert newer.read(ALL) == [sent]
-    key, note = ("mail", "id"), ResultNote("done", 1, b"1", "", "", -1, "", 5)
-    newer.note(RESULTS, (), {key: note}, 60_000)
-    assert newer.notes(RESULTS, (), [key]) == {key: note}
-    old.close()
-    newer.close()
-
-
 def test_results_whose_time_is_up_leave_the_file(path: Path) -> None:
     now_us = [1_000_000_000]
     store = SqliteStore(path, machine_us=lambda: now_us[0])
@@ -287,7 +211,7 @@ def test_what_has_outlived_its_retention_leaves_the_file(path: Path) -> None:
 
     def rows() -> int:
         with store._database.reading() as reader:
-            return reader.execute("SELECT count(*) FROM ledger").fetchone()[0]
+            return reader.execute("SELECT count(*) FROM history").fetchone()[0]
 
     def record(count: int) -> None:
         ids = [row_ids.next(now_us[0]) for _ in range(count)]
@@ -302,29 +226,19 @@ def test_what_has_outlived_its_retention_leaves_the_file(path: Path) -> None:
     store.close()
 
 
-def test_a_migration_that_fails_leaves_the_old_schema(
+def test_a_migration_that_fails_leaves_the_old_tables(
     store: SqliteStore, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.close()
     before = path.read_bytes()
-    broken = (*schema.MIGRATIONS, ("CREATE TABLE more (x)", "CREATE TABLE lanes (y)"))
+    broken = {formats.BASE + 1: ("CREATE TABLE more (x)", "CREATE TABLE lanes (y)")}
     monkeypatch.setattr(schema, "MIGRATIONS", broken)
-    monkeypatch.setattr(schema, "VERSION", len(broken))
+    monkeypatch.setattr(formats, "FORMAT", formats.BASE + 1)
     with pytest.raises(StoreRefused, match="already exists"):
         store.open()
     monkeypatch.undo()
     assert path.read_bytes() == before
     store.open()
-
-
-def test_a_newer_schema_is_refused_and_left_alone(
-    store: SqliteStore, stranger: sqlite3.Connection, path: Path
-) -> None:
-    store.close()
-    stranger.execute(f"PRAGMA user_version = {schema.VERSION + 1}")
-    for _ in range(2):
-        with pytest.raises(SchemaNewer, match="upgrade shardq"):
-            SqliteStore(path).open()
 
 
 def test_a_file_that_is_not_a_database_is_refused_and_left_alone(path: Path) -> None:
@@ -442,8 +356,10 @@ def test_tables_that_a_newer_shardq_has_replaced_meanwhile_are_said_to_be_newer(
     store: SqliteStore, stranger: sqlite3.Connection
 ) -> None:
     stranger.execute("DROP TABLE messages")
-    stranger.execute(f"PRAGMA user_version = {schema.VERSION + 1}")
-    told = f"schema version {schema.VERSION + 1}, this shardq knows {schema.VERSION}; upgrade"
+    stranger.execute(f"PRAGMA user_version = {formats.FORMAT + 1}")
+    told = (
+        f"has format {formats.FORMAT + 1}, made by a newer shardq; this one knows {formats.FORMAT}"
+    )
     with pytest.raises(SchemaNewer, match=told):
         store.insert([make_row()])
     with pytest.raises(SchemaNewer, match=told):

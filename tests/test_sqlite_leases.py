@@ -132,27 +132,6 @@ def test_a_space_that_is_not_known_goes_by_the_wall_clock(path: Path) -> None:
     store.close()
 
 
-def test_what_an_older_shardq_writes_goes_by_the_wall_clock(
-    store: SqliteStore, machine: Machine, path: Path
-) -> None:
-    older = sqlite3.connect(path, isolation_level=None)
-    until_us = machine.wall_us + TTL_MS * 1_000
-    older.execute(
-        "INSERT OR REPLACE INTO leases (lock, holder, window, until_us, queue, minute, lane)"
-        " VALUES (?, ?, ?, ?, ?, ?, ?)",
-        (*HELD, until_us, *SHARD),
-    )
-    older.execute(
-        "INSERT OR REPLACE INTO members (queue, member, info, until_us) VALUES (?, ?, ?, ?)",
-        ("mail", "m", "{}", until_us),
-    )
-    older.close()
-    machine.pass_us(TTL_MS * 1_000 - 1)
-    assert is_there(store)
-    machine.pass_us(1)
-    assert not is_there(store)
-
-
 def test_a_look_that_began_a_moment_before_sees_what_was_written_since(
     store: SqliteStore, machine: Machine
 ) -> None:

@@ -276,7 +276,7 @@ def test_what_is_not_there_or_has_no_tables_is_not_made_for_reading_only(tmp_pat
     with pytest.raises(StoreUnavailable, match="is not there, and is not made for reading only"):
         shardq.connect(f"sqlite:///{tmp_path}/none.db?mode=ro")
     (tmp_path / "empty.db").touch()
-    with pytest.raises(SchemaMissing, match=r"is empty or was made by an older .* `shardq init`"):
+    with pytest.raises(SchemaMissing, match=r"is empty or has an older format, .* `shardq init`"):
         shardq.connect(f"sqlite:///{tmp_path}/empty.db?mode=ro")
     assert sorted(one.name for one in tmp_path.iterdir()) == ["empty.db"]
 

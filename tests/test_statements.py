@@ -236,8 +236,7 @@ def test_a_cell_is_written_by_lwt_always_or_never() -> None:
     assert {("messages", "lock"), ("messages", "window"), ("queues", "settings")} < decided
     assert decided <= set().union(*written.values())
     of_tables = {table for cells in written.values() for table, _ in cells}
-    # It is of releases before; what is in it is carried over.
-    assert of_tables == {*TABLES} - {"history"}
+    assert of_tables == {*TABLES}
 
 
 @pytest.mark.parametrize("name", [*INJECTIONS, "a;b", "a b", "a.b", "Jobs", "1a", "a" * 49])

@@ -96,18 +96,6 @@ def test_lagging_says_whether_handlers_are_the_bottleneck(
     assert "have room" in looked(db)[0].advice
 
 
-def test_handlers_of_which_an_older_release_does_not_tell_are_not_idle(
-    stage: Stage, db: shardq.Connection
-) -> None:
-    db.queue("mail").put("x")
-    stage.clock.advance(90)
-    db._home.store.note(MEMBERS, ("mail",), {"older": '{"threads":8,"busy":8}'}, 1_000_000)
-    beat(db, running=1)
-    [finding] = looked(db)
-    assert "? of 16 handlers busy" in finding.text
-    assert "have room" not in finding.advice
-
-
 def test_isolated_consumers_lag_once_they_are_behind_what_they_may_read(
     stage: Stage, db: shardq.Connection
 ) -> None:

@@ -66,10 +66,6 @@ def test_totals_read_back_as_stored() -> None:
     assert read.lateness.buckets == totals.lateness.buckets
 
 
-def test_counts_of_a_newer_shardq_are_passed_over() -> None:
-    assert Totals.from_json('{"put":2,"teleported":7}', "mail").put == 2
-
-
 def test_merging_adds_every_count() -> None:
     one = Totals(**dict.fromkeys(json.loads(Totals(put=1, purged=1).to_json()), 1))
     one.merge(Totals(put=2, late_repaired=5))

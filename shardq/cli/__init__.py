@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 _COMMANDS = {
-    "init": ("schema", "Create or migrate the tables of a store."),
+    "init": ("schema", "Create the tables of a store."),
     "put": ("messages", "Put one message into a queue, or a job of a task."),
     "produce": ("produce", "Put many messages: the lines of a file, or so many a second."),
     "consume": ("consume", "Deliver the messages of queues as they come due."),

@@ -228,7 +228,7 @@ def _queue_busy(view: QueueView) -> str:
     if not view.members:
         return "-"
     threads = sum(member.threads for member in view.members)
-    return f"{screen.known(view.busy)} of {threads:,}" if threads else "receive"
+    return f"{view.busy:,} of {threads:,}" if threads else "receive"
 
 
 def _state(found: Finding) -> Text:
@@ -297,7 +297,7 @@ def _consumer_lines(view: QueueView, width: int, members_max: int) -> list[Text]
 
 
 def _busy(member: MemberView) -> str:
-    return f"{screen.known(member.busy)} of {member.threads:,}" if member.threads else "receive"
+    return f"{member.busy:,} of {member.threads:,}" if member.threads else "receive"
 
 
 def _longest(member: MemberView) -> str:

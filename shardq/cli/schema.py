@@ -1,11 +1,11 @@
-"""The tables: make or migrate them, or print how they are made."""
+"""The tables: make them, or print how they are made."""
 
 from __future__ import annotations
 
 import click
 
 import shardq
-from shardq.cli import options, screen
+from shardq.cli import options
 from shardq.errors import UsageError
 
 
@@ -17,15 +17,14 @@ from shardq.errors import UsageError
 )
 @options.store
 def init(url: str | None) -> None:
-    """Create or migrate the tables of the store, and on Cassandra its keyspace.
+    """Create the tables of the store, and on Cassandra its keyspace.
 
-    It may be repeated, and resumes what was interrupted. On Cassandra it carries over to new tables
-    what processes of older releases have recorded in former ones: run it again when the last of
-    them has ended. On SQLite nobody needs it: whoever opens a file does the same.
+    It may be repeated: a second run changes nothing, or makes what an interrupted one has left. On
+    SQLite nobody needs it: whoever opens a file does the same. Tables of a format of before 0.1.0
+    are refused and stay as they are.
     """
     chosen = options.store_url(url)
-    with screen.progress() as bar:
-        shardq.init(chosen, on_progress=screen.teller(bar))
+    shardq.init(chosen)
     with shardq.connect(chosen) as db:
         click.echo(f"ready: {db.url_shown}")
 

@@ -121,18 +121,13 @@ def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun if count == 1 else many}"
 
 
-def busy(running: int | None, threads: int) -> str:
+def busy(running: int, threads: int) -> str:
     """How many handlers of all run.
 
-    >>> busy(1, 8), busy(None, 8)
-    ('1 of 8 handlers busy', '? of 8 handlers busy')
+    >>> busy(1, 8)
+    '1 of 8 handlers busy'
     """
-    return f"{known(running)} of {plural(threads, 'handler')} busy"
-
-
-def known(count: int | None) -> str:
-    """A number, or a question mark where it is not known."""
-    return "?" if count is None else f"{count:,}"
+    return f"{running:,} of {plural(threads, 'handler')} busy"
 
 
 def quantiles(milliseconds: tuple[float, float] | None) -> str:

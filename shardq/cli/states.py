@@ -338,15 +338,12 @@ def _waiting(view: QueueView, limits: Limits, *, are_jobs: bool) -> Iterator[Fin
         )
     elif late:
         threads = sum(member.threads for member in view.members)
-        busy = view.busy
         advice = "Add consumers or threads, or make the handler faster."
-        if busy is None:
-            advice = "Upgrade shardq at its consumers, to see how many of their handlers are busy."
-        elif busy < threads:
+        if view.busy < threads:
             advice = (
                 "Its consumers have room: see their logs for errors, or retries of each message."
             )
-        handlers = f", {screen.busy(busy, threads)}" if threads else ""
+        handlers = f", {screen.busy(view.busy, threads)}" if threads else ""
         text = f"{counts(view)}{handlers}; {oldest}."
         yield Finding(what, Level.WRONG, State.LAGGING, text, advice)
 
@@ -391,7 +388,7 @@ def _hanging(view: QueueView, limits: Limits) -> Iterator[Finding]:
 
 def _all_run_for(member: MemberView, bound_ms: int) -> bool:
     """Whether all handlers of a consumer have run for longer: it begins nothing until one ends."""
-    return (member.busy or 0) >= member.threads > 0 and member.shortest_ms > bound_ms
+    return member.busy >= member.threads > 0 and member.shortest_ms > bound_ms
 
 
 def _longest(members: Sequence[MemberView]) -> str:
@@ -400,5 +397,5 @@ def _longest(members: Sequence[MemberView]) -> str:
     if not longest.runs:
         return f"{longest.name} for {screen.span(longest.longest_ms)}"
     named = ", ".join(f"{message} for {screen.span(ms)}" for message, ms in longest.runs[:_RUNS])
-    more = (longest.busy or 0) - _RUNS
+    more = longest.busy - _RUNS
     return f"{longest.name} runs {named}" + (f" and {more:,} more" if more > 0 else "")

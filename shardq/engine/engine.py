@@ -472,7 +472,7 @@ class Engine:
         """Whether an open member does not know yet that this one leaves, and so waits for it."""
         beats = self._membership.beats
         told = (beats[name] for name in self._membership.others)
-        return any(one.free is not None and self.member not in one.parted for one in told)
+        return any(self.member not in one.parted for one in told)
 
     def retire(self) -> None:
         """Leave what has not begun to others, while what runs is waited for."""

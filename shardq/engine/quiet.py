@@ -6,9 +6,9 @@
    └─ has rows there, or gets some ── polled until these are gone and the minute is over
 ```
 
-So a queue pays for the lanes that it uses. What a producer writes there all the same, which has not
-read the settings yet or is of a release that knows nothing of them, is found as its minute is
-sealed; then the lane is polled for a while, and its band from then on.
+So a queue pays for the lanes that it uses. A producer that has not read the settings yet may write
+to a quiet lane. That is found as the minute is sealed; then the lane is polled for a while, and its
+band from then on.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Quiet:
             if is_used and layout.index_of(lane.number) < filled:
                 lane.quiet = False
             elif lane.stirred or lane.rows + lane.grouped:
-                # Found by the sweep of a seal, or put by who knows of no such band.
+                # Found by the sweep of a seal, or by a look before its minute began.
                 if not is_used:
                     self._register.use_band(lane.band)
                 self._wake(lane, now_ms + layout.offset_ms)

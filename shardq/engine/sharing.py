@@ -295,7 +295,7 @@ class Sharing:
 
     def _beyond(self, now_us: int, due: int, waiting: int) -> int:
         """How many due rows our own slots do not begin soon."""
-        if self._is_barred_by_rule or (waiting and self._callers_since is None):
+        if self._isolated or (waiting and self._callers_since is None):
             return 0
         if now_us - self._last_begun_us() >= _STALLED_US:
             own = 0
@@ -345,17 +345,13 @@ class Sharing:
         if self._isolated:
             return True
         beats = self._membership.beats
-        return not self.surplus and any(beats[one].free != 0 for one in self._membership.others)
+        return not self.surplus and any(beats[one].free for one in self._membership.others)
 
     # Giving ---------------------------------------------------------------------------------------
 
     @property
-    def _is_barred_by_rule(self) -> bool:
-        return self._isolated or self._membership.has_older
-
-    @property
     def _may_share(self) -> bool:
-        return bool(self._membership.others) and not self._is_barred_by_rule
+        return bool(self._membership.others) and not self._isolated
 
     def share(self) -> None:
         """Move surplus to free slots of others, where it is ours to offer them.

@@ -79,7 +79,7 @@ class State:
         head: Where that one is.
         ahead: How many due messages go first, of those that the consumer that holds it reads, or of
             the whole queue; counted only where it is `held` or `ready`.
-        busy: How many handlers of the consumer that holds it run, as far as that is known.
+        busy: How many handlers of the consumer that holds it run; None where `threads` is None.
         threads: How many of them can run at once; 0 where it is held for callers of `receive`, None
             where the consumer says nothing of itself any more.
         attempts: Deliveries that it has had.
@@ -192,9 +192,8 @@ def _behind(state: State) -> str:
 def _held(state: State) -> str:
     handlers, first = "", _first(state)
     if state.threads:
-        busy = "?" if state.busy is None else f"{state.busy:,}"
         noun = "handler" if state.threads == 1 else "handlers"
-        handlers = f" ({busy} of {state.threads:,} {noun} busy)"
+        handlers = f" ({state.busy or 0:,} of {state.threads:,} {noun} busy)"
     elif state.threads is not None:
         handlers = " for callers of receive()"
     if not state.ahead and state.threads and state.busy != state.threads:

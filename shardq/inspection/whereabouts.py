@@ -335,7 +335,7 @@ class Whereabouts:
 def _as_moved(row: Row, state: State, failed_at: datetime | None) -> State:
     """Of a message that is due later, by a delivery that failed or was snoozed."""
     if failed_at is None:
-        # An older shardq tells of no failure; a delivery that is snoozed counts for none.
+        # Damaged headers tell of no failure; a delivery that is snoozed counts for none.
         return replace(state, where=Where.BACK_OFF if row.attempt else Where.SNOOZED)
     placed_ms = ids.birth_us(row.id) // 1_000
     if abs(placed_ms - due_ms(failed_at)) > _FAILED_MS:

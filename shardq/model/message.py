@@ -43,8 +43,7 @@ ERROR_CHARS_MAX = 1_000
 _ERROR, _FAILED, _SNOOZED = _LAST = ("shardq-error", "shardq-failed", "shardq-snoozed")
 """The headers that hold the last error and when it was; `Message.headers` leaves them out.
 
-Where the error is why it was snoozed, `_SNOOZED` holds the same time: an older release that retries
-it later writes another one beside that.
+`_SNOOZED` is there where the error is why it was snoozed; it holds the same time.
 """
 _DAMAGED = "shardq-headers"
 """In this header of a dead message are those that it had, where they could not be read."""
@@ -529,13 +528,10 @@ def last_error(row: Row) -> tuple[str | None, datetime | None]:
 
 def error_in(headers: Mapping[str, str]) -> tuple[str | None, datetime | None]:
     """The last error that headers hold, and when it was."""
-    error, failed_at = headers.get(_ERROR), _moment_or_none(headers.get(_FAILED))
-    reason, died_at = headers.get("shardq-reason"), _moment_or_none(headers.get("shardq-died"))
-    # What is retried where the dead are kept failed after it died. But where an older release has
-    # buried it, the error that was stored before is there as well.
-    if reason is None or (failed_at and died_at and failed_at > died_at):
-        return error, failed_at
-    return reason, died_at
+    # What is retried where the dead are kept failed after it died: its burial left no error.
+    if _ERROR in headers or "shardq-reason" not in headers:
+        return headers.get(_ERROR), _moment_or_none(headers.get(_FAILED))
+    return headers["shardq-reason"], _moment_or_none(headers.get("shardq-died"))
 
 
 def is_snooze_reason(row: Row) -> bool:
@@ -544,9 +540,7 @@ def is_snooze_reason(row: Row) -> bool:
     Raises:
         StoreCorrupt: If its headers are none.
     """
-    headers = read_headers(row)
-    # Those of a dead one are gone.
-    return _SNOOZED in headers and headers[_SNOOZED] == headers.get(_FAILED)
+    return _SNOOZED in read_headers(row)
 
 
 def spent_reason(row: Row, reason: str) -> str:

@@ -38,12 +38,13 @@ class Signed:
 
 
 _TOKEN = struct.Struct(">BIqIq16s")
-_TOKEN_VERSION = 1
+_FIRST_BYTE = 1
+"""By it a receipt is told from an id."""
 _MAC_BYTES = 16
 _TOKEN_CHARS = (_TOKEN.size + _MAC_BYTES) // 3 * 4
 """In base64; whole groups of three bytes, so that there is no padding."""
 _BEGINS = "AQ"
-"""How each begins: with its version and the first bits of a lane's number, which are never set."""
+"""How each begins: its first byte, and the first bits of a lane's number, which are never set."""
 
 
 class Signer:
@@ -65,7 +66,7 @@ class Signer:
         """A printable token for a position, of 76 characters `A-Z a-z 0-9 _ -`."""
         shard = position.shard
         raw = _TOKEN.pack(
-            _TOKEN_VERSION, shard.lane, shard.minute, attempt, position.due_ms, position.id
+            _FIRST_BYTE, shard.lane, shard.minute, attempt, position.due_ms, position.id
         )
         return base64.urlsafe_b64encode(raw + self._mac(raw)).decode()
 
@@ -110,7 +111,7 @@ class Signer:
         # Even a validating decoder takes `+` for `-` and padding in excess, so that several tokens
         # would stand for one receipt.
         is_canonical = base64.urlsafe_b64encode(data) == given
-        if not is_canonical or len(raw) != _TOKEN.size or raw[0] != _TOKEN_VERSION:
+        if not is_canonical or len(raw) != _TOKEN.size or raw[0] != _FIRST_BYTE:
             raise BadReceipt("the receipt is damaged; pass it on unchanged.")
         if not hmac.compare_digest(mac, self._mac(raw)):
             raise BadReceipt(f"the receipt is damaged, or not one of queue {self.queue!r}.")

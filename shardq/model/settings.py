@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from shardq.errors import BadSetting, BadTime, SchemaNewer, StoreCorrupt, shown
+from shardq.model import formats
 from shardq.model.shard import MINUTE_MS, Layout
 from shardq.model.times import Duration, duration_ms, duration_text
 
@@ -21,10 +22,6 @@ LANES_MAX = 256
 BANDS_MAX = 16
 FIRST_LANE_MAX = 1 << 27
 """Reached after 30,000 drops of a queue of 4,096 lanes; a receipt has room for twice that."""
-FORMAT = 3
-"""Which stored settings this release can follow: those that need this, or less."""
-_KEYS_NEED = 3
-"""The format of settings of a queue with keys: its messages move by the rules of keys."""
 OFF = "off"
 """What `history` is set to where none is kept."""
 FOLLOWED_MS = 5_000
@@ -74,10 +71,10 @@ class Settings:
         keyed: Whether each message's key is its id.
         keys_used: Whether a message was ever put under a key. Never falls.
         schedules_used: Whether the queue ever had a schedule. Never falls.
-        needs: The least `FORMAT` of a release that may work on this queue. A release that adds a
-            setting that an older one must not pass over, or widens the bounds of an old one, raises
-            `FORMAT`, and stores it here once such a value is set: then processes of older releases
-            end. Without that they pass over what they do not know, and work on.
+        needs: The least `formats.FORMAT` of a release that may work on this queue. A release that
+            adds a setting that an older one must not pass over, or widens the bounds of an old one,
+            raises `FORMAT`, and stores it here once such a value is set: then processes of older
+            releases end. Without that they pass over what they do not know, and work on.
         unknown: Settings of a newer release, by name, each as its JSON: kept through every change
             that this one makes.
     """
@@ -108,7 +105,7 @@ class Settings:
     keyed: bool = False
     keys_used: bool = False
     schedules_used: bool = False
-    needs: int = 1
+    needs: int = formats.BASE
     unknown: tuple[tuple[str, str], ...] = ()
 
     def backoff_of(self, attempt: int) -> int:
@@ -175,10 +172,10 @@ class Settings:
             raise _damaged(queue, text)
         # First: what a newer release means by the others, this one cannot judge.
         needs = stored.get("needs")
-        if type(needs) is int and needs > FORMAT:
+        if type(needs) is int and needs > formats.FORMAT:
             raise SchemaNewer(
                 f"queue {queue!r} has settings that need a newer shardq (format {needs}, this one "
-                f"has {FORMAT}); upgrade shardq here."
+                f"has {formats.FORMAT}); upgrade shardq here."
             )
         known = {name: stored.pop(name) for name in _TYPES.keys() & stored.keys()}
         for name, value in known.items():
@@ -351,14 +348,8 @@ def use_band(current: Settings, band: int) -> list[Settings]:
 
 
 def use_keys(current: Settings) -> list[Settings]:
-    """The settings to store where a message is put under a key, if any.
-
-    From now on processes of a release that knows none end: they would move its row without a word
-    to the key.
-    """
-    if current.keys_used:
-        return []
-    return [replace(current, keys_used=True, needs=max(current.needs, _KEYS_NEED))]
+    """The settings to store where a message is put under a key, if any."""
+    return [] if current.keys_used else [replace(current, keys_used=True)]
 
 
 def drop(current: Settings, before_us: int) -> list[Settings]:
@@ -501,7 +492,7 @@ FIXED = ("minute_ms", "bands", "group_lanes", "keyed")
 _CHOICE_OF = {stored: name for name, (stored, _) in CHOICES.items()}
 
 _BOUNDS = {
-    "needs": (1, FORMAT),
+    "needs": (formats.BASE, formats.FORMAT),
     "first_lane": (0, FIRST_LANE_MAX),
     "minute_ms": (100, 86_400_000),
     "bands": (1, BANDS_MAX),

@@ -161,8 +161,6 @@ class Layout:
     def lanes_used(self) -> list[int]:
         """Every lane that is read of the bands that were put to.
 
-        In the others only a producer of an older release may have rows, until a reader finds them.
-
         >>> Layout("mail", bands=3, lanes_read=2, bands_used=1).lanes_used()
         [0, 3]
         """

@@ -19,21 +19,11 @@ import hashlib
 import json
 import logging
 from collections import Counter
-from dataclasses import dataclass, field, fields, replace
-from operator import attrgetter
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from shardq.errors import StoreCorrupt
-from shardq.records.stats import (
-    FAR_MS,
-    KNOWN,
-    RECENT_MINUTES,
-    Lateness,
-    Totals,
-    damaged,
-    histogram,
-    whole,
-)
+from shardq.records.stats import RECENT_MINUTES, Lateness, Totals, damaged, histogram, whole
 from shardq.stores.tables import STATS, Change
 
 if TYPE_CHECKING:
@@ -56,15 +46,11 @@ _DAY_MS = 24 * _HOUR_MS
 _STRETCH_MS = 4 * _HOUR_MS
 _AGE_MS = 600_000
 """What is younger stays: its process may come back to it, and its last minutes are asked for."""
-_AGE_UNKNOWN_MS = 31 * _DAY_MS
-"""Of rows that do not tell when they were stored; a run of a job may be repeated for 30 days."""
 _KEPT_HOURS = 7 * 24
 """How long a crashed process may turn out to have been stopped."""
 _ROWS_MAX = 150
 """Rows of one fold, and digests that are kept of those before: 16 bytes each in the folded row."""
 _ROUNDS = 25
-_placing = attrgetter("put", "retried", "snoozed", "parked", "late_repaired")
-"""What has placed rows, of totals whose writer does not tell how far."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +63,9 @@ class StatsRow:
         totals: Its counts, with the lateness of the whole stretch.
         recent: Minute since the epoch -> lateness of its deliveries in it; the last 5.
         recent_put: Minute since the epoch -> messages that it put in it, to within 2 s; likewise.
-        at_ms: When it was stored, epoch milliseconds; 0 where its writer does not tell.
+        at_ms: When it was stored, epoch milliseconds.
         is_open: Whether its process was counting then, and would store it again.
         late_ms: When it was stored last after its process had not come to that in time; 0: never.
-        is_known: Whether this release knows all that is in it.
     """
 
     minute: int
@@ -91,7 +76,6 @@ class StatsRow:
     at_ms: int = 0
     is_open: bool = False
     late_ms: int = 0
-    is_known: bool = True
 
     @classmethod
     def of(cls, minute: int, member: str, text: str, queue: str) -> StatsRow:
@@ -102,19 +86,15 @@ class StatsRow:
         """
         try:
             stored = json.loads(text)
-            totals = Totals.of(stored)
-            if not stored.keys() & {"at_ms", "farthest_ms"} and any(_placing(totals)):
-                totals.farthest_ms = FAR_MS
             return cls(
                 minute,
                 member,
-                totals,
+                Totals.of(stored),
                 {whole(int(k)): histogram(v) for k, v in stored.get("recent", {}).items()},
                 {whole(int(k)): whole(v) for k, v in stored.get("recent_put", {}).items()},
                 whole(stored.get("at_ms", 0)),
                 stored.get("open", 0) != 0,
                 whole(stored.get("late_ms", 0)),
-                stored.keys() <= KNOWN,
             )
         except (ValueError, TypeError, AttributeError, RecursionError) as error:
             raise damaged(text, queue, minute=minute, member=member) from error
@@ -149,7 +129,6 @@ class Folded:
         hours: Minute with which an hour begins -> messages put, and gone; of this one and the last.
         digests: Of rows that are in it -> hour since the epoch until which it is remembered, should
             the row come back; 0: until it is seen to be deleted.
-        unknown: What a newer shardq has stored besides, by name; written back as it is.
     """
 
     totals: Totals = field(default_factory=Totals)
@@ -161,7 +140,6 @@ class Folded:
     stretches: dict[int, Lateness] = field(default_factory=dict)
     hours: dict[int, tuple[int, int]] = field(default_factory=dict)
     digests: dict[str, int] = field(default_factory=dict)
-    unknown: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of(cls, text: str, queue: str) -> Folded:
@@ -182,7 +160,6 @@ class Folded:
                 {whole(int(k)): histogram(v) for k, v in stored.get("stretches", {}).items()},
                 {whole(int(k)): _pair(*v) for k, v in stored.get("hours", {}).items()},
                 {str(k): whole(v) for k, v in stored.get("digests", {}).items()},
-                {k: v for k, v in stored.items() if k not in _FOLDED},
             )
         except (ValueError, TypeError, AttributeError, RecursionError) as error:
             raise damaged(text, queue, minute=MINUTE, member=MEMBER) from error
@@ -203,7 +180,6 @@ class Folded:
             stretches={k: v.buckets for k, v in self.stretches.items()},
             hours=self.hours,
             digests=self.digests,
-            **self.unknown,
         )
 
     def with_rows(self, rows: Iterable[StatsRow], layout: Layout, now_ms: int) -> Folded:
@@ -233,10 +209,6 @@ class Folded:
                 stretches.setdefault(one, Lateness()).merge(row.totals.lateness)
             digests[row.digest] = now_ms // _HOUR_MS + _KEPT_HOURS if row.is_open else 0
         return replace(self, totals=totals, stretches=stretches, hours=hours, digests=digests)
-
-
-_FOLDED = KNOWN | {one.name for one in fields(Folded)}
-"""What this release stores in the folded row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,10 +305,7 @@ class Stored:
         return found
 
     def recent_put(self, now_ms: int) -> Counter[int]:
-        """Minute since the epoch -> messages put in it; likewise.
-
-        What a process of an older release has put is not among them.
-        """
+        """Minute since the epoch -> messages put in it; likewise."""
         found: Counter[int] = Counter()
         for row in self.rows:
             found.update(row.recent_put)
@@ -439,8 +408,7 @@ def fold(store: Registers, clock: Clock, register: Register) -> int:
     """Fold the totals of ended processes into one row; any number of processes may at once.
 
     Folded: what is closed and old, and what is open and as old where a full count has settled it.
-    Never what a newer shardq has stored, which may mean more than this one reads. A read of all
-    rows; where there is something to fold an LWT, and a batch of deletes.
+    A read of all rows; where there is something to fold an LWT, and a batch of deletes.
 
     Returns:
         How many rows were folded.
@@ -480,10 +448,6 @@ def _forgetting(stored: Stored, now_ms: int) -> Folded:
 
 
 def _is_foldable(stored: Stored, row: StatsRow, layout: Layout, now_ms: int) -> bool:
-    if not row.is_known:
-        return False
-    if not row.at_ms:
-        return now_ms - layout.start_ms(row.minute) >= _AGE_UNKNOWN_MS
     # Also where it is ahead, by a clock that was set back.
     is_old = abs(now_ms - row.at_ms) >= max(_AGE_MS, 2 * layout.offset_ms)
     needs_count = row.is_open or row.late_ms > 0

@@ -85,9 +85,7 @@ def name_in_child(member: str) -> str:
     return f"{member}:{os.getpid()}"
 
 
-def rankings(
-    lanes: Sequence[int], members: Sequence[str], *, has_older: bool = False
-) -> dict[int, list[str]]:
+def rankings(lanes: Sequence[int], members: Sequence[str]) -> dict[int, list[str]]:
     """For each lane the members in the order in which they should read it.
 
     The same in every process. No member comes first for more than its share of the lanes, rounded
@@ -98,7 +96,6 @@ def rankings(
     Args:
         lanes: The lanes.
         members: Who reads them; one at the least.
-        has_older: Whether one of them is of an older release, which knows the upper bound alone.
 
     Source:
         Mirrokni, Thorup and Zadimoghaddam, "Consistent hashing with bounded loads" (2016).
@@ -107,10 +104,9 @@ def rankings(
     ranked = {}
     for place, lane in enumerate(lanes):
         # As a queue grows whose number of lanes is left to its consumers.
-        step = len(lanes) if has_older else max(AUTO_LANES_MIN, 1 << place.bit_length())
-        until = min(step, len(lanes))
+        until = min(max(AUTO_LANES_MIN, 1 << place.bit_length()), len(lanes))
         most, least = -(-until // len(members)), until // len(members)
-        owed = 0 if has_older else sum(max(least - count, 0) for count in first.values())
+        owed = sum(max(least - count, 0) for count in first.values())
         # Once all lanes that are left are owed to those with too few, nobody else gets one.
         share = least if owed and owed >= until - place else most
         full = {member for member, count in first.items() if count >= share}
@@ -154,7 +150,7 @@ class Heartbeat:
     Attributes:
         threads: Handlers that it can run at once.
         busy: Deliveries handed out whose rows are where they were: neither settled nor parked.
-        running: Handlers that run, `threads` at most; None where an older shardq does not tell.
+        running: Handlers that run, `threads` at most.
         longest_ms: How long the one that began first has run.
         shortest_ms: How long the one that began last has run.
         ready: Messages that it holds for its handlers.
@@ -162,10 +158,9 @@ class Heartbeat:
         demand: Whether it is open: neither paused, stuck, leaving, nor without callers for 2 s.
         isolated: Whether it reads only minutes that ended at least the offset ago.
         runs: What its handlers run, parked ones too: (message id, begun at, epoch milliseconds),
-            the first begun first, as many as `runs_told` has room for; empty where an older shardq
-            does not tell.
+            the first begun first, as many as `runs_told` has room for.
         free: Slots that could begin a message now: handler threads, or callers of `receive`, that
-            wait while nothing is due here; None where an older shardq does not tell.
+            wait while nothing is due here.
         surplus: Due messages that it holds beyond what its own slots begin soon.
         oldest_ms: The due from which the first of these has waited, epoch milliseconds; 0: of none.
         begun: Deliveries begun since it started.
@@ -178,7 +173,7 @@ class Heartbeat:
 
     threads: int = 0
     busy: int = 0
-    running: int | None = None
+    running: int = 0
     longest_ms: int = 0
     shortest_ms: int = 0
     ready: int = 0
@@ -186,7 +181,7 @@ class Heartbeat:
     demand: bool = False
     isolated: bool = False
     runs: tuple[tuple[str, int], ...] = ()
-    free: int | None = None
+    free: int = 0
     surplus: int = 0
     oldest_ms: int = 0
     begun: int = 0
@@ -216,17 +211,16 @@ class Heartbeat:
         except (TypeError, AttributeError, ValueError, RecursionError) as error:
             raise ValueError(f"no heartbeat: {shown(text)}") from error
         beat = cls(**known, lanes=lanes, runs=runs, parted=parted)
-        counts = [beat.threads, beat.busy, beat.longest_ms, beat.shortest_ms, beat.ready, *lanes]
-        counts += [beat.surplus, beat.oldest_ms, beat.begun, beat.number, beat.version]
-        counts += [begun_ms for _, begun_ms in runs]
-        counts += [count for count in (beat.running, beat.free) if count is not None]
+        counts = [beat.threads, beat.busy, beat.running, beat.longest_ms, beat.shortest_ms]
+        counts += [beat.ready, beat.free, beat.surplus, beat.oldest_ms, beat.begun, beat.number]
+        counts += [beat.version, *lanes, *(begun_ms for _, begun_ms in runs)]
         claims = beat.demand, beat.isolated, beat.leaving
         texts = beat.holder, *parted, *(message_id for message_id, _ in runs)
         if (
             any(type(claim) is not bool for claim in claims)
             or any(type(n) is not int or n < 0 for n in counts)
             or any(type(one) is not str for one in texts)
-            or (beat.free or 0) > FREE_MAX
+            or beat.free > FREE_MAX
             or len(parted) > _PARTED_MAX
         ):
             raise ValueError(f"no heartbeat: {shown(text)}")
@@ -273,7 +267,7 @@ class Membership:
         self._queue = queue
         self._others: list[str] = []
         self._ranked_of: list[str] = []
-        self._ranked: dict[tuple[tuple[int, ...], bool], dict[int, list[str]]] = {}
+        self._ranked: dict[tuple[int, ...], dict[int, list[str]]] = {}
         self._dead: dict[tuple[str, str], int | None] = {}
         """Name and holder, and the number of the heartbeat that was there after its death."""
         self._returned: list[str] = []
@@ -295,11 +289,6 @@ class Membership:
     def told(self) -> Heartbeat:
         """What this one told last."""
         return self._told
-
-    @property
-    def has_older(self) -> bool:
-        """Whether a member of an older release is there, which knows nothing of sharing."""
-        return any(beat.free is None for beat in self.beats.values())
 
     @property
     def version(self) -> int:
@@ -474,8 +463,7 @@ class Membership:
     ) -> dict[int, int]:
         """This member's place in line for each lane; 0 is the one that should read it.
 
-        A member has all bands of an index, so that it has a lane of every band. While a member of
-        an older release is there, lanes are ranked one by one, as that one does.
+        A member has all bands of an index, so that it has a lane of every band.
 
         Args:
             lanes: All lanes of the queue, in their order.
@@ -500,26 +488,24 @@ class Membership:
     ) -> dict[int, list[str]]:
         """The members of each lane, those first whose turn it is."""
         members = [*self._others, self.member]
-        width, stop = bands, len(lanes) if filled is None else filled * bands
-        if self.has_older:
-            width, stop = 1, len(lanes)
+        stop = len(lanes) if filled is None else filled * bands
         ranked = {}
         for part in (lanes[:stop], lanes[stop:]):
             # The lane of the first band stands for all bands of an index.
-            firsts = list(part[::width])
+            firsts = list(part[::bands])
             turn = now_ms // PASS_ON_MS % len(members) if len(members) > len(firsts) else 0
             for number, order in self._rankings(firsts, members).items():
                 turned = order[turn:] + order[:turn]
-                ranked.update(dict.fromkeys(range(number, number + width), turned))
+                ranked.update(dict.fromkeys(range(number, number + bands), turned))
         return ranked
 
     def _rankings(self, lanes: list[int], members: list[str]) -> dict[int, list[str]]:
         # Asked every second, and the same until members come or go: a hash for each lane of each.
         if self._ranked_of != members or len(self._ranked) > _RANKED_MAX:
             self._ranked_of, self._ranked = members, {}
-        asked = tuple(lanes), self.has_older
+        asked = tuple(lanes)
         if asked not in self._ranked:
-            self._ranked[asked] = rankings(lanes, members, has_older=self.has_older)
+            self._ranked[asked] = rankings(lanes, members)
         return self._ranked[asked]
 
     def leave(self) -> None:

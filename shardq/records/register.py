@@ -36,9 +36,6 @@ _TRIES = 20
 _warned: set[tuple[str, str]] = set()
 """Store and warning, of what this process has been warned of."""
 
-_LANES_NEED = 2
-"""The format of settings in which the first lane is not 0."""
-
 DEAD_SETTINGS = {"minute": "1h", "lanes": 1, "bands": 1, "attempts": 10_000}
 """Dead messages wait for people, so their shards are long: a year is found in 9,000 probes."""
 
@@ -172,9 +169,9 @@ class Register:
             self.change(lambda now: settings.use_band(now, band))
 
     def use_keys(self) -> None:
-        """A message is about to be put under a key: from the first time on, older releases end.
+        """Record that a message is about to be put under a key.
 
-        That first time it is a read and an LWT; as much again for the dead, who keep their keys.
+        The first time it is a read and an LWT; as much again for the dead, who keep their keys.
         """
         if not self.settings.keys_used:
             # Theirs first: until ours is stored, the next put does both.
@@ -381,7 +378,6 @@ def _revived(name: str, chosen: Settings, dropped: QueueRecord) -> QueueRecord:
     made_ms = chosen.lanes_made[0][1]
     former = settings.layout_of(before, name).lanes()
     lanes_read, first_lane = chosen.lanes_read, former.start
-    needs = max(chosen.needs, before.needs)
     bands_used = chosen.bands_used
     covering = max(lanes_read, -(-len(former) // chosen.bands))
     if chosen.minute_ms == before.minute_ms and covering <= settings.LANES_MAX:
@@ -390,7 +386,7 @@ def _revived(name: str, chosen: Settings, dropped: QueueRecord) -> QueueRecord:
         is_same = chosen.bands == before.bands
         bands_used = max(chosen.bands_used, before.bands_used) if is_same else settings.BANDS_MAX
     else:
-        first_lane, needs = former.stop, max(needs, _LANES_NEED)
+        first_lane = former.stop
     if first_lane > FIRST_LANE_MAX:
         raise BadSetting(
             f"queue {name!r} has been dropped and made anew too often, with another minute each "
@@ -409,7 +405,7 @@ def _revived(name: str, chosen: Settings, dropped: QueueRecord) -> QueueRecord:
         former_until_us=before.purged_before_us,
         # Rows and keys of its former life may still be there.
         keys_used=chosen.keys_used or before.keys_used,
-        needs=needs,
+        needs=max(chosen.needs, before.needs),
         unknown=before.unknown,
     )
     return QueueRecord(revived.to_json(), dropped.secret, dropped.version + 1)

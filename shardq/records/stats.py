@@ -41,8 +41,7 @@ _SUB = 8
 """Buckets for each doubling: a quantile is right to within 9 %."""
 _Stored: TypeAlias = "tuple[str, tuple[int, str], str]"
 """The queue's key, the row's (minute, member), and its text."""
-FAR_MS = 1 << 52
-"""Later than any due."""
+_MENDED_MIN = -(1 << 52)
 _BUCKETS_MAX = 64 * _SUB
 """Of what fits in 64 bits."""
 
@@ -116,8 +115,7 @@ class Totals:
         replaced: Messages that were moved, edited or put anew by their key.
         mended: Messages that a full count has found beside those counted here; below 0: so many
             were missing.
-        farthest_ms: No due that was ever placed is later, epoch milliseconds; `FAR_MS` where an
-            older shardq has placed some and does not tell.
+        farthest_ms: No due that was ever placed is later, epoch milliseconds.
         lateness: Lateness of the deliveries.
     """
 
@@ -167,7 +165,7 @@ class Totals:
 
     @classmethod
     def from_json(cls, text: str, queue: str) -> Totals:
-        """Totals from their stored form; counts of a newer shardq are passed over.
+        """Totals from their stored form.
 
         Args:
             text: That form.
@@ -191,7 +189,7 @@ class Totals:
         counts = {name: whole(stored.get(name, 0)) for name in _COUNTS}
         return cls(
             **counts,
-            mended=whole(stored.get("mended", 0), least=-FAR_MS),
+            mended=whole(stored.get("mended", 0), least=_MENDED_MIN),
             farthest_ms=whole(stored.get("farthest_ms", 0)),
             lateness=histogram(stored.get("lateness", {})),
         )
@@ -241,11 +239,6 @@ def damaged(
 _COUNTS = tuple(
     one.name for one in fields(Totals) if one.name not in ("lateness", "mended", "farthest_ms")
 )
-KNOWN = {
-    *(*_COUNTS, "mended", "farthest_ms", "lateness", "recent", "recent_put"),
-    *("at_ms", "open", "late_ms"),
-}
-"""What this release stores of a process."""
 
 
 class StatsLog:

@@ -134,7 +134,7 @@ class Tick(NamedTuple):
                 told["fired"],
                 told["skipped"],
                 told.get("last"),
-                told.get("aim"),
+                told["aim"],
                 told.get("again", False),
                 text,
             )

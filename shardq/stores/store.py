@@ -503,15 +503,15 @@ class Store(Rows, Leases, Registers, Logs, Protocol):
         The directory need not be there. Its files are of processes of one machine.
         """
 
-    def open(self, *, create: bool = False, on_progress: Progress | None = None) -> None:
+    def open(self, *, create: bool = False) -> None:
         """Connect, and check that the schema is there and is ours. Idempotent.
 
         Args:
             create: Whether to create or migrate it. SQLite does so in any case.
-            on_progress: Told how much is carried over to new tables, where that may take long.
 
         Raises:
-            SchemaMissing: If keyspace or tables are not there or are not shardq's.
+            SchemaMissing: If keyspace or tables are not there, are not shardq's, or are of a format
+                of before 0.1.0.
             SchemaNewer: If a newer shardq made them.
         """
 

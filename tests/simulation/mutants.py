@@ -374,9 +374,6 @@ MUTANTS: dict[str, Edits] = {
     "who leaves releases before the others know": (
         (Consumer, "_hand_over", "if not engine.is_relied_on:", "if True:"),
     ),
-    "surplus is shared beside an older release": (
-        (Sharing, "_is_barred_by_rule", "self._isolated or self._membership.has_older", "self._isolated"),
-    ),
     "a cancel by key deletes the row alone": (
         (Keyed, "cancel", "elif not self._keys.write([self._keys.cancel(found)]):", "elif found:"),
         (KeyPointers, "before_end", "fate is not End.DEAD", "fate not in (End.DEAD, End.CANCELLED)"),

@@ -22,8 +22,6 @@ _SHARES_MAX = 12
 _CALL_US, _SLOW_US = 1_000, 1_000_000
 _NOTICED_US = 1_000_000
 """By when the machine's clock is looked at again, after it was set."""
-_TOLD_US = 3_500_000
-"""How long a member of an older release may be there until all know of it."""
 
 
 def shared(case: Case) -> Iterator[Breach]:
@@ -102,8 +100,6 @@ def _not_to_be_shared(case: Case, source: Written, new: Written) -> Iterator[str
         yield "its lease was over"
     if _is_anothers(case, new, was.shard):
         yield "it was another's by then"
-    if _is_beside_an_older(case, new.sender, planned_us):
-        yield "a member of an older release is there"
 
 
 def _band(case: Case, shard: Shard) -> int:
@@ -148,16 +144,6 @@ def _is_forked(case: Case, process: str, shard: Shard, us: int) -> bool:
     return any(
         (fork.process, fork.shard) == (process, shard) and fork.us <= us <= case.noticed_us(fork)
         for fork in case.history.forks
-    )
-
-
-def _is_beside_an_older(case: Case, process: str, us: int) -> bool:
-    return any(
-        one.kind == "older"
-        and one.begun_us + _TOLD_US <= us <= one.until_us
-        and not case.kept_up(process, one.begun_us, us)
-        and case.history.beat_us.get(process, us) < us - _TOLD_US
-        for one in case.history.strangers
     )
 
 

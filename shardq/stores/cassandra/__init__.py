@@ -6,7 +6,6 @@
                 │        registers  notes and records: seals, queues, members, blocks, stats
                 │        history    what became of each message
              failures    schema     keyspace, tables, migrations
-                         former     the history by lane, carried over
 ```
 The driver is imported in this package and nowhere else.
 """
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
 
     from shardq.model.message import Row
     from shardq.model.shard import Position
-    from shardq.stores.store import Mark, Move, Progress
+    from shardq.stores.store import Mark, Move
     from shardq.stores.tables import Change, K, Refused, Table, V
 
 __all__ = ["Address", "CassandraStore"]
@@ -92,15 +91,14 @@ class CassandraStore(Rows, Leases, Registers, History):
         """
         return cls(read_url(url))
 
-    def open(self, *, create: bool = False, on_progress: Progress | None = None) -> None:
+    def open(self, *, create: bool = False) -> None:
         """Connect, and check the schema.
 
         Args:
             create: Whether to create or migrate keyspace and tables. Idempotent.
-            on_progress: Told how much is carried over to new tables.
         """
         if create:
-            schema.init(self._session, on_progress)
+            schema.init(self._session)
         else:
             schema.check(self._session)
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from shardq.stores.cassandra.session import Session, Write
     from shardq.stores.store import Place
 
-BATCH_MARKS = 200
+_BATCH_MARKS = 200
 """Of one partition, about 20 kB; the server's limits are for batches across partitions."""
 BUFFER_MARKS = 8_192
 FIND_MARKS = 500
@@ -35,20 +35,20 @@ statements of 30 minutes 1.3 s."""
 _ALL_PARTS = cells.ints(range(PARTS))
 
 _PUT = (
-    "INSERT INTO {}.ledger (queue, minute, part, id, due) VALUES (?, ?, ?, ?, ?) "
+    "INSERT INTO {}.history (queue, minute, part, id, due) VALUES (?, ?, ?, ?, ?) "
     "USING TIMESTAMP ? AND TTL ?"
 )
 _PUT_NAMED = (
-    "INSERT INTO {}.ledger (queue, minute, part, id, due, name) VALUES (?, ?, ?, ?, ?, ?) "
+    "INSERT INTO {}.history (queue, minute, part, id, due, name) VALUES (?, ?, ?, ?, ?, ?) "
     "USING TIMESTAMP ? AND TTL ?"
 )
 _END = (
-    "INSERT INTO {}.ledger (queue, minute, part, id, fate, ended, attempt, member) "
+    "INSERT INTO {}.history (queue, minute, part, id, fate, ended, attempt, member) "
     "VALUES (?, ?, ?, ?, ?, ?, ?, ?) USING TIMESTAMP ? AND TTL ?"
 )
 _MARKS = (
     "SELECT timeuuidAsBlob(id), toUnixTimestamp(due), name, fate, toUnixTimestamp(ended), attempt, "
-    "member FROM {}.ledger WHERE queue = ? "
+    "member FROM {}.history WHERE queue = ? "
 )
 _FIND = _MARKS + "AND minute = ? AND part = ? AND id IN ?"
 _READ = _MARKS + "AND minute IN ? AND part IN ?"
@@ -106,9 +106,9 @@ class History:
                 mine = waiting[place] = []
             mine.append(mark)
             count += 1
-            if len(mine) >= BATCH_MARKS:
+            if len(mine) >= _BATCH_MARKS:
                 yield self._batch(place, waiting.pop(place), ttl)
-                count -= BATCH_MARKS
+                count -= _BATCH_MARKS
             elif count >= BUFFER_MARKS:
                 for other, left in waiting.items():
                     yield self._batch(other, left, ttl)
@@ -119,15 +119,11 @@ class History:
 
     def _batch(self, place: Place, marks: list[Mark], ttl: bytes) -> Any:
         key = cells.partition(place)
-        return self._session.bundle([write_of(key, mark, ttl) for mark in marks])
+        return self._session.bundle([_write_of(key, mark, ttl) for mark in marks])
 
 
-def write_of(key: tuple[bytes, bytes, bytes], mark: Mark, ttl: bytes) -> Write:
-    """The statement that adds a mark.
-
-    Args:
-        key: Of its partition, `cells.partition(mark.entry.place)`.
-    """
+def _write_of(key: tuple[bytes, bytes, bytes], mark: Mark, ttl: bytes) -> Write:
+    """The statement that adds a mark to the partition of this key."""
     (_, row_id), due_ms, name, fate, ended_ms, attempt, member = mark
     born_us = birth_us(row_id)
     bigint = cells.bigint

@@ -1,6 +1,6 @@
 """The keyspace and its tables: made, migrated, checked.
 
-The tables themselves are in `cql/`, one numbered file a migration.
+The tables themselves are in `cql/`, a file each; migrations are numbered files beside them.
 """
 
 from __future__ import annotations
@@ -14,21 +14,32 @@ from cassandra import ConsistencyLevel
 from cassandra.query import SimpleStatement
 
 from shardq.clock import SystemClock
-from shardq.errors import SchemaMissing, SchemaNewer, StoreTimeout
-from shardq.stores.cassandra import cells, former
+from shardq.errors import SchemaMissing, StoreTimeout
+from shardq.model import formats
+from shardq.stores.cassandra import cells
 from shardq.stores.cassandra.undecided import decide
 
 if TYPE_CHECKING:
     from shardq.stores.cassandra.address import Address
     from shardq.stores.cassandra.session import Session
-    from shardq.stores.store import Progress
 
 OURS = "shardq"
 """The name of our row in `schema_version`."""
-CARRIED = "history by lane"
-"""The name of the row that counts the slices that `former.py` has carried over."""
-LEDGER = 3
-"""The migration that makes the ledger by message."""
+TABLES = (
+    "schema_version",
+    "messages",
+    "lanes",
+    "queues",
+    "members",
+    "blocked",
+    "stats",
+    "history",
+    "keys",
+    "places",
+    "results",
+    "schedules",
+)
+"""The files of `cql/`, in the order in which they are applied. The first says that it is ours."""
 
 _PACKAGED = Path(__file__).parents[2] / "cql"
 _CHECKOUT = Path(__file__).parents[3] / "cql"
@@ -52,77 +63,77 @@ _KEYSPACE = "SELECT keyspace_name FROM system_schema.keyspaces WHERE keyspace_na
 
 
 class Migration(NamedTuple):
-    """One file of `cql/`."""
+    """The statements that make a format.
+
+    Attributes:
+        number: The format; `BASE` of the tables.
+        text: CQL with comments.
+    """
 
     number: int
     text: str
 
     def statements(self) -> list[str]:
-        """Its statements, without comments."""
+        """The statements, without comments."""
         bare = _COMMENT.sub("", self.text)
         return [statement.strip() for statement in bare.split(";") if statement.strip()]
 
 
 def migrations() -> list[Migration]:
-    """All migrations, in order; from the installed package, else from the checkout."""
+    """The tables, then all migrations; from the installed package, else from the checkout."""
     folder = _PACKAGED if _PACKAGED.is_dir() else _CHECKOUT
-    found = [
-        Migration(int(match[1]), path.read_text(encoding="utf-8"))
+    tables = [(folder / f"{name}.cql").read_text(encoding="utf-8").strip() for name in TABLES]
+    numbered = [
+        Migration(int(match[1]), path.read_text(encoding="utf-8").strip())
         for path in folder.iterdir()
         if (match := _NUMBERED.match(path.name))
     ]
-    return sorted(found)
+    return [Migration(formats.BASE, "\n\n".join(tables)), *sorted(numbered)]
 
 
 def schema_text(address: Address) -> str:
     """The CQL that `init` runs on a Cassandra 5, fit for `cqlsh`; connects to nothing."""
-    every = migrations()
     keyspace = _keyspace_cql(address, address.replication or _REPLICATION)
-    mark = _MARK.replace("?", f"'{OURS}'", 1).replace("?", str(every[-1].number), 1)
-    texts = [migration.text.strip() for migration in every]
+    mark = _MARK.replace("?", f"'{OURS}'", 1).replace("?", str(formats.FORMAT), 1)
+    texts = [migration.text for migration in migrations()]
     return "\n\n".join([f"{keyspace};", f"USE {address.keyspace};", *texts, mark]) + "\n"
 
 
-def init(session: Session, on_progress: Progress | None = None) -> None:
+def init(session: Session) -> None:
     """Create or migrate keyspace and tables. Idempotent; run it from one process at a time.
 
-    Args:
-        on_progress: Told what is carried over to new tables, how much of it is, and of how much.
-
     Raises:
-        SchemaMissing: If the keyspace holds tables that are not shardq's; nothing is changed.
+        SchemaMissing: If the keyspace holds tables that are not shardq's, or of before 0.1.0;
+            nothing is changed.
         SchemaNewer: If a newer shardq made it.
     """
     address = session.address
     tables = _tables(session)
-    if tables and "schema_version" not in tables:
-        raise _foreign(address)
+    done = _format(session, tables) if tables else 0
+    if formats.is_current(done, shown=address.shown, what="keyspace"):
+        return
     if tables is None:
         copies = address.replication or _copies(session)
         _change(session, _keyspace_cql(address, copies))
-    every = migrations()
-    done = _version(session, OURS) if tables else 0
-    _refuse_newer(address, done, every[-1].number)
     leveled = _oldest_release(session) < _UNIFIED_SINCE
-    for migration in every:
-        is_new = migration.number > done
-        for statement in migration.statements() if is_new else ():
+    for migration in migrations():
+        if migration.number <= done:
+            continue
+        for statement in migration.statements():
             qualified = _TABLE.sub(rf"\1{address.keyspace}.", statement)
             _change(session, qualified.replace(_UNIFIED, _LEVELED) if leveled else qualified)
-        if migration.number == LEDGER:
-            # Each time: who is of an older release records there. Before the new version is
-            # recorded: nobody is to ask the ledger before it has all.
-            _carry(session, on_progress, is_resumed=is_new)
-        if is_new:
-            _record(session, OURS, migration.number, done)
-            done = migration.number
+        _record(session, migration.number, done)
+        done = migration.number
+    if done < formats.FORMAT:
+        # A change of records alone has no migration.
+        _record(session, formats.FORMAT, done)
 
 
 def check(session: Session) -> None:
-    """Whether keyspace and tables are there, ours, and of this version.
+    """Refuse a keyspace that lacks shardq's tables, or has others than this shardq's.
 
     Raises:
-        SchemaMissing: If not; the text says to run `shardq init`.
+        SchemaMissing: If so; the text says what to do.
         SchemaNewer: If a newer shardq made them.
     """
     address = session.address
@@ -132,28 +143,11 @@ def check(session: Session) -> None:
             f"{address.shown}: there is no keyspace {address.keyspace!r} with shardq's tables; "
             f"run `shardq init` once to make them."
         )
-    if "schema_version" not in tables:
-        raise _foreign(address)
-    done, newest = _version(session, OURS), migrations()[-1].number
-    _refuse_newer(address, done, newest)
-    if done < newest:
+    done = _format(session, tables)
+    if not formats.is_current(done, shown=address.shown, what="keyspace"):
         raise SchemaMissing(
-            f"{address.shown} has schema {done}, this shardq needs {newest}; run `shardq init`."
-        )
-
-
-def _foreign(address: Address) -> SchemaMissing:
-    return SchemaMissing(
-        f"keyspace {address.keyspace!r} of {address.shown} holds tables that are not shardq's; "
-        f"name another keyspace in the url, and run `shardq init` to make it."
-    )
-
-
-def _refuse_newer(address: Address, done: int, newest: int) -> None:
-    if done > newest:
-        raise SchemaNewer(
-            f"{address.shown} has schema {done}, made by a newer shardq; this one knows {newest}. "
-            f"Upgrade shardq here."
+            f"{address.shown} lacks some of the tables of format {formats.FORMAT}; "
+            f"run `shardq init`."
         )
 
 
@@ -165,38 +159,31 @@ def _tables(session: Session) -> set[str] | None:
     return {name for (name,) in session.ask(_TABLES, keyspace)}
 
 
-def _carry(session: Session, on_progress: Progress | None, *, is_resumed: bool) -> None:
-    """Carry over the history as older releases keep it.
+def _format(session: Session, tables: set[str]) -> int:
+    """The format of a keyspace that has tables; 0 where `init` was cut short.
 
-    Args:
-        is_resumed: Whether to begin where the last run stopped. Not once all was carried over: what
-            has been recorded since may be anywhere.
+    Raises:
+        SchemaMissing: If they are not shardq's.
     """
-    counted = _version(session, CARRIED) if is_resumed else 0
-    for number in range(counted, former.SLICES):
-        # What was empty is soon read again.
-        if former.carry(session, number) and is_resumed:
-            _record(session, CARRIED, number + 1, counted)
-            counted = number + 1
-        if on_progress is not None:
-            on_progress("parts of the history", number + 1, former.SLICES)
-
-
-def _version(session: Session, name: str) -> int:
-    statement = session.bound(_VERSION, [name.encode()])
+    if "schema_version" not in tables:
+        address = session.address
+        raise SchemaMissing(
+            f"keyspace {address.keyspace!r} of {address.shown} holds tables that are not shardq's; "
+            f"name another keyspace in the url, and run `shardq init` to make it."
+        )
+    statement = session.bound(_VERSION, [OURS.encode()])
     rows = [row for page in session.read([statement], "registers") for row in page]
     return int(rows[0][0]) if rows else 0
 
 
-def _record(session: Session, name: str, number: int, done: int) -> None:
-    key = name.encode()
-    values = [cells.int_(number), key, cells.int_(done)]
+def _record(session: Session, number: int, done: int) -> None:
+    key = OURS.encode()
     make = (
-        partial(session.bound, _NEXT, values)
+        partial(session.bound, _NEXT, [cells.int_(number), key, cells.int_(done)])
         if done
         else partial(session.bound, _FIRST, [key, cells.int_(number)])
     )
-    # Refused where another process has just recorded the same migration, which is as good.
+    # Refused where another process has just recorded the same format, which is as good.
     decide(session, {number: make})
 
 

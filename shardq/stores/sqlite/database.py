@@ -100,7 +100,8 @@ class Database:
         """Connect, and create or migrate the tables. Idempotent.
 
         Raises:
-            SchemaMissing: If the file is a database of another program.
+            SchemaMissing: If the file is a database of another program, or of a format of before
+                0.1.0.
             SchemaNewer: If a newer shardq made it.
             StoreCorrupt: If the file is not a database.
             StoreUnavailable: If the file cannot be opened, or stays locked.
@@ -248,8 +249,8 @@ class Database:
         if only_reads is not None:
             if not is_current:
                 raise SchemaMissing(
-                    f"{self.shown} is empty or was made by an older shardq, and is open for "
-                    f"reading only, {only_reads}; run `shardq init` where it can be written."
+                    f"{self.shown} is empty or has an older format, and is open for reading "
+                    f"only, {only_reads}; run `shardq init` where it can be written."
                 )
             return
         if self.path is not None:

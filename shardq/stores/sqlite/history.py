@@ -31,28 +31,28 @@ _TIME_BYTES = 8
 """The first bytes of an `order_key` are its id's time."""
 
 _PUT = """\
-INSERT INTO ledger (queue, id, due, name, until_ms) VALUES (?, ?, ?, ?, ?)
+INSERT INTO history (queue, id, due, name, until_ms) VALUES (?, ?, ?, ?, ?)
 ON CONFLICT (queue, id) DO UPDATE SET due = excluded.due, name = excluded.name,
     until_ms = max(until_ms, excluded.until_ms)
 WHERE due IS NULL"""
 _END = """\
-INSERT INTO ledger (queue, id, fate, ended, attempt, member, until_ms)
+INSERT INTO history (queue, id, fate, ended, attempt, member, until_ms)
 VALUES (?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (queue, id) DO UPDATE SET fate = excluded.fate, ended = excluded.ended,
     attempt = excluded.attempt, member = excluded.member,
     until_ms = max(until_ms, excluded.until_ms)
 WHERE fate IS NULL OR excluded.ended < ended"""
 _FIND = """\
-SELECT id, due, name, fate, ended, attempt, member FROM ledger
+SELECT id, due, name, fate, ended, attempt, member FROM history
 WHERE queue = ? AND id = ? AND until_ms > ?"""
 _PAGE = """\
-SELECT id, due, name, fate, ended, attempt, member FROM ledger
+SELECT id, due, name, fate, ended, attempt, member FROM history
 WHERE queue = ? AND id > ? AND id < ? AND until_ms > ? ORDER BY id LIMIT ?"""
 _VOID = """\
-DELETE FROM ledger WHERE (queue, id) IN (
-    SELECT queue, id FROM ledger WHERE queue = ? AND id < ? AND until_ms <= ? LIMIT ?)"""
+DELETE FROM history WHERE (queue, id) IN (
+    SELECT queue, id FROM history WHERE queue = ? AND id < ? AND until_ms <= ? LIMIT ?)"""
 
-_VOID_ONE = "DELETE FROM ledger WHERE queue = ? AND id = ? AND until_ms <= ?"
+_VOID_ONE = "DELETE FROM history WHERE queue = ? AND id = ? AND until_ms <= ?"
 
 _key = itemgetter(0, 1)
 

@@ -1,4 +1,4 @@
-"""SQLite's tables, as numbered migrations, and how a file is told to be shardq's.
+"""SQLite's tables, their migrations, and how a file is told to be shardq's.
 
 The connections are `database.py`'s, the verbs `store.py`'s.
 """
@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardq.errors import SchemaMissing, SchemaNewer
+from shardq.errors import SchemaMissing
+from shardq.model import formats
 
 if TYPE_CHECKING:
     import sqlite3
@@ -15,11 +16,10 @@ if TYPE_CHECKING:
 APPLICATION_ID = 0x73687264
 """Kept in the header of the file, in `PRAGMA application_id`: `shrd` in ASCII."""
 
-MIGRATIONS: tuple[tuple[str, ...], ...] = (
-    (
-        # The key is the table: a shard's rows lie side by side in the order in which they are read.
-        # Queues are spelled out: numbers for them made the file 7 % smaller and nothing faster.
-        """\
+TABLES: tuple[str, ...] = (
+    # The key is the table: a shard's rows lie side by side in the order in which they are read.
+    # Queues are spelled out: numbers for them made the file 7 % smaller and nothing faster.
+    """\
 CREATE TABLE messages (
     queue    TEXT    NOT NULL,
     minute   INTEGER NOT NULL, -- minute of the due time, in minutes of the queue's length
@@ -34,42 +34,54 @@ CREATE TABLE messages (
     origin   INTEGER,          -- the due first asked for, unless it is this one
     in_group TEXT,             -- the group, where there is one
     claim    TEXT,             -- the member that holds the delivery under way
+    since    INTEGER,          -- of a row that another lane passed here: the due from which its
+                               -- lateness counts, unless it is this one
+    key      TEXT,             -- generation, for how many ms the name is held after the end, or
+                               -- nothing, and the name; a colon between them
     PRIMARY KEY (queue, minute, lane, due, id)
 ) WITHOUT ROWID""",
-        """\
+    # Leases and members run out in time since boot, which nobody sets. `until_us` counts where the
+    # row is of another space.
+    """\
 CREATE TABLE leases (
-    queue    TEXT    NOT NULL,
-    minute   INTEGER NOT NULL,
-    lane     INTEGER NOT NULL,
-    lock     TEXT    NOT NULL, -- the token of the lease
-    until_us INTEGER NOT NULL, -- the end of the lease, epoch microseconds; afterwards it is unclean
-    holder   TEXT    NOT NULL, -- the member that leased it last
-    window   INTEGER NOT NULL, -- the most rows that the holder may have handed out unrecorded
+    queue         TEXT    NOT NULL,
+    minute        INTEGER NOT NULL,
+    lane          INTEGER NOT NULL,
+    lock          TEXT    NOT NULL, -- the token of the lease
+    until_us      INTEGER NOT NULL, -- its end by the wall clock, epoch microseconds
+    holder        TEXT    NOT NULL, -- the member that leased it last
+    window        INTEGER NOT NULL, -- the most rows that the holder may have handed out unrecorded
+    space         TEXT,             -- whose time since boot the next two are
+    from_boot_us  INTEGER,          -- when it was written, less a second; before that: another boot
+    until_boot_us INTEGER,          -- the end of the lease; afterwards it is unclean
     PRIMARY KEY (queue, minute, lane)
 ) WITHOUT ROWID""",
-        """\
+    """\
 CREATE TABLE lanes (
     queue  TEXT    NOT NULL,
     lane   INTEGER NOT NULL,
     sealed INTEGER NOT NULL, -- the last sealed minute; it only rises
     PRIMARY KEY (queue, lane)
 ) WITHOUT ROWID""",
-        """\
+    """\
 CREATE TABLE queues (
     name     TEXT    NOT NULL PRIMARY KEY,
     settings TEXT    NOT NULL, -- JSON
     secret   BLOB    NOT NULL, -- signs the queue's receipts
     version  INTEGER NOT NULL  -- one more with every change
 ) WITHOUT ROWID""",
-        """\
+    """\
 CREATE TABLE members (
-    queue    TEXT    NOT NULL,
-    member   TEXT    NOT NULL,
-    info     TEXT    NOT NULL, -- JSON
-    until_us INTEGER NOT NULL, -- afterwards the member is taken for gone, epoch microseconds
+    queue         TEXT    NOT NULL,
+    member        TEXT    NOT NULL,
+    info          TEXT    NOT NULL, -- JSON
+    until_us      INTEGER NOT NULL, -- by the wall clock, epoch microseconds
+    space         TEXT,             -- as in leases
+    from_boot_us  INTEGER,
+    until_boot_us INTEGER,          -- afterwards the member is taken for gone
     PRIMARY KEY (queue, member)
 ) WITHOUT ROWID""",
-        """\
+    """\
 CREATE TABLE blocked (
     queue    TEXT    NOT NULL,
     lane     INTEGER NOT NULL,
@@ -79,7 +91,7 @@ CREATE TABLE blocked (
     until_us INTEGER NOT NULL, -- afterwards the block is void, epoch microseconds
     PRIMARY KEY (queue, lane, in_group)
 ) WITHOUT ROWID""",
-        """\
+    """\
 CREATE TABLE stats (
     queue  TEXT    NOT NULL,
     minute INTEGER NOT NULL, -- the beginning of the stretch that is totalled
@@ -87,45 +99,9 @@ CREATE TABLE stats (
     totals TEXT    NOT NULL, -- JSON
     PRIMARY KEY (queue, minute, member)
 ) WITHOUT ROWID""",
-    ),
-    (
-        """\
+    # By message alone. Ids sort by when their messages entered, so a minute is a range of them.
+    """\
 CREATE TABLE history (
-    queue    TEXT    NOT NULL,
-    minute   INTEGER NOT NULL, -- whole minute of 60 s in which the message entered the queue
-    lane     INTEGER NOT NULL,
-    id       BLOB    NOT NULL, -- row id of its first placement, most significant byte first
-    due      INTEGER,          -- the due first asked for; set by the put
-    name     TEXT,             -- the message's id, where the user or another queue gave one
-    fate     TEXT,             -- how it ended: acked, dead, cancelled, purged
-    ended    INTEGER,          -- when, epoch milliseconds; of several ends the first stands
-    attempt  INTEGER,          -- deliveries until then
-    member   TEXT,             -- who recorded the end
-    until_ms INTEGER NOT NULL, -- afterwards the row is void, epoch milliseconds
-    PRIMARY KEY (queue, minute, lane, id)
-) WITHOUT ROWID""",
-    ),
-    (
-        # Leases and members run out in time since boot, which nobody sets. `until_us` counts where
-        # the row is of another space, or of an older shardq, which knows no other.
-        """\
--- whose time since boot the next two are
-ALTER TABLE leases ADD COLUMN space TEXT""",
-        """\
--- when it was written, less a second; earlier than that it is of another boot, and over
-ALTER TABLE leases ADD COLUMN from_boot_us INTEGER""",
-        """\
--- the end of the lease; afterwards it is unclean
-ALTER TABLE leases ADD COLUMN until_boot_us INTEGER""",
-        "ALTER TABLE members ADD COLUMN space TEXT",
-        "ALTER TABLE members ADD COLUMN from_boot_us INTEGER",
-        "ALTER TABLE members ADD COLUMN until_boot_us INTEGER",
-    ),
-    (
-        # By message alone: by its lane, one that moved to another had two records, of which one
-        # looked lost. Ids sort by when their messages entered, so a minute is a range of them.
-        """\
-CREATE TABLE ledger (
     queue    TEXT    NOT NULL,
     id       BLOB    NOT NULL, -- row id of its first placement, most significant byte first
     due      INTEGER,          -- the due first asked for; set by the put
@@ -137,32 +113,7 @@ CREATE TABLE ledger (
     until_ms INTEGER NOT NULL, -- afterwards the row is void, epoch milliseconds
     PRIMARY KEY (queue, id)
 ) WITHOUT ROWID""",
-        # The two records of one message become one.
-        """\
-INSERT INTO ledger (queue, id, due, name, until_ms)
-SELECT queue, id, due, name, until_ms FROM history WHERE due IS NOT NULL
-ON CONFLICT (queue, id) DO UPDATE SET until_ms = max(until_ms, excluded.until_ms)""",
-        """\
-INSERT INTO ledger (queue, id, fate, ended, attempt, member, until_ms)
-SELECT queue, id, fate, ended, attempt, member, until_ms FROM history WHERE fate IS NOT NULL
-ON CONFLICT (queue, id) DO UPDATE SET fate = excluded.fate, ended = excluded.ended,
-    attempt = excluded.attempt, member = excluded.member,
-    until_ms = max(until_ms, excluded.until_ms)
-WHERE fate IS NULL OR excluded.ended < ended""",
-        # A process of an older release that is still running ends with an error at its next record.
-        "DROP TABLE history",
-    ),
-    (
-        """\
--- the due from which its lateness counts, unless it is this one: of what another lane passed here
-ALTER TABLE messages ADD COLUMN since INTEGER""",
-    ),
-    (
-        """\
--- the message's key, where it has one: generation, for how many ms its name is held after its end,
--- or nothing, and the name; a colon between them
-ALTER TABLE messages ADD COLUMN key TEXT""",
-        """\
+    """\
 CREATE TABLE keys (
     queue    TEXT    NOT NULL, -- that is served; also for messages in its dead-letter queue
     bucket   INTEGER NOT NULL, -- crc32(key) % 16, as on Cassandra
@@ -172,7 +123,7 @@ CREATE TABLE keys (
     until_us INTEGER,          -- afterwards the row is void, epoch microseconds; of a held name
     PRIMARY KEY (queue, bucket, key)
 ) WITHOUT ROWID""",
-        """\
+    """\
 CREATE TABLE places (
     queue   TEXT    NOT NULL,
     bucket  INTEGER NOT NULL,
@@ -182,9 +133,7 @@ CREATE TABLE places (
     born    INTEGER NOT NULL, -- birth of that row, epoch microseconds; it only rises
     PRIMARY KEY (queue, bucket, key, message)
 ) WITHOUT ROWID""",
-    ),
-    (
-        """\
+    """\
 CREATE TABLE results (
     queue     TEXT    NOT NULL, -- that is served; also for messages that have died
     message   TEXT    NOT NULL, -- the message's id
@@ -199,11 +148,9 @@ CREATE TABLE results (
     until_us  INTEGER,          -- afterwards the row is void, epoch microseconds
     PRIMARY KEY (queue, message)
 ) WITHOUT ROWID""",
-        # Each row has a time to live of its own: by this, those whose time is up are found.
-        "CREATE INDEX results_until ON results (until_us)",
-    ),
-    (
-        """\
+    # Each row has a time to live of its own: by this, those whose time is up are found.
+    "CREATE INDEX results_until ON results (until_us)",
+    """\
 CREATE TABLE schedules (
     queue      TEXT    NOT NULL, -- that the schedules put into
     name       TEXT    NOT NULL,
@@ -211,49 +158,48 @@ CREATE TABLE schedules (
     written    INTEGER NOT NULL, -- when, epoch microseconds; it only rises
     PRIMARY KEY (queue, name)
 ) WITHOUT ROWID""",
-    ),
 )
-"""Statements by schema version less one. What has been released is never changed, only added to."""
+"""The statements that make the tables of format `BASE`."""
 
-VERSION = len(MIGRATIONS)
-"""The newest schema that this shardq knows; a file's own is in `PRAGMA user_version`."""
+MIGRATIONS: dict[int, tuple[str, ...]] = {}
+"""The statements that make each later format of what is before it."""
+
+
+def _statements(number: int) -> list[str]:
+    """The statements that make this format of another, which is 0 for an empty database."""
+    found = [] if number else [*TABLES]
+    for later in range(max(number, formats.BASE) + 1, formats.FORMAT + 1):
+        found += MIGRATIONS.get(later, ())
+    return found
 
 
 def schema_text() -> str:
-    """The statements that make the newest schema, as `sqlite3` takes them."""
-    lines = [f"PRAGMA application_id = {APPLICATION_ID};"]
-    for version, statements in enumerate(MIGRATIONS, start=1):
-        lines.append(f"\n-- version {version}")
-        lines += [statement + ";" for statement in statements]
-        lines.append(f"PRAGMA user_version = {version};")
-    return "\n".join(lines) + "\n"
+    """The statements that make the newest format, as `sqlite3` takes them."""
+    made = (f"PRAGMA application_id = {APPLICATION_ID}", *_statements(0))
+    return (
+        "\n\n".join(f"{one};" for one in (*made, f"PRAGMA user_version = {formats.FORMAT}")) + "\n"
+    )
 
 
 def is_current(connection: sqlite3.Connection, shown: str) -> bool:
-    """Whether the database has the newest schema; changes nothing.
+    """True if the database has the newest format; False if it is empty, or to be migrated.
+
+    Changes nothing.
 
     Args:
         connection: A connection in a transaction, for another process may be migrating meanwhile.
         shown: How the database is named in errors.
 
-    Returns:
-        False for an empty database and for one that an older shardq made.
-
     Raises:
-        SchemaMissing: If it holds tables of somebody else.
+        SchemaMissing: If it holds tables of somebody else, or of before 0.1.0.
         SchemaNewer: If a newer shardq made it.
     """
     (application,) = connection.execute("PRAGMA application_id").fetchone()
-    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    (number,) = connection.execute("PRAGMA user_version").fetchone()
     if application == APPLICATION_ID:
-        if version > VERSION:
-            raise SchemaNewer(
-                f"{shown} has schema version {version}, this shardq knows {VERSION}; "
-                f"upgrade shardq here."
-            )
-        return bool(version == VERSION)
+        return formats.is_current(number, shown=shown, what="file")
     (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-    if application or version or tables:
+    if application or number or tables:
         raise SchemaMissing(
             f"{shown} is a database of another program ({tables} tables and indexes, none of them "
             f"shardq's); name another file."
@@ -262,16 +208,15 @@ def is_current(connection: sqlite3.Connection, shown: str) -> bool:
 
 
 def migrate(connection: sqlite3.Connection, shown: str) -> None:
-    """Bring an empty or older database to the newest schema, in the transaction that is open.
+    """Bring an empty or older database to the newest format, in the transaction that is open.
 
     Another process may have done it since the caller looked: it is looked at again here.
     """
     if is_current(connection, shown):
         return
-    (version,) = connection.execute("PRAGMA user_version").fetchone()
-    for statements in MIGRATIONS[version:]:
-        for statement in statements:
-            connection.execute(statement)
-    # Pragmas take no parameters; both are integers of this module.
+    (number,) = connection.execute("PRAGMA user_version").fetchone()
+    for statement in _statements(number):
+        connection.execute(statement)
+    # Pragmas take no parameters; both are integers.
     connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-    connection.execute(f"PRAGMA user_version = {VERSION}")
+    connection.execute(f"PRAGMA user_version = {formats.FORMAT}")

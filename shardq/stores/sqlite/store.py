@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from shardq.model.shard import Position
-    from shardq.stores.store import Mark, Move, Progress, Slice
+    from shardq.stores.store import Mark, Move, Slice
     from shardq.stores.tables import Change, Note
 
 NODE = "sqlite"
@@ -188,19 +188,15 @@ class SqliteStore(SqliteRegisters, SqliteHistory):
 
     @staticmethod
     def schema_text() -> str:
-        """The SQL of the newest schema; connects to nothing."""
+        """The SQL that makes the tables; connects to nothing."""
         return schema.schema_text()
 
-    def open(
-        self,
-        *,
-        create: bool = False,  # noqa: ARG002 - it always does
-        on_progress: Progress | None = None,  # noqa: ARG002 - 3 s a million
-    ) -> None:
+    def open(self, *, create: bool = False) -> None:  # noqa: ARG002 - it always does
         """Connect, and create or migrate the tables. Idempotent.
 
         Raises:
-            SchemaMissing: If the file is a database of another program.
+            SchemaMissing: If the file is a database of another program, or of a format of before
+                0.1.0.
             SchemaNewer: If a newer shardq made it.
             StoreCorrupt: If the file is not a database.
             StoreUnavailable: If the file cannot be opened, or stays locked.

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from shardq.model.message import Row
     from shardq.model.shard import Position, Shard
-    from shardq.stores.store import Mark, Move, Progress, Slice, Tally
+    from shardq.stores.store import Mark, Move, Slice, Tally
     from shardq.stores.tables import Change, K, Partition, Refused, Table, V
     from shardq.testing.simulation.network import Network
     from shardq.testing.simulation.scheduler import Process
@@ -63,7 +63,7 @@ class SimulatedStore(Calls, SimulatedHistory):
         weather = network.weather
         self.write_timeout_ms = max(weather.timeout_us, weather.late_us) // 1_000
 
-    def open(self, *, create: bool = False, on_progress: Progress | None = None) -> None:
+    def open(self, *, create: bool = False) -> None:
         """Nothing: the tables are there."""
 
     def close(self) -> None:

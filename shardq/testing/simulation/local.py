@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from shardq.model.shard import Position
-    from shardq.stores.store import Entry, Mark, Move, Progress, Slice, Tally
+    from shardq.stores.store import Entry, Mark, Move, Slice, Tally
     from shardq.stores.tables import Change, K, Partition, Refused, Table, V
     from shardq.testing.simulation.network import Network
     from shardq.testing.simulation.scheduler import Process, Scheduler
@@ -206,7 +206,7 @@ class LocalStore(Calls):
         self.counters = self._store.counters
         self._own_commits = 0
 
-    def open(self, *, create: bool = False, on_progress: Progress | None = None) -> None:
+    def open(self, *, create: bool = False) -> None:
         """Nothing: the tables are there."""
 
     def close(self) -> None:

@@ -1,0 +1,42 @@
+"""The number of the format in which shardq stores things, the same for every store."""
+
+from __future__ import annotations
+
+from shardq.errors import SchemaMissing, SchemaNewer
+
+BASE = 9
+"""The format of the tables that `cql/` and `stores/sqlite/schema.py` make.
+
+What has a lower number is refused: no release made it. A migration has the number of its format.
+"""
+FORMAT = 9
+"""The format that this shardq reads and writes.
+
+Each later change of what is stored raises it: of tables, of JSON records, of receipts. Before 0.1.0
+such a change raises `BASE` as well. After that a change of tables is a migration.
+"""
+
+
+def is_current(number: int, *, shown: str, what: str) -> bool:
+    """True if a store has this format; False if its tables are not all made, or not all migrated.
+
+    Args:
+        number: The format that is stored; 0 where there is none yet.
+        shown: How the store is named in errors.
+        what: What it is: file, or keyspace.
+
+    Raises:
+        SchemaMissing: If a shardq of before 0.1.0 made it.
+        SchemaNewer: If a newer shardq made it.
+    """
+    if number > FORMAT:
+        raise SchemaNewer(
+            f"{shown} has format {number}, made by a newer shardq; this one knows {FORMAT}: "
+            f"upgrade shardq here."
+        )
+    if 0 < number < BASE:
+        raise SchemaMissing(
+            f"{shown} has format {number}, made before 0.1.0 by an unreleased shardq, and this one "
+            f"needs {FORMAT}: name another {what}, or remove this one."
+        )
+    return number == FORMAT
