@@ -22,11 +22,7 @@ from shardq.records.ledger import entry_of
 from shardq.stores.store import Mark, Store
 from shardq.testing import Faults, Stage
 
-
-@pytest.fixture
-def stage() -> Iterator[Stage]:
-    with Stage() as made:
-        yield made
+pytest_plugins = ["stages"]
 
 
 @pytest.fixture

@@ -233,6 +233,7 @@ def test_a_coroutine_is_cancelled_at_its_limit_and_its_process_goes_on(app_shell
     assert "another takes its place" not in ends.done.err
 
 
+@pytest.mark.nightly
 @pytest.mark.cassandra
 def test_on_cassandra_a_job_that_ends_its_process_loses_nothing(
     app_shell: Shell, cassandra_url: str
