@@ -7,22 +7,17 @@ from collections.abc import Iterator
 
 import pytest
 from keyed import as_elsewhere
+from worlds import store_on_cassandra
 
-import shardq
-from shardq import Queue
+from shardq import Connection, Queue
 from shardq.testing import Stage
 
-
-@pytest.fixture
-def stage() -> Iterator[Stage]:
-    """Of a store whose outcomes are known: names and rows are written together."""
-    with Stage() as made:
-        yield made
+pytest_plugins = ["stages"]
 
 
 @pytest.fixture
 def apart() -> Iterator[Stage]:
-    """Of a store on other machines."""
+    """A stage as of a store on other machines: of `stage` names and rows are written together."""
     with Stage() as made:
         as_elsewhere(made)
         yield made
@@ -38,7 +33,7 @@ def either(request: pytest.FixtureRequest) -> Stage:
 def queue(request: pytest.FixtureRequest) -> Iterator[Queue]:
     name = f"q-{uuid.uuid4().hex[:12]}"
     if request.param == "cassandra":
-        with shardq.connect(request.getfixturevalue("cassandra_url")) as db:
+        with Connection(store_on_cassandra(request.getfixturevalue("cassandra_url"))) as db:
             yield db.queue(name)
     else:
         stage: Stage = request.getfixturevalue(request.param)

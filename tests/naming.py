@@ -31,7 +31,7 @@ class Names:
         self.settler = Settler(store, clock, register)
         self.keys = self.settler.keys
 
-    def row(self, name: str = "order-7", *, delay_ms: int = HOUR_MS, unique_ms: int | None = None,
+    def row(self, name: str = "order-7", *, delay_ms: int = HOUR_MS,
             body: bytes = b"first") -> Row:  # fmt: skip
         due_ms = self.clock.now_ms() + delay_ms
         return Row(
@@ -39,7 +39,7 @@ class Names:
             due_ms,
             row_ids.next(self.clock.now_us()),
             body,
-            key=Key(name, 1, unique_ms).text(),
+            key=Key(name).text(),
         )
 
     def wait(self, timeouts: float) -> None:

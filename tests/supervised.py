@@ -22,8 +22,18 @@ if TYPE_CHECKING:
 
 TIMEOUT_S = 60
 
-SUPERVISOR = """
-import ctypes, json, os, sys
+ALONE = """
+import sys, types
+import shardq
+
+tasks = sys.modules["shardq.tasks"] = types.ModuleType("shardq.tasks")
+tasks.__path__ = [f"{shardq.__path__[0]}/tasks"]
+"""
+"""Modules of the package are imported without it: what apps need takes longer than these tests."""
+
+SUPERVISOR = f"""
+{ALONE}
+import ctypes, json, os
 from pathlib import Path
 from shardq.errors import ShardqError
 from shardq.tasks import processes
@@ -48,8 +58,9 @@ except ShardqError as error:
     say("error:", type(error).__name__, str(error))
 """
 
-CHILD = """
-import os, re, signal, subprocess, sys, threading
+CHILD = f"""
+{ALONE}
+import os, re, signal, subprocess, threading
 from shardq.tasks import line as lines
 
 me = os.getpid()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
-from worlds import World, world_of
+from worlds import World, on_each_store
 
 from shardq import Consumer, Message, Queue
 from shardq.errors import StaleReceipt, UnknownQueue, UsageError
@@ -13,17 +13,11 @@ from shardq.model.settings import create
 from shardq.records.register import settings_in
 from shardq.stores.tables import QUEUES
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+pytest_plugins = ["stages"]
 
 STEPS_MAX = 60
 QUICK = {"minute": "100ms", "offset": "100ms"}
 OTHER = {"minute": "1s", "offset": "100ms"}
-
-
-@pytest.fixture(params=["memory", "file", "cassandra"])
-def world(request: pytest.FixtureRequest) -> Iterator[World]:
-    yield from world_of(request)
 
 
 class Handled:
@@ -119,6 +113,7 @@ def test_seals_of_other_minutes_hide_nothing_from_a_consumer_that_comes_late(
     assert consume(world, again, 1) == ["new"]
 
 
+@on_each_store
 def test_a_queue_made_again_by_a_put_alone_has_the_usual_settings(world: World) -> None:
     name = world.queue_name()
     queue = world.connect().queue(name, **QUICK, bands=2, lanes=1)
@@ -208,6 +203,7 @@ def test_what_is_put_by_who_has_not_read_of_the_drop_yet_is_not_lost(
     assert sorted(consume(world, again, 2)) == ["in a group", "late"]
 
 
+@on_each_store
 @pytest.mark.parametrize("then", [{}, QUICK], ids=str)
 def test_a_visit_deletes_what_a_dropped_queue_left(world: World, then: dict[str, Any]) -> None:
     name = world.queue_name()
@@ -222,6 +218,7 @@ def test_a_visit_deletes_what_a_dropped_queue_left(world: World, then: dict[str,
     assert again.totals().purged == 0
 
 
+@on_each_store
 @pytest.mark.parametrize("then", [{}, OTHER], ids=str)
 def test_books_begin_with_the_queue_made_again(world: World, then: dict[str, Any]) -> None:
     name = world.queue_name()
@@ -241,6 +238,7 @@ def test_books_begin_with_the_queue_made_again(world: World, then: dict[str, Any
     assert audit.total.put == 1
 
 
+@on_each_store
 def test_receipts_and_messages_of_a_dropped_queue_are_stale(world: World) -> None:
     name = world.queue_name()
     queue = world.connect().queue(name)
@@ -258,6 +256,7 @@ def test_receipts_and_messages_of_a_dropped_queue_are_stale(world: World) -> Non
         drop(world, again)
 
 
+@on_each_store
 def test_a_queue_may_be_dropped_and_made_again_many_times(world: World) -> None:
     name = world.queue_name()
     db = world.connect()

@@ -30,7 +30,11 @@ if TYPE_CHECKING:
 A_MINUTE = 60.0
 
 
-@pytest.fixture(params=["sqlite", "cassandra"])
+on_both_stores = pytest.mark.parametrize("url", ["sqlite", "cassandra"], indirect=True)
+"""The others are run on Cassandra by night alone: what they test is above the store."""
+
+
+@pytest.fixture(params=["sqlite", pytest.param("cassandra", marks=pytest.mark.nightly)])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path}/jobs.db"
@@ -139,6 +143,7 @@ def test_what_is_no_call_is_there_as_well(sync: type) -> None:
 # Queues -------------------------------------------------------------------------------------------
 
 
+@on_both_stores
 def test_what_is_put_is_received_and_acked(url: str) -> None:
     async def main() -> None:
         async with opened(url) as queue:
@@ -426,6 +431,7 @@ def test_whenever_a_receive_is_cancelled_its_message_is_received_by_another(loca
     run(main)
 
 
+@on_both_stores
 def test_schedules_are_made_read_and_changed(url: str) -> None:
     async def main() -> None:
         async with opened(url) as queue:

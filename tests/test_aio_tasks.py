@@ -20,7 +20,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-@pytest.fixture(params=["sqlite", "cassandra"])
+on_both_stores = pytest.mark.parametrize("app", ["sqlite", "cassandra"], indirect=True)
+"""The others are run on Cassandra by night alone: what they test is above the store."""
+
+
+@pytest.fixture(params=["sqlite", pytest.param("cassandra", marks=pytest.mark.nightly)])
 def app(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[App]:
     if request.param == "sqlite":
         url = f"sqlite:///{tmp_path}/jobs.db"
@@ -41,6 +45,7 @@ async def worked(app: App) -> None:
     await asyncio.to_thread(Worker(app).run, until_empty=True)
 
 
+@on_both_stores
 def test_a_job_is_put_and_its_result_waited_for(app: App) -> None:
     @app.task
     def add(one: int, *, other: int = 1) -> int:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from reading import reading
 
@@ -12,11 +10,7 @@ from shardq.engine.auto import lanes_needed
 from shardq.model.settings import FOLLOWED_MS, create, follow
 from shardq.testing import Recorder, Stage
 
-
-@pytest.fixture
-def stage() -> Iterator[Stage]:
-    with Stage() as made:
-        yield made
+pytest_plugins = ["stages"]
 
 
 def members(stage: Stage, count: int) -> list[tuple[Consumer, Recorder]]:

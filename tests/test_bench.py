@@ -178,6 +178,7 @@ def test_both_sides_of_a_drain_leave_nothing(place: Place, tmp_path: Path) -> No
     assert line.met == (line.reached >= 12_000)
 
 
+@pytest.mark.nightly
 @pytest.mark.cassandra
 def test_both_sides_on_cassandra_do_the_same_row_work(keyspace: Place) -> None:
     puts.near(keyspace, FEW)

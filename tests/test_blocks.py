@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from reading import groups_in
 
@@ -16,13 +14,9 @@ from shardq.lifecycle.settle import Settler
 from shardq.stores.tables import BLOCKED
 from shardq.testing import Recorder, Stage
 
+pytest_plugins = ["stages"]
+
 OVERREAD = StoreOverread("more deleted rows than a read may pass")
-
-
-@pytest.fixture
-def stage() -> Iterator[Stage]:
-    with Stage() as made:
-        yield made
 
 
 def reading(stage: Stage) -> Engine:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from reading import retrying
 
@@ -16,11 +14,7 @@ from shardq.model.message import Row
 from shardq.stores.store import Move
 from shardq.testing import Recorder, Stage
 
-
-@pytest.fixture
-def stage() -> Iterator[Stage]:
-    with Stage() as made:
-        yield made
+pytest_plugins = ["stages"]
 
 
 def test_groups_that_waited_for_a_retry_are_forgotten_where_nothing_was_put_off(

@@ -342,7 +342,7 @@ def test_many_that_are_put_at_once_are_no_rate(stage: Stage) -> None:
     to_next_minute(stage)
     for minute in range(4):
         if minute == 2:
-            queue.put_many("x" for _ in range(10_000))
+            queue.put_many("x" for _ in range(2_000))
         for _ in range(6):
             queue.put_many("x" for _ in range(20))
             stage.drive(consumer, seconds=10)

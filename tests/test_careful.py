@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 
 import pytest
 from crashing import attempts_of, crash, run_until_crash
@@ -11,11 +10,7 @@ from crashing import attempts_of, crash, run_until_crash
 from shardq import Consumer, Message, Queue
 from shardq.testing import Recorder, Stage
 
-
-@pytest.fixture
-def stage() -> Iterator[Stage]:
-    with Stage() as made:
-        yield made
+pytest_plugins = ["stages"]
 
 
 def die(stage: Stage, queue: Queue) -> None:

@@ -26,7 +26,7 @@ from shardq.stores.store import LeaseState, Move, Slice
 from shardq.stores.tables import QUEUES, STATS, Change, QueueRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 FOREVER_MS = 1 << 48
 FIRST = QueueRecord("{}", b"s" * 32, 1)
@@ -158,56 +158,64 @@ def shaky(store: CassandraStore, proxy: Proxy, queue: str) -> Iterator[Cassandra
     shaky.close()
 
 
-@pytest.fixture(params=["dropped", "cut"])
-def lose(request: pytest.FixtureRequest, proxy: Proxy) -> Callable[[], None]:
-    return lambda: proxy.lose_next_answer(cut=request.param == "cut")
+class Loss:
+    """Loses the next answer when called; `happened` since then."""
+
+    def __init__(self, proxy: Proxy, how: str) -> None:
+        self._proxy = proxy
+        self._how = how
+
+    def __call__(self) -> None:
+        self._proxy.lose_next_answer(cut=self._how == "cut")
+
+    @property
+    def happened(self) -> bool:
+        return self._proxy.lost.is_set()
 
 
+@pytest.fixture(params=[pytest.param("dropped", marks=pytest.mark.nightly), "cut"])
+def lose(request: pytest.FixtureRequest, proxy: Proxy) -> Loss:
+    """An answer that is dropped takes the store's whole timeout, so most of them are by night."""
+    return Loss(proxy, request.param)
+
+
+either_way = pytest.mark.parametrize("lose", ["dropped", "cut"], indirect=True)
+
+
+@either_way
 def test_a_lease_whose_answer_was_lost_is_known_to_be_ours(
-    shaky: CassandraStore,
-    store: CassandraStore,
-    proxy: Proxy,
-    lose: Callable[[], None],
-    queue: str,
+    shaky: CassandraStore, store: CassandraStore, lose: Loss, queue: str
 ) -> None:
     shard = Shard(queue, 1, 0)
     ours = LeaseState("mine", "me", 5)
     lose()
     state = shaky.take({shard: None}, lock="mine", holder="me", window=5, ttl_ms=120_000)
-    assert proxy.lost.is_set()
+    assert lose.happened
     assert state == {shard: ours}
     assert lease_states(store, [shard]) == {shard: ours}
 
 
 def test_renewals_and_releases_whose_answer_was_lost_are_decided(
-    shaky: CassandraStore,
-    store: CassandraStore,
-    proxy: Proxy,
-    lose: Callable[[], None],
-    queue: str,
+    shaky: CassandraStore, store: CassandraStore, lose: Loss, queue: str
 ) -> None:
     shard = Shard(queue, 1, 0)
     shaky.take({shard: None}, lock="mine", holder="me", window=5, ttl_ms=120_000)
     lose()
     assert shaky.renew({shard: "mine"}, 120_000) == {shard}
-    assert proxy.lost.is_set()
+    assert lose.happened
     lose()
     shaky.release({shard: "mine"})
-    assert proxy.lost.is_set()
+    assert lose.happened
     assert lease_states(store, [shard]) == {shard: LeaseState()}
 
 
 def test_a_queue_whose_answer_was_lost_is_known_to_be_written(
-    shaky: CassandraStore,
-    store: CassandraStore,
-    proxy: Proxy,
-    lose: Callable[[], None],
-    queue: str,
+    shaky: CassandraStore, store: CassandraStore, lose: Loss, queue: str
 ) -> None:
     second = QueueRecord('{"a":1}', b"s" * 32, 2)
     lose()
     assert shaky.write_records(QUEUES, [of_queue(queue, None, FIRST)]) == {}
-    assert proxy.lost.is_set()
+    assert lose.happened
     refused = {((), (queue,)): {"version": 1}}
     assert store.write_records(QUEUES, [of_queue(queue, None, FIRST)]) == refused
     assert store.write_records(QUEUES, [of_queue(queue, 1, second)]) == {}
@@ -221,40 +229,32 @@ def totals(queue: str, member: str, seen: str | None, new: str | None, **more: A
 
 
 def test_records_whose_answer_was_lost_are_known_to_be_written_all(
-    shaky: CassandraStore,
-    store: CassandraStore,
-    proxy: Proxy,
-    lose: Callable[[], None],
-    queue: str,
+    shaky: CassandraStore, store: CassandraStore, lose: Loss, queue: str
 ) -> None:
     made = [totals(queue, name, None, f"{name}1") for name in "ab"]
     lose()
     assert shaky.write_records(STATS, made) == {}
-    assert proxy.lost.is_set()
+    assert lose.happened
     assert len(store.write_records(STATS, [totals(queue, n, None, f"{n}2") for n in "ab"])) == 2
     lose()
     mixed = [totals(queue, "a", "a1", None), totals(queue, "b", "b1", "b2")]
     assert shaky.write_records(STATS, mixed) == {}
-    assert proxy.lost.is_set()
+    assert lose.happened
     lose()
     refused = [totals(queue, "a", "a1", "a3"), totals(queue, "b", "b2", "b3")]
     told = shaky.write_records(STATS, refused)
-    assert proxy.lost.is_set()
+    assert lose.happened
     assert told == {((queue,), (7, "a")): {"totals": None}}
     assert store.records(STATS, (queue,)) == {(7, "b"): "b3"}
 
 
 def test_a_delete_whose_answer_was_lost_is_known_to_be_done(
-    shaky: CassandraStore,
-    store: CassandraStore,
-    proxy: Proxy,
-    lose: Callable[[], None],
-    queue: str,
+    shaky: CassandraStore, store: CassandraStore, lose: Loss, queue: str
 ) -> None:
     store.write_records(STATS, [totals(queue, name, None, "1") for name in "ab"])
     lose()
     assert shaky.write_records(STATS, [totals(queue, name, "1", None) for name in "ab"]) == {}
-    assert proxy.lost.is_set()
+    assert lose.happened
     assert store.records(STATS, (queue,)) == {}
 
 
@@ -276,18 +276,15 @@ def test_rows_that_cannot_be_written_after_their_record_are_maybe_written(
     assert store.find([row.position]) == [row]
 
 
+@either_way
 def test_a_write_whose_answer_was_lost_is_maybe_applied_and_may_be_repeated(
-    shaky: CassandraStore,
-    store: CassandraStore,
-    proxy: Proxy,
-    lose: Callable[[], None],
-    queue: str,
+    shaky: CassandraStore, store: CassandraStore, lose: Loss, queue: str
 ) -> None:
     row = make_row(queue, 1)
     lose()
     with pytest.raises(StoreTimeout, match="may be applied"):
         shaky.insert([row])
-    assert proxy.lost.is_set()
+    assert lose.happened
     store.insert([row])
     assert store.find([row.position]) == [row]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from itertools import pairwise
 
 import pytest
@@ -14,11 +13,7 @@ from shardq.engine.outcome import ACKED
 from shardq.stores.tables import BLOCKED
 from shardq.testing import Recorder, Stage
 
-
-@pytest.fixture
-def stage() -> Iterator[Stage]:
-    with Stage() as made:
-        yield made
+pytest_plugins = ["stages"]
 
 
 def test_catch_up_after_20_minutes_is_in_due_order_and_at_full_speed(stage: Stage) -> None:

@@ -77,7 +77,15 @@ def late_ms(seen: Recorder) -> dict[str, float]:
     return dict(zip(seen.texts, seen.late_ms, strict=True))
 
 
-@pytest.mark.parametrize("by", [-DAY, -600, -60, -0.4, 0.4, 60, 600, DAY])
+@pytest.mark.parametrize(
+    ("connect", "by"),
+    [
+        *(("memory", by) for by in (-DAY, -600, -60, -0.4, 0.4, 60, 600, DAY)),
+        ("file", -600),
+        ("file", 60),
+    ],
+    indirect=["connect"],
+)
 def test_what_is_put_after_the_clock_was_set_is_delivered_on_time(
     stage: Stage, connect: Callable[[], Connection], by: float
 ) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +14,7 @@ from shardq.errors import BadName, BadSetting, BadUrl, ClockError, UnknownQueue
 from shardq.stores.tables import MEMBERS
 from shardq.testing import Stage
 
-
-@pytest.fixture
-def stage() -> Iterator[Stage]:
-    with Stage() as made:
-        yield made
+pytest_plugins = ["stages"]
 
 
 def test_the_ten_lines_of_the_readme_work(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator
 from itertools import pairwise
 
 import pytest
@@ -14,13 +13,9 @@ from shardq import Bury, Consumer, Message, Retry, Snooze
 from shardq.errors import BadSetting, BadTime, StoreUnavailable
 from shardq.testing import Recorder, Stage
 
+pytest_plugins = ["stages"]
+
 WAIT_S = 60
-
-
-@pytest.fixture
-def stage() -> Iterator[Stage]:
-    with Stage() as made:
-        yield made
 
 
 def fail(message: Message) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from queue import SimpleQueue
 
 import pytest
@@ -18,13 +18,9 @@ from shardq.records.membership import Heartbeat
 from shardq.stores.tables import MEMBERS
 from shardq.testing import Recorder, Stage
 
+pytest_plugins = ["stages"]
+
 WAIT_S = 60
-
-
-@pytest.fixture
-def stage() -> Iterator[Stage]:
-    with Stage() as made:
-        yield made
 
 
 def fail(message: Message) -> None:
@@ -36,12 +32,6 @@ def nothing(_message: Message) -> None:
 
 
 # Outcomes -----------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def busy() -> Iterator[Stage]:
-    with Stage(threaded=True) as made:
-        yield made
 
 
 def test_threads_deliver_every_message_once(busy: Stage) -> None:

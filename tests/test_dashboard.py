@@ -15,17 +15,11 @@ from shardq.stores.tables import MEMBERS
 from shardq.testing import Stage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     import shardq
 
+pytest_plugins = ["stages"]
+
 SIZES = [(80, 24), (140, 40), (60, 12), (200, 60)]
-
-
-@pytest.fixture
-def stage() -> Iterator[Stage]:
-    with Stage() as made:
-        yield made
 
 
 @pytest.fixture

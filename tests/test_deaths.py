@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from contextlib import suppress
 
 import pytest
@@ -14,19 +13,9 @@ from shardq.engine import deaths
 from shardq.errors import BadSetting, StoreUnavailable, UsageError
 from shardq.testing import Stage
 
+pytest_plugins = ["stages"]
+
 WAIT_S = 60
-
-
-@pytest.fixture
-def stage() -> Iterator[Stage]:
-    with Stage() as made:
-        yield made
-
-
-@pytest.fixture
-def busy() -> Iterator[Stage]:
-    with Stage(threaded=True) as made:
-        yield made
 
 
 def bury(_message: Message) -> None:

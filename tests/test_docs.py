@@ -130,7 +130,9 @@ def test_the_code_of_a_page_runs_on_cassandra(
     run(page, page.read_text().replace(CASSANDRA, own_url), tmp_path, monkeypatch)
 
 
-@pytest.mark.parametrize("store", ["sqlite", pytest.param("cassandra", marks=ON_CASSANDRA)])
+@pytest.mark.parametrize(
+    "store", ["sqlite", pytest.param("cassandra", marks=[ON_CASSANDRA, pytest.mark.nightly])]
+)
 def test_the_first_program_of_the_readme_runs_on_either_store_by_its_url_alone(
     store: str,
     tmp_path: Path,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import pytest
@@ -21,19 +21,9 @@ from shardq.testing import Stage
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytest_plugins = ["stages"]
+
 WAIT_S = 60
-
-
-@pytest.fixture
-def stage() -> Iterator[Stage]:
-    with Stage() as made:
-        yield made
-
-
-@pytest.fixture
-def busy() -> Iterator[Stage]:
-    with Stage(threaded=True) as made:
-        yield made
 
 
 class Holding(Consumer):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterator
 
 import pytest
 
@@ -14,13 +13,9 @@ from shardq.model.shard import Shard
 from shardq.stores.tables import LANES, MEMBERS
 from shardq.testing import ManualClock, Recorder, Stage
 
+pytest_plugins = ["stages"]
+
 WAIT_S = 60
-
-
-@pytest.fixture
-def stage() -> Iterator[Stage]:
-    with Stage() as made:
-        yield made
 
 
 def members(stage: Stage, count: int, **options: object) -> list[tuple[Consumer, Recorder]]:

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
-from worlds import World, world_of
+from worlds import World, on_each_store
 
 from shardq.errors import BadName
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+pytest_plugins = ["stages"]
 
 
-@pytest.fixture(params=["memory", "file", "cassandra"])
-def world(request: pytest.FixtureRequest) -> Iterator[World]:
-    yield from world_of(request)
-
-
+@on_each_store
 def test_a_message_is_found_wherever_it_waits_and_can_be_cancelled(world: World) -> None:
     queue = world.connect().queue(world.queue_name(), lanes=2, bands=2)
     sent = [

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from reading import write
 
@@ -14,11 +12,7 @@ from shardq.stores.store import Slice
 from shardq.stores.tables import MEMBERS
 from shardq.testing import Recorder, Stage
 
-
-@pytest.fixture
-def stage() -> Iterator[Stage]:
-    with Stage() as made:
-        yield made
+pytest_plugins = ["stages"]
 
 
 def read_by(guard: Guard, queue: Queue, monkeypatch: pytest.MonkeyPatch) -> list[Slice]:

@@ -17,11 +17,7 @@ from shardq.engine.handler import check_function, undone
 from shardq.errors import BadSetting
 from shardq.testing import Recorder, Stage
 
-
-@pytest.fixture
-def stage() -> Iterator[Stage]:
-    with Stage() as made:
-        yield made
+pytest_plugins = ["stages"]
 
 
 async def handle(message: Message) -> None:

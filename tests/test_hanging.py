@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 
 import pytest
 from crashing import crash, run_until_crash
@@ -13,19 +12,9 @@ from shardq.engine.hanging import SHOWN_MAX
 from shardq.records.membership import Heartbeat, heartbeats
 from shardq.testing import Stage
 
+pytest_plugins = ["stages"]
+
 WAIT_S = 60
-
-
-@pytest.fixture
-def stage() -> Iterator[Stage]:
-    with Stage() as made:
-        yield made
-
-
-@pytest.fixture
-def busy() -> Iterator[Stage]:
-    with Stage(threaded=True) as made:
-        yield made
 
 
 def hang_for(stage: Stage, consumer: Consumer, seconds: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import UTC, datetime
 
 import pytest
@@ -19,11 +18,7 @@ from shardq.model.message import Row
 from shardq.stores.tables import BLOCKED
 from shardq.testing import Recorder, Stage
 
-
-@pytest.fixture
-def stage() -> Iterator[Stage]:
-    with Stage() as made:
-        yield made
+pytest_plugins = ["stages"]
 
 
 def in_hand(stage: Stage, consumer: Consumer, queue: Queue) -> dict[str, Delivery]:

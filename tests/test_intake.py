@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from reading import groups_in, write
 
@@ -17,11 +15,7 @@ from shardq.model.times import moment_of
 from shardq.stores.tables import BLOCKED
 from shardq.testing import Recorder, Stage
 
-
-@pytest.fixture
-def stage() -> Iterator[Stage]:
-    with Stage() as made:
-        yield made
+pytest_plugins = ["stages"]
 
 
 def test_what_is_settled_between_a_read_and_the_lease_is_not_handed_out_again(

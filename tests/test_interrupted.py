@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from worlds import World, world_of
+from worlds import World, on_each_store
 
 from shardq.errors import (
     BadBody,
@@ -21,18 +21,9 @@ if TYPE_CHECKING:
 
     from shardq import Queue
 
+pytest_plugins = ["stages"]
+
 READ = 2_500
-
-
-@pytest.fixture(params=["memory", "file", "cassandra"])
-def world(request: pytest.FixtureRequest) -> Iterator[World]:
-    yield from world_of(request)
-
-
-@pytest.fixture
-def stage() -> Iterator[Stage]:
-    with Stage() as made:
-        yield made
 
 
 def items_until(error: BaseException, count: int = READ) -> Iterator[Any]:
@@ -55,6 +46,7 @@ def check_books(queue: Queue, count: int) -> None:
     assert audit.total.put == count
 
 
+@on_each_store
 def test_all_that_an_iterable_yielded_before_it_raised_is_stored_and_counted(world: World) -> None:
     queue = world.connect().queue(world.queue_name(), history="7d")
     error = RuntimeError("no more")

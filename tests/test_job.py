@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from worlds import World, world_of
+from worlds import World, on_each_store
 
 from shardq.clock import BootTime
 from shardq.connection import Connection
@@ -34,12 +34,9 @@ if TYPE_CHECKING:
 
     from shardq import Message, Queue
 
+pytest_plugins = ["stages"]
+
 KEEP_MS = 600_000
-
-
-@pytest.fixture(params=["memory", "file", "cassandra"])
-def world(request: pytest.FixtureRequest) -> Iterator[World]:
-    yield from world_of(request)
 
 
 @pytest.fixture
@@ -72,6 +69,7 @@ def take(queue: Queue) -> Message:
 # How it stands ------------------------------------------------------------------------------------
 
 
+@on_each_store
 def test_a_job_goes_from_waiting_to_done(queue: Queue) -> None:
     later = put(queue, delay="1h")
     assert (later.state, later.attempt, later.error, later.progress) == (
@@ -212,6 +210,7 @@ def test_nobody_waits_for_a_job_whose_workers_all_died(world: World) -> None:
         job.result()
 
 
+@on_each_store
 def test_a_history_says_what_became_of_a_job_without_a_result(world: World) -> None:
     queue = world.connect().queue(world.queue_name(), history="1d")
     cancelled, acked, nothing = (put(queue, delay=delay) for delay in ("1h", "0s", "1h"))
@@ -228,6 +227,7 @@ def test_a_history_says_what_became_of_a_job_without_a_result(world: World) -> N
         acked.result()
 
 
+@on_each_store
 def test_a_result_is_gone_after_its_time(world: World, queue: Queue) -> None:
     job = put(queue, keep_ms=1_000)
     message = take(queue)
@@ -408,6 +408,7 @@ def test_a_row_of_another_machine_is_waited_for_as_long_as_its_write_may_take(
 # By key, and by id alone --------------------------------------------------------------------------
 
 
+@on_each_store
 def test_a_job_with_a_key_is_moved_and_cancelled_and_no_other_of_its_name(queue: Queue) -> None:
     job = put(queue, key="welcome-ada", delay="3d")
     assert job.key == "welcome-ada"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from worlds import World, world_of
+from worlds import World, on_each_store
 
 from shardq.errors import StoreCorrupt
 from shardq.model.ids import row_ids
@@ -18,20 +18,15 @@ from shardq.model.times import ceil_ms
 from shardq.records.keys import Keys
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from shardq import Queue
+
+pytest_plugins = ["stages"]
 
 HELD = Key("order:7", 2, 3_600_000)
 WAIT_S = 20
 
 printable = st.text(min_size=1, max_size=TEXT_MAX).filter(is_printable)
 keys = st.builds(Key, printable, st.integers(1, 1 << 40), st.none() | st.integers(1, 1 << 40))
-
-
-@pytest.fixture(params=["memory", "file", "cassandra"])
-def world(request: pytest.FixtureRequest) -> Iterator[World]:
-    yield from world_of(request)
 
 
 @pytest.fixture
@@ -110,6 +105,7 @@ def test_a_bucket_is_one_of_sixteen(name: str) -> None:
 # Where it goes ------------------------------------------------------------------------------------
 
 
+@on_each_store
 def test_a_message_keeps_its_key_through_whatever_moves_it(world: World, queue: Queue) -> None:
     row = put_keyed(queue, HELD)
     verbs = [

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from keyed_steps import begin, keys_of, may_begin, row_of, step
-from worlds import World, world_of
+from worlds import World, on_each_store
 
 from shardq import Answer, errors
 from shardq.model.key import bucket_of
@@ -25,16 +25,7 @@ if TYPE_CHECKING:
 
     from shardq import Queue
 
-
-@pytest.fixture(params=["memory", "file", "cassandra"])
-def world(request: pytest.FixtureRequest) -> Iterator[World]:
-    yield from world_of(request)
-
-
-@pytest.fixture
-def stage() -> Iterator[Stage]:
-    with Stage() as made:
-        yield made
+pytest_plugins = ["stages"]
 
 
 # What they answer ---------------------------------------------------------------------------------
@@ -53,6 +44,7 @@ def test_a_message_is_looked_up_by_its_key_from_another_process(world: World) ->
     assert elsewhere.get("order-8") is None
 
 
+@on_each_store
 def test_what_was_cancelled_by_its_key_is_gone_and_never_begins(world: World) -> None:
     queue = world.connect().queue(world.queue_name())
     sent = queue.put("x", key="order-7", delay="1h")
@@ -66,6 +58,7 @@ def test_what_was_cancelled_by_its_key_is_gone_and_never_begins(world: World) ->
     queue.put("x", key="order-7", delay="1h")
 
 
+@on_each_store
 def test_one_that_runs_is_asked_to_stop_and_never_begins_again(world: World) -> None:
     queue = world.connect().queue(world.queue_name())
     queue.put("a", key="order-7", delay="1h")
@@ -105,6 +98,7 @@ def test_a_claim_runs_until_its_time_is_up(world: World) -> None:
     assert queue.cancel(key="order-7")
 
 
+@on_each_store
 def test_a_message_that_waits_is_moved_and_does_not_begin_at_its_old_place(world: World) -> None:
     queue = world.connect().queue(world.queue_name())
     sent = queue.put("to ada", key="order-7", delay="1h")
@@ -143,6 +137,7 @@ def test_a_message_that_is_moved_into_the_past_is_due_now(world: World) -> None:
     assert found.first_due.year == 2001
 
 
+@on_each_store
 def test_an_edit_changes_what_it_names_and_keeps_the_rest(world: World) -> None:
     queue = world.connect().queue(world.queue_name(), bands=2)
     sent = queue.put("to ada", key="order-7", delay="1h", group="g", headers={"a": "1", "b": "2"})
@@ -185,6 +180,7 @@ def test_an_edit_of_what_is_overdue_makes_it_due_now_and_no_less_late(world: Wor
     assert (new.wanted_ms, new.order) == (sent.due_ms, sent._row.order)
 
 
+@on_each_store
 def test_a_dead_message_can_be_cancelled_by_its_key_and_neither_moved_nor_edited(
     world: World,
 ) -> None:
@@ -205,6 +201,7 @@ def test_a_dead_message_can_be_cancelled_by_its_key_and_neither_moved_nor_edited
     queue.put("x", key="order-7", delay="1h")
 
 
+@on_each_store
 def test_a_purge_leaves_nothing_that_a_command_finds(world: World) -> None:
     queue = world.connect().queue(world.queue_name())
     queue.put("x", key="order-7", delay="1h")
@@ -232,6 +229,7 @@ def test_a_dropped_queue_refuses_commands(world: World) -> None:
             command(queue)
 
 
+@on_each_store
 def test_a_message_of_a_dropped_queue_is_not_that_of_the_queue_made_anew(world: World) -> None:
     db = world.connect()
     queue = db.queue(world.queue_name())
@@ -262,6 +260,7 @@ def commands(queue: Queue) -> Iterator[Answer]:
 # By message and receipt, by id --------------------------------------------------------------------
 
 
+@on_each_store
 def test_a_message_with_a_key_is_cancelled_exactly_wherever_it_has_moved(world: World) -> None:
     queue = world.connect().queue(world.queue_name())
     sent = queue.put("x", key="order-7", delay="1h")
@@ -309,6 +308,7 @@ def test_another_message_of_the_same_key_is_not_cancelled_by_message(world: Worl
     assert found.id == second.id
 
 
+@on_each_store
 def test_a_message_is_found_by_its_key_however_many_there_are_and_however_far(
     world: World,
 ) -> None:
@@ -363,6 +363,7 @@ def test_a_key_that_is_no_id_is_not_taken_for_one(world: World) -> None:
     assert queue.find(key="order-7") is not None
 
 
+@on_each_store
 def test_what_has_ended_leaves_no_note_of_where_it_was(world: World) -> None:
     queue = world.connect().queue(world.queue_name())
     for end in (COMMANDS[-1], lambda queue: queue.move("order-7", delay="1h")):
@@ -423,6 +424,7 @@ def test_a_move_that_is_written_too_late_for_its_minute_is_repaired(stage: Stage
     assert may_begin(queue, row_of(queue, "order-7"))
 
 
+@on_each_store
 def test_a_name_that_is_held_stays_so_after_a_cancel_and_names_nothing(world: World) -> None:
     queue = world.connect().queue(world.queue_name())
     queue.put("x", key="order-7", delay="1h", unique_for="1h")

@@ -622,7 +622,7 @@ TWIN = """
 """
 
 
-@pytest.fixture(params=["sqlite", "cassandra"])
+@pytest.fixture
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path}/jobs.db"
@@ -630,9 +630,18 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return url
 
 
-def test_of_5_000_puts_of_one_key_by_four_processes_one_is_a_message(url: str) -> None:
+@pytest.mark.parametrize(
+    ("url", "puts"),
+    [
+        ("sqlite", 125),
+        ("cassandra", 25),
+        pytest.param("sqlite", 1_250, marks=pytest.mark.nightly),
+        pytest.param("cassandra", 125, marks=pytest.mark.nightly),
+    ],
+    indirect=["url"],
+)
+def test_of_many_puts_of_one_key_by_four_processes_one_is_a_message(url: str, puts: int) -> None:
     name = f"q-{uuid.uuid4().hex[:12]}"
-    puts = 1_250 if url.startswith("sqlite") else 125
     with shardq.connect(url) as db:
         db.queue(name)
     twins = [

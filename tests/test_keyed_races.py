@@ -14,10 +14,12 @@ from shardq.records.standing import Refusal
 from shardq.testing import Recorder, Stage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from shardq import Queue
     from shardq.model.message import Row
+
+pytest_plugins = ["stages"]
 
 
 def test_a_message_that_begins_as_it_is_looked_at_is_not_cancelled_moved_or_edited(
@@ -32,12 +34,6 @@ def test_a_message_that_begins_as_it_is_looked_at_is_not_cancelled_moved_or_edit
         stage._store.delete([row_of(queue, "order-7").position])
         queue._keyed._keys.end([])
         keys_of(queue).write([keys_of(queue).clear(keys_of(queue).look(["order-7"])["order-7"])])
-
-
-@pytest.fixture
-def stage() -> Iterator[Stage]:
-    with Stage() as made:
-        yield made
 
 
 def begin_once(queue: Queue) -> None:

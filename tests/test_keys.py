@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
-from naming import HOUR_MS, Names
+from naming import Names
 
 from shardq.errors import StoreCorrupt
 from shardq.model import ids
@@ -82,26 +81,6 @@ def test_of_twins_that_put_one_key_one_has_it_and_the_other_finds_its_message(
     assert queue.of() == Standing(queue.keys.look(["order-7"])["order-7"], first, Is.WAITING)
 
 
-def test_one_call_that_puts_a_key_twice_stores_the_first_one(queue: Names) -> None:
-    first, second = queue.row(), queue.row(body=b"second")
-    refused = queue.keys.write([queue.keys.put(first), queue.keys.put(second)])
-    assert refused == {"order-7": keyrow.live_of(first)}
-    assert queue.is_there(first)
-    assert not queue.is_there(second)
-
-
-def test_puts_of_many_keys_are_refused_one_by_one(queue: Names) -> None:
-    taken = [f"order-{n}" for n in range(0, 200, 7)]
-    for name in taken:
-        queue.put(queue.row(name))
-    rows = [queue.row(f"order-{n}", body=b"second") for n in range(200)]
-    refused = queue.keys.write([queue.keys.put(row) for row in rows])
-    assert sorted(refused) == sorted(taken)
-    standings = queue.keys.seek([f"order-{n}" for n in range(200)])
-    second = [name for name, one in standings.items() if one.row and one.row.body == b"second"]
-    assert sorted([*second, *taken]) == sorted(standings)
-
-
 def test_a_put_that_crashed_before_its_row_is_taken_over_and_its_late_row_never_begins(
     queue: Names,
 ) -> None:
@@ -171,76 +150,7 @@ def test_a_put_that_took_no_longer_than_a_write_may_asks_nothing(queue: Names) -
     assert queue.store.counters.total() == before
 
 
-def test_a_put_whose_row_is_refused_for_good_gives_the_name_back(queue: Names) -> None:
-    put = queue.keys.put(queue.row())
-    queue.crashed(put)
-    assert queue.keys.write([queue.keys.undo(put)]) == {}
-    assert queue.of().state is Is.FREE
-    queue.put(queue.row())
-
-
-@pytest.mark.parametrize("setting", ["purged_before_us", "former_until_us"])
-def test_what_a_purge_has_reached_or_was_in_a_dropped_queue_gives_its_name_to_the_next(
-    queue: Names, setting: str
-) -> None:
-    queue.put(queue.row())
-    queue.clock.advance(1)
-    now_us = queue.clock.now_us()
-    queue.register.change(lambda held: [replace(held, **{setting: now_us})])
-    standing = queue.of()
-    assert standing.state is Is.ENDED
-    row = queue.row()
-    assert queue.keys.write([queue.keys.put(row, standing.key)]) == {}
-    assert queue.of().state is Is.WAITING
-
-
 # Begins and ends ----------------------------------------------------------------------------------
-
-
-def test_of_a_cancel_and_a_begin_that_race_one_wins(queue: Names) -> None:
-    for name, is_first in (("a", "cancel"), ("b", "begin")):
-        row = queue.row(name)
-        queue.put(row)
-        standing = queue.of(name)
-        if is_first == "cancel":
-            assert queue.keys.write([queue.keys.cancel(standing)]) == {}
-            assert not queue.begins(row)
-            assert queue.refusal(row) is Refusal.OVER
-        else:
-            assert queue.begins(row)
-            assert queue.keys.write([queue.keys.cancel(standing)]) == {name: keyrow.live_of(row)}
-            assert queue.of(name).state is Is.RUNNING
-
-
-def test_a_cancelled_name_is_free_for_the_next_put_at_once(queue: Names) -> None:
-    queue.put(queue.row())
-    queue.keys.write([queue.keys.cancel(queue.of())])
-    assert queue.of().state is Is.FREE
-    queue.put(queue.row(body=b"second"))
-
-
-def test_a_put_that_is_cancelled_before_its_row_is_there_never_begins(queue: Names) -> None:
-    late = queue.crashed(queue.keys.put(queue.row()))
-    standing = queue.of()
-    assert (standing.state, standing.row) == (Is.PENDING, None)
-    assert queue.keys.write([queue.keys.cancel(standing)]) == {}
-    queue.store.insert([late])
-    assert not queue.begins(late)
-
-
-def test_what_was_cancelled_as_it_ran_is_told_and_never_begins_again(queue: Names) -> None:
-    row = queue.row()
-    queue.put(row)
-    assert queue.begins(row)
-    assert not queue.keys.is_cancelled(row)
-    assert queue.keys.write([queue.keys.doom(queue.of())]) == {}
-    assert queue.keys.is_cancelled(row)
-    retried = queue.move(row, 10_000)
-    assert not queue.begins(retried)
-    assert queue.refusal(retried) is Refusal.CANCELLED
-    queue.store.delete([retried.position])
-    queue.keys.end([retried])
-    assert queue.of().state is Is.FREE
 
 
 def test_what_was_begun_ahead_is_given_back_unless_it_was_cancelled(queue: Names) -> None:
@@ -283,25 +193,6 @@ def test_a_crash_between_a_rows_delete_and_its_names_end_holds_up_no_put(queue: 
     assert queue.begins(second)
 
 
-def test_a_name_that_is_to_be_unique_is_held_so_long_after_its_messages_end(queue: Names) -> None:
-    for name, is_cancelled in (("ended", False), ("cancelled", True)):
-        row = queue.row(name, unique_ms=HOUR_MS)
-        queue.put(row)
-        if is_cancelled:
-            queue.keys.write([queue.keys.cancel(queue.of(name))])
-        else:
-            queue.begins(row)
-            queue.keys.end([row])
-        queue.store.delete([row.position])
-        standing = queue.of(name)
-        assert standing.state is Is.HELD
-        assert standing.key.until_ms == queue.clock.now_ms() + HOUR_MS
-    queue.clock.advance(HOUR_MS / 1e3)
-    for name, standing in queue.keys.seek(["ended", "cancelled"]).items():
-        assert standing.state is Is.FREE
-        assert queue.keys.write([queue.keys.put(queue.row(name), standing.key)]) == {}
-
-
 def test_a_message_that_is_not_there_any_more_is_cleared_unless_it_has_changed(
     queue: Names,
 ) -> None:
@@ -315,25 +206,6 @@ def test_a_message_that_is_not_there_any_more_is_cleared_unless_it_has_changed(
 
 
 # Moves --------------------------------------------------------------------------------------------
-
-
-def test_a_message_is_found_wherever_it_has_moved(queue: Names) -> None:
-    row = queue.row()
-    queue.put(row)
-    for _ in range(3):
-        assert queue.begins(row)
-        row = queue.move(row, 5_000)
-        assert queue.of()[1:] == (row, Is.WAITING)
-
-
-def test_a_claim_runs_until_its_time_is_up(queue: Names) -> None:
-    row = queue.row()
-    queue.put(row)
-    queue.begins(row)
-    claim = queue.move(row, 30_000, claim="worker")
-    assert queue.of()[1:] == (claim, Is.RUNNING)
-    queue.clock.advance(30)
-    assert queue.of()[1:] == (claim, Is.WAITING)
 
 
 def test_a_move_by_a_clock_that_is_behind_is_found_too(queue: Names) -> None:
@@ -378,18 +250,6 @@ def test_a_note_that_comes_late_hides_neither_the_next_generation_nor_the_next_m
     assert queue.of()[1:] == (second, Is.WAITING)
 
 
-def test_an_ended_message_leaves_no_note_behind(queue: Names) -> None:
-    row = queue.row()
-    queue.put(row)
-    row = queue.move(row, 5_000)
-    note = note_of(row)
-    assert note is not None
-    assert queue.store.notes(PLACES, note.partition, [note.key])
-    queue.store.delete([row.position])
-    queue.keys.end([row])
-    assert not queue.store.notes(PLACES, note.partition, [note.key])
-
-
 # Commands by key ----------------------------------------------------------------------------------
 
 
@@ -406,25 +266,6 @@ def test_a_command_replaces_the_row_and_what_is_left_of_it_never_begins(queue: N
     assert not queue.begins(row)
     assert queue.refusal(row) is Refusal.COPY
     assert queue.begins(new)
-
-
-def test_of_two_commands_one_is_refused_and_writes_nothing(queue: Names) -> None:
-    row = queue.row()
-    queue.put(row)
-    first, second = queue.command(row), queue.command(row, body=b"third")
-    assert not any(queue.settler.replace([first]))
-    assert queue.settler.replace([second]).refused == {"order-7"}
-    assert not queue.is_there(second.change.insert[0])
-    assert queue.of().row == first.change.insert[0]
-
-
-def test_a_command_that_meets_a_begin_is_refused(queue: Names) -> None:
-    row = queue.row()
-    queue.put(row)
-    command = queue.command(row)
-    assert queue.begins(row)
-    assert queue.settler.replace([command]).refused == {"order-7"}
-    assert queue.is_there(row)
 
 
 def test_a_command_that_crashed_has_not_happened(queue: Names) -> None:
@@ -465,29 +306,6 @@ def test_a_stranded_row_comes_back_and_the_slow_command_is_told(queue: Names) ->
     [new] = back.change.insert
     assert (new.body, new.due_ms, new.order) == (row.body, row.due_ms, row.order)
     assert queue.begins(new)
-
-
-def test_a_command_on_what_a_crashed_one_left_takes_its_place(queue: Names) -> None:
-    row = queue.row()
-    queue.put(row)
-    queue.crashed(queue.command(row).change)
-    queue.wait(2)
-    again = queue.command(row, body=b"third")
-    assert not any(queue.settler.replace([again]))
-    [new] = again.change.insert
-    assert queue.of()[1:] == (new, Is.WAITING)
-    assert keyrow.own_key(new).generation == 3
-    assert not queue.is_there(row)
-
-
-def test_a_cancel_of_what_a_crashed_command_left_is_exact(queue: Names) -> None:
-    row = queue.row()
-    queue.put(row)
-    late = queue.crashed(queue.command(row).change)
-    assert queue.keys.write([queue.keys.cancel(queue.of())]) == {}
-    queue.store.insert([late])
-    for one in (row, late):
-        assert not queue.begins(one)
 
 
 def test_a_slow_command_that_was_displaced_leaves_the_row_by_which_another_goes(
@@ -563,20 +381,6 @@ def test_the_note_of_a_replaced_generation_is_erased(queue: Names) -> None:
 # The dead -----------------------------------------------------------------------------------------
 
 
-def test_a_dead_message_has_its_name_until_a_put_takes_it(queue: Names) -> None:
-    row = queue.row()
-    queue.put(row)
-    queue.begins(row)
-    dead = queue.bury(queue.move(row, 5_000))
-    standing = queue.of()
-    assert standing[1:] == (dead, Is.DEAD)
-    second = queue.row()
-    assert queue.keys.write([queue.keys.put(second, standing.key)]) == {}
-    queue.store.delete([dead.position])
-    queue.keys.end([dead])
-    assert queue.of()[1:] == (second, Is.WAITING)
-
-
 @pytest.mark.parametrize("is_moved", [False, True])
 def test_a_dead_message_that_ends_frees_its_name(queue: Names, *, is_moved: bool) -> None:
     row = queue.row()
@@ -594,24 +398,6 @@ def test_a_dead_message_that_ends_frees_its_name(queue: Names, *, is_moved: bool
     assert queue.of().state is Is.ENDED
     queue.keys.end([dead])
     assert queue.of().state is Is.FREE
-
-
-def test_a_redrive_takes_the_name_back_only_while_nobody_else_has_it(queue: Names) -> None:
-    row = queue.row()
-    queue.put(row)
-    queue.begins(row)
-    dead = queue.bury(row)
-    revived = queue.row()._replace(name=dead.name)
-    second = queue.row(body=b"second")
-    queue.keys.write([queue.keys.put(second, queue.of().key)])
-    assert not queue.of().state.is_absent
-    assert queue.keys.write([queue.keys.put(revived)]) == {"order-7": keyrow.live_of(second)}
-    queue.begins(second)
-    queue.bury(second)
-    standing = queue.of()
-    assert standing.state.is_absent
-    assert queue.keys.write([queue.keys.put(revived, standing.key)]) == {}
-    assert queue.begins(revived)
 
 
 # The tables ---------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from crashing import Crash, run_until_crash
-from worlds import World, world_of
+from worlds import World, on_each_store
 
 from shardq import Bury, Consumer, Message, Retry, Snooze
 from shardq.errors import BadBody, StoreCorrupt, UsageError
@@ -16,22 +16,11 @@ from shardq.model.message import HEADER_BYTES_MAX, headers_json
 from shardq.testing import Recorder, Stage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from shardq import Queue
 
+pytest_plugins = ["stages"]
+
 REFUSED = "ConnectionError: refused"
-
-
-@pytest.fixture(params=["memory", "file", "cassandra"])
-def world(request: pytest.FixtureRequest) -> Iterator[World]:
-    yield from world_of(request)
-
-
-@pytest.fixture
-def stage() -> Iterator[Stage]:
-    with Stage() as made:
-        yield made
 
 
 def refuse(message: Message) -> None:
@@ -53,6 +42,7 @@ def with_an_error(stage: Stage, queue: Queue, **options: object) -> Message:
 # Kept ---------------------------------------------------------------------------------------------
 
 
+@on_each_store
 def test_what_failed_says_why_and_when_until_it_is_acked_or_redriven(world: World) -> None:
     queue = world.connect().queue(world.queue_name(), attempts=3)
     sent = queue.put("x", headers={"kind": "a"})

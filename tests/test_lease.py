@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from shardq.consumer import Consumer
@@ -12,13 +10,9 @@ from shardq.errors import StoreTimeout, StoreUnavailable
 from shardq.model.shard import Shard
 from shardq.testing import Stage
 
+pytest_plugins = ["stages"]
+
 ONE, TWO = Shard("mail", 7, 0), Shard("mail", 7, 1)
-
-
-@pytest.fixture
-def stage() -> Iterator[Stage]:
-    with Stage() as made:
-        yield made
 
 
 def leases_of(stage: Stage, member: str, window: int = 50) -> Leases:

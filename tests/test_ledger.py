@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
 
 import pytest
-from worlds import World, world_of
+from worlds import World, on_each_store
 
 from shardq import Bury, Consumer, Message, Queue, Snooze
 from shardq.errors import StoreFull, StoreRefused, StoreTimeout, StoreUnavailable
@@ -16,11 +15,7 @@ from shardq.records.ledger import End, Ledger, entry_of
 from shardq.stores.store import Entry, Mark, Move
 from shardq.testing import Recorder, Stage
 
-
-@pytest.fixture
-def stage() -> Iterator[Stage]:
-    with Stage() as made:
-        yield made
+pytest_plugins = ["stages"]
 
 
 def marks_of(stage: Stage, queue: Queue) -> list[Mark]:
@@ -200,11 +195,6 @@ def test_what_one_process_puts_at_once_is_recorded_in_few_places_and_in_all_over
 # A change of lanes --------------------------------------------------------------------------------
 
 
-@pytest.fixture(params=["memory", "file", "cassandra"])
-def world(request: pytest.FixtureRequest) -> Iterator[World]:
-    yield from world_of(request)
-
-
 def in_another_lane(row: Row) -> Row:
     shard = row.shard._replace(lane=(row.shard.lane + 1) % 4)
     row_id = row_ids.next(birth_us(row.id) + 1)
@@ -216,6 +206,7 @@ def move_to_another_lane(queue: Queue, message: Message) -> None:
     queue._home.store.move([Move(row.position, in_another_lane(row))])
 
 
+@on_each_store
 def test_a_message_that_moves_to_another_lane_keeps_its_books(world: World) -> None:
     queue = world.connect().queue(world.queue_name(), lanes=4, history="1d")
     # Late enough to be moved before they are due, on a busy machine too.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 
 import pytest
 from hypothesis import given
@@ -24,13 +23,9 @@ from shardq.records.membership import (
 from shardq.stores.tables import MEMBERS
 from shardq.testing import Stage
 
+pytest_plugins = ["stages"]
+
 NAMES = st.lists(st.text("abcdef:-", min_size=1, max_size=12), min_size=1, max_size=9, unique=True)
-
-
-@pytest.fixture
-def stage() -> Iterator[Stage]:
-    with Stage() as made:
-        yield made
 
 
 def member(stage: Stage, name: str) -> Membership:

@@ -383,13 +383,13 @@ def run(machine: type[Model], *, examples: int, steps: int) -> None:
 
 
 def test_the_library_does_what_the_model_does_in_memory() -> None:
-    run(Rules, examples=50, steps=40)
+    run(Rules, examples=30, steps=40)
 
 
 def test_the_library_does_what_the_model_does_in_a_file() -> None:
-    run(OnDisk, examples=12, steps=30)
+    run(OnDisk, examples=8, steps=30)
 
 
 def test_the_library_does_what_the_model_does_on_cassandra(cassandra_url: str) -> None:
     OnCassandra.url = cassandra_url
-    run(Real, examples=7, steps=15)
+    run(Real, examples=4, steps=15)

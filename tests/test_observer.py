@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -17,16 +16,9 @@ from shardq.records.stats import Totals
 from shardq.stores.tables import MEMBERS, STATS
 from shardq.testing import ManualClock, Stage
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+pytest_plugins = ["stages"]
 
 MINUTE_MS = 60_000
-
-
-@pytest.fixture
-def stage() -> Iterator[Stage]:
-    with Stage() as made:
-        yield made
 
 
 @pytest.fixture

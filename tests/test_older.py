@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import pytest
 from reading import write
 
 from shardq.engine.lane import Lane
@@ -12,11 +9,7 @@ from shardq.engine.lease import Leases
 from shardq.engine.older import find_older
 from shardq.testing import Stage
 
-
-@pytest.fixture
-def stage() -> Iterator[Stage]:
-    with Stage() as made:
-        yield made
+pytest_plugins = ["stages"]
 
 
 def test_shards_with_rows_due_by_now_are_given_unless_leased_here(stage: Stage) -> None:

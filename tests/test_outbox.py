@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 from reading import groups_in
@@ -14,6 +14,8 @@ from shardq.engine.outcome import ACKED
 from shardq.errors import StoreTimeout, StoreUnavailable
 from shardq.stores.tables import BLOCKED
 from shardq.testing import Recorder, Stage
+
+pytest_plugins = ["stages"]
 
 VERBS = (
     "delete",
@@ -26,12 +28,6 @@ VERBS = (
     "renew",
     "release",
 )
-
-
-@pytest.fixture
-def stage() -> Iterator[Stage]:
-    with Stage() as made:
-        yield made
 
 
 def handler() -> Callable[[Message], None]:

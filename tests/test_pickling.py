@@ -22,11 +22,7 @@ from shardq import Bury, Consumer, Message, Observer, Queue, Retry, Schedule, Sn
 from shardq.errors import BadReceipt, StaleReceipt, StoreTimeout, UsageError
 from shardq.testing import Recorder, Stage
 
-
-@pytest.fixture
-def stage() -> Iterator[Stage]:
-    with Stage() as made:
-        yield made
+pytest_plugins = ["stages"]
 
 
 def copies(value: object) -> Iterator[object]:

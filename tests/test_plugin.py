@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from importlib.metadata import entry_points
+from itertools import product
 
 import pytest
 
@@ -40,50 +41,76 @@ def test_pytest_finds_the_plugin_by_itself() -> None:
     assert found.value == "shardq.testing.plugin"
 
 
+FIRST = """
+import jobs
+
+def test_one(shardq_sandbox):
+    jobs.remind.using(delay="3d").put("ada")
+    shardq_sandbox.assert_put(jobs.remind, user="ada")
+    assert shardq_sandbox.travel("30 days") == 1
+    assert jobs.ran == ["ada"]
+
+def test_another_begins_with_nothing(shardq_sandbox):
+    assert shardq_sandbox.puts() == []
+
+def test_without_it_the_app_has_its_own_store():
+    assert jobs.app.connection.url_shown.endswith("never.db")
+    jobs.app.close()
+"""
+MARKED = """
+import pytest, shardq, jobs
+
+other = shardq.App()
+
+@other.task(name="greet")
+def greet() -> None:
+    jobs.ran.append("greeted")
+
+@pytest.mark.shardq(other, start="2026-03-01T08:00:00Z", inline=True)
+def test_marked(shardq_sandbox):
+    assert f"{shardq_sandbox.now:%Y-%m-%d %H}" == "2026-03-01 08"
+    jobs.remind.put("ada")
+    greet.put()
+    assert jobs.ran == ["ada", "greeted"]
+"""
+FROZEN = """
+import datetime, freezegun, pytest, time_machine, jobs
+
+def frozen(tool, at):
+    return tool(f"{at}+00:00", tick=False)
+
+def at_that_time(sandbox):
+    jobs.remind.using(delay="1d").put("ada")
+    sandbox.travel("1d")
+    assert jobs.ran == ["ada"]
+    assert datetime.date.today() == datetime.date(2031, 2, 4)
+
+@frozen(freezegun.freeze_time, "2031-02-03 04:05:06")
+def test_freezegun(shardq_sandbox):
+    at_that_time(shardq_sandbox)
+
+@frozen(time_machine.travel, "2031-02-03 04:05:06")
+def test_time_machine(shardq_sandbox):
+    at_that_time(shardq_sandbox)
+"""
+
+
 def test_the_apps_of_a_project_are_in_the_sandbox_for_a_test_and_then_back(
     run: pytest.Pytester,
 ) -> None:
-    run.makepyfile(
+    # Also as a marker says, and where a decorator freezes the time.
+    run.makeconftest(
         """
-        import jobs
+        import jobs, pytest
 
-        def test_one(shardq_sandbox):
-            jobs.remind.using(delay="3d").put("ada")
-            shardq_sandbox.assert_put(jobs.remind, user="ada")
-            assert shardq_sandbox.travel("30 days") == 1
-            assert jobs.ran == ["ada"]
-
-        def test_another_begins_with_nothing(shardq_sandbox):
-            assert shardq_sandbox.puts() == []
-
-        def test_without_it_the_app_has_its_own_store():
-            assert jobs.app.connection.url_shown.endswith("never.db")
-            jobs.app.close()
+        @pytest.fixture(autouse=True)
+        def anew():
+            jobs.ran.clear()
         """
     )
-    run.runpytest_subprocess("-p", "no:cacheprovider", "-W", "error").assert_outcomes(passed=3)
-
-
-def test_a_marker_says_how_a_sandbox_is_made(run: pytest.Pytester) -> None:
-    run.makepyfile(
-        """
-        import pytest, shardq, jobs
-
-        other = shardq.App()
-
-        @other.task(name="greet")
-        def greet() -> None:
-            jobs.ran.append("greeted")
-
-        @pytest.mark.shardq(other, start="2026-03-01T08:00:00Z", inline=True)
-        def test_marked(shardq_sandbox):
-            assert f"{shardq_sandbox.now:%Y-%m-%d %H}" == "2026-03-01 08"
-            jobs.remind.put("ada")
-            greet.put()
-            assert jobs.ran == ["ada", "greeted"]
-        """
-    )
-    run.runpytest_subprocess("--strict-markers").assert_outcomes(passed=1)
+    run.makepyfile(test_first=FIRST, test_marked=MARKED, test_frozen=FROZEN)
+    arguments = ("-p", "no:cacheprovider", "--strict-markers", "-W", "error")
+    run.runpytest_subprocess(*arguments).assert_outcomes(passed=6)
 
 
 def test_a_job_that_dies_fails_its_test_by_its_own_error(run: pytest.Pytester) -> None:
@@ -101,32 +128,29 @@ def test_a_job_that_dies_fails_its_test_by_its_own_error(run: pytest.Pytester) -
     result.stdout.fnmatch_lines(["*def fail() -> None:*", "E * ValueError: no"])
 
 
-@pytest.mark.parametrize("tool", ["freezegun.freeze_time", "time_machine.travel"])
-def test_a_test_that_is_decorated_to_freeze_time_has_a_sandbox_at_that_time(
-    run: pytest.Pytester, tool: str
-) -> None:
-    run.makepyfile(
+def test_schedules_are_made_at_the_time_that_a_decorator_freezes(run: pytest.Pytester) -> None:
+    tests = [
         f"""
-        import datetime, freezegun, time_machine, jobs
+        @{tool}("{year}-02-03 12:00:00+00:00", tick=False)
+        def test_it_fires_each_night_{place}(shardq_sandbox):
+            assert shardq_sandbox.travel("7d") == 7
 
-        @{tool}("2031-02-03 04:05:06+00:00", tick=False)
-        def test_it(shardq_sandbox):
-            jobs.remind.using(delay="1d").put("ada")
-            shardq_sandbox.travel("1d")
-            assert jobs.ran == ["ada"]
-            assert datetime.date.today() == datetime.date(2031, 2, 4)
+        @{tool}("{year}-02-03 12:00:00+00:00", tick=False)
+        def test_an_app_begins_the_sandbox_as_well_{place}(shardq_sandbox):
+            assert jobs.app.schedules["jobs.remind"].next.day == 4
+
+        @pytest.mark.shardq(start="2031-01-01T00:00Z")
+        @{tool}("{year}-02-03 12:00:00+00:00", tick=False)
+        def test_a_start_moves_the_frozen_time_{place}(shardq_sandbox):
+            assert shardq_sandbox.now.year == datetime.date.today().year == 2031
+            assert shardq_sandbox.travel("7d") == 7
         """
-    )
-    run.runpytest_subprocess().assert_outcomes(passed=1)
-
-
-@pytest.mark.parametrize("tool", ["freezegun.freeze_time", "time_machine.travel"])
-@pytest.mark.parametrize("year", [2020, 2060])
-def test_schedules_are_made_at_the_time_that_a_decorator_freezes(
-    run: pytest.Pytester, tool: str, year: int
-) -> None:
+        for place, (tool, year) in enumerate(
+            product(["freezegun.freeze_time", "time_machine.travel"], [2020, 2060])
+        )
+    ]
     run.makepyfile(
-        f"""
+        """
         import datetime, freezegun, pytest, time_machine, jobs
 
         jobs.app.cron("0 3 * * *", jobs.remind.of("ada"))
@@ -134,23 +158,10 @@ def test_schedules_are_made_at_the_time_that_a_decorator_freezes(
         @pytest.fixture(autouse=True)
         def everywhere(shardq_sandbox):
             return shardq_sandbox
-
-        @{tool}("{year}-02-03 12:00:00+00:00", tick=False)
-        def test_it_fires_each_night(shardq_sandbox):
-            assert shardq_sandbox.travel("7d") == 7
-
-        @{tool}("{year}-02-03 12:00:00+00:00", tick=False)
-        def test_an_app_begins_the_sandbox_as_well(shardq_sandbox):
-            assert jobs.app.schedules["jobs.remind"].next.day == 4
-
-        @pytest.mark.shardq(start="2031-01-01T00:00Z")
-        @{tool}("{year}-02-03 12:00:00+00:00", tick=False)
-        def test_a_start_moves_the_frozen_time(shardq_sandbox):
-            assert shardq_sandbox.now.year == datetime.date.today().year == 2031
-            assert shardq_sandbox.travel("7d") == 7
         """
+        + "".join(tests)
     )
-    run.runpytest_subprocess().assert_outcomes(passed=3)
+    run.runpytest_subprocess().assert_outcomes(passed=12)
 
 
 def test_an_app_that_is_not_in_the_sandbox_puts_nothing_into_its_own_store(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from crashing import crash, run_until_crash
 
@@ -12,13 +10,9 @@ from shardq.testing import Recorder, Stage
 from shardq.testing.simulation.scheduler import Killed, Process
 from shardq.testing.simulation.simulation import Simulation
 
+pytest_plugins = ["stages"]
+
 REASON = "out of attempts: its consumer died, or its time ran out"
-
-
-@pytest.fixture
-def stage() -> Iterator[Stage]:
-    with Stage() as made:
-        yield made
 
 
 @pytest.mark.parametrize("local", [False, True], ids=["nodes", "machine"])

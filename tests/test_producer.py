@@ -24,11 +24,7 @@ from shardq.model.shard import Shard
 from shardq.model.times import moment_of
 from shardq.testing import Recorder, Stage
 
-
-@pytest.fixture
-def stage() -> Iterator[Stage]:
-    with Stage() as made:
-        yield made
+pytest_plugins = ["stages"]
 
 
 def test_a_message_lies_in_the_shard_of_its_due(stage: Stage) -> None:

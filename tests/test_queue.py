@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -21,11 +20,7 @@ from shardq.errors import (
 from shardq.stores.tables import LANES
 from shardq.testing import Recorder, Stage
 
-
-@pytest.fixture
-def stage() -> Iterator[Stage]:
-    with Stage() as made:
-        yield made
+pytest_plugins = ["stages"]
 
 
 # Settling by receipt ------------------------------------------------------------------------------

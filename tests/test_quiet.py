@@ -77,13 +77,14 @@ def test_a_queue_whose_bands_are_unused_is_read_no_more_than_one_without_them(
         consumer, _ = reading(stage, queue)
         stage.drive(consumer, seconds=90, stride=0.05)
         before = dict(stage.faults.calls)
-        stage.drive(consumer, seconds=600, stride=0.05)
+        stage.drive(consumer, seconds=200, stride=0.05)
         reads.append({v: n - before.get(v, 0) for v, n in stage.faults.calls.items()})
         consumer.close()
     plain, usual = reads
-    assert usual.get("occupied", 0) <= plain.get("occupied", 0) + 11
+    assert usual.get("occupied", 0) <= plain.get("occupied", 0) + 4
+    # One lane more would be read some hundred times.
     for verb in ("read", "take", "renew", "queue"):
-        assert usual.get(verb, 0) <= plain.get(verb, 0) + 2, verb
+        assert usual.get(verb, 0) <= plain.get(verb, 0) + 5, verb
 
 
 def test_what_is_in_a_band_that_nobody_has_recorded_is_delivered(stage: Stage) -> None:
@@ -105,15 +106,15 @@ def test_far_timers_in_lanes_that_are_no_more_filled_fire_on_their_millisecond(
     stage: Stage,
 ) -> None:
     queue = stage.connect().queue("mail", lanes=16)
-    for n in range(400):
-        queue.put(f"{n}", delay=f"{600_000 + n * 900}ms")
+    for n in range(100):
+        queue.put(f"{n}", delay=f"{320_000 + n * 900}ms")
     queue.alter(lanes=4)
     consumer, seen = reading(stage, queue)
-    stage.drive(consumer, seconds=400, stride=0.05)
+    stage.drive(consumer, seconds=300, stride=0.05)
     # Groups are spread over the lanes that there were at first.
     assert queue.settings.group_lanes == 16
-    stage.drive(consumer, seconds=600)
-    assert sorted(seen.texts, key=int) == [f"{n}" for n in range(400)]
+    stage.drive(consumer, seconds=120)
+    assert sorted(seen.texts, key=int) == [f"{n}" for n in range(100)]
     assert 0 <= max(seen.late_ms) < 5
     assert min(seen.late_ms) >= 0
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import pytest
 from reading import reading, write
@@ -13,11 +13,7 @@ from shardq.lifecycle.settle import Settler
 from shardq.model.message import Row
 from shardq.testing import Recorder, Stage
 
-
-@pytest.fixture
-def stage() -> Iterator[Stage]:
-    with Stage() as made:
-        yield made
+pytest_plugins = ["stages"]
 
 
 def test_messages_are_delivered_on_their_millisecond_once_and_never_early(stage: Stage) -> None:

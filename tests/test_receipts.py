@@ -12,15 +12,11 @@ from shardq.model.receipt import Receipt
 from shardq.testing import Stage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from shardq import Message, Queue
 
-
-@pytest.fixture
-def stage() -> Iterator[Stage]:
-    with Stage() as made:
-        yield made
+pytest_plugins = ["stages"]
 
 
 def test_receipts_are_read_in_their_order_and_all_must_be_there(stage: Stage) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import nullcontext, suppress
 
 import pytest
@@ -24,11 +24,7 @@ from shardq.stores.store import Move
 from shardq.stores.tables import MEMBERS
 from shardq.testing import Recorder, Stage
 
-
-@pytest.fixture
-def stage() -> Iterator[Stage]:
-    with Stage() as made:
-        yield made
+pytest_plugins = ["stages"]
 
 
 def receive(stage: Stage, queue: Queue, seconds: float = 1.0, count: int = 10) -> list[Message]:

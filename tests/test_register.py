@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
@@ -12,11 +11,7 @@ from shardq.errors import BadSetting, StoreCorrupt, StoreUnavailable, UnknownQue
 from shardq.records.register import REFRESH_US, Register
 from shardq.testing import Stage
 
-
-@pytest.fixture
-def stage() -> Iterator[Stage]:
-    with Stage() as made:
-        yield made
+pytest_plugins = ["stages"]
 
 
 def register_of(stage: Stage) -> Register:

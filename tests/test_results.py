@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from worlds import World, world_of
+from worlds import World, on_each_store, world_of
 
 import shardq
 from shardq.clock import machine_us
@@ -16,18 +16,14 @@ from shardq.stores.tables import RESULTS, ResultNote
 from shardq.testing import ManualClock
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from shardq import Queue
 
+pytest_plugins = ["stages"]
+
 KEEP_MS = 600_000
 POLLS = 600
-
-
-@pytest.fixture(params=["memory", "file", "cassandra"])
-def world(request: pytest.FixtureRequest) -> Iterator[World]:
-    yield from world_of(request)
 
 
 @pytest.fixture
@@ -40,6 +36,7 @@ def results(queue: Queue) -> Results:
     return queue._home.results
 
 
+@on_each_store
 def test_what_is_said_of_a_message_reads_back(world: World, results: Results) -> None:
     assert results.read("id") is None
     before_ms = world.clock.now_ms()
@@ -111,6 +108,7 @@ def test_an_end_stands_though_another_clock_is_behind_it() -> None:
     assert written[1] > written[0]
 
 
+@on_each_store
 def test_a_result_goes_when_its_time_is_up(world: World, results: Results) -> None:
     results.write("brief", Result("done", 1, b"1"), 1_000)
     results.write("long", Result("done", 1, b"1"), KEEP_MS)
@@ -132,6 +130,7 @@ def test_long_texts_are_cut_and_halves_of_characters_escaped(results: Results) -
     assert found.note.startswith("n\\ud800n")
 
 
+@on_each_store
 def test_a_value_of_a_mebibyte_is_kept_and_a_larger_one_refused(
     queue: Queue, results: Results
 ) -> None:
@@ -143,6 +142,7 @@ def test_a_value_of_a_mebibyte_is_kept_and_a_larger_one_refused(
     assert results.read("id").attempt == 1
 
 
+@on_each_store
 @pytest.mark.parametrize("keep_ms", [0, -1, KEEP_MS_MAX + 1])
 def test_a_result_that_cannot_be_kept_so_long_is_refused(results: Results, keep_ms: int) -> None:
     with pytest.raises(BadTime, match="a result is kept for"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
@@ -15,13 +15,9 @@ from shardq.errors import UnknownQueue, UsageError
 from shardq.stores.tables import MEMBERS
 from shardq.testing import Recorder, Stage
 
+pytest_plugins = ["stages"]
+
 WAIT_S = 20
-
-
-@pytest.fixture
-def busy() -> Iterator[Stage]:
-    with Stage(threaded=True) as made:
-        yield made
 
 
 def nothing(_message: Message) -> None:

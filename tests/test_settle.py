@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 from reading import groups_in
@@ -15,11 +15,7 @@ from shardq.model.message import Message, Row
 from shardq.stores.tables import BLOCKED
 from shardq.testing import Recorder, Stage
 
-
-@pytest.fixture
-def stage() -> Iterator[Stage]:
-    with Stage() as made:
-        yield made
+pytest_plugins = ["stages"]
 
 
 def settler_of(queue: Queue) -> Settler:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from shell import Shell, shell  # noqa: F401 - a fixture
-from worlds import World, world_of
+from worlds import World, on_each_store
 
 import shardq
 from shardq import Consumer, Observer, Where
@@ -17,17 +17,12 @@ from shardq.model.times import iso, moment_of
 from shardq.stores.store import Move
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from shardq import Connection, Message, Queue
+
+pytest_plugins = ["stages"]
 
 LATE_MS = 7_000
 WAIT_S = 20
-
-
-@pytest.fixture(params=["memory", "file", "cassandra"])
-def world(request: pytest.FixtureRequest) -> Iterator[World]:
-    yield from world_of(request)
 
 
 @pytest.fixture
@@ -77,6 +72,7 @@ def late(world: World, queue: Queue) -> Message:
     return message
 
 
+@on_each_store
 def test_what_was_passed_on_is_shown_with_its_own_due_and_lag(
     world: World, db: Connection, queue: Queue
 ) -> None:

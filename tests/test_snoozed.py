@@ -5,27 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from worlds import World, world_of
+from worlds import World, on_each_store
 
 from shardq import Consumer, Message, Queue, Snooze, State, Where
 from shardq.engine.outcome import Discard
 from shardq.testing import Stage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
+
+pytest_plugins = ["stages"]
 
 STEPS_MAX = 2_000
-
-
-@pytest.fixture(params=["memory", "file", "cassandra"])
-def world(request: pytest.FixtureRequest) -> Iterator[World]:
-    yield from world_of(request)
-
-
-@pytest.fixture
-def stage() -> Iterator[Stage]:
-    with Stage() as made:
-        yield made
 
 
 def deliver(
@@ -76,6 +67,7 @@ def state_of(queue: Queue, message: Message) -> State:
     return state
 
 
+@on_each_store
 def test_one_that_was_snoozed_says_why_and_until_when_and_has_not_failed(world: World) -> None:
     queue = world.connect().queue(world.queue_name(), attempts=1)
     sent = queue.put("a", headers={"mine": "1"})

@@ -17,9 +17,11 @@ from shardq.stores.tables import MEMBERS, STATS
 from shardq.testing import Stage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     import shardq
+
+pytest_plugins = ["stages"]
 
 T = TypeVar("T")
 
@@ -27,20 +29,8 @@ WAIT_S = 60
 
 
 @pytest.fixture
-def stage() -> Iterator[Stage]:
-    with Stage() as made:
-        yield made
-
-
-@pytest.fixture
 def db(stage: Stage) -> shardq.Connection:
     return stage.connect()
-
-
-@pytest.fixture
-def busy() -> Iterator[Stage]:
-    with Stage(threaded=True) as made:
-        yield made
 
 
 def wait_for(look: Callable[[], T], is_there: Callable[[T], bool]) -> T:

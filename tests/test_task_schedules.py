@@ -47,7 +47,11 @@ def app(stage: Stage) -> App:
     return App(stage.connect(), backoff="1s")
 
 
-@pytest.fixture(params=["sqlite", "cassandra"])
+on_both_stores = pytest.mark.parametrize("opened", ["sqlite", "cassandra"], indirect=True)
+"""The others are run on Cassandra by night alone: what they test is above the store."""
+
+
+@pytest.fixture(params=["sqlite", pytest.param("cassandra", marks=pytest.mark.nightly)])
 def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Opened]:
     """Opens apps of one store and queue, each as a process of its own."""
     if request.param == "sqlite":
@@ -182,6 +186,7 @@ def test_nothing_is_written_until_a_worker_starts(opened: Opened) -> None:
     assert [one.name for one in app.schedules] == ["sync"]
 
 
+@on_both_stores
 def test_a_schedule_is_made_by_one_worker_and_found_by_the_others(opened: Opened) -> None:
     apps = [opened(), opened()]
     for app in apps:
@@ -196,6 +201,7 @@ def test_a_schedule_is_made_by_one_worker_and_found_by_the_others(opened: Opened
     assert first[0].trigger.zone == "Europe/Berlin"
 
 
+@on_both_stores
 def test_a_declaration_holds_once_its_revision_is_higher(opened: Opened) -> None:
     old, new = opened(), opened()
     old.every("1h", with_task(old))

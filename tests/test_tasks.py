@@ -28,7 +28,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-@pytest.fixture(params=["sqlite", "cassandra"])
+on_both_stores = pytest.mark.parametrize("app", ["sqlite", "cassandra"], indirect=True)
+"""The others are run on Cassandra by night alone: what they test is above the store."""
+
+
+@pytest.fixture(params=["sqlite", pytest.param("cassandra", marks=pytest.mark.nightly)])
 def app(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[App]:
     if request.param == "sqlite":
         url = f"sqlite:///{tmp_path}/jobs.db"
@@ -50,6 +54,7 @@ class User:
     born: datetime
 
 
+@on_both_stores
 def test_a_job_runs_once_with_its_arguments_and_their_types(app: App) -> None:
     got: list[Any] = []
 
@@ -78,6 +83,7 @@ def test_a_task_is_still_a_function(local: App) -> None:
     assert list(local.tasks) == [double.name]
 
 
+@on_both_stores
 def test_a_job_is_cancelled_and_moved_by_its_key(app: App) -> None:
     ran: list[str] = []
 
@@ -269,6 +275,7 @@ def test_what_is_over_its_time_limit_fails_and_goes_on_by_the_rules(app: App) ->
     assert "block" in over[0]
 
 
+@on_both_stores
 def test_results_progress_and_errors_are_kept_where_asked_for(app: App) -> None:
     going = threading.Event()
 

@@ -176,11 +176,11 @@ def test_consumers_of_one_queue_share_it_and_callers_of_receive_take_their_part(
     queue, seen = consumed(sandbox)
     other = Seen(sandbox)
     sandbox.add(Consumer(sandbox.connect().queue("mail"), other))
-    for hours in range(1, 11):
-        queue.put(f"{hours}", delay=timedelta(hours=hours))
+    for minutes in range(1, 11):
+        queue.put(f"{minutes}", delay=timedelta(minutes=minutes))
     with caplog.at_level(logging.WARNING):
-        sandbox.travel("5h")
-        [sixth] = queue.receive(wait="1h")
+        sandbox.travel("5m")
+        [sixth] = queue.receive(wait="1m")
         queue.ack(sixth)
         assert sandbox.drain() == 4
     assert sixth.text == "6"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from reading import groups_in
 from test_heads import taken_head
@@ -15,11 +13,7 @@ from shardq.errors import StoreTimeout, StoreUnavailable
 from shardq.stores.tables import BLOCKED
 from shardq.testing import Recorder, Stage
 
-
-@pytest.fixture
-def stage() -> Iterator[Stage]:
-    with Stage() as made:
-        yield made
+pytest_plugins = ["stages"]
 
 
 @pytest.mark.parametrize("wait_ms", [60_000, 660_000])

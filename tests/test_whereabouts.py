@@ -7,7 +7,7 @@ import pickle
 from typing import TYPE_CHECKING
 
 import pytest
-from worlds import World, world_of
+from worlds import World, on_each_store
 
 from shardq import Consumer, Found, Where
 from shardq.errors import BadName, BadReceipt
@@ -16,14 +16,9 @@ from shardq.stores.tables import LANES, MEMBERS
 from shardq.testing import Stage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from shardq import Message, Queue, State
 
-
-@pytest.fixture(params=["memory", "file", "cassandra"])
-def world(request: pytest.FixtureRequest) -> Iterator[World]:
-    yield from world_of(request)
+pytest_plugins = ["stages"]
 
 
 @pytest.fixture
@@ -57,6 +52,7 @@ def reads(queue: Queue) -> int:
 # Due later ----------------------------------------------------------------------------------------
 
 
+@on_each_store
 def test_one_that_waits_says_until_when(queue: Queue) -> None:
     sent = queue.put("a", delay="3h")
     for named in (sent, sent.id, sent.receipt):
@@ -91,6 +87,7 @@ def test_one_that_was_snoozed_after_it_failed_is_in_no_back_off(queue: Queue, wo
     assert str(state).endswith('; its last error was "busy"')
 
 
+@on_each_store
 def test_one_that_was_received_says_by_whom_and_until_when(queue: Queue) -> None:
     sent = queue.put("a")
     [taken] = receive(queue)
@@ -158,6 +155,7 @@ def test_one_that_is_ready_says_how_many_go_first(world: World) -> None:
     assert str(states[1]).endswith("; 11 due before it go first")
 
 
+@on_each_store
 def test_one_whose_shard_is_leased_says_by_whom_and_how_many_go_first(world: World) -> None:
     queue = world.connect().queue(world.queue_name(), lanes=1)
     sent = [queue.put(f"{n}") for n in range(5)]
@@ -269,6 +267,7 @@ def test_one_that_a_purge_has_reached_is_not_found_and_says_so(queue: Queue, wor
     assert state_of(queue, "order-7").until == again.due
 
 
+@on_each_store
 def test_one_that_died_says_why(queue: Queue) -> None:
     sent = queue.put("a", id="order-7")
     queue.bury(sent, "no such user")
@@ -288,6 +287,7 @@ def test_without_a_history_nothing_is_known_of_what_was_acked(queue: Queue) -> N
     assert queue.state_of(sent.receipt) is None
 
 
+@on_each_store
 @pytest.mark.parametrize("message_id", [None, "order-7"])
 def test_a_history_says_how_a_message_ended(world: World, message_id: str | None) -> None:
     queue = world.connect().queue(world.queue_name(), history="7d")
@@ -330,6 +330,7 @@ def test_what_was_found_travels_and_settles_as_what_was_peeked_at(queue: Queue) 
     assert queue.find(sent.id) is None
 
 
+@on_each_store
 def test_by_its_receipt_a_message_costs_two_reads_however_far_it_is(queue: Queue) -> None:
     sent = [queue.put(f"{n}", delay=f"{n * 30}d") for n in range(1, 9)]
     for one in sent:
@@ -339,6 +340,7 @@ def test_by_its_receipt_a_message_costs_two_reads_however_far_it_is(queue: Queue
     assert reads(queue) - before <= 3
 
 
+@on_each_store
 def test_what_is_near_is_found_without_a_visit_to_what_is_far(queue: Queue) -> None:
     queue.put_many({"body": f"{n}", "delay": f"{2 + n}h"} for n in range(200))
     near = queue.put("a", delay="20m", id="order-7")

@@ -186,9 +186,9 @@ def test_whatever_a_function_raises_is_a_failed_attempt_of_its_job_alone(app_she
 @pytest.mark.parametrize(
     ("task", "how"),
     [
-        ("dies", "exited with 0"),
         ("killed", "was ended by SIGKILL"),
-        ("killed_async", "was ended by SIGKILL"),
+        pytest.param("dies", "exited with 0", marks=pytest.mark.nightly),
+        pytest.param("killed_async", "was ended by SIGKILL", marks=pytest.mark.nightly),
     ],
 )
 def test_a_job_that_ends_its_process_is_tried_as_often_as_it_may_and_buried(
@@ -233,6 +233,7 @@ def test_a_coroutine_is_cancelled_at_its_limit_and_its_process_goes_on(app_shell
     assert "another takes its place" not in ends.done.err
 
 
+@pytest.mark.nightly
 @pytest.mark.cassandra
 def test_on_cassandra_a_job_that_ends_its_process_loses_nothing(
     app_shell: Shell, cassandra_url: str

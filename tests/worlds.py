@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import atexit
+import copy
 import tempfile
 import uuid
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
+
+import pytest
 
 from shardq.clock import BootTime, SystemClock
 from shardq.connection import Connection
@@ -18,10 +22,12 @@ from shardq.testing import ManualClock, Stage
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    import pytest
-
     from shardq import Consumer, Queue
     from shardq.clock import Clock
+    from shardq.stores.store import Store
+
+on_each_store = pytest.mark.parametrize("world", ["memory", "file", "cassandra"], indirect=True)
+"""For a test of what depends on the store: the others are run on Cassandra by night alone."""
 
 
 @dataclass
@@ -140,8 +146,7 @@ class OnCassandra(World):
         return f"mail-{uuid.uuid4().hex}"
 
     def connect(self) -> Connection:
-        store = store_of(self.url)
-        store.open()
+        store = store_on_cassandra(self.url)
         # One clock: of two that were measured one after the other, one is milliseconds ahead.
         connection = Connection(store, self.clock, background=False)
         self.connections.append(connection)
@@ -150,6 +155,21 @@ class OnCassandra(World):
     def close(self) -> None:
         for connection in self.connections:
             connection.close()
+
+
+def store_on_cassandra(url: str) -> Store:
+    """A store whose connections are those of all others: to make them takes most tests' time."""
+    store = copy.copy(_opened(url))
+    store.close = lambda: None  # type: ignore[method-assign]
+    return store
+
+
+@cache
+def _opened(url: str) -> Store:
+    store = store_of(url)
+    store.open()
+    atexit.register(store.close)
+    return store
 
 
 def world_of(request: pytest.FixtureRequest) -> Iterator[World]:
