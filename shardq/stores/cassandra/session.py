@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from cassandra import ConsistencyLevel, DependencyException
+from cassandra import ConsistencyLevel
 from cassandra.auth import PlainTextAuthProvider
 from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile
 from cassandra.policies import (
@@ -38,7 +38,6 @@ from shardq import locks
 from shardq.clock import SystemClock
 from shardq.errors import (
     BadUrl,
-    MissingExtra,
     SchemaError,
     StoreError,
     StoreRefused,
@@ -219,11 +218,6 @@ class Session:
                 idle_heartbeat_timeout=_HEARTBEAT_TIMEOUT_SECONDS,
                 reconnection_policy=ExponentialReconnectionPolicy(0.25, 5.0, max_attempts=None),
             )
-        except DependencyException as error:
-            raise MissingExtra(
-                "cassandra-driver lacks its libev extension, which it needs on this Python; "
-                "install one of its binary wheels, or libev and a compiler."
-            ) from error
         except DRIVER_ERRORS as error:
             hosts = ", ".join(address.hosts)
             raise StoreUnavailable(
