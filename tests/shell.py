@@ -1,4 +1,10 @@
-"""The command line as tests call it, in this process or as `python -m shardq`."""
+"""The command line as tests call it: in this process, in a forked one, or as `python -m shardq`.
+
+- `Shell.run` is for what a command prints and does; so is `Shell.on_terminal`.
+- `Shell.fork` is for what needs a process: signals, and streams that are full, closed or do not
+  block.
+- `Shell.start` is for what Python itself does at the start and the end of a process.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +16,11 @@ import pty
 import subprocess
 import sys
 import tempfile
+import threading
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import pytest
+from forked import Process
 
 from shardq import cli
 from shardq.model.ids import row_ids
@@ -69,50 +77,76 @@ class Shell:
             **more,
         )
 
+    def fork(
+        self,
+        *arguments: str,
+        url: str | None = None,
+        unbuffered: bool = False,
+        before: str = "",
+        **streams: Any,
+    ) -> Process:
+        """Start a command in a forked process.
+
+        Args:
+            unbuffered: Whether Python is told to write at once.
+            before: Code that is run first.
+            streams: As for `Process`.
+        """
+        unset = {"PYTHONUNBUFFERED": "1" if unbuffered else ""}
+        words = ["-c", f"{before}\nfrom shardq.cli import main; main()"] if before else None
+        return Process(
+            [*(words or ["-m", "shardq"]), *arguments],
+            cwd=self.directory,
+            env=self._environment(url) | unset,
+            **streams,
+        )
+
     def on_terminal(self, *arguments: str, columns: int = 80) -> list[str]:
         """The lines that a command prints on a terminal, colours and all."""
         leader, follower = pty.openpty()
-        environment = {**self._environment(None), "COLUMNS": str(columns), "TERM": "xterm"}
-        with subprocess.Popen(
-            [sys.executable, "-m", "shardq", *arguments],
-            cwd=self.directory,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=follower,
-        ):
-            os.close(follower)
-            printed = b""
-            # Linux ends a terminal that everybody has closed with an error, others with nothing.
-            with contextlib.suppress(OSError):
-                while read := os.read(leader, 65_536):
-                    printed += read
+        printed: list[bytes] = []
+        # A terminal takes no more than a few lines that nobody has read.
+        reader = threading.Thread(target=lambda: printed.extend(_until_closed(leader)))
+        reader.start()
+        terminal = {"COLUMNS": str(columns), "TERM": "xterm"}
+        with open(follower, "w", encoding="utf-8") as out:
+            done = self._run(arguments, self._environment(None) | terminal, b"", out)
+        reader.join()
         os.close(leader)
-        return printed.decode().splitlines()
+        assert done.code == 0, done
+        return b"".join(printed).decode().splitlines()
 
     def run(self, *arguments: str, url: str | None = None, stdin: bytes = b"") -> Done:
         """Run a command in this process: starting Python takes longer than most commands do."""
+        with _file() as out:
+            done = self._run(arguments, self._environment(url), stdin, out)
+            return done._replace(out=_text(out))
+
+    def _run(
+        self, arguments: tuple[str, ...], environment: dict[str, str], given: bytes, out: IO[str]
+    ) -> Done:
+        """Run a command whose stdout this is."""
         with (
             kept_loggers(),
-            own_environment(self._environment(url)),
+            own_environment(environment),
             _file() as sent,
-            open(sent.fileno(), closefd=False) as given,
-            _file() as out,
+            open(sent.fileno(), closefd=False) as source,
             _file() as err,
             pytest.MonkeyPatch.context() as patch,
             contextlib.chdir(self.directory),
             contextlib.redirect_stdout(out),
             contextlib.redirect_stderr(err),
         ):
-            sent.buffer.write(stdin)
+            sent.buffer.write(given)
             sent.seek(0)
-            patch.setattr(sys, "stdin", given)
+            patch.setattr(sys, "stdin", source)
             # Row ids never go backwards, and stages have taken this process's to their own year.
             patch.setattr(row_ids, "_last_us", 0)
             try:
                 code = self.called(list(arguments))
             except SystemExit as ended:
                 code = int(ended.code or 0)
-            return Done(code, _text(out), _text(err))
+            return Done(code, "", _text(err))
 
     def called(self, arguments: list[str]) -> int:
         """Run the program itself; returns its exit code."""
@@ -162,6 +196,14 @@ def own_environment(environment: dict[str, str]) -> Iterator[None]:
         for name, value in environment.items():
             patch.setenv(name, value)
         yield
+
+
+def _until_closed(terminal: int) -> Iterator[bytes]:
+    """What is printed on a terminal until nobody has it open."""
+    # Linux ends a terminal that everybody has closed with an error, others with nothing.
+    with contextlib.suppress(OSError):
+        while read := os.read(terminal, 65_536):
+            yield read
 
 
 def _file() -> IO[str]:

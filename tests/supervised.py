@@ -7,13 +7,15 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import textwrap
 import threading
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
+from forked import STDOUT, Process
+
+from shardq import tasks
 from shardq.clock import SystemClock
 
 if TYPE_CHECKING:
@@ -22,18 +24,8 @@ if TYPE_CHECKING:
 
 TIMEOUT_S = 60
 
-ALONE = """
-import sys, types
-import shardq
-
-tasks = sys.modules["shardq.tasks"] = types.ModuleType("shardq.tasks")
-tasks.__path__ = [f"{shardq.__path__[0]}/tasks"]
-"""
-"""Modules of the package are imported without it: what apps need takes longer than these tests."""
-
-SUPERVISOR = f"""
-{ALONE}
-import ctypes, json, os
+SUPERVISOR = """
+import ctypes, json, os, sys
 from pathlib import Path
 from shardq.errors import ShardqError
 from shardq.tasks import processes
@@ -59,8 +51,10 @@ except ShardqError as error:
 """
 
 CHILD = f"""
-{ALONE}
-import os, re, signal, subprocess, threading
+import os, signal, sys, threading, types
+# The package imports all that tasks need, and this needs one module of it.
+package = sys.modules["shardq.tasks"] = types.ModuleType("shardq.tasks")
+package.__path__ = {tasks.__path__!r}
 from shardq.tasks import line as lines
 
 me = os.getpid()
@@ -117,14 +111,12 @@ class Supervised:
         path.write_text(CHILD + textwrap.dedent(script))
         settings = {"processes": processes, "deadline_s": 30.0, "inherits": inherits, **settings}
         words = [json.dumps(settings, default=str), json.dumps(constants or {}), str(path)]
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", SUPERVISOR, *words],
+        self.process = Process(
+            ["-c", SUPERVISOR, *words],
             cwd=directory,
             env=os.environ | {"PYTHONDONTWRITEBYTECODE": "", "PYTHONUNBUFFERED": ""},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            process_group=0,
+            stderr=STDOUT,
+            own_group=True,
         )
         self.lines: list[str] = []
         """All that have been looked at."""

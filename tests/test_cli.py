@@ -212,7 +212,7 @@ def test_several_queues_are_consumed_by_one_process(shell: Shell) -> None:
 
 def test_one_signal_ends_the_consumers_of_all_queues(shell: Shell) -> None:
     shell.ok("put", "post", "now")
-    with shell.start("consume", "mail", "post") as process:
+    with shell.fork("consume", "mail", "post") as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"now\n"
         process.send_signal(signal.SIGTERM)
@@ -227,7 +227,7 @@ def test_one_signal_ends_the_consumers_of_all_queues(shell: Shell) -> None:
 def test_a_consumer_of_a_paused_queue_says_what_it_waits_for(shell: Shell) -> None:
     shell.ok("put", "mail", "x")
     shell.ok("queues", "pause", "mail")
-    with shell.start("consume", "mail", "--until-empty") as process:
+    with shell.fork("consume", "mail", "--until-empty") as process:
         assert process.stderr is not None
         told = process.stderr.readline().decode()
         assert "queue mail is paused: its messages wait for `shardq queues resume mail`" in told
@@ -412,7 +412,7 @@ def test_observe_once_shows_queues_and_json_is_for_programs(shell: Shell) -> Non
 
 def test_observe_prints_json_at_every_look_where_the_output_is_no_terminal(shell: Shell) -> None:
     shell.ok("queues", "create", "mail")
-    with shell.start("observe", "--json", "--every", "100ms") as process:
+    with shell.fork("observe", "--json", "--every", "100ms") as process:
         assert process.stdout is not None
         looks = [json.loads(process.stdout.readline())["queue"] for _ in range(3)]
         process.send_signal(signal.SIGINT)
@@ -595,7 +595,7 @@ def test_no_command_shows_the_help(shell: Shell) -> None:
 
 def test_a_closed_pipe_is_no_error_text(shell: Shell) -> None:
     shell.ok("produce", "mail", "--rate", "1e6", "--count", "2000", "--delay", "1h")
-    with shell.start("peek", "mail", "-n", "2000", "--json") as process:
+    with shell.fork("peek", "mail", "-n", "2000", "--json") as process:
         assert process.stdout is not None
         assert process.stderr is not None
         process.stdout.close()

@@ -9,7 +9,6 @@ import select
 import shlex
 import shutil
 import signal
-import subprocess
 import sys
 import threading
 from typing import TYPE_CHECKING
@@ -27,6 +26,8 @@ from shardq.testing import Stage
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from forked import Process
 
     from shardq.model.message import Message
 
@@ -159,19 +160,14 @@ def test_a_consumer_that_may_not_start_all_its_threads_ends_with_one_line(shell:
     # made that has no memory left to begin with, and Python waits for its beginning forever.
     limited = (
         "import resource, threading; resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30));"
-        "threading.stack_size(256 << 20); from shardq.cli import main; main()"
+        "threading.stack_size(256 << 20)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", limited, "consume", "mail", "--threads", "512", "--exec", "true"],
-        cwd=shell.directory,
-        env=shell._environment(None),
-        capture_output=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
-    assert done.returncode == Exit.ERROR
-    assert done.stderr.count(b"\n") == 1
-    assert b"cannot start its 512 threads: can't start new thread; lower" in done.stderr
+    arguments = ["consume", "mail", "--threads", "512", "--exec", "true"]
+    with shell.fork(*arguments, before=limited) as process:
+        _, err = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == Exit.ERROR
+    assert err.count(b"\n") == 1
+    assert b"cannot start its 512 threads: can't start new thread; lower" in err
     assert shell.ok("dead", "mail", "--json").lines == []
 
 
@@ -362,7 +358,7 @@ def test_an_error_with_a_zero_in_it_keeps_no_command_from_its_message() -> None:
 # A command that outlives a stop -------------------------------------------------------------------
 
 
-def stopped(process: subprocess.Popen[bytes], *, twice: bool = False) -> tuple[int, str]:
+def stopped(process: Process, *, twice: bool = False) -> tuple[int, str]:
     """How a consumer ends on a signal, or on two."""
     with process:
         process.send_signal(signal.SIGTERM)
@@ -379,7 +375,7 @@ def test_a_command_that_outlives_a_stop_is_ended_and_named(
 ) -> None:
     put = shell.ok("put", "mail", "x").out.strip()
     script(shell.directory, "#!/bin/sh\necho $$ > began\nexec sleep 600\n")
-    process = shell.start("consume", "mail", "--exec", "./work.sh", "--deadline", deadline)
+    process = shell.fork("consume", "mail", "--exec", "./work.sh", "--deadline", deadline)
     child = wait_for(shell.directory / "began")
     code, err = stopped(process, twice=twice)
     assert not is_alive(child)
@@ -403,7 +399,7 @@ def test_a_command_that_is_done_when_it_is_told_to_end_is_acked_and_not_named(
         "#!/bin/sh\nexec 2>&-\ntrap 'exit 0' TERM\necho $$ > began\n"
         "while true; do sleep 0.05; done\n",
     )
-    process = shell.start("consume", "mail", "--exec", "./work.sh", "--deadline", "100ms")
+    process = shell.fork("consume", "mail", "--exec", "./work.sh", "--deadline", "100ms")
     wait_for(shell.directory / "began")
     assert stopped(process) == (Exit.OK, "shardq: handled 1 message of mail\n")
     assert shell.ok("peek", "mail", "--json").lines == []
@@ -415,7 +411,7 @@ def test_a_command_within_the_deadline_is_left_alone(shell: Shell) -> None:
         shell.directory,
         "#!/bin/sh\necho $$ > began\nwhile test ! -e over; do sleep 0.05; done\n",
     )
-    process = shell.start("consume", "mail", "--exec", "./work.sh", "--deadline", "10m")
+    process = shell.fork("consume", "mail", "--exec", "./work.sh", "--deadline", "10m")
     wait_for(shell.directory / "began")
     process.send_signal(signal.SIGTERM)
     (shell.directory / "over").touch()

@@ -9,6 +9,7 @@ import zlib
 from typing import TYPE_CHECKING
 
 import pytest
+from forked import PIPE
 from shell import TIMEOUT_S, Shell, shell
 
 from shardq.cli import produce
@@ -18,7 +19,7 @@ from shardq.inspection.trace import Timed
 from shardq.testing import Stage
 
 if TYPE_CHECKING:
-    import subprocess
+    from forked import Process
 
 LINE = b'{"at":"2020-01-01T00:00:00Z"}\n'
 
@@ -33,12 +34,12 @@ def wait_for_one(shell: Shell) -> None:
     raise AssertionError("nothing was stored")
 
 
-def start(shell: Shell, *arguments: str) -> subprocess.Popen[bytes]:
+def start(shell: Shell, *arguments: str) -> Process:
     shell.ok("queues", "create", "mail")
-    return shell.start("produce", "mail", *arguments, stdin=-1)
+    return shell.fork("produce", "mail", *arguments, stdin=PIPE)
 
 
-def ended(process: subprocess.Popen[bytes], number: int) -> tuple[int, str, str]:
+def ended(process: Process, number: int) -> tuple[int, str, str]:
     with process:
         process.send_signal(number)
         # Its stdin stays open: there is more to come.

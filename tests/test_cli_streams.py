@@ -6,26 +6,28 @@ import json
 import os
 import select
 import sqlite3
-import subprocess
-import sys
 import threading
 from typing import TYPE_CHECKING
 
 import pytest
+from forked import CLOSED
 from shell import TIMEOUT_S, Done, Shell, shell
 
 from shardq.cli import streams
 from shardq.cli.exits import Exit
 
 if TYPE_CHECKING:
+    import subprocess
     from pathlib import Path
+
+    from forked import Process
 
 BODY = "x" * 1_000
 
 
-def ended(process: subprocess.Popen[bytes], given: bytes | None = None) -> Done:
+def ended(process: subprocess.Popen[bytes] | Process) -> Done:
     with process:
-        out, err = process.communicate(given, timeout=TIMEOUT_S)
+        out, err = process.communicate(timeout=TIMEOUT_S)
     return Done(process.returncode, (out or b"").decode(), err.decode())
 
 
@@ -86,7 +88,7 @@ def test_a_peek_on_a_pipe_that_does_not_block_is_all_written(
     fill(shell, 200)
     reader, writer = pipe
     os.set_blocking(reader, True)
-    process = shell.start("peek", "mail", "-n", "200", "--json", unbuffered=True, stdout=writer)
+    process = shell.fork("peek", "mail", "-n", "200", "--json", unbuffered=True, stdout=writer)
     os.close(writer)
     with os.fdopen(reader, "rb") as source:
         source.peek(1)
@@ -99,7 +101,7 @@ def test_a_body_from_a_pipe_that_does_not_block_is_read_to_its_end(
     shell: Shell, pipe: tuple[int, int]
 ) -> None:
     reader, writer = pipe
-    process = shell.start("put", "mail", stdin=reader)
+    process = shell.fork("put", "mail", stdin=reader)
     os.close(reader)
     with streams.Whole(writer, "wb", "it") as target:
         target.write(BODY.encode() * 200)
@@ -116,18 +118,11 @@ def test_what_a_full_disk_does_not_take_is_not_acked(shell: Shell, arguments: li
     with open(shell.directory / "out", "wb") as out:
         out.truncate(largest - 5_530)
         limited = (
-            f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({largest}, {largest}));"
-            "from shardq.cli import main; main()"
-        )
-        process = subprocess.Popen(
-            [sys.executable, "-c", limited, "consume", "mail", "--until-empty", *arguments],
-            cwd=shell.directory,
-            env=shell._environment(None) | {"PYTHONUNBUFFERED": "1"},
-            stdout=out,
-            stderr=subprocess.PIPE,
+            f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({largest}, {largest}))"
         )
         out.seek(0, os.SEEK_END)
-        done = ended(process)
+        command = ["consume", "mail", "--until-empty", *arguments]
+        done = ended(shell.fork(*command, unbuffered=True, before=limited, stdout=out))
     whole = (shell.directory / "out").read_bytes().lstrip(b"\0").count(b"\n")
     assert done.code == Exit.FILE
     assert done.err.startswith(f"shardq: {'out' if 'out' in arguments else 'stdout'}: File too")
@@ -151,7 +146,8 @@ def test_a_put_whose_id_cannot_be_printed_says_on_stderr_that_it_is_stored(shell
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
 def test_what_cannot_be_said_on_stderr_changes_nothing(shell: Shell) -> None:
     shell.ok("put", "mail", "x")
-    done = ended(shell.start("consume", "mail", "--until-empty", redirected="2> /dev/full"))
+    with open("/dev/full", "wb") as full:
+        done = ended(shell.fork("consume", "mail", "--until-empty", stderr=full))
     assert (done.code, done.out) == (Exit.OK, "x\n")
 
 
@@ -160,7 +156,7 @@ def test_a_consumer_whose_reader_goes_ends_in_silence_and_buries_nothing(shell: 
     os.close(reader)
     shell.ok("queues", "create", "mail", "--attempts", "1")
     shell.ok("put", "mail", "x")
-    process = shell.start("consume", "mail", "--until-empty", stdout=writer)
+    process = shell.fork("consume", "mail", "--until-empty", stdout=writer)
     os.close(writer)
     assert ended(process) == Done(Exit.PIPE_CLOSED, "", "")
     assert left(shell) == [0]
@@ -178,20 +174,24 @@ def test_a_help_whose_reader_has_gone_is_no_error(shell: Shell) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "redirected"),
+    ("arguments", "closed"),
     [
-        (["put", "mail", "hello"], ">&-"),
-        (["put", "mail", "hello"], "2>&-"),
-        (["put", "mail", "hello"], "<&- >&- 2>&-"),
-        (["peek", "mail"], ">&-"),
-        (["queues"], ">&- 2>&-"),
+        (["put", "mail", "hello"], ["stdout"]),
+        (["put", "mail", "hello"], ["stderr"]),
+        (["put", "mail", "hello"], ["stdin", "stdout", "stderr"]),
+        (["peek", "mail"], ["stdout"]),
+        (["queues"], ["stdout", "stderr"]),
     ],
 )
 def test_a_command_without_streams_does_its_work(
-    shell: Shell, arguments: list[str], redirected: str
+    shell: Shell, arguments: list[str], closed: list[str]
 ) -> None:
     shell.ok("put", "mail", "first")
-    done = ended(shell.start(*arguments, redirected=redirected))
+    if len(closed) == 3:
+        # So is what Python itself makes of it.
+        done = ended(shell.start(*arguments, redirected="<&- >&- 2>&-"))
+    else:
+        done = ended(shell.fork(*arguments, **dict.fromkeys(closed, CLOSED)))
     assert (done.code, done.err) == (Exit.OK, "")
     stored = [one["body"] for one in shell.ok("peek", "mail", "--json").lines]
     assert stored == ["first", *arguments[2:]]
@@ -207,7 +207,7 @@ def test_a_consumer_whose_stdout_is_closed_ends_with_one_line(
 ) -> None:
     shell.ok("queues", "create", "mail", "--attempts", "1")
     shell.ok("put", "mail", "x")
-    done = ended(shell.start("consume", "mail", "--until-empty", *arguments, redirected=">&-"))
+    done = ended(shell.fork("consume", "mail", "--until-empty", *arguments, stdout=CLOSED))
     assert done.code == Exit.USAGE
     assert done.err.startswith("shardq: stdout is closed, so ")
     assert done.err.count("\n") == 1
@@ -217,7 +217,7 @@ def test_a_consumer_whose_stdout_is_closed_ends_with_one_line(
 def test_a_consumer_that_runs_a_command_needs_no_stdout(shell: Shell) -> None:
     shell.ok("put", "mail", "x")
     command = ["--until-empty", "--exec", "echo told", "--out", "out"]
-    done = ended(shell.start("consume", "mail", *command, redirected="<&- >&-"))
+    done = ended(shell.fork("consume", "mail", *command, stdin=CLOSED, stdout=CLOSED))
     assert (done.code, done.err) == (Exit.OK, "shardq: handled 1 message of mail\n")
     [line] = (shell.directory / "out").read_text().splitlines()
     assert json.loads(line)["body"] == "x"
@@ -230,7 +230,7 @@ def test_a_command_that_reads_from_a_closed_stdin_ends_with_one_line(
     shell: Shell, arguments: list[str]
 ) -> None:
     shell.ok("queues", "create", "mail")
-    done = ended(shell.start(*arguments, redirected="<&-"))
+    done = ended(shell.fork(*arguments, stdin=CLOSED))
     assert done.code == Exit.USAGE
     assert done.err.startswith("shardq: ")
     assert done.err.count("\n") == 1

@@ -129,7 +129,7 @@ def test_jobs_are_run_though_nobody_reads_their_lines_any_more(app_shell: Shell)
     put(app_shell, "app.mark", "[1]", 3)
     reader, writer = os.pipe()
     os.close(reader)
-    process = app_shell.start("work", "app", "--until-empty", stdout=writer)
+    process = app_shell.fork("work", "app", "--until-empty", stdout=writer)
     os.close(writer)
     with process:
         _, err = process.communicate(timeout=300)
@@ -218,18 +218,27 @@ def f(x: "Unknown") -> None: ...
 """
 
 
+NOT_IMPORTED = {
+    "1 / 0": "module app cannot be imported: ZeroDivisionError: division by zero ",
+    "import sys; sys.exit(0)": "module app cannot be imported: it calls sys.exit",
+    "import nothing": "module app cannot be imported: it needs nothing, which is",
+    "app = 3": "app of module app (app.py) is of type int, not App, and there is",
+    HINT: "task app.f: the type hint of argument x, ",
+}
+
+
+@pytest.mark.parametrize(("source", "said"), list(NOT_IMPORTED.items()))
+def test_an_app_that_cannot_be_imported_is_told_in_one_line(
+    app_shell: Shell, source: str, said: str
+) -> None:
+    write_app(app_shell.directory, source)
+    assert app_shell.fails(Exit.USAGE, "work", "app").startswith(f"shardq: {said}")
+
+
 @pytest.mark.parametrize(
     ("source", "code", "said"),
     [
-        (
-            "1 / 0",
-            Exit.USAGE,
-            "module app cannot be imported: ZeroDivisionError: division by zero ",
-        ),
-        ("import sys; sys.exit(0)", Exit.USAGE, "module app cannot be imported: it calls sys.exit"),
-        ("import nothing", Exit.USAGE, "module app cannot be imported: it needs nothing, which is"),
-        ("app = 3", Exit.USAGE, "app of module app (app.py) is of type int, not App, and there is"),
-        (HINT, Exit.USAGE, "task app.f: the type hint of argument x, "),
+        (HINT, Exit.USAGE, NOT_IMPORTED[HINT]),
         ("raise KeyboardInterrupt", Exit.INTERRUPTED, "interrupted while app was imported."),
     ],
 )

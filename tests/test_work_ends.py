@@ -160,7 +160,9 @@ def check_others(ends: Ends) -> None:
     assert "Traceback" not in ends.done.out
 
 
-def test_whatever_a_function_raises_is_a_failed_attempt_of_its_job_alone(app_shell: Shell) -> None:
+def test_whatever_a_function_raises_and_a_coroutine_s_limit_fails_its_job_alone(
+    app_shell: Shell,
+) -> None:
     twice = {
         "exits": "SystemExit: 3",
         "exits_async": "SystemExit: 3",
@@ -169,7 +171,7 @@ def test_whatever_a_function_raises_is_a_failed_attempt_of_its_job_alone(app_she
         "interrupts": "KeyboardInterrupt",
         "interrupts_async": "KeyboardInterrupt",
     }
-    ends = ends_of(app_shell, [*twice, "unfit", "wrong"])
+    ends = ends_of(app_shell, [*twice, "unfit", "wrong", "sleeps"])
     check_others(ends)
     for task, error in twice.items():
         assert ends.dead[f"app.{task}"] == f"out of attempts: {error}"
@@ -178,6 +180,8 @@ def test_whatever_a_function_raises_is_a_failed_attempt_of_its_job_alone(app_she
     assert ends.ran["unfit"] == 1
     assert "wrong" not in ends.ran
     assert "task app.wrong needs the argument n" in ends.dead["app.wrong"]
+    assert "took longer than 100ms" in ends.dead["app.sleeps"]
+    assert ends.ran["sleeps"] == 1
     # No process had to be replaced, and none of the others ran twice.
     assert "another takes its place" not in ends.done.err
     assert {ends.ran[str(n)] for n in range(FINE)} == {1}
@@ -186,9 +190,9 @@ def test_whatever_a_function_raises_is_a_failed_attempt_of_its_job_alone(app_she
 @pytest.mark.parametrize(
     ("task", "how"),
     [
-        ("killed", "was ended by SIGKILL"),
         pytest.param("dies", "exited with 0", marks=pytest.mark.nightly),
-        pytest.param("killed_async", "was ended by SIGKILL", marks=pytest.mark.nightly),
+        # One that is no coroutine is on Cassandra, below.
+        ("killed_async", "was ended by SIGKILL"),
     ],
 )
 def test_a_job_that_ends_its_process_is_tried_as_often_as_it_may_and_buried(
@@ -226,14 +230,6 @@ def test_a_function_that_never_returns_is_over_at_its_limit_and_its_process_repl
     assert len(replaced) == 1
 
 
-def test_a_coroutine_is_cancelled_at_its_limit_and_its_process_goes_on(app_shell: Shell) -> None:
-    ends = ends_of(app_shell, ["sleeps"])
-    check_others(ends)
-    assert "took longer than 100ms" in ends.dead["app.sleeps"]
-    assert "another takes its place" not in ends.done.err
-
-
-@pytest.mark.nightly
 @pytest.mark.cassandra
 def test_on_cassandra_a_job_that_ends_its_process_loses_nothing(
     app_shell: Shell, cassandra_url: str

@@ -52,7 +52,7 @@ class Works:
     """A `shardq work` that runs, whose lines are read as they come."""
 
     def __init__(self, shell: Shell, *arguments: str, url: str | None = None) -> None:
-        self.process = shell.start("work", *arguments, url=url)
+        self.process = shell.fork("work", *arguments, url=url)
         self.err: list[str] = []
 
     def expect(self, pattern: str) -> str:
@@ -104,8 +104,10 @@ def app_shell(tmp_path: Path) -> Iterator[Shell]:
 
 
 def finished(shell: Shell, *arguments: str, url: str | None = None) -> Done:
-    """Run `shardq work` to its end."""
-    return Works(shell, *arguments, url=url).ended()
+    """Run `shardq work` to its end: here, or in a process of its own where it has several."""
+    if "--processes" in arguments:
+        return Works(shell, *arguments, url=url).ended()
+    return shell.run("work", *arguments, url=url)
 
 
 def wait_for(path: Path) -> str:
