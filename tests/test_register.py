@@ -8,6 +8,7 @@ from functools import partial
 import pytest
 
 from shardq.errors import BadSetting, StoreCorrupt, StoreUnavailable, UnknownQueue
+from shardq.model import formats
 from shardq.records.register import REFRESH_US, Register
 from shardq.testing import Stage
 
@@ -116,29 +117,37 @@ def test_keys_are_told_to_other_processes_once(stage: Stage) -> None:
     # Who has not read of it writes nothing either.
     queue._home.register.use_keys()
     assert calls["write_records queues"] == before[1]
-    assert (queue.settings.keys_used, queue.settings.needs) == (True, 3)
+    assert queue.settings.keys_used
 
 
 @pytest.mark.parametrize("is_made_before", [True, False])
-def test_the_dead_of_a_queue_with_keys_need_what_it_needs(
-    stage: Stage, is_made_before: bool
-) -> None:
+def test_the_dead_of_a_queue_with_keys_use_keys(stage: Stage, is_made_before: bool) -> None:
     register = register_of(stage)
     if is_made_before:
-        assert register.dead().settings.needs == 1
+        assert not register.dead().settings.keys_used
     register.use_keys()
-    assert (register.dead().settings.keys_used, register.dead().settings.needs) == (True, 3)
-    assert register_of(stage).dead().settings.needs == 3
+    assert register.dead().settings.keys_used
+    assert register_of(stage).dead().settings.keys_used
 
 
-def test_a_dropped_queue_with_keys_made_anew_needs_what_it_needed(stage: Stage) -> None:
+def test_a_dropped_queue_with_keys_made_anew_uses_keys(stage: Stage) -> None:
     queue = stage.connect().queue("mail", keyed=True)
     queue.drop()
     again = stage.connect().queue("mail").settings
-    assert (again.keyed, again.keys_used, again.needs) == (False, True, 3)
+    assert (again.keyed, again.keys_used) == (False, True)
     stage.connect().queue("post").drop()
     again = stage.connect().queue("post", keyed=True).settings
-    assert (again.keyed, again.keys_used, again.needs) == (True, True, 3)
+    assert (again.keyed, again.keys_used) == (True, True)
+
+
+def test_a_dropped_queue_made_anew_needs_what_it_needed(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(formats, "FORMAT", formats.BASE + 1)
+    queue = stage.connect().queue("mail")
+    queue._home.register.change(lambda now: [replace(now, needs=formats.BASE + 1)])
+    queue.drop()
+    assert stage.connect().queue("mail").settings.needs == formats.BASE + 1
 
 
 def test_a_dropped_queue_made_anew_keeps_what_a_newer_shardq_stored(stage: Stage) -> None:

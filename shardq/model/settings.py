@@ -492,7 +492,8 @@ FIXED = ("minute_ms", "bands", "group_lanes", "keyed")
 _CHOICE_OF = {stored: name for name, (stored, _) in CHOICES.items()}
 
 _BOUNDS = {
-    "needs": (formats.BASE, formats.FORMAT),
+    # What is above `FORMAT` is an error of its own.
+    "needs": (formats.BASE, sys.maxsize),
     "first_lane": (0, FIRST_LANE_MAX),
     "minute_ms": (100, 86_400_000),
     "bands": (1, BANDS_MAX),
