@@ -190,9 +190,9 @@ def test_whatever_a_function_raises_and_a_coroutine_s_limit_fails_its_job_alone(
 @pytest.mark.parametrize(
     ("task", "how"),
     [
+        ("killed", "was ended by SIGKILL"),
         pytest.param("dies", "exited with 0", marks=pytest.mark.nightly),
-        # One that is no coroutine is on Cassandra, below.
-        ("killed_async", "was ended by SIGKILL"),
+        pytest.param("killed_async", "was ended by SIGKILL", marks=pytest.mark.nightly),
     ],
 )
 def test_a_job_that_ends_its_process_is_tried_as_often_as_it_may_and_buried(
@@ -230,6 +230,7 @@ def test_a_function_that_never_returns_is_over_at_its_limit_and_its_process_repl
     assert len(replaced) == 1
 
 
+@pytest.mark.nightly
 @pytest.mark.cassandra
 def test_on_cassandra_a_job_that_ends_its_process_loses_nothing(
     app_shell: Shell, cassandra_url: str
