@@ -99,9 +99,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left_out = [item for item in items if _is_left_out(item, config)]
     items[:] = [item for item in items if not _is_left_out(item, config)]
     config.hook.pytest_deselected(items=left_out)
-    # First: each of two processes gets one half, so those on Spark are all in one of them, and have
-    # been run when the other, done with its own, takes what is at the end of the rest. Each session
-    # is a Java of its own.
+    # First: each process gets one part, so those on Spark are all in one of them, and have been run
+    # when another, done with its own, takes what is at the end of the rest. Each session is a Java
+    # of its own.
     items.sort(key=_is_not_on_spark)
 
 
