@@ -147,7 +147,7 @@ def disturbances(
     yield from _waits(case)
     yield from _changes(case, comings=comings)
     for stranger in case.history.strangers:
-        if stranger.kind == "older" or (lies and stranger.kind == "liar"):
+        if stranger.kind == "terse" or (lies and stranger.kind == "liar"):
             yield stranger.begun_us, stranger.until_us + STRANGER_US
 
 

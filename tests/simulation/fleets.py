@@ -3,7 +3,7 @@
 ```
  jobs:      a burst of equal ones ; of 5 ms to 5 s ; as they arrive at 70 % load ; quick ones, while
             members restart one after another
- members:   come, leave, crash ; some tell lies, one is of an older release, callers beside
+ members:   come, leave, crash ; some tell lies, or lack fields, callers beside
  moves:     of surplus are lost, unknown, or take effect late
 ```
 """
@@ -207,7 +207,7 @@ class Fleet:
                     yield replace(event, at_s=at_s, kind="leave", target=member, seconds=_RESTART_S)
                 at_s += chance.uniform(*_RESTART_EVERY_S)
             return
-        for kind in ("liar", "older", "garbled"):
+        for kind in ("liar", "terse", "garbled"):
             if chance.random() < (0.1 if self.is_calm else 0.3):
                 yield replace(
                     event,

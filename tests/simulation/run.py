@@ -63,7 +63,7 @@ SOMETIMES = frozenset(
         "group blocked",
         "heartbeat: garbled",
         "heartbeat: liar",
-        "heartbeat: older",
+        "heartbeat: terse",
         "joined",
         "kept a history",
         "lane left alone",

@@ -1,4 +1,4 @@
-"""Heartbeats that nobody sends who works: lies, those of an older release, what cannot be read."""
+"""Heartbeats that no worker sends: lies, some that lack fields, some that cannot be read."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from simulation.parts import Event
 
-STRANGERS = {"liar", "older", "garbled"}
+STRANGERS = {"liar", "terse", "garbled"}
 """Kinds of heartbeats that are none of a process that works."""
 EVERY_S = 1.0
 TTL_MS = 10_000
@@ -40,7 +40,7 @@ def heartbeat_of(event: Event, turn: int) -> str:
         "isolated": False,
         "runs": [],
     }
-    if event.kind == "older":
+    if event.kind == "terse":
         return json.dumps(told)
     told |= {
         "free": value,
