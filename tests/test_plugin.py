@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from importlib.metadata import entry_points
 
 import pytest
+from forked import Process
+from shell import TIMEOUT_S
 
 pytest_plugins = ["pytester"]
 
@@ -33,6 +36,16 @@ def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Py
     pytester.makeini("[pytest]\nshardq_apps = jobs:app\n")
     monkeypatch.chdir(pytester.path)
     return pytester
+
+
+def forked(run: pytest.Pytester, *arguments: str) -> pytest.RunResult:
+    """Run the tests of a project in a forked process, with no plugin but ours."""
+    own = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_PLUGINS": "shardq.testing.plugin"}
+    words = ["-m", "pytest", "-p", "no:cacheprovider", *arguments]
+    with Process(words, cwd=run.path, env=os.environ | own) as process:
+        out, err = process.communicate(timeout=TIMEOUT_S)
+    lines = [one.decode().splitlines() for one in (out, err)]
+    return pytest.RunResult(process.wait(), *lines, duration=0)
 
 
 def test_pytest_finds_the_plugin_by_itself() -> None:
@@ -83,7 +96,7 @@ def test_a_marker_says_how_a_sandbox_is_made(run: pytest.Pytester) -> None:
             assert jobs.ran == ["ada", "greeted"]
         """
     )
-    run.runpytest_subprocess("--strict-markers").assert_outcomes(passed=1)
+    forked(run, "--strict-markers").assert_outcomes(passed=1)
 
 
 def test_a_job_that_dies_fails_its_test_by_its_own_error(run: pytest.Pytester) -> None:
@@ -96,7 +109,7 @@ def test_a_job_that_dies_fails_its_test_by_its_own_error(run: pytest.Pytester) -
             shardq_sandbox.drain()
         """
     )
-    result = run.runpytest_subprocess()
+    result = forked(run)
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(["*def fail() -> None:*", "E * ValueError: no"])
 
@@ -117,7 +130,7 @@ def test_a_test_that_is_decorated_to_freeze_time_has_a_sandbox_at_that_time(
             assert datetime.date.today() == datetime.date(2031, 2, 4)
         """
     )
-    run.runpytest_subprocess().assert_outcomes(passed=1)
+    forked(run).assert_outcomes(passed=1)
 
 
 @pytest.mark.parametrize("tool", ["freezegun.freeze_time", "time_machine.travel"])
@@ -150,7 +163,7 @@ def test_schedules_are_made_at_the_time_that_a_decorator_freezes(
             assert shardq_sandbox.travel("7d") == 7
         """
     )
-    run.runpytest_subprocess().assert_outcomes(passed=3)
+    forked(run).assert_outcomes(passed=3)
 
 
 def test_an_app_that_is_not_in_the_sandbox_puts_nothing_into_its_own_store(
@@ -168,7 +181,7 @@ def test_an_app_that_is_not_in_the_sandbox_puts_nothing_into_its_own_store(
             shardq_sandbox.assert_put(jobs.remind)
         """
     )
-    result = run.runpytest_subprocess()
+    result = forked(run)
     result.assert_outcomes(failed=2)
     result.stdout.fnmatch_lines(
         [
@@ -184,7 +197,7 @@ def test_an_app_that_is_not_in_the_sandbox_puts_nothing_into_its_own_store(
 def test_an_app_that_is_not_there_is_named(run: pytest.Pytester) -> None:
     run.makeini("[pytest]\nshardq_apps = nowhere:app\n")
     run.makepyfile("def test_it(shardq_sandbox): pass")
-    result = run.runpytest_subprocess()
+    result = forked(run)
     result.assert_outcomes(errors=1)
     result.stdout.fnmatch_lines(["*BadApp: *nowhere*"])
 
