@@ -6,7 +6,8 @@
             once       end        given, signals of its own, and the end of any Python process
 ```
 
-What only a start has, `PYTHONHASHSEED` say, or which modules are imported, needs a real one.
+Scripts and `python -m pytest` import shardq anew, so that they find what they import themselves,
+and nothing else. What only a start has, `PYTHONHASHSEED` say, needs a real one.
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ CLOSED = -9
 _PLACES = ("stdin", "stdout", "stderr")
 _IMPORTED = ("shardq.cli", "shardq.stores.sqlite", "shardq.tasks", "shardq.schedules")
 """These packages, and all that is in them."""
+_PYTEST = "pytest"
+"""Imported once it is asked for."""
 _NUMBER_BYTES = 8
 _PART_BYTES = 1 << 16
 _DESCRIPTORS_MAX = 1 << 12
@@ -246,6 +249,8 @@ def serve(door: socket.socket) -> Callable[[], object] | None:
         while len(sent) < int.from_bytes(length, "big"):
             sent += door.recv(min(_PART_BYTES, int.from_bytes(length, "big") - len(sent)))
         asked = Asked(**json.loads(sent))
+        if asked.words[:2] == ["-m", _PYTEST]:
+            importlib.import_module(_PYTEST)
         if os.fork() == 0 and _keep(descriptors[0]):
             _take_places(asked, descriptors[1:])
             return functools.partial(_run, asked)
@@ -315,6 +320,8 @@ def _run(asked: Asked) -> None:
     paths = asked.env.get("PYTHONPATH", "").split(":") if asked.env.get("PYTHONPATH") else []
     sys.path[:1] = [asked.cwd, *paths]
     importlib.invalidate_caches()
+    if first not in {"-c", "-m"} or rest[0] == _PYTEST:
+        _forget_shardq()
     if first == "-m":
         sys.argv[:] = rest
         runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
@@ -326,6 +333,11 @@ def _run(asked: Asked) -> None:
         sys.argv[:] = asked.words
         sys.path[0] = os.path.dirname(os.path.abspath(first))
         runpy.run_path(first, run_name="__main__")
+
+
+def _forget_shardq() -> None:
+    for name in [one for one in sys.modules if one.partition(".")[0] == "shardq"]:
+        del sys.modules[name]
 
 
 def import_all() -> None:

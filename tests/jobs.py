@@ -1,11 +1,11 @@
-"""The jobs of `python -m shardq.spark` as tests call them: in this process, in its one Spark.
+"""The programs of a page's blocks, and the jobs of `python -m shardq.spark` as tests call them.
 
-A shell's commands come here too, so that a page's blocks need not start a Java each:
+A block need not start a Python for each of its commands, nor a Java:
 
 ```
- this process ── bash ── python (a program of ours, first on PATH)
-      ▲                    │ arguments, directory, environment
-      └── socket ◄─────────┘ runs the job, answers with its exit code; output goes where bash says
+ this process ── bash ── shardq, python or pytest (a program of ours, first on PATH)
+      ▲                    │ arguments, directory, environment, streams
+      └── socket ◄─────────┘ a job runs here, in the one Spark; all else in a forked process
 ```
 """
 
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import select
 import socket
 import subprocess
@@ -21,6 +22,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import forked
 import pytest
 from shell import Shell, kept_loggers, own_environment
 
@@ -32,18 +34,28 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _WAIT_S = 0.2
-_MESSAGE_BYTES = 1 << 20
-_PYTHON = f"""\
-#!{sys.executable}
-import array, json, os, socket, sys
-if sys.argv[1:3] != ["-m", "shardq.spark"]:
-    os.execv({sys.executable!r}, [{sys.executable!r}, *sys.argv[1:]])
+_NUMBER_BYTES = 8
+_PROGRAM = f"""\
+#!{sys.executable} -IS
+import array, json, os, signal, socket, sys
+words, name = sys.argv[1:], os.path.basename(sys.argv[0])
+if name != "python":
+    words = ["-m", name, *words]
+passed_on = [signal.SIGTERM, signal.SIGINT]
+signal.pthread_sigmask(signal.SIG_BLOCK, passed_on)
 with socket.socket(socket.AF_UNIX) as asked:
-    asked.connect(os.path.join(os.path.dirname(__file__), "jobs"))
-    told = json.dumps([sys.argv[3:], os.getcwd(), dict(os.environ)]).encode()
-    socket.send_fds(asked, [told], [1, 2])
-    sys.exit(int(asked.recv(16)))
+    asked.connect(os.path.join(os.path.dirname(sys.argv[0]), "jobs"))
+    told = json.dumps([words, os.getcwd(), dict(os.environ)]).encode()
+    socket.send_fds(asked, [len(told).to_bytes(8, "big")], [0, 1, 2])
+    asked.sendall(told)
+    number = int.from_bytes(asked.recv(8, socket.MSG_WAITALL), "big")
+    for one in passed_on:
+        signal.signal(one, lambda which, _: os.kill(number, which))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, passed_on)
+    code = int.from_bytes(asked.recv(8, socket.MSG_WAITALL), "big", signed=True)
+sys.exit(code if code >= 0 else 128 - code)
 """
+_PROGRAMS = ("python", "shardq", "pytest")
 
 
 class Jobs(Shell):
@@ -80,16 +92,17 @@ def at_home(spark: SparkSession, directory: Path) -> Iterator[None]:
 
 
 def bash(script: str, environment: dict[str, str], timeout_s: float) -> tuple[int, str]:
-    """Run a script, whose jobs run here; returns its exit code and all that it has printed."""
+    """Run a script, whose programs run here; returns its exit code and all that it has printed."""
     deadline = SystemClock().boot_us() + timeout_s * 1e6
     with (
         tempfile.TemporaryDirectory(prefix="jobs-") as room,
         tempfile.TemporaryFile("w+", encoding="utf-8") as printed,
         socket.socket(socket.AF_UNIX) as door,
     ):
-        python = Path(room) / "python"
-        python.write_text(_PYTHON)
-        python.chmod(0o755)
+        for name in _PROGRAMS:
+            program = Path(room) / name
+            program.write_text(_PROGRAM)
+            program.chmod(0o755)
         door.bind(str(Path(room) / "jobs"))
         door.listen()
         with subprocess.Popen(
@@ -109,20 +122,38 @@ def bash(script: str, environment: dict[str, str], timeout_s: float) -> tuple[in
 
 
 def _answer(door: socket.socket) -> None:
-    from shardq.spark.__main__ import run
-
     asked, _ = door.accept()
     with asked:
-        told, descriptors, _, _ = socket.recv_fds(asked, _MESSAGE_BYTES, 2)
-        arguments, directory, environment = json.loads(told)
-        with (
-            open(descriptors[0], "w") as out,
-            open(descriptors[1], "w") as err,
-            contextlib.chdir(directory),
-            kept_loggers(),
-            own_environment(environment),
-            contextlib.redirect_stdout(out),
-            contextlib.redirect_stderr(err),
-        ):
-            code = run(arguments)
-        asked.send(str(code).encode())
+        length, descriptors, _, _ = socket.recv_fds(asked, _NUMBER_BYTES, 3)
+        told = asked.recv(int.from_bytes(length, "big"), socket.MSG_WAITALL)
+        words, directory, environment = json.loads(told)
+        # A program of its own finds those of the environment.
+        environment["PATH"] = environment["PATH"].partition(":")[2]
+        try:
+            if words[:2] == ["-m", "shardq.spark"]:
+                code = _job(words[2:], directory, environment, descriptors)
+                # Nothing can be sent to it while it runs.
+                asked.sendall(bytes(_NUMBER_BYTES) + code.to_bytes(_NUMBER_BYTES, "big"))
+            else:
+                forked.start(words, directory, environment, descriptors, asked)
+        finally:
+            for one in descriptors:
+                os.close(one)
+
+
+def _job(
+    arguments: list[str], directory: str, environment: dict[str, str], descriptors: list[int]
+) -> int:
+    """Run a job here."""
+    from shardq.spark.__main__ import run
+
+    with (
+        open(descriptors[1], "w", closefd=False) as out,
+        open(descriptors[2], "w", closefd=False) as err,
+        contextlib.chdir(directory),
+        kept_loggers(),
+        own_environment(environment),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        return run(arguments)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from forked import Process
 
 from shardq.model.ids import row_ids
 from shardq.model.message import Row
@@ -61,12 +61,9 @@ def stranger(store: SqliteStore, path: Path) -> Iterator[sqlite3.Connection]:
 
 def run_child(script: str, *arguments: object) -> str:
     """The output of a Python process that runs a script; it fails where the script does."""
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", textwrap.dedent(script), *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=CHILD_SECONDS_MAX,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    code = f"import warnings; warnings.simplefilter('error')\n{textwrap.dedent(script)}"
+    words = ["-c", code, *map(str, arguments)]
+    with Process(words, cwd=Path.cwd(), env=os.environ) as process:
+        out, err = process.communicate(timeout=CHILD_SECONDS_MAX)
+    assert process.returncode == 0, err.decode()
+    return out.decode()

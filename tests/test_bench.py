@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import os
 import sqlite3
-import subprocess
-import sys
 from collections import Counter
 from typing import TYPE_CHECKING
 
 import pytest
+from shell import Shell
 
 import shardq
 from shardq import bench
@@ -282,15 +279,8 @@ def test_a_store_in_memory_is_refused() -> None:
 
 
 def test_the_command_prints_json_for_programs(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "shardq", "bench", "--quick", "--only", "put-many", "--json"],
-        env={**os.environ, "SHARDQ_STORE": f"sqlite:///{tmp_path}/jobs.db"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=True,
-    )
-    told = json.loads(done.stdout)
+    done = Shell(tmp_path).ok("bench", "--quick", "--only", "put-many", "--json")
+    [told] = done.lines
     assert told["quick"] is True
     assert [line["what"] for line in told["lines"]] == ["put_many, mixed due times"]
-    assert "measuring put-many" in done.stderr
+    assert "measuring put-many" in done.err

@@ -39,9 +39,11 @@ def in_minutes(number: int) -> str:
 def mail(shell: Shell) -> Shell:
     with shardq.connect(shell.url) as db:
         queue = db.queue("mail")
-        queue.put_many({"body": "x", "due": in_minutes(15 + n)} for n in range(30))
-        queue.put_many({"body": "x", "due": in_minutes(5)} for _ in range(12))
-        queue.put_many({"body": "x", "due": in_minutes(9)} for _ in range(1_234))
+        # At once: a minute may end while they are put.
+        few, many, *each = (in_minutes(n) for n in (5, 9, *range(15, 45)))
+        queue.put_many({"body": "x", "due": due} for due in each)
+        queue.put_many({"body": "x", "due": few} for _ in range(12))
+        queue.put_many({"body": "x", "due": many} for _ in range(1_234))
         queue.put("x", delay="3d")
     return shell
 

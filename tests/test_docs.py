@@ -177,7 +177,13 @@ def run_bash(example: Example) -> str | None:
     exported.touch()
     code, printed = bash(
         f". ./{exported}\n{block}\nexport -p | grep -v '^declare -x PATH=' > {exported}",
-        os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
+        os.environ
+        | {
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            # That pytest finds our plugin by itself is tested in test_plugin.
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+            "PYTEST_PLUGINS": "shardq.testing.plugin",
+        },
         TIMEOUT_S,
     )
     example.namespace[_OUTPUT] = printed

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
-import subprocess
-import sys
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from crashing import crash, run_until_crash
+from forked import Process
+from shell import TIMEOUT_S
 
 from shardq import Bury, Consumer, Message, Retry, Snooze
 from shardq.engine.failures import SHOWN_MAX
@@ -282,8 +284,10 @@ with shardq.connect("sqlite://") as db:
 def test_python_s_default_logging_shows_a_failure_so_that_it_can_be_read(tmp_path: Path) -> None:
     app = tmp_path / "app.py"
     app.write_text(APP)
-    done = subprocess.run([sys.executable, app], capture_output=True, text=True, check=True)
-    lines = done.stderr.splitlines()
+    with Process([str(app)], cwd=tmp_path, env=os.environ) as process:
+        _, err = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 0
+    lines = err.decode().splitlines()
     assert len(lines) == 10
     assert lines[0].endswith("attempt 1 of 2, again in 10ms: KeyError: 'no such user'")
     assert lines[1:5] == [

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
 
-import pytest
 from packaging.requirements import Requirement
 
 import shardq
@@ -54,15 +54,33 @@ with shardq.connect(sys.argv[1]) as db:
     assert (done.stdout, done.stderr) == ("hello True\n", "")
 
 
-@pytest.mark.parametrize("command", [["check"], ["queues"], ["schema"], ["put", "mail", "hello"]])
-def test_a_cassandra_url_without_its_driver_names_the_extra(command: list[str]) -> None:
-    code = "from shardq.cli import main; main(sys.argv[1:])"
-    done = run_python(code, "--store", "cassandra://127.0.0.1:9/jobs", *command)
-    assert done.returncode == Exit.MISSING_EXTRA
-    assert done.stderr == (
-        "shardq: a Cassandra store needs its driver: pip install 'shardq[cassandra]'\n"
+COMMANDS = """
+import contextlib, io, json
+from shardq import cli
+store, *commands = sys.argv[1:]
+for command in commands:
+    with (
+        contextlib.redirect_stdout(io.StringIO()) as out,
+        contextlib.redirect_stderr(io.StringIO()) as err,
+    ):
+        code = cli.run(["--store", store, *command.split()])
+    print(json.dumps([code, out.getvalue(), err.getvalue()]))
+"""
+
+
+def run_commands(store: str, *commands: str) -> list[tuple[int, str, str]]:
+    """The exit code, stdout and stderr of each of these, one after the other in one process."""
+    done = run_python(COMMANDS, store, *commands)
+    assert (done.returncode, done.stderr) == (0, "")
+    return [tuple(json.loads(line)) for line in done.stdout.splitlines()]
+
+
+def test_a_cassandra_url_without_its_driver_names_the_extra() -> None:
+    told = "shardq: a Cassandra store needs its driver: pip install 'shardq[cassandra]'\n"
+    ends = run_commands(
+        "cassandra://127.0.0.1:9/jobs", "check", "queues", "schema", "put mail hello"
     )
-    assert not done.stdout
+    assert ends == [(Exit.MISSING_EXTRA, "", told)] * 4
 
 
 @pytest.mark.parametrize("command", [["check"], ["init"], ["put", "mail", "hello"]])
@@ -106,14 +124,11 @@ print(Cluster.connection_class.__name__, "asyncore" in sys.modules)
     assert (done.stdout, done.stderr) == ("LibevConnection False\n", "")
 
 
-@pytest.mark.parametrize("command", [["check"], ["check", "--json"], ["schema"], ["queues"]])
-def test_commands_on_sqlite_need_no_extra(command: list[str], tmp_path: Path) -> None:
-    code = "from shardq.cli import main; main(sys.argv[1:])"
+def test_commands_on_sqlite_need_no_extra(tmp_path: Path) -> None:
     store = f"sqlite:///{tmp_path}/jobs.db"
     shardq.init(store)
-    done = run_python(code, "--store", store, *command)
-    assert (done.returncode, done.stderr) == (Exit.OK, "")
-    assert done.stdout
+    ends = run_commands(store, "check", "check --json", "schema", "queues")
+    assert [(code, bool(out), err) for code, out, err in ends] == [(Exit.OK, True, "")] * 4
 
 
 def test_without_pyspark_its_jobs_name_the_extra(tmp_path: Path) -> None:

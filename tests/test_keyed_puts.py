@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import pickle
-import subprocess
-import sys
 import textwrap
 import uuid
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forked import Process
 from keyed import TIMEOUT_MS, standing, texts
 from keyed_rows import Names
 from sqlite_file import CHILD_SECONDS_MAX
@@ -637,20 +637,22 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     ],
     indirect=["url"],
 )
-def test_of_many_puts_of_one_key_by_four_processes_one_is_a_message(url: str, puts: int) -> None:
+def test_of_many_puts_of_one_key_by_four_processes_one_is_a_message(
+    url: str, puts: int, tmp_path: Path
+) -> None:
     name = f"q-{uuid.uuid4().hex[:12]}"
     with shardq.connect(url) as db:
         db.queue(name)
     twins = [
-        subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(TWIN), url, name, str(puts)],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        Process(["-c", textwrap.dedent(TWIN), url, name, str(puts)], cwd=tmp_path, env=os.environ)
         for _ in range(4)
     ]
-    ids = {twin.communicate(timeout=CHILD_SECONDS_MAX)[0].strip() for twin in twins}
-    assert [twin.returncode for twin in twins] == [0] * 4
+    ids = set()
+    for twin in twins:
+        with twin:
+            out, err = twin.communicate(timeout=CHILD_SECONDS_MAX)
+        assert twin.returncode == 0, err.decode()
+        ids.add(out.decode().strip())
     with shardq.connect(url) as db:
         [message] = db.queue(name).peek()
         assert ids == {message.id}

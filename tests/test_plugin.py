@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from importlib.metadata import entry_points
 from itertools import product
 
 import pytest
+from forked import Process
+from shell import TIMEOUT_S
 
 pytest_plugins = ["pytester"]
 
@@ -34,6 +37,16 @@ def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Py
     pytester.makeini("[pytest]\nshardq_apps = jobs:app\n")
     monkeypatch.chdir(pytester.path)
     return pytester
+
+
+def forked(run: pytest.Pytester, *arguments: str) -> pytest.RunResult:
+    """Run the tests of a project in a forked process, with no plugin but ours."""
+    own = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_PLUGINS": "shardq.testing.plugin"}
+    words = ["-m", "pytest", "-p", "no:cacheprovider", *arguments]
+    with Process(words, cwd=run.path, env=os.environ | own) as process:
+        out, err = process.communicate(timeout=TIMEOUT_S)
+    lines = [one.decode().splitlines() for one in (out, err)]
+    return pytest.RunResult(process.wait(), *lines, duration=0)
 
 
 def test_pytest_finds_the_plugin_by_itself() -> None:
@@ -109,8 +122,7 @@ def test_the_apps_of_a_project_are_in_the_sandbox_for_a_test_and_then_back(
         """
     )
     run.makepyfile(test_first=FIRST, test_marked=MARKED, test_frozen=FROZEN)
-    arguments = ("-p", "no:cacheprovider", "--strict-markers", "-W", "error")
-    run.runpytest_subprocess(*arguments).assert_outcomes(passed=6)
+    forked(run, "--strict-markers", "-W", "error").assert_outcomes(passed=6)
 
 
 def test_a_job_that_dies_fails_its_test_by_its_own_error(run: pytest.Pytester) -> None:
@@ -123,7 +135,7 @@ def test_a_job_that_dies_fails_its_test_by_its_own_error(run: pytest.Pytester) -
             shardq_sandbox.drain()
         """
     )
-    result = run.runpytest_subprocess()
+    result = forked(run)
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(["*def fail() -> None:*", "E * ValueError: no"])
 
@@ -161,7 +173,7 @@ def test_schedules_are_made_at_the_time_that_a_decorator_freezes(run: pytest.Pyt
         """
         + "".join(tests)
     )
-    run.runpytest_subprocess().assert_outcomes(passed=12)
+    forked(run).assert_outcomes(passed=12)
 
 
 def test_an_app_that_is_not_in_the_sandbox_puts_nothing_into_its_own_store(
@@ -179,7 +191,7 @@ def test_an_app_that_is_not_in_the_sandbox_puts_nothing_into_its_own_store(
             shardq_sandbox.assert_put(jobs.remind)
         """
     )
-    result = run.runpytest_subprocess()
+    result = forked(run)
     result.assert_outcomes(failed=2)
     result.stdout.fnmatch_lines(
         [
@@ -195,7 +207,7 @@ def test_an_app_that_is_not_in_the_sandbox_puts_nothing_into_its_own_store(
 def test_an_app_that_is_not_there_is_named(run: pytest.Pytester) -> None:
     run.makeini("[pytest]\nshardq_apps = nowhere:app\n")
     run.makepyfile("def test_it(shardq_sandbox): pass")
-    result = run.runpytest_subprocess()
+    result = forked(run)
     result.assert_outcomes(errors=1)
     result.stdout.fnmatch_lines(["*BadApp: *nowhere*"])
 

@@ -8,13 +8,12 @@ import multiprocessing
 import os
 import select
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
+from forked import Process
 
 import shardq
 from shardq.records.presence import Presence
@@ -305,12 +304,10 @@ with shardq.connect(sys.argv[1]) as db:
 
 def killed_consumer(url: str, member: str) -> str:
     """What a consumer was given that is killed while it runs."""
-    with subprocess.Popen(
-        [sys.executable, "-c", KILLED, url, member], stdout=subprocess.PIPE, text=True
-    ) as child:
+    with Process(["-c", KILLED, url, member], cwd=Path.cwd(), env=os.environ) as child:
         assert child.stdout is not None
         try:
-            return child.stdout.readline().strip()
+            return child.stdout.readline().decode().strip()
         finally:
             child.kill()
 

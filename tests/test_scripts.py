@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from forked import DEVNULL, Process
 
 import shardq
 
@@ -21,18 +21,12 @@ SCRIPTS = Path(__file__).parent.parent / "scripts"
 TIMEOUT_S = 300
 
 
-def start(directory: Path, name: str, *arguments: str) -> subprocess.Popen[str]:
-    environment = dict(os.environ)
-    # The scripts stand beside the package and import it, installed or from the checkout.
-    environment["PYTHONPATH"] = str(SCRIPTS.parent)
-    return subprocess.Popen(
-        [sys.executable, str(SCRIPTS / name), *arguments],
-        cwd=directory,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+# The scripts stand beside the package and import it, installed or from the checkout.
+ENVIRONMENT = os.environ | {"PYTHONPATH": str(SCRIPTS.parent)}
+
+
+def start(directory: Path, name: str, *arguments: str) -> Process:
+    return Process([str(SCRIPTS / name), *arguments], cwd=directory, env=ENVIRONMENT)
 
 
 def run(directory: Path, name: str, *arguments: str) -> tuple[int, list[str], str]:
@@ -41,7 +35,7 @@ def run(directory: Path, name: str, *arguments: str) -> tuple[int, list[str], st
             out, err = process.communicate(timeout=TIMEOUT_S)
         finally:
             process.kill()
-    return process.returncode, out.splitlines(), err
+    return process.wait(), out.decode().splitlines(), err.decode()
 
 
 def put(directory: Path, bodies: Sequence[str]) -> None:
@@ -98,8 +92,7 @@ def test_ctrl_c_ends_a_script_without_a_traceback(tmp_path: Path, name: str) -> 
         assert process.stdout.readline()
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=TIMEOUT_S)
-    assert process.returncode == 0
-    assert err == ""
+    assert (process.returncode, err) == (0, b"")
 
 
 @pytest.mark.parametrize("name", ["producer.py", "consumer.py", "observer.py"])
@@ -120,25 +113,20 @@ def test_the_consumer_acks_nothing_that_a_full_disk_has_not_taken(tmp_path: Path
         f"resource.setrlimit(resource.RLIMIT_FSIZE, ({largest}, {largest}));"
         f"runpy.run_path({str(SCRIPTS / 'consumer.py')!r}, run_name='__main__')"
     )
-    environment = {**os.environ, "PYTHONPATH": str(SCRIPTS.parent), "PYTHONUNBUFFERED": "1"}
+    environment = ENVIRONMENT | {"PYTHONUNBUFFERED": "1"}
     with open(tmp_path / "out", "wb") as out:
         out.truncate(largest - 5_530)
         out.seek(0, os.SEEK_END)
-        process = subprocess.Popen(
-            [sys.executable, "-c", limited],
-            cwd=tmp_path,
-            env=environment,
-            stdout=out,
-            stderr=subprocess.DEVNULL,
-        )
-        try:
-            while os.fstat(out.fileno()).st_size < largest and process.poll() is None:
-                with suppress(subprocess.TimeoutExpired):
-                    process.wait(0.01)
-            process.send_signal(signal.SIGINT)
-            process.wait(TIMEOUT_S)
-        finally:
-            process.kill()
+        words = ["-c", limited]
+        with Process(words, cwd=tmp_path, env=environment, stdout=out, stderr=DEVNULL) as process:
+            try:
+                while os.fstat(out.fileno()).st_size < largest and process.poll() is None:
+                    with suppress(subprocess.TimeoutExpired):
+                        process.wait(0.01)
+                process.send_signal(signal.SIGINT)
+                process.wait(TIMEOUT_S)
+            finally:
+                process.kill()
     whole = (tmp_path / "out").read_bytes().lstrip(b"\0").count(b"\n")
     with shardq.connect(f"sqlite:///{tmp_path}/shardq.db") as db:
         left = db.queue("demo", create=False).depth(exact=True).total
