@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,6 +35,17 @@ from shardq.stores.tables import LANES, QUEUES, RESULTS, Change, ResultNote
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+
+
+def is_open(path: Path) -> bool:
+    """True if this process has the file open."""
+    stats = []
+    for number in os.listdir("/dev/fd"):
+        # That of the listing itself is closed by now.
+        with suppress(OSError):
+            stats.append(os.fstat(int(number)))
+    return any(os.path.samestat(one, path.stat()) for one in stats)
 
 
 # Urls --------------------------------------------------------------------------------------------
@@ -248,6 +260,14 @@ def test_a_file_that_is_not_a_database_is_refused_and_left_alone(path: Path) -> 
         SqliteStore(path).open()
     assert path.read_bytes() == before
     assert os.listdir(path.parent) == [path.name]
+
+
+def test_a_file_that_is_refused_is_closed_while_its_error_is_kept(path: Path) -> None:
+    path.write_bytes(b"these are my notes, not a database\n" * 100)
+    with pytest.raises(StoreCorrupt) as kept:
+        SqliteStore(path).open()
+    assert not is_open(path)
+    del kept
 
 
 def test_a_damaged_file_is_an_error_of_its_own(store: SqliteStore, path: Path) -> None:

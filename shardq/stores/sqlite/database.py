@@ -237,9 +237,14 @@ class Database:
             cached_statements=_STATEMENTS,
             uri=self.path is not None,
         )
-        connection.execute(f"PRAGMA synchronous = {self._synchronous}")
-        # Debian's build writes zeros over what is deleted, for which acks would pay.
-        connection.execute("PRAGMA secure_delete = OFF")
+        try:
+            # The first look at the file: it may be no database.
+            connection.execute(f"PRAGMA synchronous = {self._synchronous}")
+            # Debian's build writes zeros over what is deleted, for which acks would pay.
+            connection.execute("PRAGMA secure_delete = OFF")
+        except BaseException:
+            connection.close()
+            raise
         return connection
 
     def _prepare(self, connection: sqlite3.Connection) -> None:
