@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from examples import EXAMPLES
 from hypothesis import settings
+from stages import busy, stage, world  # noqa: F401 - fixtures of all tests
 
 from shardq import node
 from shardq.model.ids import row_ids

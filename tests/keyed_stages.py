@@ -12,8 +12,6 @@ from worlds import store_on_cassandra
 from shardq import Connection, Queue
 from shardq.testing import Stage
 
-pytest_plugins = ["stages"]
-
 
 @pytest.fixture
 def apart() -> Iterator[Stage]:

@@ -1,4 +1,4 @@
-"""Where most tests take place: fixtures, for `pytest_plugins`."""
+"""Where most tests take place: fixtures, which `conftest.py` imports."""
 
 from __future__ import annotations
 

@@ -13,8 +13,6 @@ from shardq.model.settings import create
 from shardq.records.register import settings_in
 from shardq.stores.tables import QUEUES
 
-pytest_plugins = ["stages"]
-
 STEPS_MAX = 60
 QUICK = {"minute": "100ms", "offset": "100ms"}
 OTHER = {"minute": "1s", "offset": "100ms"}

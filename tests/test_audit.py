@@ -22,8 +22,6 @@ from shardq.records.ledger import entry_of
 from shardq.stores.store import Mark, Store
 from shardq.testing import Faults, Stage
 
-pytest_plugins = ["stages"]
-
 
 @pytest.fixture
 def cassandra(cassandra_url: str) -> Iterator[Connection]:

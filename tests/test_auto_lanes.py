@@ -10,8 +10,6 @@ from shardq.engine.auto import lanes_needed
 from shardq.model.settings import FOLLOWED_MS, create, follow
 from shardq.testing import Recorder, Stage
 
-pytest_plugins = ["stages"]
-
 
 def members(stage: Stage, count: int) -> list[tuple[Consumer, Recorder]]:
     return [reading(stage, stage.connect().queue("mail")) for _ in range(count)]

@@ -14,8 +14,6 @@ from shardq.lifecycle.settle import Settler
 from shardq.stores.tables import BLOCKED
 from shardq.testing import Recorder, Stage
 
-pytest_plugins = ["stages"]
-
 OVERREAD = StoreOverread("more deleted rows than a read may pass")
 
 

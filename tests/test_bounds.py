@@ -14,8 +14,6 @@ from shardq.model.message import Row
 from shardq.stores.store import Move
 from shardq.testing import Recorder, Stage
 
-pytest_plugins = ["stages"]
-
 
 def test_groups_that_waited_for_a_retry_are_forgotten_where_nothing_was_put_off(
     stage: Stage,

@@ -10,8 +10,6 @@ from crashing import attempts_of, crash, run_until_crash
 from shardq import Consumer, Message, Queue
 from shardq.testing import Recorder, Stage
 
-pytest_plugins = ["stages"]
-
 
 def die(stage: Stage, queue: Queue) -> None:
     """A consumer dies in its first handler, and its leases run out."""

@@ -13,8 +13,6 @@ from shardq.engine.outcome import ACKED
 from shardq.stores.tables import BLOCKED
 from shardq.testing import Recorder, Stage
 
-pytest_plugins = ["stages"]
-
 
 def test_catch_up_after_20_minutes_is_in_due_order_and_at_full_speed(stage: Stage) -> None:
     queue = stage.connect().queue("mail")

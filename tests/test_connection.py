@@ -14,8 +14,6 @@ from shardq.errors import BadName, BadSetting, BadUrl, ClockError, UnknownQueue
 from shardq.stores.tables import MEMBERS
 from shardq.testing import Stage
 
-pytest_plugins = ["stages"]
-
 
 def test_the_ten_lines_of_the_readme_work(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'jobs.db'}"

@@ -13,8 +13,6 @@ from shardq import Bury, Consumer, Message, Retry, Snooze
 from shardq.errors import BadSetting, BadTime, StoreUnavailable
 from shardq.testing import Recorder, Stage
 
-pytest_plugins = ["stages"]
-
 WAIT_S = 60
 
 

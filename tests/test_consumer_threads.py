@@ -18,8 +18,6 @@ from shardq.records.membership import Heartbeat
 from shardq.stores.tables import MEMBERS
 from shardq.testing import Recorder, Stage
 
-pytest_plugins = ["stages"]
-
 WAIT_S = 60
 
 

@@ -17,7 +17,6 @@ from shardq.testing import Stage
 if TYPE_CHECKING:
     import shardq
 
-pytest_plugins = ["stages"]
 
 SIZES = [(80, 24), (140, 40), (60, 12), (200, 60)]
 

@@ -13,8 +13,6 @@ from shardq.engine import deaths
 from shardq.errors import BadSetting, StoreUnavailable, UsageError
 from shardq.testing import Stage
 
-pytest_plugins = ["stages"]
-
 WAIT_S = 60
 
 

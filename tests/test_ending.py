@@ -21,7 +21,6 @@ from shardq.testing import Stage
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytest_plugins = ["stages"]
 
 WAIT_S = 60
 

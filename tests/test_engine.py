@@ -13,8 +13,6 @@ from shardq.model.shard import Shard
 from shardq.stores.tables import LANES, MEMBERS
 from shardq.testing import ManualClock, Recorder, Stage
 
-pytest_plugins = ["stages"]
-
 WAIT_S = 60
 
 

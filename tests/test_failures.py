@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,8 +14,6 @@ from shell import TIMEOUT_S
 from shardq import Bury, Consumer, Message, Retry, Snooze
 from shardq.engine.failures import SHOWN_MAX
 from shardq.testing import Recorder, Stage
-
-pytest_plugins = ["stages"]
 
 
 def look_up(_message: Message) -> None:

@@ -7,8 +7,6 @@ from worlds import World, on_each_store
 
 from shardq.errors import BadName
 
-pytest_plugins = ["stages"]
-
 
 @on_each_store
 def test_a_message_is_found_wherever_it_waits_and_can_be_cancelled(world: World) -> None:

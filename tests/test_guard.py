@@ -12,8 +12,6 @@ from shardq.stores.store import Slice
 from shardq.stores.tables import MEMBERS
 from shardq.testing import Recorder, Stage
 
-pytest_plugins = ["stages"]
-
 
 def read_by(guard: Guard, queue: Queue, monkeypatch: pytest.MonkeyPatch) -> list[Slice]:
     """What the next look reads."""

@@ -17,8 +17,6 @@ from shardq.engine.handler import check_function, undone
 from shardq.errors import BadSetting
 from shardq.testing import Recorder, Stage
 
-pytest_plugins = ["stages"]
-
 
 async def handle(message: Message) -> None:
     raise AssertionError("nothing awaits it")

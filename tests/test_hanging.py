@@ -12,8 +12,6 @@ from shardq.engine.hanging import SHOWN_MAX
 from shardq.records.membership import Heartbeat, heartbeats
 from shardq.testing import Stage
 
-pytest_plugins = ["stages"]
-
 WAIT_S = 60
 
 

@@ -18,8 +18,6 @@ from shardq.model.message import Row
 from shardq.stores.tables import BLOCKED
 from shardq.testing import Recorder, Stage
 
-pytest_plugins = ["stages"]
-
 
 def in_hand(stage: Stage, consumer: Consumer, queue: Queue) -> dict[str, Delivery]:
     """A head and its next, due in two minutes of the queue, both read and due, none handed out."""

@@ -15,8 +15,6 @@ from shardq.model.times import moment_of
 from shardq.stores.tables import BLOCKED
 from shardq.testing import Recorder, Stage
 
-pytest_plugins = ["stages"]
-
 
 def test_what_is_settled_between_a_read_and_the_lease_is_not_handed_out_again(
     stage: Stage,

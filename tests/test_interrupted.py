@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from shardq import Queue
 
-pytest_plugins = ["stages"]
 
 READ = 2_500
 

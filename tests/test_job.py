@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
     from shardq import Message, Queue
 
-pytest_plugins = ["stages"]
 
 KEEP_MS = 600_000
 

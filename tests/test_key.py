@@ -20,7 +20,6 @@ from shardq.records.keys import Keys
 if TYPE_CHECKING:
     from shardq import Queue
 
-pytest_plugins = ["stages"]
 
 HELD = Key("order:7", 2, 3_600_000)
 WAIT_S = 20

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from shardq import Queue
 
-pytest_plugins = ["stages"]
-
 
 # What they answer ---------------------------------------------------------------------------------
 

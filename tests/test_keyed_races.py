@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from shardq import Queue
     from shardq.model.message import Row
 
-pytest_plugins = ["stages"]
-
 
 def test_a_message_that_begins_as_it_is_looked_at_is_not_cancelled_moved_or_edited(
     stage: Stage,

@@ -18,7 +18,6 @@ from shardq.testing import Recorder, Stage
 if TYPE_CHECKING:
     from shardq import Queue
 
-pytest_plugins = ["stages"]
 
 REFUSED = "ConnectionError: refused"
 

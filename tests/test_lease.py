@@ -10,8 +10,6 @@ from shardq.errors import StoreTimeout, StoreUnavailable
 from shardq.model.shard import Shard
 from shardq.testing import Stage
 
-pytest_plugins = ["stages"]
-
 ONE, TWO = Shard("mail", 7, 0), Shard("mail", 7, 1)
 
 

@@ -15,8 +15,6 @@ from shardq.model.settings import QueueOptions
 from shardq.records.membership import heartbeats
 from shardq.testing import Recorder, Stage
 
-pytest_plugins = ["stages"]
-
 
 class Leaver:
     """A consumer that was stopped, up to the end of its handlers: its engine alone is stepped."""

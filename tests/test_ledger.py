@@ -15,8 +15,6 @@ from shardq.records.ledger import End, Ledger, entry_of
 from shardq.stores.store import Entry, Mark, Move
 from shardq.testing import Recorder, Stage
 
-pytest_plugins = ["stages"]
-
 
 def marks_of(stage: Stage, queue: Queue) -> list[Mark]:
     """All that the ledger says of a queue."""

@@ -23,8 +23,6 @@ from shardq.records.membership import (
 from shardq.stores.tables import MEMBERS
 from shardq.testing import Stage
 
-pytest_plugins = ["stages"]
-
 NAMES = st.lists(st.text("abcdef:-", min_size=1, max_size=12), min_size=1, max_size=9, unique=True)
 
 

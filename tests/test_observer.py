@@ -16,8 +16,6 @@ from shardq.records.stats import Totals
 from shardq.stores.tables import MEMBERS, STATS
 from shardq.testing import ManualClock, Stage
 
-pytest_plugins = ["stages"]
-
 MINUTE_MS = 60_000
 
 

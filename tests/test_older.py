@@ -9,8 +9,6 @@ from shardq.engine.lease import Leases
 from shardq.engine.older import find_older
 from shardq.testing import Stage
 
-pytest_plugins = ["stages"]
-
 
 def test_shards_with_rows_due_by_now_are_given_unless_leased_here(stage: Stage) -> None:
     queue = stage.connect().queue("mail", lanes=1)

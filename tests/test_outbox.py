@@ -15,8 +15,6 @@ from shardq.errors import StoreTimeout, StoreUnavailable
 from shardq.stores.tables import BLOCKED
 from shardq.testing import Recorder, Stage
 
-pytest_plugins = ["stages"]
-
 VERBS = (
     "delete",
     "find",

@@ -22,8 +22,6 @@ from shardq import Bury, Consumer, Message, Observer, Queue, Retry, Schedule, Sn
 from shardq.errors import BadReceipt, StaleReceipt, StoreTimeout, UsageError
 from shardq.testing import Recorder, Stage
 
-pytest_plugins = ["stages"]
-
 
 def copies(value: object) -> Iterator[object]:
     """Each way to copy a value."""

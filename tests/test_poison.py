@@ -10,8 +10,6 @@ from shardq.testing import Recorder, Stage
 from shardq.testing.simulation.scheduler import Killed, Process
 from shardq.testing.simulation.simulation import Simulation
 
-pytest_plugins = ["stages"]
-
 REASON = "out of attempts: its consumer died, or its time ran out"
 
 

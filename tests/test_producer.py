@@ -24,8 +24,6 @@ from shardq.model.shard import Shard
 from shardq.model.times import moment_of
 from shardq.testing import Recorder, Stage
 
-pytest_plugins = ["stages"]
-
 
 def test_a_message_lies_in_the_shard_of_its_due(stage: Stage) -> None:
     queue = stage.connect().queue("mail")

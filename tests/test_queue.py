@@ -20,9 +20,6 @@ from shardq.errors import (
 from shardq.stores.tables import LANES
 from shardq.testing import Recorder, Stage
 
-pytest_plugins = ["stages"]
-
-
 # Settling by receipt ------------------------------------------------------------------------------
 
 

@@ -13,8 +13,6 @@ from shardq.lifecycle.settle import Settler
 from shardq.model.message import Row
 from shardq.testing import Recorder, Stage
 
-pytest_plugins = ["stages"]
-
 
 def test_messages_are_delivered_on_their_millisecond_once_and_never_early(stage: Stage) -> None:
     queue = stage.connect().queue("mail")

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from shardq import Message, Queue
 
-pytest_plugins = ["stages"]
-
 
 def test_receipts_are_read_in_their_order_and_all_must_be_there(stage: Stage) -> None:
     queue = stage.connect().queue("mail")

@@ -24,8 +24,6 @@ from shardq.stores.store import Move
 from shardq.stores.tables import MEMBERS
 from shardq.testing import Recorder, Stage
 
-pytest_plugins = ["stages"]
-
 
 def receive(stage: Stage, queue: Queue, seconds: float = 1.0, count: int = 10) -> list[Message]:
     return queue.receive(count, wait=f"{round(seconds * 1_000)}ms")

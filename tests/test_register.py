@@ -12,8 +12,6 @@ from shardq.model import formats
 from shardq.records.register import REFRESH_US, Register
 from shardq.testing import Stage
 
-pytest_plugins = ["stages"]
-
 
 def register_of(stage: Stage) -> Register:
     return Register.open(stage._store, stage.clock, "mail", {}, create=True)

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from shardq import Queue
 
-pytest_plugins = ["stages"]
 
 KEEP_MS = 600_000
 POLLS = 600

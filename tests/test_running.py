@@ -15,8 +15,6 @@ from shardq.errors import UnknownQueue, UsageError
 from shardq.stores.tables import MEMBERS
 from shardq.testing import Recorder, Stage
 
-pytest_plugins = ["stages"]
-
 WAIT_S = 20
 
 

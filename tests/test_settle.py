@@ -15,8 +15,6 @@ from shardq.model.message import Message, Row
 from shardq.stores.tables import BLOCKED
 from shardq.testing import Recorder, Stage
 
-pytest_plugins = ["stages"]
-
 
 def settler_of(queue: Queue) -> Settler:
     return Settler(queue._home.store, queue._home.clock, queue._home.register)

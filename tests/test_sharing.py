@@ -18,8 +18,6 @@ from shardq.stores.store import Move
 from shardq.stores.tables import MEMBERS
 from shardq.testing import Recorder, Stage
 
-pytest_plugins = ["stages"]
-
 
 class Busy:
     """A member whose only handler runs a message, beside another that is played by the test."""

@@ -19,7 +19,6 @@ from shardq.stores.store import Move
 if TYPE_CHECKING:
     from shardq import Connection, Message, Queue
 
-pytest_plugins = ["stages"]
 
 LATE_MS = 7_000
 WAIT_S = 20

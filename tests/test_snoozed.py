@@ -14,7 +14,6 @@ from shardq.testing import Stage
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-pytest_plugins = ["stages"]
 
 STEPS_MAX = 2_000
 

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-
 def is_open(path: Path) -> bool:
     """True if this process has the file open."""
     stats = []

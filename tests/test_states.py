@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     import shardq
 
-pytest_plugins = ["stages"]
 
 T = TypeVar("T")
 

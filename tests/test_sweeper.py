@@ -16,8 +16,6 @@ from shardq.stores.store import Slice
 from shardq.stores.tables import LANES
 from shardq.testing import Recorder, Stage
 
-pytest_plugins = ["stages"]
-
 
 def test_catch_up_seals_what_it_has_drained(stage: Stage) -> None:
     queue = stage.connect().queue("mail", lanes=4)

@@ -13,8 +13,6 @@ from shardq.errors import StoreTimeout, StoreUnavailable
 from shardq.stores.tables import BLOCKED
 from shardq.testing import Recorder, Stage
 
-pytest_plugins = ["stages"]
-
 
 @pytest.mark.parametrize("wait_ms", [60_000, 660_000])
 @pytest.mark.parametrize("applied", [False, True])

@@ -18,8 +18,6 @@ from shardq.testing import Stage
 if TYPE_CHECKING:
     from shardq import Message, Queue, State
 
-pytest_plugins = ["stages"]
-
 
 @pytest.fixture
 def queue(world: World) -> Queue:
