@@ -11,10 +11,16 @@ EXAMPLES = int(os.environ.get("SHARDQ_TEST_EXAMPLES", "0"))
 """So many examples of each property instead of a few."""
 
 
-def bounded(examples: int, **more: Any) -> settings:
-    """So many examples, others in each run; a failure prints the line that repeats it."""
+def bounded(examples: int, *, most: int | None = None, **more: Any) -> settings:
+    """So many examples, others in each run; a failure prints the line that repeats it.
+
+    Args:
+        examples: How many, unless the run asks for another number.
+        most: How many however many the run asks for, of a property whose examples take long.
+    """
+    asked = EXAMPLES or examples
     return settings(
-        max_examples=EXAMPLES or examples,
+        max_examples=asked if most is None else min(asked, most),
         suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
         **more,
     )
