@@ -60,8 +60,13 @@ def connect(url: str | None = None, *, clock: Clock | None = None) -> Connection
         StoreUnavailable: If the store cannot be reached.
     """
     store = store_of(store_url(url))
-    store.open()
-    return Connection(store, clock, background=clock is None)
+    try:
+        store.open()
+        return Connection(store, clock, background=clock is None)
+    except BaseException:
+        # The clock may be refused, too, once the store is open.
+        store.close()
+        raise
 
 
 def init(url: str | None = None) -> None:

@@ -15,7 +15,10 @@ from typing import TYPE_CHECKING
 import pytest
 from sqlite_file import ALL, SHARD, make_row, other, path, run_child, store, stranger
 
+import shardq
+from shardq.clock import OFFSET_VARIABLE
 from shardq.errors import (
+    BadSetting,
     BadUrl,
     SchemaMissing,
     SchemaNewer,
@@ -267,6 +270,17 @@ def test_a_file_that_is_refused_is_closed_while_its_error_is_kept(path: Path) ->
         SqliteStore(path).open()
     assert not is_open(path)
     del kept
+
+
+def test_a_connection_that_is_refused_for_its_clock_leaves_no_file_open(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(OFFSET_VARIABLE, "soon")
+    with pytest.raises(BadSetting, match="must be seconds such as -60") as kept:
+        shardq.connect(f"sqlite:///{path}")
+    assert kept.value.__traceback__ is not None
+    assert path.exists()
+    assert not is_open(path)
 
 
 def test_a_damaged_file_is_an_error_of_its_own(store: SqliteStore, path: Path) -> None:
