@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 from fastapi.testclient import TestClient
+from supervised import wait_for
 
 from shardq import Answer, Where
-from shardq.clock import SystemClock
 from shardq.tasks import JobState, Worker
 from shardq.testing import Sandbox
 
@@ -107,11 +107,11 @@ def test_changes_are_indexed_once_and_one_while_it_is_indexed_once_more(
                 reindex.changed(doc)
             again = f"index-{doc}-again"
             assert reindex.app.move(again, delay="0s") is Answer.DONE
-            # By their group it waits for this run, however soon it is due: within a millisecond.
+            # By their group it waits for this run, however soon it is due.
             queue = reindex.app.queue("index")
-            while (where := queue.state_of(key=again).where) is Where.WAITING:
-                SystemClock().sleep(0.001)
-            assert where is Where.BEHIND
+            wait_for(
+                lambda: queue.state_of(key=again).where is Where.BEHIND, "it waits for this run"
+            )
         ran.append("ended")
 
     monkeypatch.setattr(reindex.index._task, "function", run)
