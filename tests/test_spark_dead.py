@@ -104,8 +104,8 @@ def do(one: Actor, positions: list[Position]) -> Done:
     """All parts, as the tasks of a job do them."""
     for part, some in by_part(positions).items():
         one.do(part, some)
-    one.count()
-    return one.total()
+    one.count(is_over=True)
+    return one.total(is_over=True)
 
 
 def consumed(stage: Stage, queue: Queue) -> list[str]:
@@ -376,6 +376,25 @@ def test_deleted_messages_are_cancelled_in_the_books(stage: Stage) -> None:
     assert queue.dead.depth(exact=True).total == 12
     audit = queue.dead.audit()
     assert (audit.total.cancelled, audit.total.waiting, audit.is_even) == (8, 12, True)
+
+
+def test_what_a_task_did_that_died_before_it_said_so_is_counted_once_the_run_is_resumed(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail")
+    died(queue, 30)
+    run, named = a_run(stage), by_part(positions_of(queue.dead))
+    part, first = named.popitem()
+    dying = actor(stage._store, stage.clock, run)
+    stage.faults.fail("insert_once", nth=2)
+    with pytest.raises(StoreError):
+        dying.do(part, first)
+    dying.count(is_over=False)
+    assert queue.totals().put == 30
+    rest = positions_of(queue.dead)
+    assert len(rest) == 30 - len(first) < 30
+    assert do(actor(stage._store, stage.clock, run), rest).rows == 30
+    assert (queue.totals().put, queue.dead.totals().acked) == (60, 30)
 
 
 @pytest.mark.parametrize("history", ["off", "7d"])

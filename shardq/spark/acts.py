@@ -221,18 +221,28 @@ class Actor:
         tally = Done(Done.of(line).rows - len(doubtful), len(doubtful), told)
         return Done.of(runs.agreed(self._store, done, tally.to_json()))
 
-    def total(self) -> Done:
-        """What all parts that are done have come to."""
+    def total(self, *, is_over: bool) -> Done:
+        """What the parts have come to.
+
+        Args:
+            is_over: Whether every row that the frame names was acted on. A part that was begun and
+                has no other line is then done as well: the task that acted on the last of its rows
+                died before it said so, and the frame of a run that is resumed names none of them.
+        """
         total = Done()
-        for some in spans(range(self._plan.parts), _LINES):
-            entries = [self._entry(f"{part}/done") for part in some]
-            for line in runs.lines(self._store, entries).values():
-                total += Done.of(line.says or {})
+        for some in spans(range(self._plan.parts), _LINES // 2):
+            done = {part: self._entry(f"{part}/done") for part in some}
+            begun = {part: self._entry(f"{part}") for part in some if is_over}
+            known = runs.lines(self._store, [*done.values(), *begun.values()])
+            for part in some:
+                line = known.get(done[part]) or known.get(begun.get(part, done[part]))
+                if line is not None:
+                    total += Done.of(line.says or {})
         return total
 
-    def count(self) -> None:
+    def count(self, *, is_over: bool) -> None:
         """Store the totals of the run: the same whoever stores them, and however often."""
-        rows = self.total().rows
+        rows = self.total(is_over=is_over).rows
         if not rows:
             return
         if self._plan.act == DELETE:
@@ -364,11 +374,11 @@ class ActWriter(DataSourceArrowWriter):
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:  # noqa: ARG002
         """Store the totals of the run."""
-        self._actor().count()
+        self._actor().count(is_over=True)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:  # noqa: ARG002
         """Store the totals of what is done so far; the run can be resumed."""
-        self._actor().count()
+        self._actor().count(is_over=False)
 
     def _actor(self) -> Actor:
         refuse_in_task(url_of(self._store_url))

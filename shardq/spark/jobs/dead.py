@@ -423,7 +423,7 @@ def _carry_out(queue: SparkQueue, run: Run, plan: Plan, chosen: DataFrame) -> Do
             f"at a shell --run {run.id}."
         )
         raise
-    return acts.actor_of(queue.place(), queue.name, run, plan).total()
+    return acts.actor_of(queue.place(), queue.name, run, plan).total(is_over=True)
 
 
 def _report(queue: SparkQueue, run: Run, plan: Plan, done: Done, left: int) -> DeadReport:
