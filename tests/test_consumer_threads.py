@@ -395,6 +395,7 @@ def test_a_thread_that_is_lost_while_it_waits_ends_the_consumer_too(
     monkeypatch.setattr(consumer._engine.ready, "wait", lost)
     with busy.ticking(0.05), pytest.raises(ShardqError, match="SystemExit"):
         consumer.run()
+    assert told.get(timeout=WAIT_S).exc_type is SystemExit
 
 
 @pytest.mark.parametrize("verb", ["note members", "erase members"], ids=["at work", "at its end"])
