@@ -117,6 +117,21 @@ def test_a_handler_can_choose_the_delay_of_a_retry(stage: Stage) -> None:
     assert (seen.at_us[1] - seen.at_us[0]) / 1e6 == pytest.approx(7, abs=0.2)
 
 
+@pytest.mark.parametrize("asked", [Retry("0s"), Snooze("50ms")])
+def test_what_comes_again_at_once_waits_for_no_sweep(stage: Stage, asked: Retry | Snooze) -> None:
+    def handle(message: Message) -> None:
+        if len(seen) == 1:
+            raise asked
+
+    queue = stage.connect().queue("mail")
+    seen = Recorder(stage.clock, handle)
+    consumer = Consumer(queue, seen)
+    stage.drive(consumer, seconds=2.03)
+    queue.put("a")
+    stage.drive(consumer, seconds=1, until=lambda: len(seen) == 2)
+    assert (seen.at_us[1] - seen.at_us[0]) / 1e3 < (asked.delay_ms or 0) + 110
+
+
 def test_a_snooze_spends_no_attempt(stage: Stage) -> None:
     def handle(_message: Message) -> None:
         if len(seen) < 20:

@@ -339,13 +339,17 @@ class Engine:
             if self._lost:
                 self.intake.give_up(lambda one: one.lease in self._lost)
                 self._lost.clear()
-            return 0 if read is None else read()
+            new = 0 if read is None else read()
         finally:
             # What cannot be read must not keep what is done from being stored.
             self.starts.keep(is_leaving=self._is_leaving)
             self.outbox.park_overdue()
             self.outbox.heads.relieve(self._group_share)
             self.outbox.flush()
+        again = self.outbox.take_again()
+        if read is not None and not self._isolated:
+            self.intake.accept_moved(again)
+        return new
 
     def _read_briefly(self) -> int:
         new = self.reader.poll()

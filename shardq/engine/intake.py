@@ -269,6 +269,20 @@ class Intake:
             self.read_again(rows)
             raise
 
+    def accept_moved(self, rows: Iterable[Row]) -> None:
+        """Take in rows that this process has just placed, without reading them.
+
+        But for those of groups: what comes before them is to be read first.
+        """
+        mine = [
+            row
+            for row in rows
+            if row.group is None
+            and (lane := self.lanes.get(row.shard.lane)) is not None
+            and not (lane.quiet or lane.retry_ms)
+        ]
+        self.accept(sorted(mine))
+
     def _accept(self, rows: Sequence[Row], reach_ms: Mapping[int, int] | None) -> dict[int, int]:
         self._left.clear()
         fresh = [row for row in rows if row.id not in self.known]

@@ -20,6 +20,7 @@ from shardq.engine.courier import Errand
 from shardq.engine.discards import Discards
 from shardq.engine.ending import Endings
 from shardq.engine.heads import Heads
+from shardq.engine.reader import READ_AHEAD_MS
 from shardq.errors import ShardqError, StoreUnavailable
 from shardq.lifecycle.fate import LOST, Fate, Outcome
 from shardq.lifecycle.settle import CLAIM_MARGIN_MS
@@ -114,6 +115,7 @@ class Outbox:
         self._has_failed = False
         self._checked: list[Delivery] = []
         self._moves: list[_Pending] = []
+        self._again: list[Row] = []
         self._put_off_ms: dict[GroupKey, int] = {}
         self._left_behind: list[Delivery] = []
         self._parking: dict[bytes, Move] = {}
@@ -154,7 +156,9 @@ class Outbox:
         one.recording = False
         # Once a batch: those who finish while the engine is at it need not wake it again.
         is_awaited = one.row.group is not None or (one.careful and not one.stored)
-        if is_awaited or len(self._done) % self._batch == 0:
+        delay_ms = outcome.delay_ms
+        is_soon = delay_ms is not None and delay_ms < READ_AHEAD_MS
+        if is_awaited or is_soon or len(self._done) % self._batch == 0:
             self._on_news()
 
     def bury_spent(self, one: Delivery) -> None:
@@ -320,6 +324,11 @@ class Outbox:
             while self._left_behind:
                 self.hand_over(self._left_behind.pop())
         self.heads.flush(everything=everything)
+
+    def take_again(self) -> list[Row]:
+        """Rows that handlers have put off, and are due so soon that a poll may have passed them."""
+        again, self._again = self._again, []
+        return again
 
     def park_overdue(self) -> None:
         """Park deliveries that outlive `hold`, and move on the claims of those that still run."""
@@ -615,6 +624,12 @@ class Outbox:
         self.heads.put_off(
             p.move.new for p in moves if p.one.row.group is not None and not p.one.begun_us
         )
+        soon_ms = self._clock.now_ms() + READ_AHEAD_MS
+        for pending in moves:
+            row = repaired.get(pending.move.new.id, pending.move.new)
+            is_again = pending.fate is not Fate.BURY and pending.one.begun_us
+            if is_again and pending.move.old not in gone and row.due_ms <= soon_ms:
+                self._again.append(row)
         if dead:
             self._stats.add(buried=len(dead))
         for row in dead:
