@@ -76,6 +76,7 @@ class Outbox:
         share_ms: How far after now shared rows are due: who reads them next is not to have passed
             that when they are stored.
         on_news: Called when something waits that should not wait for the next step.
+        on_first: Called when the first outcome since a flush waits to be stored.
     """
 
     def __init__(
@@ -94,6 +95,7 @@ class Outbox:
         batch: int,
         share_ms: int,
         on_news: Callable[[], None],
+        on_first: Callable[[], None],
     ) -> None:
         self._clock = clock
         self._register = register
@@ -109,6 +111,7 @@ class Outbox:
         self._share_ms = share_ms
         self._errand_rows = max(batch, _ERRAND_ROWS_MIN)
         self._on_news = on_news
+        self._on_first = on_first
         self._done: deque[tuple[Delivery, Outcome]] = deque()
         self._acks: list[Delivery] = []
         self._sent: deque[tuple[Errand, list[Delivery]]] = deque()
@@ -151,6 +154,7 @@ class Outbox:
     def finish(self, one: Delivery, outcome: Outcome) -> None:
         """A delivery has ended; its outcome is stored by the next flush."""
         one.ended = True
+        is_first = not self._done
         self._done.append((one, outcome))
         # It may have ended before it was looked at.
         one.recording = False
@@ -160,6 +164,8 @@ class Outbox:
         is_soon = delay_ms is not None and delay_ms < READ_AHEAD_MS
         if is_awaited or is_soon or len(self._done) % self._batch == 0:
             self._on_news()
+        elif is_first:
+            self._on_first()
 
     def bury_spent(self, one: Delivery) -> None:
         """A row has had all its attempts: it is buried, and not handed out."""
