@@ -19,12 +19,12 @@ from shardq import locks
 from shardq.engine.courier import Courier
 from shardq.engine.failures import Failures
 from shardq.engine.hanging import Hanging
-from shardq.engine.intake import Intake
+from shardq.engine.intake import READ_AHEAD_MS, Intake
 from shardq.engine.lane import RUNGS
 from shardq.engine.lanes import Lanes
 from shardq.engine.lease import Lease, Leases
 from shardq.engine.outbox import Outbox
-from shardq.engine.reader import READ_AHEAD_MS, Reader
+from shardq.engine.reader import Reader
 from shardq.engine.ready import Ready
 from shardq.engine.rest import Rest
 from shardq.engine.sharing import FREE_US, Sharing
@@ -143,6 +143,7 @@ class Engine:
             member=self.member,
             batch=max(prefetch // 8, 1),
             share_ms=_SHARE_LOCAL_MS if store.is_local else _SHARE_MS,
+            isolated=isolated,
             on_news=self.wake,
             on_first=self._on_first,
         )
@@ -204,8 +205,7 @@ class Engine:
         self.ready.on_wait = self._on_free
         self._arrived_us: int | None = None
         self._is_arriving = self._is_leaving = False
-        self._reread_for = self._freed_us = 0
-        self._first_us = self._rested_us = 0
+        self._reread_for = self._freed_us = self._first_us = self._rested_us = 0
         self.outbox.on_park = self._membership.hurry
         self._group_share = max(prefetch // 16, 1)
         self._settings = register.settings
@@ -346,17 +346,13 @@ class Engine:
             if self._lost:
                 self.intake.give_up(lambda one: one.lease in self._lost)
                 self._lost.clear()
-            new = 0 if read is None else read()
+            return 0 if read is None else read()
         finally:
             # What cannot be read must not keep what is done from being stored.
             self.starts.keep(is_leaving=self._is_leaving)
             self.outbox.park_overdue()
             self.outbox.heads.relieve(self._group_share)
             self.outbox.flush()
-        again = self.outbox.take_again()
-        if read is not None and not self._isolated:
-            self.intake.accept_moved(again)
-        return new
 
     def _read_briefly(self) -> int:
         new = self.reader.poll()
