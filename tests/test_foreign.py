@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo
@@ -206,9 +207,10 @@ def test_a_trigger_that_fails_later_says_so_when_it_is_asked() -> None:
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
-        ("own_triggers:Gone", "trigger 'own_triggers:Gone' cannot be imported: AttributeError"),
-        ("gone_since:Gone", "trigger 'gone_since:Gone' cannot be imported: ModuleNotFoundError"),
-        ("own_triggers", "trigger 'own_triggers' cannot be imported: "),
+        ("own_triggers:Gone", "trigger 'own_triggers:Gone' is none of a module that is imported"),
+        ("gone_since:Gone", "trigger 'gone_since:Gone' is none of a module that is imported here"),
+        ("apscheduler.triggers.gone:Gone", "is none of a module that is imported here"),
+        ("own_triggers", "trigger 'own_triggers' is none of a module that is imported here"),
         ("own_triggers:NoTrigger", "own_triggers:NoTrigger is no class of triggers"),
         ("own_triggers:HOUR", "own_triggers:HOUR is no class of triggers"),
         ("own_triggers:Frozen", "cannot be made again of its state: "),
@@ -219,3 +221,34 @@ def test_a_trigger_whose_class_is_gone_says_so_when_it_is_asked(kind: str, said:
     with pytest.raises(TriggerError) as caught:
         next_of(read)
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "held",
+    [
+        {"$trigger": ["tempfile:_TemporaryFileCloser", {"name": "FILE", "delete": True}]},
+        {"$trigger": ["tempfile:_TemporaryFileCloser", {}]},
+        {"deep": [{"$tuple": [{"$trigger": ["subprocess:Popen", {}]}]}]},
+        {"$field": ["import_module", "antigravity"]},
+        {"$field": ["monthrange", 2027, 1]},
+    ],
+    ids=str,
+)
+def test_a_state_makes_triggers_and_their_fields_and_nothing_else(held: Any) -> None:
+    state = {"inner": held, "holidays": []}
+    read = Trigger.from_json({"class": "own_triggers:Workdays", "state": state, "tz": "UTC"})
+    with pytest.raises(TriggerError, match=r"is no class of|is none of|no attribute 'import_mod"):
+        next_of(read)
+
+
+def test_a_state_imports_nothing() -> None:
+    assert "antigravity" not in sys.modules
+    for held in ({"$trigger": ["antigravity:fly", {}]}, {"$field": ["antigravity"]}):
+        state = {"inner": held, "holidays": []}
+        with pytest.raises(TriggerError):
+            next_of(
+                Trigger.from_json({"class": "own_triggers:Workdays", "state": state, "tz": "UTC"})
+            )
+    with pytest.raises(TriggerError, match="import its class in the app, beside the tasks"):
+        next_of(Trigger.from_json({"class": "antigravity:Fly", "state": {}, "tz": "UTC"}))
+    assert "antigravity" not in sys.modules

@@ -16,6 +16,7 @@ import pytest
 from forked import Process
 
 import shardq
+from shardq.errors import StoreUnavailable
 from shardq.records.presence import Presence
 from shardq.stores.sqlite import SqliteStore
 from shardq.testing import ManualClock
@@ -333,3 +334,42 @@ def test_what_a_killed_consumer_held_is_taken_over_with_care_while_its_lease_las
         )
         consumer.run(until_empty=True)
     assert sorted(seen) == [("harmless", 1), ("poison", 2)]
+
+
+@pytest.mark.parametrize("how", ["link", "file", "foreign", "not empty"])
+def test_a_directory_of_somebody_else_s_is_refused_and_nothing_in_it_is_removed(
+    tmp_path: Path, how: str
+) -> None:
+    theirs = tmp_path / "docs"
+    theirs.mkdir()
+    letter = theirs / ("mailer:4711%2F5b1c09aa" if how == "not empty" else "letter.txt")
+    letter.write_text("dear")
+    os.utime(letter, (1, 1))
+    beside = tmp_path / "jobs.db-members"
+    if how == "link":
+        beside.symlink_to(theirs)
+    elif how == "file":
+        beside.write_text("x")
+    else:
+        theirs.rename(beside)
+        letter = beside / letter.name
+    with pytest.raises(StoreUnavailable, match=r"keeps its members' files in .*: rename it, or"):
+        shardq.connect(f"sqlite:///{tmp_path}/jobs.db")
+    assert letter.read_text() == "dear"
+
+
+def test_a_directory_that_becomes_a_link_while_it_is_used_is_left_alone(
+    tmp_path: Path, beside: Path
+) -> None:
+    theirs = tmp_path / "docs"
+    theirs.mkdir()
+    letter = theirs / "mailer:1%2F00"
+    letter.touch()
+    os.utime(letter, (1, 1))
+    beside.symlink_to(theirs)
+    clock = ManualClock()
+    one = Presence(beside, HOLDER, clock)
+    for _ in range(3):
+        one.keep()
+        clock.advance(61)
+    assert list(theirs.iterdir()) == [letter]

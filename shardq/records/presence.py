@@ -16,17 +16,19 @@ of its own members a second time, and each takes its lock again and again, in ca
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import logging
 import os
 import stat
 from contextlib import suppress
+from itertools import islice
 from typing import TYPE_CHECKING
-from urllib.parse import quote
 from weakref import finalize
 
 from shardq import locks
 from shardq.clock import machine_us
+from shardq.stores.beside import FILES_MAX, is_members, name_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -41,8 +43,6 @@ _TEND_EVERY_US = 60_000_000
 """How often a member marks its file as in use, and removes files of the dead."""
 _LEFT_OVER_US = 180_000_000
 """A free file that was marked so long ago is of use to nobody: a lease lasts a minute at most."""
-_FILES_MAX = 1_000
-"""Files looked at in one turn of clearing away."""
 _KNOWN_MAX = 1_000
 """Dead members, and such as only seemed dead, that are kept in mind."""
 _MAKE_TRIES = 3
@@ -61,7 +61,7 @@ class Presence:
 
     def __init__(self, beside: Path | None, holder: str, clock: Clock) -> None:
         self._beside = beside
-        self._name = _name_of(holder)
+        self._name = name_of(holder)
         self._clock = clock
         self._close: finalize[[str], Presence] | None = None
         self._kept_us: int | None = None
@@ -106,7 +106,7 @@ class Presence:
             return False
         if holder in self._dead:
             return True
-        name = _name_of(holder)
+        name = name_of(holder)
         if name in _own or not _is_free(str(self._beside / name)):
             return False
         log.info("member of %s is dead: its file is not locked any more", holder)
@@ -183,10 +183,13 @@ class Presence:
         with suppress(OSError):
             if self._name in _own:
                 os.utime(beside / self._name)
+        if not _is_directory(beside):
+            return
         with suppress(OSError), os.scandir(beside) as entries:
-            for entry, _ in zip(entries, range(_FILES_MAX), strict=False):
+            for entry in islice(entries, FILES_MAX):
                 age_us = machine_us() - entry.stat(follow_symlinks=False).st_mtime_ns // 1_000
-                if age_us > _LEFT_OVER_US and entry.name not in _own and _is_free(entry.path):
+                is_left_over = age_us > _LEFT_OVER_US and entry.name not in _own
+                if is_left_over and is_members(entry) and _is_free(entry.path):
                     os.unlink(entry.path)
 
     def _begin_child(self) -> None:
@@ -204,17 +207,23 @@ def _close(name: str) -> None:
         os.close(_own.pop(name))
 
 
-def _name_of(holder: str) -> str:
-    # Of what other members tell, too: it names a file in that directory, whatever it is.
-    return quote(holder, safe=":", errors="surrogatepass")
-
-
 def _make_directory(beside: Path) -> None:
     with suppress(FileExistsError):
         os.mkdir(beside)
         with suppress(OSError):
             # Whoever may make files beside the database is to have one here.
             os.chmod(beside, os.stat(beside.parent).st_mode & 0o7777)
+    if not _is_directory(beside):
+        # The store refuses a link as it opens; this one has come since.
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(beside))
+
+
+def _is_directory(beside: Path) -> bool:
+    """True if it is a directory itself, and no link to one."""
+    try:
+        return stat.S_ISDIR(os.lstat(beside).st_mode)
+    except OSError:
+        return False
 
 
 def _is_free(path: str) -> bool:

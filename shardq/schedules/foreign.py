@@ -6,7 +6,6 @@ it is asked, so that what it remembers of one question never changes its next an
 
 from __future__ import annotations
 
-import importlib
 import json
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from shardq.errors import TriggerError, UsageError, shown
 from shardq.model.times import LATEST_MS, ceil_ms, iso
 from shardq.schedules.rules import Fire
-from shardq.schedules.state import decoded, encoded
+from shardq.schedules.state import class_of, decoded, encoded
 from shardq.schedules.zones import zone_name, zone_of
 
 if TYPE_CHECKING:
@@ -53,11 +52,11 @@ class Foreign:
             now_ms: Epoch milliseconds: what it says comes next must be the same once it is stored.
 
         Raises:
-            TriggerError: If its class cannot be imported, or JSON cannot hold its state.
+            TriggerError: If other processes cannot import its class, or JSON cannot hold its state.
         """
         kind = f"{type(trigger).__module__}:{type(trigger).__qualname__}"
         is_own = kind.startswith("__main__:") or "<locals>" in kind
-        if is_own or _class_of(kind) is not type(trigger):
+        if is_own or class_of(kind) is not type(trigger):
             raise TriggerError(
                 f"trigger {kind} cannot be imported by other processes; define its class at the "
                 f"top level of a module."
@@ -139,36 +138,13 @@ class Foreign:
         return f"{self.kind} {self.zone}"
 
 
-def _class_of(kind: str) -> Any:
-    """The class of triggers that has a name.
-
-    Raises:
-        TriggerError: If it cannot be imported, or is none.
-    """
-    # Here, because it takes longer to import than all of shardq.
-    from apscheduler.triggers.base import BaseTrigger
-
-    module, _, path = kind.partition(":")
-    try:
-        found: Any = importlib.import_module(module)
-        for name in path.split("."):
-            found = getattr(found, name)
-    except Exception as error:
-        raise TriggerError(
-            f"trigger {shown(kind)} cannot be imported: {type(error).__name__}: {error}"
-        ) from error
-    if not (isinstance(found, type) and issubclass(found, BaseTrigger)):
-        raise TriggerError(f"{kind} is no class of triggers: it must inherit from BaseTrigger.")
-    return found
-
-
 def _revived(kind: str, state: str) -> Any:
     """The trigger of a class and a state.
 
     Raises:
         TriggerError: If it cannot be made.
     """
-    made = _class_of(kind)
+    made = class_of(kind)
     try:
         return decoded(json.loads(state), made)
     except UsageError:

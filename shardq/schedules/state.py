@@ -2,11 +2,16 @@
 
 What JSON has no kind for is an object of one name that begins with `$`: `{"$date": "2027-01-31"}`.
 A trigger within a trigger, as one that leaves out holidays has, is such an object too.
+
+Whoever can write to the store can write a state. So a state makes triggers and the fields of
+APScheduler's cron trigger, and nothing else, at every depth. No module is imported because a state
+names it, but for those of APScheduler's triggers.
 """
 
 from __future__ import annotations
 
 import math
+import sys
 from datetime import date, datetime, time, timedelta, tzinfo
 from functools import cache
 from importlib import import_module
@@ -20,6 +25,7 @@ if TYPE_CHECKING:
 
 _DEPTH_MAX = 20
 _MARK = "$"
+_TRIGGERS = "apscheduler.triggers."
 _FIELDS = "apscheduler.triggers.cron.fields"
 _MICROSECOND = timedelta(microseconds=1)
 
@@ -38,12 +44,38 @@ def decoded(held: Any, kind: Any) -> Any:
     return _made(kind, _decoded(held))
 
 
+def class_of(kind: str) -> Any:
+    """The class of triggers that has a name, `module:Class`.
+
+    Raises:
+        TriggerError: If its module is not imported here, or it has no such class.
+    """
+    # Here, because it takes longer to import than all of shardq.
+    from apscheduler.triggers.base import BaseTrigger
+
+    module, _, path = kind.partition(":")
+    try:
+        found: Any = import_module(module) if module.startswith(_TRIGGERS) else sys.modules[module]
+        for name in path.split("."):
+            found = getattr(found, name)
+    except (ImportError, KeyError, AttributeError) as error:
+        raise TriggerError(
+            f"trigger {shown(kind)} is none of a module that is imported here; import its class in "
+            f"the app, beside the tasks."
+        ) from error
+    if not (isinstance(found, type) and issubclass(found, BaseTrigger)):
+        raise TriggerError(f"{kind} is no class of triggers: it must inherit from BaseTrigger.")
+    return found
+
+
 def _made(kind: Any, state: Any) -> Any:
     trigger = kind.__new__(kind)
     if hasattr(trigger, "__setstate__"):
         trigger.__setstate__(state)
     else:
         for name, value in state.items():
+            if name.startswith("__"):
+                raise TriggerError(f"its state has {shown(name)}, which no attribute is named.")
             setattr(trigger, name, value)
     return trigger
 
@@ -159,14 +191,20 @@ def _field_parts(field: Any) -> list[Any]:
 
 
 def _field(parts: list[Any]) -> Any:
-    kind, *arguments = parts
-    return getattr(import_module(_FIELDS), kind)(*arguments)
+    from apscheduler.triggers.cron.fields import BaseField
+
+    name, *arguments = parts
+    kind = getattr(import_module(_FIELDS), name)
+    if not (isinstance(kind, type) and issubclass(kind, BaseField)):
+        raise TriggerError(f"{shown(name)} is no class of fields.")
+    return kind(*arguments)
 
 
 def _trigger_parts(trigger: Any) -> list[Any]:
-    return [type(trigger).__module__, type(trigger).__name__, _state_of(trigger)]
+    kind = f"{type(trigger).__module__}:{type(trigger).__qualname__}"
+    return [kind, _state_of(trigger)]
 
 
 def _trigger(parts: list[Any]) -> Any:
-    module, name, state = parts
-    return _made(getattr(import_module(module), name), state)
+    kind, state = parts
+    return _made(class_of(kind), state)

@@ -22,6 +22,7 @@ from urllib.parse import quote
 
 from shardq.clock import machine_us
 from shardq.errors import StoreCorrupt, StoreUnavailable
+from shardq.stores import beside
 from shardq.stores.url import printable
 
 if TYPE_CHECKING:
@@ -116,6 +117,8 @@ class File:
                 f"{self.shown} cannot be read by this user; change its permissions."
             )
         self.only_reads = self._why_only_read(path)
+        if self.only_reads is None:
+            beside.check(self.members_path, self.shown)
 
     def _why_only_read(self, path: Path) -> str | None:
         if self._read_only:
