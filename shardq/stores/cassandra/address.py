@@ -41,6 +41,8 @@ class Address:
         tls: One of `TLS`.
         ca: PEM file of the authority; None takes the system's.
         cert: PEM file of this client's certificate and key, where the server asks for one.
+        tls_name: The name that every node's certificate has; None: the one in the url, or the
+            node's address where the url does not name it.
         timeout_ms: How long a request may take.
         replication: Copies of a row that `init` asks for; None lets it choose.
         trace: Whether the tombstones of each read are counted, by tracing; for benchmarks.
@@ -56,6 +58,7 @@ class Address:
     tls: str = "off"
     ca: str | None = None
     cert: str | None = None
+    tls_name: str | None = None
     timeout_ms: int = TIMEOUT_MS
     replication: int | None = None
     trace: bool = False
@@ -117,7 +120,15 @@ def read_url(url: str) -> Address:
         raise BadUrl("the cassandra url has a user but no password; add password_env=VARIABLE.")
     if "password" in chosen and "user" not in chosen:
         raise BadUrl("the cassandra url has a password but no user; add user=NAME.")
+    _check_tls(chosen)
     return Address(**chosen)  # type: ignore[arg-type] # each reader returns its field's type
+
+
+def _check_tls(chosen: dict[str, object]) -> None:
+    """Refuse what is for TLS alone without it: the connection would be in plain text."""
+    for name in ("ca", "cert", "tls_name"):
+        if name in chosen and chosen.get("tls", "off") == "off":
+            raise BadUrl(f"{name}= of the cassandra url is for TLS; add tls=on, or leave it out.")
 
 
 def _hosts(places: str) -> tuple[tuple[str, ...], int]:
@@ -232,6 +243,7 @@ _OPTIONS: dict[str, tuple[str, Callable[[str, str], object]]] = {
     "tls": ("tls", _choice(TLS)),
     "ca": ("ca", _file),
     "cert": ("cert", _file),
+    "tls_name": ("tls_name", _text),
     "timeout": ("timeout_ms", _timeout),
     "replication": ("replication", _replication),
     "trace": ("trace", _trace),

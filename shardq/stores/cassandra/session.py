@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from cassandra import ConsistencyLevel
+from cassandra import ConsistencyLevel, UnresolvableContactPoints
 from cassandra.auth import PlainTextAuthProvider
 from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile
 from cassandra.policies import (
@@ -46,6 +46,7 @@ from shardq.errors import (
 )
 from shardq.stores.cassandra.failures import DRIVER_ERRORS, store_error
 from shardq.stores.cassandra.inherited import leave
+from shardq.stores.cassandra.named import named_nodes
 from shardq.stores.cassandra.slow import SlowLast, SlowNodes
 
 if TYPE_CHECKING:
@@ -200,9 +201,16 @@ class Session:
     def _connect(self) -> _Live:
         address = self.address
         _quiet_driver()
+        hosts: list[Any] = list(address.hosts)
+        nodes = None
+        if address.tls != "off":
+            hosts, nodes = named_nodes(address)
         try:
+            if not hosts:
+                raise UnresolvableContactPoints({})
             cluster = Cluster(
-                list(address.hosts),
+                hosts,
+                endpoint_factory=nodes,
                 port=address.port,
                 protocol_version=5,
                 compression="lz4",
@@ -219,9 +227,9 @@ class Session:
                 reconnection_policy=ExponentialReconnectionPolicy(0.25, 5.0, max_attempts=None),
             )
         except DRIVER_ERRORS as error:
-            hosts = ", ".join(address.hosts)
+            unknown = ", ".join(address.hosts)
             raise StoreUnavailable(
-                f"{address.shown} cannot be reached: no address is known for {hosts}."
+                f"{address.shown} cannot be reached: no address is known for {unknown}."
             ) from error
         try:
             session = cluster.connect()

@@ -1,0 +1,70 @@
+"""Nodes with the names by which their certificates are checked.
+
+The driver (3.30) resolves a host's name and forgets it: it would check the certificate for the
+address. So each address keeps the name that the url has for it, and gives it to the driver.
+"""
+
+from __future__ import annotations
+
+import socket
+from typing import TYPE_CHECKING, Any
+
+from cassandra.connection import DefaultEndPoint, DefaultEndPointFactory
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from shardq.stores.cassandra.address import Address
+
+
+class NamedNode(DefaultEndPoint):  # type: ignore[misc] # the driver has no types
+    """A node's address, equal to the driver's own of that address, and the name to check."""
+
+    def __init__(self, address: str, port: int, name: str) -> None:
+        super().__init__(address, port)
+        self._name = name
+
+    @property
+    def ssl_options(self) -> dict[str, Any]:
+        """What the driver passes to `SSLContext.wrap_socket`."""
+        return {"server_hostname": self._name}
+
+
+class NamedNodes(DefaultEndPointFactory):  # type: ignore[misc]
+    """Makes nodes of the rows of `system.peers`.
+
+    Args:
+        names: Address -> name, of the nodes that the url names.
+        every: The name that is in every node's certificate; None: its name, else its address.
+    """
+
+    def __init__(self, port: int, names: Mapping[str, str], every: str | None) -> None:
+        super().__init__(port)
+        self._names = names
+        self._every = every
+
+    def named(self, address: str, port: int) -> NamedNode:
+        """The node of an address."""
+        return NamedNode(address, port, self._every or self._names.get(address, address))
+
+    def create(self, row: Any) -> NamedNode:
+        """The node of a row of the cluster's own tables."""
+        found = super().create(row)
+        return self.named(found.address, found.port)
+
+
+def named_nodes(address: Address) -> tuple[list[NamedNode], NamedNodes]:
+    """The nodes of a url, and the factory of those that are discovered.
+
+    A host that no address is known for is left out: another one may be reached.
+    """
+    names: dict[str, str] = {}
+    for host in address.hosts:
+        try:
+            found = socket.getaddrinfo(host, address.port, type=socket.SOCK_STREAM)
+        except OSError:
+            continue
+        for *_, place in found:
+            names.setdefault(str(place[0]), host)
+    nodes = NamedNodes(address.port, names, address.tls_name)
+    return [nodes.named(one, address.port) for one in names], nodes
