@@ -341,7 +341,9 @@ def test_the_page_of_urls_has_every_option_of_cassandra(
     for file in ("ca.pem", "client.pem"):
         Path(file).touch()
     for name, (example, *_) in written.items():
-        other = {"user": "&password=secret"}.get(name, "&user=me" if "password" in name else "")
+        needed = {"user": "&password=secret", "password": "&user=me", "password_env": "&user=me"}
+        needed |= dict.fromkeys(("ca", "cert", "tls_name"), "&tls=on")
+        other = needed.get(name, "")
         cassandra_address.read_url(f"cassandra://host/jobs?{example}{other}")
 
 
