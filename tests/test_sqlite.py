@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import subprocess
+import sys
 import threading
 from contextlib import suppress
 from pathlib import Path
@@ -32,6 +34,7 @@ from shardq.model.ids import order_key, row_ids
 from shardq.model.message import Row
 from shardq.stores import store_of
 from shardq.stores.sqlite import SqliteStore, schema
+from shardq.stores.sqlite import file as sqlite_names
 from shardq.stores.sqlite import store as sqlite_store
 from shardq.stores.store import Entry, LeaseState, Mark, Move
 from shardq.stores.tables import LANES, QUEUES, RESULTS, Change, ResultNote
@@ -585,3 +588,53 @@ def test_an_insert_that_fails_half_way_is_taken_back_whole(store: SqliteStore) -
     assert store.read(ALL) == []
     store.insert(broken[:10])
     assert store.read(ALL) == broken[:10]
+
+
+# Names --------------------------------------------------------------------------------------------
+
+
+def test_a_file_with_two_names_is_refused_under_both(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.db"
+    url = f"sqlite:///{path}"
+    with shardq.connect(url) as db:
+        db.queue("mail").put("x")
+    other = tmp_path / "other.db"
+    other.hardlink_to(path)
+    for name in (path, other):
+        with pytest.raises(StoreUnavailable, match=r"has 2 names \(hard links\); remove all but"):
+            shardq.connect(f"sqlite:///{name}")
+    other.unlink()
+    with shardq.connect(url) as db:
+        assert db.queue("mail").depth(exact=True).total == 1
+
+
+@pytest.mark.parametrize("name", ["jobs.db", "my jobs\\.db"])
+def test_a_file_that_is_mounted_alone_is_refused_and_one_in_a_mounted_directory_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    mounts = tmp_path / "mountinfo"
+    octal = name.replace("\\", "\\134").replace(" ", "\\040")
+    line = "36 35 98:0 /jobs {} rw,noatime master:1 - ext4 /dev/root rw"
+    monkeypatch.setattr(sqlite_names, "_MOUNTS", mounts)
+    mounts.write_text(f"{line.format(tmp_path)}\n")
+    url = f"sqlite:///{tmp_path}/{name}"
+    shardq.init(url)
+    mounts.write_text(f"{line.format(tmp_path)}\n{line.format(tmp_path / octal)}\n")
+    with pytest.raises(StoreUnavailable, match=r"is mounted by itself, .*; mount its directory, "):
+        shardq.connect(url)
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or sys.platform != "linux", reason="only root can mount")
+def test_a_real_mount_of_a_file_alone_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "inside").mkdir()
+    for one in (tmp_path / "jobs.db", tmp_path / "inside" / "jobs.db"):
+        one.touch()
+    # In a space of its own, so that nothing is left mounted.
+    script = (
+        'mount --bind "$1/jobs.db" "$1/inside/jobs.db" && '
+        'exec "$2" -m shardq put mail x --store "sqlite:///$1/inside/jobs.db"'
+    )
+    words = ["unshare", "--mount", "sh", "-c", script, "sh", str(tmp_path), sys.executable]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert "inside/jobs.db is mounted by itself, as by `docker run -v`; mount" in done.stderr
+    assert (tmp_path / "jobs.db").stat().st_size == 0

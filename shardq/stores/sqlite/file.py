@@ -17,6 +17,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote
 
@@ -27,11 +28,11 @@ from shardq.stores.url import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 _LOG_SETTLED_US = 1_000_000
 """A commit shows only when the log has been synced, so long after its last write at the most."""
 _LOOK_US = 100_000
+_MOUNTS = Path("/proc/self/mountinfo")
 
 
 class Opened:
@@ -115,6 +116,11 @@ class File:
         elif not os.access(path, os.R_OK):
             raise StoreUnavailable(
                 f"{self.shown} cannot be read by this user; change its permissions."
+            )
+        elif why := _other_name(path.resolve()):
+            raise StoreUnavailable(
+                f"{self.shown} {why}, and SQLite keeps a log beside each name: two processes that "
+                f"open it by different names destroy it."
             )
         self.only_reads = self._why_only_read(path)
         if self.only_reads is None:
@@ -280,6 +286,25 @@ def _beside(path: Path, suffix: str) -> Path:
     """A file of SQLite's own: beside the database, not beside a link to it."""
     real = path.resolve() if path.is_symlink() else path
     return real.with_name(real.name + suffix)
+
+
+def _other_name(path: Path) -> str | None:
+    """Why a file can have another name than this, and what to do; None if it has no other."""
+    links = path.stat().st_nlink
+    if links > 1:
+        return f"has {links} names (hard links); remove all but one"
+    try:
+        mounts = _MOUNTS.read_text(errors="surrogateescape")
+    except OSError:
+        # No Linux: a file cannot be mounted alone.
+        return None
+    # The fifth field is where it is mounted; blanks, tabs, line ends and backslashes are octal.
+    name = str(path)
+    for plain, octal in (("\\", "\\134"), (" ", "\\040"), ("\t", "\\011"), ("\n", "\\012")):
+        name = name.replace(plain, octal)
+    if any(line.split(" ", 5)[4] == name for line in mounts.splitlines()):
+        return "is mounted by itself, as by `docker run -v`; mount its directory"
+    return None
 
 
 def _state_of(path: Path) -> FileState:
