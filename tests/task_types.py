@@ -101,6 +101,33 @@ class Customer(pydantic.BaseModel):
     homes: list[Address] = []
 
 
+class Login(pydantic.BaseModel):
+    user: str
+    password: pydantic.SecretStr
+
+
+class Prefixed(pydantic.BaseModel):
+    """A model whose validator changes what it has made."""
+
+    name: str
+
+    @pydantic.field_validator("name")
+    @classmethod
+    def _prefix(cls, name: str) -> str:
+        return f"user-{name}"
+
+
+class Hidden(pydantic.BaseModel):
+    name: str
+    token: str = pydantic.Field("", exclude=True)
+
+
+class Loose(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(extra="allow")
+
+    name: str
+
+
 class Socket:
     """What JSON cannot hold."""
 

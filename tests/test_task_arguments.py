@@ -22,6 +22,7 @@ from typing import (
 import freezegun
 import msgspec
 import pendulum
+import pydantic
 import pytest
 from examples import bounded
 from hypothesis import given
@@ -37,14 +38,18 @@ from task_types import (
     Address,
     Color,
     Customer,
+    Hidden,
     Item,
     Level,
+    Login,
+    Loose,
     Money,
     Needed,
     Options,
     Order,
     Place,
     Point,
+    Prefixed,
     Rights,
     Size,
     Socket,
@@ -327,6 +332,15 @@ REFUSED: list[tuple[Any, Any, str]] = [
     (Place, Place(1.0, float("inf")), ".lon is inf, which JSON cannot hold"),
     (Address, {"street": "A", "zipCode": "12"},
      " must be Address, not dict ({'street': 'A', 'zipCode': '12'})"),
+    (Login, Login(user="ada", password=pydantic.SecretStr("hunter2")),
+     ".password is SecretStr (SecretStr('**********')), which JSON cannot hold exactly"),
+    (list[Login], [Login(user="ada", password=pydantic.SecretStr("hunter2"))],
+     "[0].password is SecretStr (SecretStr('**********')), which JSON cannot hold exactly"),
+    (Prefixed, Prefixed(name="ada"),
+     ".name is str ('user-ada'), which is read back as 'user-user-ada'"),
+    (Hidden, Hidden(name="ada", token="t"), ".token is str ('t'), which is read back as ''"),
+    (Loose, Loose(name="ada", when=DAY),  # type: ignore[call-arg]
+     ".when is date (datetime.date(2026, 1, 1)), which JSON gives back as str: " + PLAIN),
     (Address, Address.model_construct(street="A", zip_code="1"),
      " is Address(street='A', zip_code='1'): Address.zip_code: String should have at least 2 "
      "characters"),

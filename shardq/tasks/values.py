@@ -324,13 +324,16 @@ def _lost_of_dict(given: dict[Any, Any], back: dict[Any, Any], path: str) -> Unf
 
 def _lost_of_fields(given: Any, back: Any, path: str) -> Unfit | None:
     """What is lost of a value that is read as one of its type."""
-    if given == back or _is_same_moment(given, back) or _is_model(type(given)):
+    if given == back or _is_same_moment(given, back):
         return None
     names = _field_names(given)
     if not names:
-        return Unfit(f"is {_kind(given)}, which JSON cannot hold exactly", path)
+        said = "which JSON cannot hold exactly"
+        if shown(back) != shown(given):
+            said = f"which is read back as {shown(back)}"
+        return Unfit(f"is {_kind(given)}, {said}", path)
     return _first(
-        _lost(getattr(given, name), getattr(back, name), f"{path}.{name}") for name in names
+        _lost(getattr(given, name), getattr(back, name, None), f"{path}.{name}") for name in names
     )
 
 
@@ -348,10 +351,12 @@ def _is_same_moment(given: object, back: object) -> bool:
     )
 
 
-def _field_names(value: object) -> list[str]:
-    """The fields of a dataclass, an attrs class or a struct."""
+def _field_names(value: Any) -> list[str]:
+    """The fields of a dataclass, an attrs class, a struct or a model of pydantic."""
     if isinstance(value, msgspec.Struct):
         return list(value.__struct_fields__)
+    if _is_model(type(value)):
+        return [*type(value).model_fields, *(value.model_extra or ())]
     attrs = getattr(type(value), "__attrs_attrs__", ())
     return list(getattr(type(value), "__dataclass_fields__", ())) or [one.name for one in attrs]
 
