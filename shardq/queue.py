@@ -31,7 +31,7 @@ from shardq.lifecycle.producer import Producer
 from shardq.lifecycle.receipts import Receipts
 from shardq.lifecycle.redrive import Redriver
 from shardq.lifecycle.settle import Settler
-from shardq.model import settings
+from shardq.model import names, settings
 from shardq.model.message import Message
 from shardq.model.times import duration_ms
 from shardq.records.home import QueueHome
@@ -179,6 +179,7 @@ class Queue(Scheduled):
             StoreTimeout: Maybe stored; it carries the message, to be put again.
             StoreUnavailable: Not stored.
         """
+        names.check_puts(self.name)
         return self._producer.put(
             body,
             due=due,
@@ -226,6 +227,7 @@ class Queue(Scheduled):
             StoreTimeout, StoreUnavailable: Some are maybe stored; it carries them, to be put again,
                 and a note says how many were put before them.
         """
+        names.check_puts(self.name)
         if not ids:
             return self._producer.put_many(items)
         made: list[str] = []

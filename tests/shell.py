@@ -24,6 +24,7 @@ from forked import Process
 
 from shardq import cli
 from shardq.model.ids import row_ids
+from shardq.schedules.state import TRIGGERS_VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -153,7 +154,10 @@ class Shell:
         return cli.run(arguments)
 
     def _environment(self, url: str | None) -> dict[str, str]:
-        environment = {k: v for k, v in os.environ.items() if not k.startswith("SHARDQ_")}
+        kept = {TRIGGERS_VARIABLE}
+        environment = {
+            k: v for k, v in os.environ.items() if not k.startswith("SHARDQ_") or k in kept
+        }
         environment["SHARDQ_STORE"] = self.url if url is None else url
         if not environment["SHARDQ_STORE"]:
             del environment["SHARDQ_STORE"]

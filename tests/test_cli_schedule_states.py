@@ -20,6 +20,7 @@ from shardq.cli.exits import Exit
 from shardq.cli.states import Finding, Level, Limits, State
 from shardq.clock import SystemClock
 from shardq.observer import LaneView, MemberView, Observer, QueueView
+from shardq.schedules.state import TRIGGERS_VARIABLE
 from shardq.testing import Stage
 
 if TYPE_CHECKING:
@@ -117,10 +118,9 @@ def test_what_keeps_schedules_is_touched_by_schedule_alone(
     assert [one["name"] for one in shell.ok("schedule", "list", "--json").lines] == ["a"]
 
 
-def test_a_queue_that_keeps_schedules_of_none_is_as_any_other(shell: Shell) -> None:
-    shell.ok("put", "my.schedules", "x")
-    assert [one["queue"] for one in shell.ok("queues", "--json").lines] == ["my.schedules"]
-    assert shell.ok("queues", "drop", "my.schedules", "--yes").out == "my.schedules: dropped\n"
+def test_a_name_for_schedules_is_no_name_of_a_queue_of_messages(shell: Shell) -> None:
+    told = shell.fails(Exit.USAGE, "put", "my.schedules", "x")
+    assert "queue 'my.schedules' keeps the ticks of schedules and takes no messages" in told
 
 
 # check --------------------------------------------------------------------------------------------
@@ -180,9 +180,19 @@ def own(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> Shell:
             queue.schedule(trigger, b"fired", name="own")
             queue.put("last", delay="3s")
     monkeypatch.delitem(sys.modules, "own_seconds")
+    monkeypatch.setenv(TRIGGERS_VARIABLE, "own_seconds")
     # It is given back, without what a command adds.
     monkeypatch.setattr(sys, "path", list(sys.path))
     return shell
+
+
+def test_a_trigger_of_the_directory_is_not_imported_unless_it_is_named(
+    own: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(TRIGGERS_VARIABLE)
+    told = own.run("schedule", "preview", "mail", "own").err
+    assert "import its class in the app, or name its module in SHARDQ_TRIGGERS" in told
+    assert "own_seconds" not in sys.modules
 
 
 def test_a_trigger_of_the_directory_is_counted_by_the_calendar(own: Shell) -> None:

@@ -249,6 +249,6 @@ def test_a_state_imports_nothing() -> None:
             next_of(
                 Trigger.from_json({"class": "own_triggers:Workdays", "state": state, "tz": "UTC"})
             )
-    with pytest.raises(TriggerError, match="import its class in the app, beside the tasks"):
+    with pytest.raises(TriggerError, match="or name its module in SHARDQ_TRIGGERS"):
         next_of(Trigger.from_json({"class": "antigravity:Fly", "state": {}, "tz": "UTC"}))
     assert "antigravity" not in sys.modules

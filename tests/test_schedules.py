@@ -439,15 +439,13 @@ def test_a_purge_takes_no_schedule_along(stage: Stage, queue: Queue) -> None:
     assert run.drive(20) == ["08:00:20", "08:00:30"]
 
 
-def test_a_queue_of_other_messages_under_the_name_of_the_ticks_is_left_alone(
-    stage: Stage, queue: Queue
-) -> None:
-    own = stage.connect().queue("mail.schedules")
-    own.put("mine")
-    with pytest.raises(errors.UsageError, match=r"there is a queue 'mail.schedules' of other"):
-        queue.every("10s", b"", name="crm")
-    assert not queue.settings.schedules_used
-    assert own.depth(exact=True).total == 1
+def test_a_queue_of_ticks_takes_no_puts(stage: Stage, queue: Queue) -> None:
+    queue.every("10s", b"", name="crm")
+    ticks = stage.connect().queue("mail.schedules")
+    for put in (lambda: ticks.put("x"), lambda: ticks.put_many(["x"])):
+        with pytest.raises(errors.BadName, match=r"'mail.schedules' keeps the ticks of schedules"):
+            put()
+    assert len(ticks.peek()) == 1
 
 
 # A chain that is broken ---------------------------------------------------------------------------

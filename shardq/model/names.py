@@ -103,6 +103,19 @@ def is_schedules_queue(queue: str) -> bool:
     return queue.endswith(SCHEDULES_SUFFIX)
 
 
+def check_puts(queue: str) -> None:
+    """Refuse puts into a queue of ticks: a worker fires whatever a tick says.
+
+    Raises:
+        BadName: If the queue keeps the ticks of schedules.
+    """
+    if is_schedules_queue(queue):
+        raise BadName(
+            f"queue {queue!r} keeps the ticks of schedules and takes no messages; give the queue "
+            f"another name, or make a schedule of {scheduled_queue(queue)!r}."
+        )
+
+
 def scheduled_queue(queue: str) -> str:
     """The queue whose schedules `queue` keeps; itself, where it keeps none.
 

@@ -5,12 +5,13 @@ A trigger within a trigger, as one that leaves out holidays has, is such an obje
 
 Whoever can write to the store can write a state. So a state makes triggers and the fields of
 APScheduler's cron trigger, and nothing else, at every depth. No module is imported because a state
-names it, but for those of APScheduler's triggers.
+names it, but for those of APScheduler's triggers and those that `SHARDQ_TRIGGERS` allows.
 """
 
 from __future__ import annotations
 
 import math
+import os
 import sys
 from datetime import date, datetime, time, timedelta, tzinfo
 from functools import cache
@@ -23,6 +24,8 @@ from shardq.schedules.zones import zone_name, zone_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+TRIGGERS_VARIABLE = "SHARDQ_TRIGGERS"
+"""Names the modules, by commas, whose triggers may be imported when they are asked."""
 _DEPTH_MAX = 20
 _MARK = "$"
 _TRIGGERS = "apscheduler.triggers."
@@ -55,13 +58,15 @@ def class_of(kind: str) -> Any:
 
     module, _, path = kind.partition(":")
     try:
-        found: Any = import_module(module) if module.startswith(_TRIGGERS) else sys.modules[module]
+        allowed = os.environ.get(TRIGGERS_VARIABLE, "").split(",")
+        may_import = module.startswith(_TRIGGERS) or module in allowed
+        found: Any = import_module(module) if may_import else sys.modules[module]
         for name in path.split("."):
             found = getattr(found, name)
     except (ImportError, KeyError, AttributeError) as error:
         raise TriggerError(
             f"trigger {shown(kind)} is none of a module that is imported here; import its class in "
-            f"the app, beside the tasks."
+            f"the app, or name its module in {TRIGGERS_VARIABLE}."
         ) from error
     if not (isinstance(found, type) and issubclass(found, BaseTrigger)):
         raise TriggerError(f"{kind} is no class of triggers: it must inherit from BaseTrigger.")

@@ -99,6 +99,7 @@ class ShardqDataSource(DataSource):
 
     def _write_options(self, *, overwrite: bool) -> Options:
         from shardq.errors import UsageError
+        from shardq.model import names
         from shardq.spark.options import Options, refuse_store
 
         if overwrite:
@@ -107,6 +108,7 @@ class ShardqDataSource(DataSource):
                 "mode('append'), and purge the queue yourself where it has to be empty."
             )
         options = Options.of_writer(self.options)
+        names.check_puts(options.queue)
         refuse_store(options.url, self.master)
         return options
 
