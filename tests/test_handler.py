@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import decimal
 import logging
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import ContextVar
+from decimal import Decimal
 from functools import partial, wraps
 from multiprocessing.pool import ThreadPool
 from unittest.mock import AsyncMock, MagicMock, Mock
@@ -244,3 +247,43 @@ def test_a_task_that_asyncio_has_done_is_done() -> None:
         queue.put("a")
         stage.drain(queue, Consumer(queue, lambda _: asyncio.run(run())))
         assert [record.fate for record in queue.history()] == ["acked"]
+
+
+# Contexts -----------------------------------------------------------------------------------------
+
+
+TENANT: ContextVar[str] = ContextVar("tenant", default="nobody")
+
+
+@pytest.mark.parametrize("threaded", [True, False])
+def test_what_one_handler_sets_in_its_context_no_other_sees(threaded: bool) -> None:
+    precision = decimal.getcontext().prec
+    seen: list[tuple[str, int, Decimal]] = []
+
+    def handle(message: Message) -> None:
+        seen.append((TENANT.get(), decimal.getcontext().prec, Decimal(1) / 3))
+        TENANT.set(message.text)
+        decimal.getcontext().prec = 3
+
+    with Stage(threaded=threaded) as stage:
+        queue = stage.connect().queue("mail")
+        queue.put_many(["ada", "bob", "eve"])
+        consumer = Consumer(queue, handle, threads=1)
+        if threaded:
+            consumer.run(until_empty=True)
+        else:
+            stage.drive(consumer, seconds=1)
+    assert seen == [("nobody", precision, Decimal(1) / 3)] * 3
+    assert (TENANT.get(), decimal.getcontext().prec) == ("nobody", precision)
+
+
+def test_a_handler_that_its_caller_steps_sees_the_context_of_the_caller(stage: Stage) -> None:
+    seen: list[str] = []
+    queue = stage.connect().queue("mail")
+    queue.put("x")
+    token = TENANT.set("caller")
+    try:
+        stage.drive(Consumer(queue, lambda _: seen.append(TENANT.get())), seconds=1)
+    finally:
+        TENANT.reset(token)
+    assert seen == ["caller"]

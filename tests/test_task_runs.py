@@ -6,6 +6,7 @@ import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
+from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from itertools import pairwise
@@ -63,6 +64,31 @@ def test_what_returns_its_work_instead_of_doing_it_has_failed(
     [end] = worked(local)
     assert end.state == "failed"
     assert said in end.error
+
+
+TENANT: ContextVar[str] = ContextVar("tenant", default="nobody")
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_what_one_job_sets_in_its_context_no_other_sees(local: App, *, is_async: bool) -> None:
+    seen: list[str] = []
+
+    def act(tenant: str) -> None:
+        seen.append(TENANT.get())
+        TENANT.set(tenant)
+
+    async def act_async(tenant: str) -> None:
+        act(tenant)
+        await turned()
+        assert TENANT.get() == tenant
+
+    for name, function in (("first", act), ("second", act_async if is_async else act)):
+        local.task(name=name)(function)
+    for number in range(3):
+        for name in ("first", "second"):
+            local.tasks[name].put(f"{name} {number}")
+    assert sorted(states(worked(local, threads=1))) == ["done"] * 6
+    assert seen == ["nobody"] * 6
 
 
 def test_a_future_that_a_function_returns_is_waited_for(local: App) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import os
 import sys
 import threading
@@ -36,11 +37,12 @@ class Call:
     def __call__(self, message: Message) -> tuple[str, BaseException | None]:
         """Call it; returns what it has not done, empty where it has done all, and what it raised.
 
-        A child that it forks ends here: what follows is its parent's.
+        It has a context of its own: no context variable and no setting of `decimal` that it changes
+        is seen by the next. A child that it forks ends here: what follows is its parent's.
         """
         try:
             try:
-                return undone(self._function(message)), None
+                return undone(_own_context().run(self._function, message)), None
             finally:
                 if self._is_parents:
                     end_child(sys.exception())
@@ -53,6 +55,20 @@ class Call:
 
     def _begin_child(self) -> None:
         self._is_parents = True
+
+
+def _own_context() -> contextvars.Context:
+    made = contextvars.copy_context()
+    # Empty in a thread of ours. Elsewhere a copy shares the objects that are in it, and decimal's
+    # is one that functions change.
+    if len(made) and "decimal" in sys.modules:
+        made.run(_copy_decimal)
+    return made
+
+
+def _copy_decimal() -> None:
+    decimal = sys.modules["decimal"]
+    decimal.setcontext(decimal.getcontext().copy())
 
 
 def passes(error: BaseException) -> bool:
