@@ -623,3 +623,24 @@ def test_a_job_may_have_more_attempts_than_its_queue_allows_only_if_declared(loc
     assert local.queue("small").settings.attempts == 7
     with pytest.raises(BadSetting, match="attempts=8 is more than the 7"):
         seven.using(attempts=8).put()
+
+
+@pytest.mark.parametrize("store", [None, "environment", "sqlite:///jobs.db?busy=1s"])
+def test_an_app_keeps_its_file_where_it_was_made_wherever_the_program_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: str | None
+) -> None:
+    here, there = tmp_path / "50% #1", tmp_path / "there"
+    here.mkdir()
+    there.mkdir()
+    monkeypatch.delenv("SHARDQ_STORE", raising=False)
+    if store == "environment":
+        monkeypatch.setenv("SHARDQ_STORE", "sqlite:///jobs.db")
+        store = None
+    name = "shardq.db" if "SHARDQ_STORE" not in os.environ and store is None else "jobs.db"
+    monkeypatch.chdir(here)
+    with App(store) as app:
+        task = app.task(name="greet")(lambda: None)
+        monkeypatch.chdir(there)
+        task.put()
+        assert (here / name).exists()
+    assert os.listdir(there) == []

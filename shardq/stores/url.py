@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 _LOGIN = re.compile(r"(?<=://)[^/].*@|\A(?!\w+://).*@", re.DOTALL)
 _PASSWORD = re.compile(r"(password=).*", re.DOTALL | re.IGNORECASE)
 _SHOWN_MAX = 200
+_RELATIVE = "sqlite:///"
+"""What comes before a file in a directory that is not named."""
 
 
 def split(url: object) -> SplitResult:
@@ -45,6 +47,19 @@ def shown(url: str) -> str:
     """
     text = repr(_LOGIN.sub("...@", _PASSWORD.sub(r"\1...", url)))
     return text if len(text) <= _SHOWN_MAX else text[: _SHOWN_MAX - 4] + "...'"
+
+
+def anchored(url: str, directory: Path) -> str:
+    """A url whose file is in a directory, where it names one without saying in which.
+
+    >>> from pathlib import Path
+    >>> [anchored(f"sqlite:///{file}", Path("/srv")) for file in ("jobs.db", "/var/jobs.db")]
+    ['sqlite:////srv/jobs.db', 'sqlite:////var/jobs.db']
+    """
+    file = url.removeprefix(_RELATIVE)
+    if file == url or not file or file.startswith(("/", "?", ":memory:")):
+        return url
+    return f"{_RELATIVE}{printable(directory)}/{file}"
 
 
 def printable(path: Path | str) -> str:

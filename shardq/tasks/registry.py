@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardq import locks
 from shardq.clock import SystemClock
 from shardq.connection import STORE_VARIABLE, Connection, connect
 from shardq.errors import UnknownQueue, UsageError
+from shardq.stores.url import anchored
 from shardq.tasks.options import ATTEMPTS
 
 if TYPE_CHECKING:
@@ -43,6 +45,10 @@ class Registry:
         self.definitions: dict[str, Definition] = {}
         self._by_name: dict[str, Definition] = {}
         self._store = store
+        # A program may go elsewhere before its first put.
+        self._directory: Path | None = None
+        with suppress(FileNotFoundError):
+            self._directory = Path.cwd()
         self._connection = store if isinstance(store, Connection) else None
         self._queues: dict[str, Queue] = {}
         self._lock = locks.new()
@@ -136,7 +142,10 @@ class Registry:
     @property
     def store(self) -> str | Connection:
         """The connection that was given, or else the url of the store that it opens by itself."""
-        return self._store or os.environ.get(STORE_VARIABLE) or DEFAULT_STORE
+        store = self._store or os.environ.get(STORE_VARIABLE) or DEFAULT_STORE
+        if isinstance(store, Connection) or self._directory is None:
+            return store
+        return anchored(store, self._directory)
 
     @contextmanager
     def on(self, connection: Connection) -> Iterator[None]:
