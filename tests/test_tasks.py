@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
 import re
 import subprocess
@@ -11,12 +12,14 @@ import threading
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import pytest
 from apps import dead, states, worked
+from starlette.background import BackgroundTask
 from supervised import wait_for
 
 import shardq
@@ -644,3 +647,29 @@ def test_an_app_keeps_its_file_where_it_was_made_wherever_the_program_goes(
         task.put()
         assert (here / name).exists()
     assert os.listdir(there) == []
+
+
+def test_frameworks_see_which_tasks_are_async(tmp_path: Path) -> None:
+    ran: list[Any] = []
+    with App(f"sqlite:///{tmp_path}/jobs.db") as app:
+
+        @app.task
+        async def greet(user: str) -> None:
+            ran.append(user)
+
+        @app.task(batch=2)
+        async def count(users: list[str]) -> None:
+            ran.append(len(users))
+
+        @app.task
+        def wave(user: str) -> None:
+            ran.append(f"wave {user}")
+
+        for task, is_async in ((greet, True), (count, True), (wave, False)):
+            assert inspect.iscoroutinefunction(task) == is_async
+            assert inspect.iscoroutinefunction(partial(task)) == is_async
+        # Starlette runs what it takes for sync in a thread, and forgets the coroutine.
+        asyncio.run(BackgroundTask(greet, "ada")())
+        asyncio.run(BackgroundTask(count, ["ada", "bob"])())
+        asyncio.run(BackgroundTask(wave, "ada")())
+    assert ran == ["ada", 2, "wave ada"]

@@ -361,6 +361,12 @@ class _Declared(Bound[P, R]):
         self.__name__: str = getattr(function, "__name__", definition.name)
         self.__qualname__ = getattr(function, "__qualname__", self.__name__)
         self.__wrapped__: Callable[..., Any] = function
+        if inspect.isfunction(function):
+            # By these `inspect`, and frameworks that await what is async, take it for a function.
+            self.__code__ = function.__code__
+            self.__defaults__ = function.__defaults__
+            self.__kwdefaults__ = function.__kwdefaults__
+            self.__annotations__ = function.__annotations__
 
     def __repr__(self) -> str:
         return f"<task {self.name} of queue {self._options.queue!r}>"
