@@ -358,3 +358,42 @@ def test_a_worker_without_its_supervisor_ends_gracefully(app_shell: Shell) -> No
     works.expect("ended after 1 run: 1 done")
     works.ended()
     assert wait_for(app_shell.directory / "ran").startswith("0 ")
+
+
+# What the app logs --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "set_up",
+    [
+        "",
+        "logging.basicConfig()",
+        "logging.basicConfig(stream=sys.stdout, level='DEBUG')",
+        "logging.basicConfig(filename='app.log')",
+        "logging.basicConfig(); logging.getLogger().handlers[0].setLevel('CRITICAL')",
+        "logging.config.dictConfig({'version': 1})",
+        "logging.config.dictConfig({'version': 1, 'root': {'handlers': ['c']}, "
+        "'handlers': {'c': {'class': 'logging.StreamHandler'}}})",
+        "logging.getLogger().addHandler(rich.logging.RichHandler())",
+    ],
+)
+def test_a_failure_is_shown_once_however_the_app_sets_logging_up(
+    app_shell: Shell, set_up: str
+) -> None:
+    write_app(
+        app_shell.directory,
+        f"""
+        import logging, logging.config, rich.logging, sys
+        from shardq import App
+        app = App(attempts=1)
+        {set_up}
+        @app.task
+        def fail() -> None:
+            raise ValueError("no luck")
+        """,
+    )
+    put(app_shell, "app.fail")
+    with app_shell.fork("work", "app", "--until-empty", "--log", "none") as process:
+        out, err = (text.decode() for text in process.communicate(timeout=TIMEOUT_S))
+    assert (out + err).count("Traceback (most recent call last)") == 1, out + err
+    assert "runs 1 task of default" in err

@@ -209,10 +209,35 @@ class _Lines(logging.Formatter):
         return iso(int(record.created * 1_000))
 
 
+class _Unshown(logging.StreamHandler):  # type: ignore[type-arg] # no generic at run time
+    """Writes to stderr what no handler of the app shows: an app may set logging up as it likes."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a record, unless another handler has it on the terminal."""
+        if not any(_shows(one) and record.levelno >= one.level for one in self._others(record)):
+            super().emit(record)
+
+    def _others(self, record: logging.LogRecord) -> Iterator[logging.Handler]:
+        """The other handlers that a record reaches."""
+        logger: logging.Logger | None = logging.getLogger(record.name)
+        while logger is not None:
+            yield from (one for one in logger.handlers if one is not self)
+            logger = logger.parent if logger.propagate else None
+
+
+def _shows(handler: logging.Handler) -> bool:
+    """True if a handler writes where this process does, as far as can be told."""
+    if isinstance(handler, logging.StreamHandler):
+        streams = (sys.stderr, sys.stdout, sys.__stderr__, sys.__stdout__)
+        return any(handler.stream is one for one in streams)
+    # Of another library's nobody knows; most of them are for terminals.
+    return not type(handler).__module__.startswith("logging")
+
+
 def set_up_logging(verbose: int) -> None:
     """Log to stderr: warnings; from 1 on what changes, from 2 on everything."""
     level = (logging.WARNING, logging.INFO, logging.DEBUG)[min(verbose, 2)]
-    handler = logging.StreamHandler()
+    handler = _Unshown()
     handler.setFormatter(_Lines("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     own = logging.getLogger("shardq")
     own.setLevel(level)

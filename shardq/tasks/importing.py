@@ -107,9 +107,16 @@ def put_here_on_path() -> Path:
     return here
 
 
+def _enable_loggers() -> None:
+    """Enable shardq's loggers, which `logging.config.dictConfig` disables unless told not to."""
+    for name, one in logging.Logger.manager.loggerDict.items():
+        if isinstance(one, logging.Logger) and name.partition(".")[0] == "shardq":
+            one.disabled = False
+
+
 def _imported(name: str, here: Path) -> ModuleType:
     try:
-        return importlib.import_module(name)
+        found = importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is not None and f"{name}.".startswith(f"{error.name}."):
             raise _missing(name, error.name, here) from error
@@ -136,6 +143,8 @@ def _imported(name: str, here: Path) -> ModuleType:
         else:
             place = _place_of(error, here)
         raise BadApp(f"module {name} cannot be imported: {said} ({place}).") from error
+    _enable_loggers()
+    return found
 
 
 def _missing(name: str, missing: str, here: Path) -> BadApp:
