@@ -51,6 +51,8 @@ def put(queue: Queue, *, keep_ms: int | None = KEEP_MS, **options: Any) -> Job[A
 def write(job: Job[Any], state: str, *, keep_ms: int = KEEP_MS, **told: Any) -> None:
     """Say how it stands, as a worker does."""
     told.setdefault("attempt", 1)
+    if job.message is not None:
+        told.setdefault("entered_us", job.message._row.entered_us)
     job._queue._home.results.write(job.id, Result(state, **told), keep_ms)
 
 
@@ -500,3 +502,19 @@ def test_a_job_says_what_it_is_and_cannot_be_pickled(queue: Queue) -> None:
     assert job.due == job._message.due
     with pytest.raises(UsageError, match=rf"call app.job\('{job.id}', queue='{queue.name}'\)"):
         pickle.dumps(job)
+
+
+@on_each_store
+def test_a_result_is_of_one_put_though_another_has_its_id(queue: Queue) -> None:
+    before = put(queue, id="x")
+    write(before, "done", value=b"1")
+    queue.cancel(before.message)
+    after = put(queue, id="x")
+    assert (before.state, before.result("0s")) == (JobState.DONE, 1)
+    assert (after.state, after.error, after.attempt) == (JobState.WAITING, None, 0)
+    with pytest.raises(JobTimeout):
+        after.result("0s")
+    write(after, "done", value=b"50")
+    assert after.result("0s") == 50
+    # What ran last is known of an id alone.
+    assert Job(queue, "x").result("0s") == 50

@@ -81,7 +81,7 @@ def test_what_is_said_later_stands_where_the_clock_was_set_back(tmp_path: Path) 
     with shardq.connect(f"sqlite:///{tmp_path}/jobs.db") as db:
         results = db.queue("mail")._home.results
         hour_us = 3_600_000_000
-        sooner = ResultNote("retrying", 1, b"", "no", "", -1, "", machine_us() + hour_us)
+        sooner = ResultNote("retrying", 1, b"", "no", "", -1, "", 0, machine_us() + hour_us)
         db._home.store.note(RESULTS, (), {("mail", "id"): sooner}, KEEP_MS)
         for said in (Result("running", 2), Result("done", 2, b"1")):
             results.write("id", said, KEEP_MS)
@@ -160,6 +160,7 @@ def test_a_result_that_cannot_be_kept_so_long_is_refused(results: Results, keep_
         ("error", b"x"),
         ("progress", 1_000_001),
         ("note", 7),
+        ("entered", None),
         ("written", -1),
     ],
 )

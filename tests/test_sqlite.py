@@ -203,7 +203,7 @@ def test_results_whose_time_is_up_leave_the_file(path: Path) -> None:
             return reader.execute("SELECT count(*) FROM results").fetchone()[0]
 
     def write(count: int, ttl_ms: int) -> None:
-        note = ResultNote("done", 1, b"1", "", "", -1, "", now_us[0])
+        note = ResultNote("done", 1, b"1", "", "", -1, "", 0, now_us[0])
         made = [(f"q-{number % 3}", row_ids.next(0).hex()) for number in range(count)]
         store.note(RESULTS, (), dict.fromkeys(made, note), ttl_ms)
 

@@ -63,6 +63,8 @@ class Result:
         traceback: Of that, cut before its last 8,000 characters.
         progress: How far it is, 0 to 1; None where it does not say.
         note: What it says of its progress, cut after 1,000 characters.
+        entered_us: When the message entered its queue, epoch microseconds: of two puts under one id
+            it tells which one this is of.
         at_ms: When it was written, epoch milliseconds, as it is read; a writer need not give it.
     """
 
@@ -73,6 +75,7 @@ class Result:
     traceback: str = ""
     progress: float | None = None
     note: str = ""
+    entered_us: int = 0
     at_ms: int = 0
 
     @property
@@ -165,6 +168,7 @@ class Results:
             sound_text(result.traceback[-_TEXT_CHARS_MAX:])[-_TEXT_CHARS_MAX:],
             millionths,
             sound_text(result.note[:_NOTE_CHARS_MAX])[:_NOTE_CHARS_MAX],
+            result.entered_us,
             written_us,
         )
 
@@ -194,6 +198,7 @@ class Results:
             note.traceback,
             None if note.progress == _UNSAID else note.progress / _MILLIONTHS,
             note.note,
+            note.entered,
         )
         ahead_us = _AHEAD_US * (result.is_end and not self._store.is_local)
         return replace(result, at_ms=(note.written - ahead_us) // 1_000)
@@ -209,6 +214,7 @@ def _damaged(note: ResultNote) -> str | None:
         "traceback": type(note.traceback) is str,
         "progress": type(note.progress) is int and _UNSAID <= note.progress <= _MILLIONTHS,
         "note": type(note.note) is str,
+        "entered": type(note.entered) is int and note.entered >= 0,
         "written": type(note.written) is int and is_epoch_ms(note.written // 1_000),
     }
     return next((column for column, is_so in is_sound.items() if not is_so), None)

@@ -313,6 +313,7 @@ class ResultNote(NamedTuple):
     traceback: str
     progress: int
     note: str
+    entered: int
     written: int
 
 
@@ -328,6 +329,7 @@ RESULTS: Final[Table[tuple[str, str], ResultNote]] = Table(
         Column("traceback"),
         Column("progress", Kind.INT),
         Column("note"),
+        Column("entered", Kind.BIGINT),
         Column("written", Kind.BIGINT),
     ),
     latest="written",

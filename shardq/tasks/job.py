@@ -360,7 +360,12 @@ class Job(Generic[R]):
         return self._keep_ms is not None or isinstance(self._message, str)
 
     def _read(self) -> Result | None:
-        return self._queue._home.results.read(self.id) if self._keeps else None
+        """Its result; None where there is none, or only that of an earlier put under its id."""
+        found = self._queue._home.results.read(self.id) if self._keeps else None
+        put = None if isinstance(self._message, str) else self._message
+        if found is not None and put is not None and found.entered_us < put._row.entered_us:
+            return None
+        return found
 
     def _is_done(self) -> bool:
         found = self._read()

@@ -217,4 +217,5 @@ def result_of(
         traceback=traceback,
         progress=fraction,
         note=note,
+        entered_us=run.message._row.entered_us,
     )

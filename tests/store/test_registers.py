@@ -126,7 +126,7 @@ def test_a_note_ends_with_its_time_to_live(
 
 
 def result(state: str, written: int, value: bytes = b"") -> ResultNote:
-    return ResultNote(state, 1, value, "", "", -1, "", written)
+    return ResultNote(state, 1, value, "", "", -1, "", BASE_MS, written)
 
 
 def test_notes_whose_keys_are_partitions_are_found_by_their_whole_key(
@@ -135,7 +135,7 @@ def test_notes_whose_keys_are_partitions_are_found_by_their_whole_key(
     large = bytes(range(256)) * 4_096
     notes = {
         (queue, "id-1"): result("done", BASE_MS, large),
-        (queue, "注文 7"): ResultNote("retrying", 3, b"", "é", "tb", 500_000, "half", BASE_MS),
+        (queue, "注文 7"): ResultNote("retrying", 3, b"", "é", "tb", 500_000, "half", 7, BASE_MS),
         (f"{queue}x", "id-1"): result("running", BASE_MS),
     }
     store.note(RESULTS, (), notes, LONG_MS)

@@ -144,6 +144,7 @@ CREATE TABLE results (
     traceback TEXT    NOT NULL, -- the end of its traceback, likewise
     progress  INTEGER NOT NULL, -- how far it is, in millionths; -1: it does not say
     note      TEXT    NOT NULL, -- what it says of that, to 1,000 characters
+    entered   INTEGER NOT NULL, -- when the put that it is of entered the queue, epoch microseconds
     written   INTEGER NOT NULL, -- when, epoch microseconds; it only rises
     until_us  INTEGER,          -- afterwards the row is void, epoch microseconds
     PRIMARY KEY (queue, message)
