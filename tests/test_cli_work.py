@@ -6,7 +6,10 @@ import contextlib
 import os
 import re
 import signal
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import pytest
 from shell import TIMEOUT_S, Shell, shell
@@ -33,6 +36,24 @@ def wait() -> None:
     while not os.path.exists("go"):
         time.sleep(0.01)
     mark(0)
+"""
+
+IMPORTED_SLOWLY = """
+import os, pathlib, signal, time
+from shardq import App
+app = App(os.environ["SHARDQ_STORE"])
+@app.task
+def mark() -> None:
+    pathlib.Path("ran").touch()
+mark.put()
+heed = signal.getsignal(signal.SIGTERM)
+def note(number, frame):
+    heed(number, frame)
+    pathlib.Path("told").write_text("once\\n")
+signal.signal(signal.SIGTERM, note)
+pathlib.Path("importing").write_text(f"{os.getpid()}\\n")
+while not pathlib.Path("go").exists():
+    time.sleep(0.01)
 """
 
 
@@ -397,3 +418,31 @@ def test_a_failure_is_shown_once_however_the_app_sets_logging_up(
         out, err = (text.decode() for text in process.communicate(timeout=TIMEOUT_S))
     assert (out + err).count("Traceback (most recent call last)") == 1, out + err
     assert "runs 1 task of default" in err
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or sys.platform != "linux", reason="only root makes spaces")
+@pytest.mark.parametrize("signals", [1, 2])
+def test_process_1_ends_by_a_signal_that_came_while_its_app_was_imported(
+    app_shell: Shell, signals: int
+) -> None:
+    write_app(app_shell.directory, IMPORTED_SLOWLY)
+    words = ["unshare", "--pid", "--fork", "--kill-child", sys.executable, "-m", "shardq"]
+    environment = {**os.environ, "SHARDQ_STORE": app_shell.url}
+    with subprocess.Popen(
+        [*words, "work", "app"], cwd=app_shell.directory, env=environment, stderr=subprocess.PIPE
+    ) as process:
+        try:
+            assert wait_for(app_shell.directory / "importing") == "1"
+            children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
+            os.kill(int(children), signal.SIGTERM)
+            assert wait_for(app_shell.directory / "told") == "once"
+            if signals == 1:
+                (app_shell.directory / "go").touch()
+            else:
+                os.kill(int(children), signal.SIGTERM)
+            _, err = process.communicate(timeout=TIMEOUT_S)
+        finally:
+            process.kill()
+    assert process.returncode == Exit.TERMINATED
+    assert (b"told to end while app was imported" in err) == (signals == 1)
+    assert not (app_shell.directory / "ran").exists()

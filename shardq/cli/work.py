@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import sys
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -22,10 +24,15 @@ from shardq.tasks.processes import PROCESSES_MAX, Supervisor
 from shardq.tasks.worker import COROUTINES, COROUTINES_MAX, Worker
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import FrameType
+
     from shardq.tasks import App
 
 _UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 _MEMORY_MIN = 1_000_000
+_INIT = 1
+"""The process id of what a container runs."""
 
 
 class Size(click.ParamType[int]):
@@ -173,8 +180,12 @@ def work(
         "deadline": f"{deadline_ms}ms",
     }
     try:
-        app = app_of(name, url)
-        _work(app, line, form, deadline_ms / 1_000, until_empty=until_empty, settings=settings)
+        with _heeding() as is_told_to_end:
+            app = app_of(name, url)
+            if is_told_to_end:
+                _say(f"was told to end while {name} was imported.")
+                return Exit.TERMINATED
+            _work(app, line, form, deadline_ms / 1_000, until_empty=until_empty, settings=settings)
     except ShardqError as error:
         if line is None:
             raise
@@ -188,6 +199,29 @@ def work(
         line.failed(Exit.INTERRUPTED, f"interrupted while {name} was imported.")
         return Exit.INTERRUPTED
     return Exit.OK
+
+
+@contextmanager
+def _heeding() -> Iterator[list[int]]:
+    """The SIGTERMs that process 1 gets before it runs jobs: the kernel ends any other by them.
+
+    The first is heeded once the app is imported, a second at once.
+    """
+    caught: list[int] = []
+    if os.getpid() != _INIT:
+        yield caught
+        return
+
+    def catch(number: int, _frame: FrameType | None) -> None:
+        caught.append(number)
+        if len(caught) > 1:
+            os._exit(Exit.TERMINATED)
+
+    before = signal.signal(signal.SIGTERM, catch)
+    try:
+        yield caught
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _supervise(supervisor: Supervisor) -> int:
