@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from apscheduler.triggers.cron import CronTrigger
 from apscheduler.triggers.interval import IntervalTrigger
 from own_triggers import Hanging
 
@@ -21,7 +22,7 @@ from shardq.testing import Stage
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from shardq import Queue
+    from shardq import Queue, Schedule
 
 NAMES = ("schedule", "schedule-time", "schedule-previous")
 
@@ -325,6 +326,43 @@ def test_a_change_replaces_the_next_firing(stage: Stage, queue: Queue) -> None:
     assert again.next == now.next + timedelta(seconds=8)
     assert run.drive(4) == ["08:00:24"]
     assert run.messages[-1].headers["a"] == "b"
+
+
+def test_a_change_of_the_times_leaves_zone_start_and_end(stage: Stage, queue: Queue) -> None:
+    start, end = "2027-02-01T00:00Z", "2027-02-03T23:00Z"
+    made = queue.cron("0 2 * * *", b"", tz="Europe/Berlin", name="crm", start=start, end=end)
+
+    def ahead(changed: Schedule) -> list[str]:
+        return [f"{one.time.astimezone(UTC):%m-%dT%H:%M}" for one in changed.preview()]
+
+    assert ahead(made.change(cron="0 3 * * *")) == ["02-01T02:00", "02-02T02:00", "02-03T02:00"]
+    assert ahead(made.change(tz="UTC")) == ["02-01T03:00", "02-02T03:00", "02-03T03:00"]
+    assert ahead(made.change(start="2027-02-03T00:00Z")) == ["02-03T03:00"]
+    assert ahead(made.change(every="1d")) == ["02-03T00:00"]
+    assert ahead(made.change(cron="0 4 * * *", end="2027-02-04T23:00Z")) == [
+        "02-03T04:00",
+        "02-04T04:00",
+    ]
+    last = CronTrigger(day="last", timezone="Europe/Berlin")
+    assert ahead(made.change(trigger=last, end="2027-02-28T23:00Z")) == ["02-27T23:00"]
+    assert ahead(made.change(start=None)) == ["01-30T23:00", "02-27T23:00"]
+    assert len(ahead(made.change(end=None))) == 10
+    trigger = "cron day='last' hour='0' minute='0' second='0' Europe/Berlin"
+    assert str(queue.schedules["crm"].trigger) == trigger
+
+
+def test_a_change_of_the_end_leaves_when_an_interval_began(stage: Stage, queue: Queue) -> None:
+    made = queue.every("10s", b"", name="crm")
+    stage.clock.advance(4)
+    assert made.change(end=at(stage, 60)).next == made.next
+    assert made.change(start=at(stage, 8)).next == moment_of(stage.clock.true_ms() + 8_000)
+    # An interval that was given a start keeps it, another counts from the change.
+    assert made.change(every="7s").next == moment_of(stage.clock.true_ms() + 8_000)
+    assert made.change(start=None).next == moment_of(stage.clock.true_ms() + 7_000)
+    with pytest.raises(
+        errors.BadSetting, match=r"tz has no use with every 7s, until .*: it is the"
+    ):
+        made.change(tz="Europe/Berlin")
 
 
 def test_what_is_paused_does_not_fire_until_it_is_resumed(stage: Stage, queue: Queue) -> None:

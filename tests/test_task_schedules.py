@@ -536,6 +536,19 @@ def test_a_start_that_was_given_to_a_trigger_holds_though_it_is_near(
 # At run time --------------------------------------------------------------------------------------
 
 
+def test_a_change_of_its_headers_leaves_the_task_of_a_schedule(stage: Stage, app: App) -> None:
+    ran: list[str] = []
+
+    @app.task(name="crm.sync")
+    def sync() -> None:
+        ran.append(current().headers["a"])
+
+    app.schedules.every("10s", sync.using(headers={"a": "b"}), name="sync")
+    the(app).change(headers={"a": "c"})
+    run(stage, app, seconds=12)
+    assert ran == ["c"]
+
+
 def test_schedules_are_made_at_run_time_beside_those_that_code_declares(opened: Opened) -> None:
     app = opened()
     sync = with_task(app)

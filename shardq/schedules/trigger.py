@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime, time, tzinfo
 from typing import TYPE_CHECKING, Any, Literal
 
-from shardq.errors import TriggerError, UsageError, shown
+from shardq.errors import BadSetting, TriggerError, UsageError, shown
 from shardq.model.times import due_ms, duration_ms, is_epoch_ms, iso
 from shardq.schedules.calendar import Calendar
 from shardq.schedules.cron import Cron
@@ -132,6 +133,39 @@ class Trigger:
         rule = self._rule.rule if isinstance(self._rule, Bounded) else self._rule
         return isinstance(rule, Every)
 
+    def bounds(self, made_ms: int) -> tuple[int | None, int | None]:
+        """The start and the end that it was given, epoch milliseconds; None where it has none.
+
+        Args:
+            made_ms: When it was made: an interval that began then was given no start.
+        """
+        rule, start_ms, end_ms = self._rule, None, None
+        if isinstance(rule, Bounded):
+            start_ms, end_ms, rule = rule.start_ms, rule.end_ms, rule.rule
+        if isinstance(rule, Every) and rule.first_ms != made_ms + rule.every_ms:
+            start_ms = max(rule.first_ms, start_ms or 0)
+        return start_ms, end_ms
+
+    def within(self, start_ms: int | None, end_ms: int | None, made_ms: int) -> Trigger:
+        """The same with another start and end; an interval without a start began at `made_ms`."""
+        rule = self._rule.rule if isinstance(self._rule, Bounded) else self._rule
+        if isinstance(rule, Every):
+            first_ms = made_ms + rule.every_ms if start_ms is None else start_ms
+            rule, start_ms = Every(rule.every_ms, first_ms), None
+        return Trigger(_bounded(rule, start_ms, end_ms))
+
+    def in_zone(self, tz: str | tzinfo) -> Trigger:
+        """The same by the wall clock of another zone.
+
+        Raises:
+            BadSetting: If there is no such zone, or no wall clock decides.
+        """
+        name = zone_name(zone_of(tz))
+        made = Trigger(_rezoned(self._rule, name))
+        if made == self and self.zone != name:
+            raise BadSetting(f"tz has no use with {self}: it is the same in every zone.")
+        return made
+
     @property
     def tzinfo(self) -> tzinfo:
         """That zone, to show times in."""
@@ -216,6 +250,14 @@ def _bounded(rule: Rule, start_ms: int | None, end_ms: int | None) -> Rule:
         ends = [at for at in (rule.end_ms, end_ms) if at is not None]
         return Bounded(rule.rule, max(starts, default=None), min(ends, default=None))
     return rule if start_ms is None and end_ms is None else Bounded(rule, start_ms, end_ms)
+
+
+def _rezoned(rule: Rule, zone: str) -> Rule:
+    if isinstance(rule, AnyOf | AllOf):
+        return replace(rule, parts=tuple(_rezoned(part, zone) for part in rule.parts))
+    if isinstance(rule, Bounded):
+        return replace(rule, rule=_rezoned(rule.rule, zone))
+    return replace(rule, zone=zone) if isinstance(rule, Local | Foreign) else rule
 
 
 def _check_bounds(rule: Rule) -> None:
