@@ -6,7 +6,7 @@ import logging
 import threading
 from collections import Counter
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 from apscheduler.triggers.cron import CronTrigger
@@ -235,6 +235,26 @@ def test_a_month_of_missed_seconds_is_passed_by_in_one_turn(stage: Stage, queue:
     # What is late by less than a minute is late, and not missed.
     assert 60 <= len(run.drive(5)) <= 67
     assert "schedule-previous" not in run.messages[0].headers
+
+
+@pytest.mark.parametrize("missed", ["skip", "once", "all"])
+@pytest.mark.parametrize("of", ["interval", "cron"])
+def test_of_thousands_that_were_missed_each_is_counted(
+    stage: Stage, queue: Queue, of: str, missed: Literal["skip", "once", "all"]
+) -> None:
+    if of == "interval":
+        queue.every("1s", b"", name="dense", missed=missed, window="70s")
+    else:
+        queue.cron("* * * * * *", b"", name="dense", missed=missed, window="70s")
+    begun_ms = stage.clock.true_ms()
+    stage.clock.advance(2 * 3_600)
+    run = Run(stage, queue)
+    run.drive(5)
+    now = queue.schedules["dense"]
+    assert now.next is not None
+    ahead_s = (now.next - moment_of(begun_ms)).total_seconds()
+    assert now.fired + now.skipped == ahead_s - (of == "interval")
+    assert len(run.messages) <= now.fired < 90
 
 
 def test_while_a_run_lasts_its_overlap_decides(stage: Stage, queue: Queue) -> None:

@@ -270,6 +270,8 @@ def test_a_year_of_firings_is_what_an_independent_calculation_says(
         found = trigger.fires(due_ms(after), due_ms(until), twice=twice, gap=gap)
         times = [moment_of(fire.at_ms) for fire in found]
         assert times == expected(walls, zone, twice, gap, after, until), (twice, gap)
+        count = trigger.count(due_ms(after), due_ms(until), twice=twice, gap=gap)
+        assert count == len(times), (twice, gap)
 
 
 def changes(zone: str) -> list[datetime]:
@@ -298,6 +300,8 @@ def test_firings_near_a_clock_change_are_what_an_independent_calculation_says(
         found = list(trigger.fires(due_ms(after), due_ms(until), twice=twice, gap=gap))
         times = [moment_of(fire.at_ms) for fire in found]
         assert times == expected(walls, zone, twice, gap, after, until), (change, twice, gap)
+        count = trigger.count(due_ms(after), due_ms(until), twice=twice, gap=gap)
+        assert count == len(times), (change, twice, gap)
         for earlier, later in dice.sample(list(pairwise(found)), 10):
             between_ms = dice.randrange(earlier.at_ms, later.at_ms)
             assert trigger.after(between_ms, twice=twice, gap=gap) == later, f"seed {seed}"

@@ -86,6 +86,13 @@ class Calendar:
             return None
         return (self._wall(at) - _EPOCH) // timedelta(milliseconds=1)
 
+    def count(self, from_ms: int, until_ms: int) -> int:
+        """How many there are from a local time to another, which is excluded."""
+        total, at_ms = 0, self.first_from(from_ms)
+        while at_ms is not None and at_ms < until_ms:
+            total, at_ms = total + 1, self.first_from(at_ms + 1)
+        return total
+
     def _wall(self, at: date) -> datetime:
         return datetime.combine(at, self.time, UTC)
 

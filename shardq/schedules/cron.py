@@ -17,6 +17,7 @@ enough. As in cron, a field that begins with `*` restricts nothing in this sense
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
@@ -43,6 +44,7 @@ TEXT_MAX = 1_000
 """Characters of a cron, at most."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _SECOND_MS = 1_000
+_DAY_MS = 86_400_000
 _EVALUATORS_KEPT = 4_096
 _BLOCK_YEARS = 50
 _YEAR_MAX = 9_900
@@ -169,6 +171,29 @@ class Cron:
         first = min((one for one in fits if one is not None), default=None)
         return None if first is None else (first - _EPOCH) // timedelta(milliseconds=1)
 
+    def count(self, from_ms: int, until_ms: int) -> int:
+        """How many fit from a local time to another, which is excluded: a step for each day."""
+        total, at_ms = 0, self.first_from(from_ms)
+        while at_ms is not None and at_ms < until_ms:
+            day_ms = at_ms - at_ms % _DAY_MS
+            next_ms = day_ms + _DAY_MS
+            total += self._before(min(until_ms, next_ms) - day_ms) - self._before(at_ms - day_ms)
+            at_ms = self.first_from(next_ms)
+        return total
+
+    def _before(self, time_ms: int) -> int:
+        """How many times of a day that fits are before one of them, milliseconds from midnight."""
+        # What is chosen of a day of month or of week leaves the time of day alone.
+        hours, minutes, seconds = _times_of_day(self.fields[0])
+        minute, second = divmod(-(-time_ms // _SECOND_MS), 60)
+        hour, minute = divmod(minute, 60)
+        total = bisect_left(hours, hour) * len(minutes) * len(seconds)
+        if hour in hours:
+            total += bisect_left(minutes, minute) * len(seconds)
+            if minute in minutes:
+                total += bisect_left(seconds, second)
+        return total
+
     def to_json(self) -> dict[str, Any]:
         """`cron`, its text, or `fields`, APScheduler's."""
         return {"cron": self.text} if self.text else {"fields": dict(self.fields[0])}
@@ -196,6 +221,20 @@ def _evaluator(fields: Fields, block: int) -> Any:
 
     end = datetime(min((block + 2) * _BLOCK_YEARS, 9_999), 1, 1, tzinfo=UTC)
     return CronTrigger(**dict(fields), timezone=UTC, end_date=end)
+
+
+@lru_cache(maxsize=_EVALUATORS_KEPT)
+def _times_of_day(fields: Fields) -> tuple[list[int], ...]:
+    """The hours, minutes and seconds that fit."""
+    made = {one.name: one for one in _evaluator(fields, 0).fields}
+    return tuple(
+        [
+            value
+            for value in range(size)
+            if made[name].get_next_value(_EPOCH.replace(**{name: value})) == value
+        ]
+        for name, size in (("hour", 24), ("minute", 60), ("second", 60))
+    )
 
 
 def _fields_of(text: object) -> list[str]:

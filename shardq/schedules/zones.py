@@ -102,6 +102,9 @@ class Walls(Protocol):
         None where there is none in the next fifty years, or ever.
         """
 
+    def count(self, from_ms: int, until_ms: int) -> int:
+        """How many there are from a local time to another, which is excluded."""
+
 
 @dataclass(frozen=True, slots=True)
 class Local:
@@ -117,9 +120,36 @@ class Local:
 
     def after(self, after_ms: int, *, twice: Twice | None, gap: Gap) -> Fire | None:
         """As `next_fire`; where it is not said, what fires in every hour fires in both of two."""
-        if twice is None:
-            twice = "both" if self.walls.is_every_hour else "first"
+        twice = self._twice(twice)
         return next_fire(self.walls, zone_of(self.zone), after_ms, twice=twice, gap=gap)
+
+    def count(self, after_ms: int, until_ms: int, *, twice: Twice | None, gap: Gap) -> int:
+        """How many fire times there are after an instant, to another, which is included."""
+        zone, twice = zone_of(self.zone), self._twice(twice)
+        total, from_ms = 0, after_ms + 1
+        while from_ms <= until_ms:
+            stretch = stretch_of(zone, from_ms)
+            end_ms = min(stretch.end_ms, until_ms + 1)
+            window, *shifted = _windows(stretch, twice, gap)
+            for one in shifted:
+                # A time that was moved may meet another there, and both are one.
+                shifted_ms = min(one.end_ms, end_ms)
+                while (fire := self.after(from_ms - 1, twice=twice, gap=gap)) is not None:
+                    if fire.at_ms >= shifted_ms:
+                        break
+                    total, from_ms = total + 1, fire.at_ms + 1
+                from_ms = max(from_ms, shifted_ms)
+            start_ms, stop_ms = max(from_ms, window.start_ms), min(end_ms, window.end_ms)
+            if start_ms < stop_ms:
+                offset_ms = window.offset_ms
+                total += self.walls.count(start_ms + offset_ms, stop_ms + offset_ms)
+            from_ms = end_ms
+        return total
+
+    def _twice(self, twice: Twice | None) -> Twice:
+        if twice is None:
+            return "both" if self.walls.is_every_hour else "first"
+        return twice
 
     def to_json(self) -> dict[str, Any]:
         """That of the local times, with `tz`."""
