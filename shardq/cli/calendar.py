@@ -67,7 +67,7 @@ _SHADES = {"256", "truecolor"}
     metavar="ZONE",
     default="UTC",
     show_default=True,
-    help="By whose clocks: a name such as Europe/Berlin.",
+    help="By whose clocks: a name such as Europe/Berlin, or an offset such as +02:00.",
 )
 @click.option(
     "--out",

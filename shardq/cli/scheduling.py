@@ -46,8 +46,8 @@ def trigger(command: _F) -> _F:
         click.option(
             "--tz",
             metavar="ZONE",
-            help="Whose wall clock --cron goes by, Europe/Berlin say. Without it: UTC, and of a "
-            "schedule that is changed the zone that it has.",
+            help="Whose wall clock --cron goes by: Europe/Berlin, or an offset as +02:00. Without "
+            "it: UTC, and of a schedule that is changed the zone that it has.",
         ),
         click.option(
             "--start",

@@ -15,6 +15,7 @@ Which local times a schedule fires at, `cron` and `calendar` know: the `Walls` h
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, timezone, tzinfo
 from functools import lru_cache
@@ -42,6 +43,10 @@ _STRETCHES_MAX = 1_000
 """How many stretches are searched for a fire time: two hundred years of them or more."""
 _NEAR = 0.8
 """How much of two names is the same where one is taken for the other; `PST` is not `MST`."""
+_OFFSET = re.compile(r"(?:UTC|GMT)? ?([+-])(\d{1,2})(?::?(\d\d))?\Z", re.ASCII | re.IGNORECASE)
+_ABBREVIATION = re.compile(r"[A-Z]{2,4}\Z")
+_SIGNED = re.compile(r"[+-]\d")
+_EXAMPLES = "take one such as 'Europe/Berlin', or an offset such as '+02:00'."
 _NOT_PORTABLE = ("posix/", "right/", "localtime", "posixrules", "Factory")
 """What a machine's own database of zones has beside zones."""
 
@@ -379,8 +384,8 @@ def _change_ms(zone: tzinfo, low_ms: int, high_ms: int) -> int:
 def _named(name: str) -> tzinfo:
     if name == "UTC":
         return UTC
-    if name[:1] in ("+", "-"):
-        return _fixed(name)
+    if (fixed := _fixed(name)) is not None:
+        return fixed
     if not name.startswith(_NOT_PORTABLE):
         try:
             return ZoneInfo(name)
@@ -390,10 +395,22 @@ def _named(name: str) -> tzinfo:
 
 
 def _hint(name: str) -> str:
-    """The zone that may be meant, by its whole name or its city's."""
+    """The zone that may be meant, by its whole name or its city's; never one of another offset."""
     from difflib import get_close_matches
 
-    zones = sorted(zone for zone in available_timezones() if zone not in _NOT_PORTABLE)
+    if (offset := _OFFSET.match(name)) is not None:
+        sign, hours, minutes = offset.groups()
+        meant = f"{sign}{hours:0>2}:{minutes or '00'}"
+        if _fixed(meant) is not None:
+            return f"did you mean {meant!r}?"
+    if _ABBREVIATION.match(name) or _SIGNED.search(name):
+        # What is near to one lies elsewhere: CEST is not EST, and Etc/GMT+2 is two hours behind.
+        return _EXAMPLES
+    zones = sorted(
+        zone
+        for zone in available_timezones()
+        if zone not in _NOT_PORTABLE and not _SIGNED.search(zone)
+    )
     cities = {zone.rpartition("/")[2].casefold(): zone for zone in zones}
     asked = name.replace(" ", "_").casefold()
     meant = cities.get(asked.rpartition("/")[2])
@@ -401,14 +418,16 @@ def _hint(name: str) -> str:
         known = cities | {zone.casefold(): zone for zone in zones}
         near = get_close_matches(asked, known, 1, _NEAR)
         if not near:
-            return "take one such as 'Europe/Berlin'."
+            return _EXAMPLES
         meant = known[near[0]]
     return f"did you mean {meant!r}?"
 
 
-def _fixed(name: str) -> tzinfo:
+def _fixed(name: str) -> tzinfo | None:
+    """The zone of an offset such as `+02:00`; None of any other name."""
+    if name[:1] not in ("+", "-"):
+        return None
     try:
-        zone = datetime.fromisoformat(f"1970-01-01T00:00:00{name}").tzinfo
-    except ValueError as error:
-        raise BadSetting(f"zone {shown(name)} is no offset such as '+02:00'.") from error
-    return zone or UTC
+        return datetime.fromisoformat(f"1970-01-01T00:00:00{name}").tzinfo
+    except ValueError:
+        return None
