@@ -312,6 +312,18 @@ def test_queued_runs_come_one_after_the_other(stage: Stage, queue: Queue) -> Non
     assert tries == ["08:00:10", "08:00:10", "08:00:20", "08:00:30"]
 
 
+def test_a_change_of_the_overlap_takes_its_group_along(queue: Queue) -> None:
+    made = queue.every("10s", b"", name="crm", overlap="queue")
+    assert made.group == "schedule crm"
+    assert made.change(body="new").group == "schedule crm"
+    assert made.change(overlap="allow").group is None
+    assert made.change(overlap="queue").group == "schedule crm"
+    # A group of the user's own stays.
+    assert made.change(overlap="skip", group="schedule crm").group == "schedule crm"
+    assert made.change(overlap="queue", group="imports").group == "imports"
+    assert made.change(overlap="allow").group == "imports"
+
+
 def test_queued_runs_that_were_missed_come_in_order(stage: Stage, queue: Queue) -> None:
     queue.every("1m", b"", name="queued", missed="all", overlap="queue")
     stage.clock.advance(600)

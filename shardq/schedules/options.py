@@ -252,8 +252,11 @@ def applied(definition: Definition, options: Mapping[str, Any]) -> Definition:
     )
     _check_clock(definition.trigger, policies, options, whose)
     job = _applied_job(definition.job, options, whose)
+    own, was_queued = f"schedule {definition.name}", definition.policies.overlap == "queue"
     if policies.overlap == "queue" and job.group is None:
-        job = replace(job, group=f"schedule {definition.name}")
+        job = replace(job, group=own)
+    elif policies.overlap != "queue" and was_queued and job.group == own and "group" not in options:
+        job = replace(job, group=None)
     count = options.get("count", definition.count)
     if count is not None and (type(count) is not int or count < 1):
         raise BadSetting(f"{whose}: count must be 1 or more, not {shown(count)}.")
