@@ -227,13 +227,14 @@ def _evaluator(fields: Fields, block: int) -> Any:
 def _times_of_day(fields: Fields) -> tuple[list[int], ...]:
     """The hours, minutes and seconds that fit."""
     made = {one.name: one for one in _evaluator(fields, 0).fields}
+    units = (("hour", 24), ("minute", 60), ("second", 60))
     return tuple(
         [
             value
             for value in range(size)
-            if made[name].get_next_value(_EPOCH.replace(**{name: value})) == value
+            if made[name].get_next_value(_EPOCH + timedelta(**{f"{name}s": value})) == value
         ]
-        for name, size in (("hour", 24), ("minute", 60), ("second", 60))
+        for name, size in units
     )
 
 

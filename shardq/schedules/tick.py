@@ -173,7 +173,7 @@ class Tick(NamedTuple):
         policies = self.definition.policies
         return self.definition.trigger.after(time_ms, twice=policies.twice, gap=policies.gap)
 
-    def count(self, from_ms: int, until_ms: int) -> int:
+    def times_between(self, from_ms: int, until_ms: int) -> int:
         """How many fire times there are from one time to another, which is excluded."""
         twice, gap = self.definition.policies.of_hours
         return self.definition.trigger.count(from_ms - 1, until_ms - 1, twice=twice, gap=gap)
@@ -238,20 +238,19 @@ class Tick(NamedTuple):
         window_ms, tick = policies.window_ms, self
         first_ms = aim_ms - window_ms if window_ms is not None else None
         passed, last_ms, has_leapt = 0, 0, False
-        while tick.next_ms is not None and (at_ms := tick.at_ms(tick.next_ms)) < missed_ms:
+        while (time_ms := tick.next_ms) is not None and (at_ms := tick.at_ms(time_ms)) < missed_ms:
             is_of_use = first_ms is None or at_ms >= first_ms
             if policies.missed == "all" and is_of_use:
                 if len(firings) >= FIRES_MAX:
-                    return tick
+                    break
                 tick = tick.put_next(firings, aim_ms + len(firings), is_missed=True)
                 continue
             if passed == _MISSED_MAX and not has_leapt:
-                from_ms, has_leapt = tick.next_ms, True
-                tick = tick.leap(missed_ms, first_ms)
-                passed += tick.count(from_ms, tick.next_ms or missed_ms)
+                tick, has_leapt = tick.leap(missed_ms, first_ms), True
+                passed += tick.times_between(time_ms, tick.next_ms or missed_ms)
                 continue
-            passed, last_ms = passed + 1, tick.next_ms
-            tick = tick.aimed(last_ms)
+            passed, last_ms = passed + 1, time_ms
+            tick = tick.aimed(time_ms)
         if policies.missed != "once" or not passed:
             return tick._replace(skipped=tick.skipped + passed)
         if first_ms is not None and tick.at_ms(last_ms) < first_ms:
@@ -290,7 +289,7 @@ class Tick(NamedTuple):
         while tick.next_ms is not None and tick.at_ms(tick.next_ms) < from_ms:
             tick = tick.aimed(tick.next_ms)
         if definition.count is not None and tick.next_ms is not None:
-            tick = tick._replace(fired=tick.count(definition.made_ms, tick.next_ms))
+            tick = tick._replace(fired=tick.times_between(definition.made_ms, tick.next_ms))
             tick = tick._replace(next_ms=None) if tick.is_spent else tick
         return tick
 

@@ -130,12 +130,12 @@ class Local:
 
     def count(self, after_ms: int, until_ms: int, *, twice: Twice | None, gap: Gap) -> int:
         """How many fire times there are after an instant, to another, which is included."""
-        zone, twice = zone_of(self.zone), self._twice(twice)
+        zone, chosen = zone_of(self.zone), self._twice(twice)
         total, from_ms = 0, after_ms + 1
         while from_ms <= until_ms:
             stretch = stretch_of(zone, from_ms)
             end_ms = min(stretch.end_ms, until_ms + 1)
-            window, *shifted = _windows(stretch, twice, gap)
+            window, *shifted = _windows(stretch, chosen, gap)
             for one in shifted:
                 # A time that was moved may meet another there, and both are one.
                 shifted_ms = min(one.end_ms, end_ms)
@@ -399,10 +399,9 @@ def _hint(name: str) -> str:
     from difflib import get_close_matches
 
     if (offset := _OFFSET.match(name)) is not None:
-        sign, hours, minutes = offset.groups()
-        meant = f"{sign}{hours:0>2}:{minutes or '00'}"
-        if _fixed(meant) is not None:
-            return f"did you mean {meant!r}?"
+        sign, hours, minutes = offset.groups(default="00")
+        if _fixed(fixed := f"{sign}{hours:0>2}:{minutes}") is not None:
+            return f"did you mean {fixed!r}?"
     if _ABBREVIATION.match(name) or _SIGNED.search(name):
         # What is near to one lies elsewhere: CEST is not EST, and Etc/GMT+2 is two hours behind.
         return _EXAMPLES
