@@ -150,6 +150,13 @@ def test_a_local_time_is_one_of_the_schedule_s_zone(shell: Shell) -> None:
     assert "--start 'July' is not an ISO 8601 time" in told
 
 
+def test_an_interval_may_fire_at_once(shell: Shell) -> None:
+    said = shell.ok("schedule", "add", "mail", "x", "go", "--every", "1h", "--at-start").out
+    assert re.match(r"x: next .*, (now|due|in 0|[\d.]+ m?s ago)", said), said
+    said = shell.fails(Exit.USAGE, "schedule", "add", "mail", "y", "go", *NIGHTLY, "--at-start")
+    assert "--at-start goes with --every" in said
+
+
 def test_a_day_or_a_local_time_of_an_interval_is_one_of_utc(shell: Shell) -> None:
     add(shell, "hourly", "--every", "1h", "--start", "2030-01-02", "--end", "2030-01-03T09:30")
     told = shown(shell, "hourly")

@@ -20,6 +20,7 @@ from freezegun import freeze_time
 
 from shardq import App, Consumer, Firing, Retry
 from shardq.errors import KeyTaken, UnknownSchedule, UsageError
+from shardq.model.times import moment_of
 from shardq.schedules.declaring import declare
 from shardq.schedules.options import chosen
 from shardq.tasks import Worker, current
@@ -288,6 +289,20 @@ def test_another_declaration_of_the_same_revision_ends_the_worker_and_both_are_n
     assert "the store has another, every 1h of revision 1" in said
     assert f"of which these differ: {differing}; raise the revision" in said
     assert the(one) == before
+
+
+def test_a_start_that_moves_is_refused_with_what_to_take_instead(stage: Stage) -> None:
+    for hint in (False, True):
+        app = App(stage.connect())
+        app.every("1h", with_task(app), start=moment_of(stage.clock.true_ms()))
+        app.every("1h", with_task(app, "other"), at_start=True)
+        if hint:
+            with pytest.raises(UsageError, match=r"in each run .*: give a fixed one, or at_start="):
+                Worker(app)
+        else:
+            Worker(app)
+            assert the(app).next == the(app, "other").next == moment_of(stage.clock.true_ms())
+        stage.clock.advance(60)
 
 
 def test_all_declarations_that_the_store_has_otherwise_are_in_one_error(stage: Stage) -> None:

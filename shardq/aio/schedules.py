@@ -175,13 +175,21 @@ class AppSchedules:
         name: str | None = None,
         start: Due | None = None,
         end: Due | None = None,
+        at_start: bool = False,
         count: int | None = None,
         **policies: Unpack[PolicyOptions],
     ) -> Schedule:
         """Put a task again and again, as `shardq.tasks.AppSchedules.every`."""
         return await self._made(
             lambda: self._schedules.every(
-                interval, call, name=name, start=start, end=end, count=count, **policies
+                interval,
+                call,
+                name=name,
+                start=start,
+                end=end,
+                at_start=at_start,
+                count=count,
+                **policies,
             )
         )
 

@@ -68,6 +68,9 @@ _arguments = click.option(
 )
 @click.argument("words", metavar="QUEUE NAME [BODY]", nargs=-1)
 @scheduling.trigger
+@click.option(
+    "--at-start", is_flag=True, help="With --every: it fires at once, and then after each interval."
+)
 @scheduling.policies
 @scheduling.job
 @_task

@@ -157,6 +157,9 @@ def needed_make(given: Mapping[str, Any]) -> Make:
     """
     every, cron, tz, start, end = (given[name] for name in _TRIGGER)
     _check_one(every, cron, tz)
+    at_start = given.get("at_start", False)
+    if at_start and cron is not None:
+        raise click.UsageError("--at-start goes with --every: a cron has times of its own.")
     zone = UTC if cron is None else zone_of(tz or "UTC")
     made = (
         None
@@ -167,6 +170,7 @@ def needed_make(given: Mapping[str, Any]) -> Make:
             tz=tz,
             start=None if start is None else moment(start, zone, "--start"),
             end=None if end is None else moment(end, zone, "--end"),
+            at_start=at_start,
         )
     )
     if made is None:

@@ -113,6 +113,7 @@ def chosen(
     tz: str | tzinfo | None = None,
     start: Due | None = None,
     end: Due | None = None,
+    at_start: bool = False,
 ) -> Make | None:
     """The trigger that was chosen in one of its three ways; None where none was.
 
@@ -134,7 +135,7 @@ def chosen(
 
     def make(now_ms: int) -> Trigger:
         if every is not None:
-            return Trigger.every(every, start=start, end=end, now_ms=now_ms)
+            return Trigger.every(every, start=start, end=end, at_start=at_start, now_ms=now_ms)
         if cron is not None:
             return Trigger.cron(cron, tz=tz or "UTC", start=start, end=end)
         of = trigger if begun is None else begun(now_ms)

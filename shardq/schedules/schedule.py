@@ -533,7 +533,8 @@ class Book:
         self.listing.write(made)
         try:
             with begun("the schedule is listed"):
-                ticks.put(Tick(made, None).aimed(self._first_ms(made)))
+                # A fire time that comes right now counts where the trigger begins with it.
+                ticks.put(Tick(made, None).aimed(made.made_ms - 1))
         except KeyTaken:
             self._relist(made.name)
             return False
@@ -663,13 +664,6 @@ class Book:
             unique_for=None if held_ms is None else timedelta(milliseconds=held_ms),
             _of=self,
         )
-
-    def _first_ms(self, definition: Definition) -> int:
-        """The time after which it is to fire first, epoch milliseconds.
-
-        A fire time that comes right now counts where the trigger begins with it.
-        """
-        return max(definition.made_ms, self._clock.now_ms()) - 1
 
     def _relist(self, name: str) -> None:
         """List what the tick of a name is: a change of it that was refused has listed another."""

@@ -43,7 +43,13 @@ class Trigger:
 
     @classmethod
     def every(
-        cls, interval: Duration, *, start: Due | None = None, end: Due | None = None, now_ms: int
+        cls,
+        interval: Duration,
+        *,
+        start: Due | None = None,
+        end: Due | None = None,
+        at_start: bool = False,
+        now_ms: int,
     ) -> Trigger:
         """Each time that so much time has passed, whatever the clocks show.
 
@@ -51,13 +57,19 @@ class Trigger:
             interval: One second or more.
             start: The first fire time; without, the first is one interval from now.
             end: Nothing fires after it.
+            at_start: Instead of a start: the first fire time is now.
             now_ms: Epoch milliseconds.
 
         Raises:
-            UsageError: If the interval is too short, or a time cannot be read.
+            UsageError: If the interval is too short, a time cannot be read, or both a start and
+                `at_start` are given.
         """
         every_ms = duration_ms(interval, name="interval")
-        first_ms = now_ms + every_ms if start is None else due_ms(start, name="start")
+        if at_start and start is not None:
+            raise BadSetting("give start or at_start, one of them: at_start fires right away.")
+        first_ms = now_ms if at_start else now_ms + every_ms
+        if start is not None:
+            first_ms = due_ms(start, name="start")
         return cls(_bounded(Every(every_ms, first_ms), None, _bound_ms(end, "end")))
 
     @classmethod
@@ -144,7 +156,7 @@ class Trigger:
         rule, start_ms, end_ms = self._rule, None, None
         if isinstance(rule, Bounded):
             start_ms, end_ms, rule = rule.start_ms, rule.end_ms, rule.rule
-        if isinstance(rule, Every) and rule.first_ms != made_ms + rule.every_ms:
+        if isinstance(rule, Every) and rule.first_ms not in (made_ms, made_ms + rule.every_ms):
             start_ms = max(rule.first_ms, start_ms or 0)
         return start_ms, end_ms
 
@@ -152,9 +164,15 @@ class Trigger:
         """The same with another start and end; an interval without a start began at `made_ms`."""
         rule = self._rule.rule if isinstance(self._rule, Bounded) else self._rule
         if isinstance(rule, Every):
-            first_ms = made_ms + rule.every_ms if start_ms is None else start_ms
+            first_ms = made_ms if rule.first_ms == made_ms else made_ms + rule.every_ms
+            first_ms = first_ms if start_ms is None else start_ms
             rule, start_ms = Every(rule.every_ms, first_ms), None
         return Trigger(_bounded(rule, start_ms, end_ms))
+
+    def starts_otherwise(self, other: Trigger) -> bool:
+        """True if another trigger is the same but for its start."""
+        own, another = (one.within(None, one.bounds(0)[1], 0) for one in (self, other))
+        return self != other and own == another
 
     def in_zone(self, tz: str | tzinfo) -> Trigger:
         """The same by the wall clock of another zone.

@@ -69,6 +69,7 @@ class AppSchedules:
         name: str | None = None,
         start: Due | None = None,
         end: Due | None = None,
+        at_start: bool = False,
         count: int | None = None,
         **policies: Unpack[PolicyOptions],
     ) -> Schedule:
@@ -80,6 +81,7 @@ class AppSchedules:
             name: The schedule's, unique in the task's queue; the task's name unless given.
             start: When it fires first; None: one interval from now.
             end: It fires no later.
+            at_start: Whether it fires right away, once made; instead of a start.
             count: How often it fires; None: for ever.
             policies: As `PolicyOptions` names them.
 
@@ -95,6 +97,7 @@ class AppSchedules:
             name=name or job.task.name,
             start=start,
             end=end,
+            at_start=at_start,
             count=count,
             **job.options,
             **policies,
