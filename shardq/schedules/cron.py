@@ -4,14 +4,15 @@
  ┌ second 0-59, where there are six fields; else 0
  │ ┌ minute 0-59
  │ │ ┌ hour 0-23
- │ │ │ ┌ day of month 1-31
+ │ │ │ ┌ day of month 1-31, or L
  │ │ │ │ ┌ month 1-12 or jan-dec
  │ │ │ │ │ ┌ day of week 0-7 or sun-sat; 0 and 7 are Sunday
  0 * * * * *
 ```
 
 Where both the day of month and the day of week are restricted, a day that fits one of them is
-enough. As in cron, a field that begins with `*` restricts nothing in this sense: `*/2` too.
+enough. As in cron, a field that begins with `*` restricts nothing in this sense: `*/2` too. Beyond
+cron(8) a day of month may be `L`, the last one.
 """
 
 from __future__ import annotations
@@ -40,6 +41,13 @@ MACROS = {
     "@midnight": "0 0 * * *",
     "@hourly": "0 * * * *",
 }
+_MACRO_HINTS = {
+    "@reboot": "; an interval with at_start fires once it is made, and whatever has to run at each "
+    "start of a program is put by that program",
+    "@every": "; give an interval instead, every('1h')",
+}
+_WITH_YEARS = 7
+"""Fields of Quartz: from second to year."""
 TEXT_MAX = 1_000
 """Characters of a cron, at most."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -52,12 +60,21 @@ _YEAR_MAX = 9_900
 _LETTERS = 3
 """Of the name of a month or a day of the week."""
 _ITEM = re.compile(r"(\*|[a-z]+|\d+)(?:-([a-z]+|\d+))?(?:/(\d+))?\Z", re.ASCII)
-_HINTS = {
-    "?": "write * for any",
-    "l": "for the last day of a month take APScheduler's CronTrigger(day='last')",
-    "#": "for the second Friday of a month take APScheduler's CronTrigger(day='2nd fri')",
-}
-"""For what Quartz has, and cron not."""
+_LAST = "l"
+"""The last day of a month; cron(8) has no such thing."""
+_HINTS = (
+    (r"\?", "write * for any"),
+    (r"\w+#\d", "for the second Friday of a month take APScheduler's CronTrigger(day='2nd fri')"),
+    (
+        r"[a-z]{3}l|\dl",
+        "for the last Friday of a month take APScheduler's CronTrigger(day='last fri')",
+    ),
+    (r"l", "L is a day of the month, the last one"),
+    (r"\d*w|lw|l-\d+", "no trigger has that; write one of your own, in a few lines of Python"),
+    (r"h(\(.*\))?(/\d+)?|\d*~\d*", "write a number, and choose a spread or a jitter"),
+    (r"(19|20)\d\d", "for a year choose start and end, or APScheduler's CronTrigger(year=2030)"),
+)
+"""Patterns of what other crons have, and the way to it here."""
 _KEYS = ("year", "month", "day", "week", "day_of_week", "hour", "minute", "second")
 """APScheduler's fields."""
 _DAYS = ["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
@@ -244,14 +261,23 @@ def _fields_of(text: object) -> list[str]:
     if len(text) > TEXT_MAX:
         raise TriggerError(f"a cron has {TEXT_MAX:,} characters at most, not {len(text):,}.")
     given = text.lower().split()
-    if len(given) == 1 and given[0].startswith("@"):
+    if (len(given) == 1 and given[0].startswith("@")) or given[:1] == ["@every"]:
         if given[0] not in MACROS:
-            raise TriggerError(f"cron {shown(text)} is unknown; there are {', '.join(MACROS)}.")
+            hint = _MACRO_HINTS.get(given[0], "")
+            raise TriggerError(
+                f"cron {shown(text)} is unknown; there are {', '.join(MACROS)}{hint}."
+            )
         given = MACROS[given[0]].split()
+    if given and "=" in given[0]:
+        raise TriggerError(
+            f"cron {shown(text)} has a variable, {shown(given[0])}; leave it out, and give the "
+            f"zone as tz."
+        )
     if len(given) not in (5, 6):
+        years = "; it has no years: choose start and end" if len(given) == _WITH_YEARS else ""
         raise TriggerError(
             f"cron {shown(text)} has {len(given)} fields; it must have 5: minute, hour, day of "
-            f"month, month, day of week; or 6, with the second first."
+            f"month, month, day of week; or 6, with the second first{years}."
         )
     return given
 
@@ -259,8 +285,12 @@ def _fields_of(text: object) -> list[str]:
 def _compiled(one: Field, held: str, text: str) -> str:
     """A field as APScheduler reads it: numbers and ranges, weekdays by name."""
     values: set[int] = set()
-    for item in held.split(","):
+    items = held.split(",")
+    days = [item for item in items if item != _LAST] if one.key == "day" else items
+    for item in days:
         values.update(_values(one, item, held, text))
+    if len(days) < len(items):
+        return ",".join([*_ranges(sorted(values)), "last"])
     if one.key == "day_of_week":
         # Both 0 and 7 are Sunday.
         return ",".join(_DAYS[value] for value in sorted({(value - 1) % 7 for value in values}))
@@ -296,7 +326,7 @@ def _values(one: Field, item: str, held: str, text: str) -> range:
 def _number(one: Field, value: str, held: str, text: str) -> int:
     if value in one.names:
         return one.names.index(value) + one.low
-    if value[:_LETTERS] in one.names:
+    if value[:_LETTERS] in one.names and value[_LETTERS:] != _LAST:
         raise _refused(one, held, text, f"write {value[:_LETTERS]} for {value}")
     if not value.isdigit() or not one.low <= int(value) <= one.high:
         raise _refused(one, held, text)
@@ -304,11 +334,15 @@ def _number(one: Field, value: str, held: str, text: str) -> int:
 
 
 def _refused(one: Field, held: str, text: str, hint: str = "") -> TriggerError:
-    hint = hint or _HINTS.get(re.sub("[0-9]", "", held), "")
+    items = held.split(",")
+    hints = (told for way, told in _HINTS for item in items if re.fullmatch(way, item))
+    hint = hint or next(hints, "")
     names = f" or {one.names[0]}-{one.names[-1]}" if one.names else ""
+    last = ", L for the last" if one.key == "day" else ""
     return TriggerError(
         f"the {one.name} of cron {shown(text)} is {shown(held)}; it may hold {one.low}-{one.high}"
-        f"{names}, *, ranges a-b, lists a,b and steps */n and a-b/n{'; ' + hint if hint else ''}."
+        f"{names}{last}, *, ranges a-b, lists a,b and steps */n and a-b/n"
+        f"{'; ' + hint if hint else ''}."
     )
 
 
