@@ -11,6 +11,7 @@ from zoneinfo import ZoneInfo
 
 import pendulum
 import pytest
+from apscheduler.triggers.cron import CronTrigger
 
 from shardq.errors import BadSetting
 from shardq.model.times import due_ms, moment_of
@@ -163,6 +164,32 @@ def test_an_hourly_cron_fires_once_in_the_hour_that_comes_twice_unless_it_is_tol
     found = fires("0 * * * *", "Europe/Berlin", "2027-10-31", twice=twice)
     assert [int(at[3:5]) for at in found[:3]] == hours
     assert len(found) == (24 if twice == "both" else 23)
+
+
+@pytest.mark.parametrize(
+    ("minute", "hour", "expected"),
+    [
+        ("0", "*", ["00:00", "01:00"]),
+        ("0", "*/2", ["00:00", "01:00"]),
+        ("*/30", "2", ["00:00", "00:30", "01:00", "01:30"]),
+        ("0", "0-23", ["00:00"]),
+        ("0", "0,2,4", ["00:00"]),
+        ("0,30", "2", ["00:00", "00:30"]),
+        ("0", "2,*/4", ["00:00"]),
+    ],
+)
+def test_text_and_fields_of_a_cron_fire_alike_where_an_hour_comes_twice(
+    minute: str, hour: str, expected: list[str]
+) -> None:
+    # As cron(8): at both where minutes or hours begin with an asterisk.
+    begin = due_ms("2027-10-31T00:00Z") - 1
+    fields = CronTrigger(minute=minute, hour=hour, timezone="Europe/Berlin")
+    for trigger in (
+        Trigger.cron(f"{minute} {hour} * * *", tz="Europe/Berlin"),
+        Trigger.of(fields, now_ms=0),
+    ):
+        found = trigger.fires(begin, due_ms("2027-10-31T01:59Z"))
+        assert [f"{moment_of(one.at_ms):%H:%M}" for one in found] == expected
 
 
 def test_an_interval_is_touched_by_no_clock_change() -> None:

@@ -85,7 +85,7 @@ def policies(command: _F) -> _F:
             "--twice",
             type=click.Choice(get_args(policy.Twice)),
             help="Which of the two fires where clocks go back and a local time comes twice. "
-            "Otherwise both where the cron's hours begin with *, else first.",
+            "Otherwise both where the cron's minutes or hours begin with *, else first.",
         ),
         click.option(
             "--gap",

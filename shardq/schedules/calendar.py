@@ -69,8 +69,8 @@ class Calendar:
         )
 
     @property
-    def is_every_hour(self) -> bool:
-        """No: it fires once a day at the most."""
+    def is_wild(self) -> bool:
+        """False: it fires once a day at the most."""
         return False
 
     def first_from(self, wall_ms: int) -> int | None:

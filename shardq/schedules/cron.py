@@ -145,6 +145,7 @@ class Cron:
         }
         values = {"second": "0"} | values
         day, weekday = given[-3], given[-1]
+        given[-3] = day.upper()
         if day.startswith("*") or weekday.startswith("*"):
             return cls(" ".join(given), _pairs(values))
         by_day = values | {"day_of_week": "*"}
@@ -170,12 +171,14 @@ class Cron:
         return made
 
     @property
-    def is_every_hour(self) -> bool:
-        """Whether it means to go by elapsed time: as in cron, where the hours begin with `*`."""
-        fields = [dict(one) for one in self.fields]
-        # As APScheduler fills them in: what is larger than a field that is given may be any.
-        usual = "*" if any({"minute", "second"} & one.keys() for one in fields) else "0"
-        return all(one.get("hour", usual).startswith("*") for one in fields)
+    def is_wild(self) -> bool:
+        """True if it goes by elapsed time: as in cron(8), where minutes or hours begin with `*`."""
+        if self.text:
+            minute, hour = self.text.split()[-5:-3]
+        else:
+            held = {one.name: str(one) for one in _evaluator(self.fields[0], 0).fields}
+            minute, hour = held["minute"], held["hour"]
+        return minute.startswith("*") or hour.startswith("*")
 
     def first_from(self, wall_ms: int) -> int | None:
         """The first that fits at or after a local time; None where none does in fifty years."""

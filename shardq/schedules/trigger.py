@@ -203,8 +203,8 @@ class Trigger:
         Args:
             after_ms: Epoch milliseconds, excluded.
             twice: At which of them a local time fires that comes twice; where it is not said, a
-                cron whose hours begin with `*` at both, and any other at the first. An interval
-                knows no such time.
+                cron whose minutes or hours begin with `*` at both, and any other at the first. An
+                interval knows no such time.
             gap: Whether a local time that does not exist fires as long after the gap's start as
                 if no clock had been changed, or not at all; once where another fires then anyway.
 

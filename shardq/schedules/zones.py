@@ -95,8 +95,8 @@ class Walls(Protocol):
     """Local times at which a schedule fires, whatever the zone: a frozen value."""
 
     @property
-    def is_every_hour(self) -> bool:
-        """Whether it means to go by elapsed time, and fires in both of two same hours."""
+    def is_wild(self) -> bool:
+        """True if it goes by elapsed time, and so fires in both of two same hours."""
 
     def to_json(self) -> dict[str, Any]:
         """The local times, as JSON can hold them."""
@@ -153,7 +153,7 @@ class Local:
 
     def _twice(self, twice: Twice | None) -> Twice:
         if twice is None:
-            return "both" if self.walls.is_every_hour else "first"
+            return "both" if self.walls.is_wild else "first"
         return twice
 
     def to_json(self) -> dict[str, Any]:
