@@ -284,9 +284,7 @@ def _told(one: Calendar, grid: Grid) -> dict[str, Any]:
                 "messages": loads[cell].rows,
                 "firings": loads[cell].firings,
             }
-            for row in grid.rows
-            for cell in row.cells
-            if cell is not None
+            for cell in sorted(loads)
         ],
     }
 
