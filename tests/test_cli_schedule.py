@@ -278,6 +278,9 @@ def test_who_names_no_schedule_is_told_the_nearest_and_who_names_no_queue_so(
     name, *options = command
     told = shell.fails(Exit.NOT_THERE, "schedule", name, "mail", "nigthly", *options)
     assert told == "shardq: queue 'mail' has no schedule 'nigthly'; did you mean 'nightly'?\n"
+    add(shell, "shop.jobs.weekly", *NIGHTLY)
+    told = shell.fails(Exit.NOT_THERE, "schedule", name, "mail", "Weekly", *options)
+    assert "no schedule 'Weekly'; did you mean 'shop.jobs.weekly'?" in told
     told = shell.fails(Exit.UNKNOWN_QUEUE, "schedule", name, "post", "nightly", *options)
     assert "post" in told
 

@@ -588,6 +588,8 @@ def test_schedules_are_made_at_run_time_beside_those_that_code_declares(opened: 
     put = made[1].run()
     assert (put.key, put.text) == ("of-bob", '{"region":"bob"}')
     assert app.schedules.get("weekly", queue=app.queue_names[0]) == cron
+    with pytest.raises(UnknownSchedule, match=r"'weekl' in schedules-.*; did you mean 'weekly'"):
+        app.schedules["weekl"]
     assert cron.remove()
     assert app.schedules.get("weekly") is None
     with pytest.raises(UnknownSchedule, match="there is no schedule 'weekly' in schedules-"):

@@ -11,7 +11,6 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias, Unpack
 
 from shardq.errors import (
@@ -631,8 +630,8 @@ class Book:
         return None
 
     def _gone(self, name: str) -> UnknownSchedule:
-        near = get_close_matches(name, self.names(), 1)
-        hint = f"; did you mean {near[0]!r}?" if near else ", or not any more."
+        near = names.nearest(name, self.names())
+        hint = ", or not any more." if near is None else f"; did you mean {near!r}?"
         return UnknownSchedule(f"queue {self._queue!r} has no schedule {name!r}{hint}")
 
     def _schedule(self, name: str, found: Found) -> Schedule:
