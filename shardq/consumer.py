@@ -178,6 +178,7 @@ class Consumer:
         )
         self._deliver = self._deliverer.deliver
         self._ticker = Ticker(home, self._engine.on_put)
+        self._fire = self._ticker.step
         self._engine.rest.along = self._ticker.rest
         self._deaths: Deaths | None = None
         if on_dead is not None:
@@ -308,7 +309,7 @@ class Consumer:
         if self._closed:
             raise UsageError(f"{self._said} was closed; make another one.")
         self._stepped = True
-        ticked = self._ticker.step()
+        ticked = self._fire()
         failure: StoreUnavailable | StoreTimeout | None = None
         delay = 0.0
         try:

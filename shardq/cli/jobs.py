@@ -11,6 +11,7 @@ import click
 
 from shardq.cli import options, screen
 from shardq.errors import ShardqError, StoreCorrupt, UsageError, shown
+from shardq.model import message
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,10 +22,7 @@ if TYPE_CHECKING:
     from shardq.tasks.definition import Definition
     from shardq.tasks.task import Bound
 
-TASK_HEADER = "task"
-"""As `tasks/options.py` has it, which who looks at a message does not wait for."""
-OWN_HEADERS = (TASK_HEADER, "task-options")
-"""Those that a job of a task has for its worker; likewise."""
+TASK_HEADER = message.TASK_HEADER
 _VALUE_MAX = 200
 """Characters of an argument that are shown."""
 

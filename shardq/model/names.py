@@ -137,3 +137,20 @@ def served_queue(queue: str) -> str:
 def is_dead_queue(queue: str) -> bool:
     """Whether a queue keeps the dead messages of another."""
     return queue.endswith(DEAD_SUFFIX)
+
+
+def nearest(asked: str, known: Iterable[str]) -> str | None:
+    """The known name that may be meant, by the whole of it or by what follows its last dot.
+
+    >>> nearest("nigthly", ["shop.jobs.nightly", "hourly"])
+    'shop.jobs.nightly'
+    """
+    # Here, because only a name that is wrong needs it.
+    from difflib import get_close_matches
+
+    meant: dict[str, str] = {}
+    for name in known:
+        meant.setdefault(name.rpartition(".")[2].casefold(), name)
+        meant[name.casefold()] = name
+    found = get_close_matches(asked.casefold(), meant, 1)
+    return meant[found[0]] if found else None

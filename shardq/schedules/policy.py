@@ -41,7 +41,8 @@ class PolicyOptions(TypedDict, total=False):
         overlap: What to do while the run before is not done: `allow` another beside it, `skip` the
             fire time, `queue` it behind that run, or `cancel` that run; `allow` unless given.
         twice: At which of them a local time fires that comes twice: `first`, `last` or `both`.
-            Unless given, a cron whose hours begin with `*` fires at both, any other at the first.
+            Unless given, a cron whose minutes or hours begin with `*` fires at both, any other at
+            the first.
         gap: What becomes of a local time that does not exist: `shift` it by the gap, or `skip` it.
             An interval, which knows no local times, takes neither of the two.
         jitter: Each firing is up to so long late, by a number that follows from schedule and fire

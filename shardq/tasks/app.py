@@ -286,6 +286,7 @@ class App:
         revision: int = 1,
         start: Due | None = None,
         end: Due | None = None,
+        at_start: bool = False,
         count: int | None = None,
         **policies: Unpack[PolicyOptions],
     ) -> None:
@@ -301,8 +302,10 @@ class App:
                 `every("15m", sync.using(key="crm"))`.
             name: The schedule's, unique in the task's queue; the task's name unless given.
             revision: From 1. Of two programs that declare one name, the higher one decides.
-            start: When it fires first; None: one interval after it was made.
+            start: When it fires first, the same in each run of the program; None: one interval
+                after it was made.
             end: It fires no later.
+            at_start: Whether it fires as soon as it is made; instead of a start.
             count: How often it fires; None: for ever.
             policies: As `PolicyOptions` names them.
 
@@ -310,7 +313,7 @@ class App:
             UsageError: If something cannot be used, the function does not take the arguments, or
                 the app declares another schedule of the name.
         """
-        made = chosen(every=interval, start=start, end=end)
+        made = chosen(every=interval, start=start, end=end, at_start=at_start)
         self._declarations.add(made, call, name, revision, {"count": count, **policies})
 
     def cron(

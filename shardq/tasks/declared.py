@@ -367,6 +367,11 @@ def _told(one: _Conflict) -> str:
     if one.there.revision == 0:
         found = f"{known.trigger}, made at run time"
         remedy = "; remove that one, or give this another name"
+    elif known.trigger.starts_otherwise(one.found.asked.trigger):
+        remedy = (
+            "; a start that is computed anew in each run is another one each time: give a fixed "
+            "one, or at_start=True"
+        )
     unlike = ", ".join({"body": "arguments"}.get(name, name) for name in one.found.unlike)
     return (
         f"schedule {made.name!r} of queue {made.call.queue!r} is declared at {made.place}, "

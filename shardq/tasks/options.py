@@ -18,7 +18,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, cast
 
 from shardq.errors import BadSetting, UsageError, shown
-from shardq.model import names
+from shardq.model import message, names
 from shardq.model.message import headers_json
 from shardq.model.times import DELAY_MAX_MS, duration_ms
 from shardq.records.results import KEEP_MS_MAX
@@ -31,8 +31,7 @@ if TYPE_CHECKING:
 ATTEMPTS = 5
 ATTEMPTS_MAX = 10_000
 BATCH_MAX = 1_000
-TASK_HEADER = "task"
-OPTIONS_HEADER = "task-options"
+TASK_HEADER, OPTIONS_HEADER = message.JOB_HEADERS
 _BACKOFFS_MAX = 1_000
 _FACTOR_MAX = 100
 
