@@ -523,7 +523,8 @@ class Queue(Scheduled):
 
         Args:
             message_id: Which one; None: all of the span. An id that `put` made is found at once,
-                one that was given to it is looked for in the span.
+                one that was given to it is looked for in the span. Where there is none of that id,
+                the key of a message that has not ended, or is dead, stands for its id.
             since: From when on, or how long ago; where None, as far back as the history goes.
             until: Up to when; None: now.
 
@@ -536,7 +537,10 @@ class Queue(Scheduled):
             BadTime: If nothing lies between `since` and `until`.
         """
         self._home.register.refresh(force=True)
-        return self._settler.ledger.asked(message_id, since, until)
+        records = self._settler.ledger.asked(message_id, since, until)
+        if message_id is None or names.is_dead_queue(self.name):
+            return records
+        return self._by_id_or_key(records, message_id, since, until)
 
     def totals(self) -> Totals:
         """What has happened in this queue since it was made, over all processes."""
@@ -662,6 +666,21 @@ class Queue(Scheduled):
         self._home.close()
 
     # Details --------------------------------------------------------------------------------------
+
+    def _by_id_or_key(
+        self,
+        records: Iterator[Record],
+        name: str,
+        since: Due | Duration | None,
+        until: Due | Duration | None,
+    ) -> Iterator[Record]:
+        """The records of an id; where there are none, of the message that has it for a key."""
+        first = next(records, None)
+        if first is not None:
+            yield first
+            yield from records
+        elif (now := self.get(name)) is not None and now.id != name:
+            yield from self._settler.ledger.asked(now.id, since, until)
 
     def _cancel_dead(self, row: Row) -> None:
         dead: Queue = self.dead
