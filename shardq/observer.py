@@ -505,17 +505,18 @@ def late_to_json(recent: Quantiles, day: Quantiles) -> dict[str, float | None]:
 def open_shards(queue: Queue) -> dict[int, list[tuple[int, int]]]:
     """Minutes that are not yet over for good -> (messages due by now, all messages) of each lane.
 
-    Both count what is there now; what was settled has left. Counting reads every row: it is for
-    a person's look at a small queue.
+    Lanes of bands to which nothing was ever put are left out. Both count what is there now; what
+    was settled has left. Counting reads every row: it is for a person's look at a small queue.
 
     Args:
         queue: The queue.
     """
     home = queue._home
+    home.register.refresh(force=home.register.has_unused_bands)
     layout = home.register.layout
     now_ms = home.clock.now_ms()
     minutes = range(layout.newest_sealable(now_ms) + 1, layout.minute_of(now_ms) + 2)
-    lanes = layout.lanes()
+    lanes = layout.lanes_used()
     due, rows = (
         home.store.count(Slice(queue.name, minutes, lanes, -1, until, 0, purpose="observe"))
         for until in (now_ms, layout.end_ms(minutes[-1]))

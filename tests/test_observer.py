@@ -261,6 +261,15 @@ def test_open_shards_count_what_is_due_and_what_is_there(
     assert sum(rows for lanes in shards.values() for _, rows in lanes) == 12
 
 
+def test_open_shards_are_those_of_bands_that_were_put_to(db: shardq.Connection) -> None:
+    queue, other = db.queue("mail"), db.queue("mail")
+    queue.put("x")
+    lanes = len(open_shards(queue).popitem()[1])
+    other.put("x", priority=1)
+    assert [len(some) for some in open_shards(queue).values()] == [2 * lanes] * 4
+    assert sum(rows for some in open_shards(queue).values() for _, rows in some) == 2
+
+
 def test_totals_of_all_members_are_summed(stage: Stage) -> None:
     one, two = Totals(put=3, delivered=1), Totals(put=4)
     one.lateness.add(2_000)
