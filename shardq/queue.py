@@ -480,7 +480,8 @@ class Queue(Scheduled):
         horizon_ms = duration_ms(horizon, name="horizon")
         if horizon_ms > _FORECAST_MS_MAX:
             raise BadTime(f"horizon must be at most a day, not {shown(horizon)}.")
-        return self._census.forecast(horizon_ms, self.schedules._home.firings)
+        stored, firings = self._mender.read(), self.schedules._home.firings
+        return self._census.forecast(horizon_ms, stored, firings)
 
     def audit(
         self,
@@ -585,12 +586,20 @@ class Queue(Scheduled):
 
         Holds once every process has re-read the settings, 5 s at most, and longer where it waits
         for a store in trouble. Two writes: rows are deleted when they come due, and not delivered.
+        Those of a dead-letter queue, which are due and no consumer reads, are deleted at once: as
+        many reads and writes as there are pages.
+
+        Raises:
+            StoreTimeout: Of the dead some rows may be left; none of them is shown or put back.
         """
         before_us = self._home.clock.now_us()
         self._home.register.change(
             lambda now: [replace(now, purged_before_us=max(before_us, now.purged_before_us))]
         )
         self._mender.doom()
+        if names.is_dead_queue(self.name):
+            with begun(f"queue {self.name!r} is purged"):
+                self._census.remove_purged()
 
     def drop(self) -> None:
         """Purge the queue and take it off the list; its consumers end with `UnknownQueue`.

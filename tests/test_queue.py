@@ -389,6 +389,40 @@ def test_a_purge_leaves_what_is_put_after_it(stage: Stage) -> None:
     assert queue.totals().purged == 2
 
 
+@pytest.mark.parametrize("delay", ["0s", "2h"])
+def test_a_look_at_the_first_messages_reads_past_all_that_a_purge_has_reached(
+    stage: Stage, delay: str
+) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    queue.put_many([{"body": f"{n}", "delay": delay} for n in range(30)])
+    stage.clock.advance(1)
+    queue.purge()
+    queue.put_many([{"body": f"new {n}", "delay": delay} for n in range(3)])
+    assert [message.text for message in queue.peek(2)] == ["new 0", "new 1"]
+    assert [message.text for message in queue.peek()] == ["new 0", "new 1", "new 2"]
+
+
+def test_a_purge_of_the_dead_deletes_them_at_once_and_shows_who_dies_later(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    for n in range(12):
+        queue.bury(queue.put(f"{n}"))
+    stage.clock.advance(1)
+    queue.dead.purge()
+    assert list(queue.dead._rows()) == []
+    assert queue.dead.totals().purged == 12
+    queue.bury(queue.put("late"))
+    assert [message.text for message in queue.dead.peek()] == ["late"]
+
+
+def test_a_forecast_leaves_out_what_is_purged(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    queue.put_many([{"body": "x", "delay": "5m"} for _ in range(3)])
+    stage.clock.advance(1)
+    queue.purge()
+    queue.put("new", delay="5m")
+    assert sum(count for _, count in queue.forecast("10m")) == 1
+
+
 def test_what_was_retried_before_a_purge_is_purged_and_what_was_redriven_after_it_is_not(
     stage: Stage,
 ) -> None:

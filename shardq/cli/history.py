@@ -46,8 +46,8 @@ def history(
     """Show what became of the message ID of QUEUE, or of all that entered QUEUE.
 
     QUEUE must keep a history. An id that shardq made up is found at once. One of your own is
-    searched for between --since and --until, or in the whole history. A key stands for the id of the
-    message that has it, until that has ended. Ends with 1 where nothing is recorded.
+    searched for between --since and --until, or in the whole history. A key stands for the id of
+    the message that has it, until that has ended. Ends with 1 where nothing is recorded.
     """
     width = screen.console().width
     with options.connect(url) as db:

@@ -265,7 +265,7 @@ class Whereabouts:
             purpose="find",
             bodies=False,
         )
-        return count + sum(other.order < row.order for other in self._store.read(same))
+        return count + sum(other.order < row.order for other in scan.rows_of(self._store, same))
 
     # Groups ---------------------------------------------------------------------------------------
 
@@ -301,7 +301,7 @@ class Whereabouts:
         wanted = scan.whole(layout, shard, _PAGE, "find")._replace(
             after_ms=until_ms - 1, until_ms=until_ms, bodies=False
         )
-        for one in self._store.read(wanted):
+        for one in scan.rows_of(self._store, wanted):
             if one.message_id == message_id and not self._is_purged(one):
                 return self._as_head(one, beats, at)
         return None
