@@ -632,12 +632,19 @@ class Queue(Scheduled):
             How many were put back.
 
         Raises:
+            UsageError: If this is a dead-letter queue itself.
             BadSetting: If the limit is below 1, or `where` is no function that answers when it is
                 called.
             KeyTaken: Of some the keys are those of others by now, or are held: they stay dead, and
                 all others are put back. A note says how many.
             StoreTimeout, StoreUnavailable: A note says how many were put back before it.
         """
+        if names.is_dead_queue(self.name):
+            served = names.served_queue(self.name)
+            raise UsageError(
+                f"queue {self.name!r} keeps the dead messages of {served!r}, whose redrive() puts "
+                f"them back: queue.redrive(), not queue.dead.redrive()."
+            )
         if limit is not None and (type(limit) is not int or limit < 1):
             raise BadSetting(f"limit must be 1 or more, or None for all, not {shown(limit)}.")
         if where is not None:

@@ -94,6 +94,14 @@ def test_a_redrive_leaves_what_was_purged_among_the_dead(stage: Stage) -> None:
     assert [message.text for message in queue.peek()] == ["live"]
 
 
+def test_a_redrive_of_the_dead_letter_queue_says_whose_is_meant(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    queue.bury(queue.put("x"))
+    with pytest.raises(UsageError, match="of 'mail', whose redrive"):
+        queue.dead.redrive()
+    assert queue.redrive() == 1
+
+
 def test_a_redrive_can_be_limited_and_repeated(stage: Stage) -> None:
     queue = stage.connect().queue("mail")
     for n in range(5):

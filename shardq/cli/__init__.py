@@ -52,7 +52,10 @@ _COMMANDS = {
 """Each command, in the order of the help: its module, and its line there."""
 
 
-class Commands(click.Group):
+_OF_QUEUES = ("create", "alter", "pause", "resume", "purge", "drop")
+
+
+class Commands(options.Group):
     """Commands that are imported when they are called.
 
     Attributes:
@@ -62,6 +65,10 @@ class Commands(click.Group):
 
     room = __name__
     table: ClassVar[Mapping[str, tuple[str, str]]] = _COMMANDS
+    elsewhere: ClassVar[Mapping[str, str]] = {
+        **{name: f"shardq queues {name}" for name in _OF_QUEUES},
+        **dict.fromkeys(("redrive", "retry"), "shardq dead QUEUE --redrive"),
+    }
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         """The names of the commands."""
