@@ -35,8 +35,8 @@ _COMMANDS = {
     "calendar": ("calendar", "Show the load ahead as a heat map, hot minutes, and the backlog."),
     "peek": ("messages", "Show the messages that are due next, and take none."),
     "show": ("show", "Show where a message is, and why it does not run."),
-    "cancel": ("messages", "Cancel a message that has not been delivered."),
-    "move": ("keyed", "Let a message that waits be due at another time, by its key."),
+    "cancel": ("messages", "Cancel messages that have not been delivered."),
+    "move": ("keyed", "Let messages that wait be due at another time, or now."),
     "edit": ("keyed", "Change the body or headers of a message that waits, by its key."),
     "queues": ("queues", "List queues; create, show, alter, pause, purge or drop one."),
     "schedule": ("schedule", "Put messages again and again, by schedules; preview, change them."),
@@ -67,7 +67,8 @@ class Commands(options.Group):
     table: ClassVar[Mapping[str, tuple[str, str]]] = _COMMANDS
     elsewhere: ClassVar[Mapping[str, str]] = {
         **{name: f"shardq queues {name}" for name in _OF_QUEUES},
-        **dict.fromkeys(("redrive", "retry"), "shardq dead QUEUE --redrive"),
+        "redrive": "shardq dead QUEUE --redrive",
+        "retry": "shardq move QUEUE ID --delay 0s",
     }
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature

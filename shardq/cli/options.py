@@ -106,6 +106,10 @@ group = click.option(
     help="Messages of one group are handled one at a time, in the order of their due.",
 )
 key = click.option("--key", metavar="KEY", help="The message's key.")
+keys = click.option(
+    "--key", "keys", metavar="KEY", multiple=True, help="A message's key. May be repeated."
+)
+ids = click.argument("ids", metavar="[ID|RECEIPT]...", nargs=-1)
 due = click.option(
     "--due",
     metavar="TIME",
