@@ -13,21 +13,21 @@ from shardq.cli import listing, options, screen
 from shardq.cli.exits import Exit
 from shardq.cli.messages import body_text, dead_of, key_column, message_json, show_message
 from shardq.cli.queues import sure
+from shardq.inspection import dead as among_dead
 from shardq.lifecycle.fate import OUT_OF_ATTEMPTS
 from shardq.model import names
-from shardq.model.message import first_line
+from shardq.model.message import Message, first_line
 from shardq.model.times import iso
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from shardq.model.message import Message
+    from shardq.model.message import Row
     from shardq.queue import Queue
 
 _FIRST = {"reason": "shardq-reason", "died": "shardq-died"}
 _SHOWN = 20
-_LOOKED_AT_MAX = 10_000
-"""How many of the dead are looked at for a reason, those that died first."""
+_SHOWN_MAX = 10_000
 
 
 @dataclass(slots=True)
@@ -54,12 +54,20 @@ class _Choice:
         return self.reason.lower() in _reason(message).lower()
 
     def found(self, dead: Queue) -> Iterator[Message]:
-        """The chosen ones, those that died first in front; by their ids each is searched."""
+        """The chosen ones; by their ids each is searched."""
         if self.ids:
             looked_up = (dead.find(message_id) for message_id in dict.fromkeys(self.ids))
             yield from (one for one in looked_up if one is not None and self(one))
         else:
-            yield from filter(self, dead.peek(limit=_LOOKED_AT_MAX))
+            rows = among_dead.every(dead._home)
+            yield from filter(self, (_message(dead, row) for row in rows))
+
+    def last(self, dead: Queue, limit: int) -> list[Message]:
+        """The chosen ones, so many at most: those that died last, the last one in front."""
+        if self.ids:
+            return list(islice(self.found(dead), limit))
+        rows = among_dead.last(dead._home, limit, lambda row: self(_message(dead, row)))
+        return [_message(dead, row) for row in rows]
 
 
 @click.command(
@@ -79,15 +87,15 @@ class _Choice:
     "--reason",
     metavar="TEXT",
     default="",
-    help=f"Only those whose reason contains this, of the first {_LOOKED_AT_MAX:,} that died.",
+    help="Only those whose reason contains this.",
 )
 @options.whole(
     "-n",
     "--limit",
-    text=f"At most N of them. Where it is not given, {_SHOWN} are shown, and all are put back or "
-    "deleted.",
+    text=f"At most N of them. Where it is not given, the {_SHOWN} that died last are shown, and "
+    "all are put back or deleted.",
     least=1,
-    most=_LOOKED_AT_MAX,
+    most=_SHOWN_MAX,
 )
 @click.option("--redrive", is_flag=True, help="Put them back into QUEUE, each under its id.")
 @click.option("--delete", is_flag=True, help="Delete those named by ID or --reason.")
@@ -139,14 +147,14 @@ def dead(
         else:
             # One more than is shown, to know whether there are more.
             most = limit or _SHOWN
-            found = [] if kept is None else list(islice(choice.found(kept), most + 1))
+            found = [] if kept is None else choice.last(kept, most + 1)
             if not found and not (ids or as_json):
                 click.echo(f"{queue} has no {'such ' if reason else ''}dead messages.")
             _show(found[:most], is_one=len(ids) == 1, as_json=as_json)
-            if found and kept is not None and not (as_json or len(ids) == 1):
+            if found and kept is not None and len(ids) != 1:
                 is_over = len(found) > most
                 left = kept.depth().total - most if is_over and not (ids or reason) else 0
-                _tell_more(queue, left, is_over=is_over)
+                _tell_more(queue, left, is_over=is_over, as_json=as_json)
     for message_id in sorted(choice.missing):
         click.echo(f"shardq: {queue} has no dead message {message_id!r}.", err=True)
     return Exit.FAILED if choice.missing else Exit.OK
@@ -165,6 +173,10 @@ def _check_usage(queue: str, *, asked: int, is_vague: bool, is_narrow: bool) -> 
         )
 
 
+def _message(dead: Queue, row: Row) -> Message:
+    return Message(row, 0, dead._home.register.signer)
+
+
 def _delete(kept: Queue, chosen: Iterable[Message]) -> int:
     return sum(kept.cancel(one) for one in chosen)
 
@@ -180,11 +192,13 @@ def _show(shown: Sequence[Message], *, is_one: bool, as_json: bool) -> None:
         _list(shown)
 
 
-def _tell_more(queue: str, left: int, *, is_over: bool) -> None:
+def _tell_more(queue: str, left: int, *, is_over: bool, as_json: bool) -> None:
     """Say whether there are more, how many where that is known, and what to do with them."""
     if is_over:
         told = f"{left:,} more not shown" if left > 0 else "There are more"
         click.echo(f"{told}; -n N shows N.", err=True)
+    if as_json:
+        return
     click.echo(f"`shardq dead {queue} ID` shows one whole, `--redrive` puts back.", err=True)
 
 
