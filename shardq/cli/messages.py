@@ -17,11 +17,13 @@ from shardq.cli.show import is_receipt, keyless, print_state
 from shardq.errors import StoreCorrupt, UnknownQueue
 from shardq.inspection.state import Where
 from shardq.inspection.trace import shown_body
+from shardq.inspection.whereabouts import run_of
 from shardq.lifecycle.keyed import Answer
 from shardq.lifecycle.keyedputs import CHOICES
 from shardq.model.message import first_line, is_snooze_reason
 from shardq.model.names import dead_queue, is_dead_queue
 from shardq.model.times import iso
+from shardq.records.membership import heartbeats
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -226,31 +228,40 @@ def peek(
         if message_id is not None:
             return _look_up(db, source, message_id, as_json=as_json)
         messages = source.peek(limit=limit)
+        home = source._home
+        beats = heartbeats(home.store, home.register.members_key) if messages else {}
+        running = [run_of(message._row, beats) is not None for message in messages]
     if as_json:
-        for message in messages:
-            screen.print_json(message_json(message))
+        for message, is_running in zip(messages, running, strict=True):
+            attempts = _attempts(message, is_running=is_running)
+            screen.print_json(message_json(message) | {"attempts": attempts})
     elif messages:
-        _list(messages)
+        _list(messages, running)
     else:
         click.echo(f"{queue} is empty.")
     return Exit.OK
 
 
-def _list(messages: Sequence[Message]) -> None:
+def _attempts(message: Message, *, is_running: bool) -> int:
+    """Deliveries begun: that of a run is recorded when it ends or is parked."""
+    return message.attempt + (is_running and message._row.claim is None)
+
+
+def _list(messages: Sequence[Message], running: Sequence[bool]) -> None:
     errors = [_error_text(message) for message in messages]
     has_errors = any(errors)
     keys = key_column(messages)
     rows = [
         [
             Text(iso(message.due_ms)),
-            Text(f"{message.attempt:,}"),
+            Text(f"{_attempts(message, is_running=is_running):,}{', runs' if is_running else ''}"),
             Text(f"{len(message.body):,}"),
             screen.exact(message.id),
             *key,
             *([screen.plain(first_line(error))] if has_errors else []),
             body_text(message),
         ]
-        for message, error, key in zip(messages, errors, keys, strict=True)
+        for message, error, key, is_running in zip(messages, errors, keys, running, strict=True)
     ]
     heads = ["due", ">attempts", ">bytes", "id", *(["key"] if any(keys) else [])]
     heads += ["last error", "body"] if has_errors else ["body"]
