@@ -130,6 +130,22 @@ def test_those_that_died_last_are_shown_and_what_is_left_out_is_said(shell: Shel
     assert len(shell.ok("dead", "mail", "--json", "-n", "24").lines) == 24
 
 
+def test_without_a_queue_the_dead_of_all_are_counted_by_their_reasons(deaths: Shell) -> None:
+    assert deaths.run("dead", "--redrive").code == Exit.USAGE
+    with shardq.connect(deaths.url) as db:
+        post = db.queue("post")
+        post.bury(post.put("x"), "no such address")
+    heads, *lines = deaths.ok("dead").out.splitlines()
+    assert heads.split() == ["queue", "dead", "last", "died", "reason"]
+    assert [line.split()[:2] for line in lines] == [["mail", "2"], ["mail", "1"], ["post", "1"]]
+    found = deaths.ok("dead", "--json").lines
+    assert [(one["queue"], one["dead"]) for one in found] == [("mail", 2), ("mail", 1), ("post", 1)]
+    assert found[2]["reason"] == "no such address"
+    deaths.ok("dead", "mail", "--purge", "--yes")
+    deaths.ok("dead", "post", "--purge", "--yes")
+    assert deaths.ok("dead").out == "No queue has dead messages.\n"
+
+
 def test_those_that_died_last_are_found_hours_back(stage: Stage) -> None:
     queue = stage.connect().queue("mail")
     for n in range(4):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -16,12 +17,13 @@ from shardq.cli.queues import sure
 from shardq.inspection import dead as among_dead
 from shardq.lifecycle.fate import OUT_OF_ATTEMPTS
 from shardq.model import names
-from shardq.model.message import Message, first_line
+from shardq.model.message import Message, first_line, read_headers
 from shardq.model.times import iso
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from shardq.connection import Connection
     from shardq.model.message import Row
     from shardq.queue import Queue
 
@@ -72,6 +74,7 @@ class _Choice:
 
 @click.command(
     epilog=options.examples(
+        "shardq dead",
         "shardq dead mail",
         "shardq dead mail order-7",
         "shardq dead mail --json | jq -r '.headers[\"shardq-traceback\"]'",
@@ -81,7 +84,7 @@ class _Choice:
         "shardq dead mail --delete order-7",
     )
 )
-@options.queue
+@click.argument("queue", required=False)
 @click.argument("ids", metavar="[ID]...", nargs=-1)
 @click.option(
     "--reason",
@@ -105,7 +108,7 @@ class _Choice:
 @options.as_json
 def dead(
     *,
-    queue: str,
+    queue: str | None,
     ids: tuple[str, ...],
     reason: str,
     limit: int | None,
@@ -118,8 +121,15 @@ def dead(
 ) -> Exit:
     """Show the dead messages of QUEUE and why they died. Put them back, or delete them.
 
-    With one ID, all of that message is shown. Ends with 1 where a message of an ID is not there.
+    Without QUEUE, it counts those of each queue by their reasons. With one ID, all of that message
+    is shown. Ends with 1 where a message of an ID is not there.
     """
+    if queue is None:
+        if redrive or delete or purge or reason or limit:
+            raise click.UsageError("Missing argument 'QUEUE'.")
+        with options.connect(url) as db:
+            _count(db, as_json=as_json)
+        return Exit.OK
     _check_usage(
         queue,
         asked=redrive + delete + purge,
@@ -158,6 +168,34 @@ def dead(
     for message_id in sorted(choice.missing):
         click.echo(f"shardq: {queue} has no dead message {message_id!r}.", err=True)
     return Exit.FAILED if choice.missing else Exit.OK
+
+
+def _count(db: Connection, *, as_json: bool) -> None:
+    """Print how many died of what, queue by queue."""
+    rows = []
+    for name in filter(names.is_dead_queue, db.queues()):
+        counts: Counter[str] = Counter()
+        last: dict[str, int] = {}
+        for row in among_dead.every(db.queue(name, create=False)._home, bodies=False):
+            reason = read_headers(row).get(_FIRST["reason"], "")
+            counts[reason] += 1
+            last[reason] = max(last.get(reason, 0), row.due_ms)
+        served = names.served_queue(name)
+        rows += [
+            (served, count, iso(last[reason]), reason) for reason, count in counts.most_common()
+        ]
+    if as_json:
+        for served, count, died, reason in rows:
+            told = {"queue": served, "dead": count, "last_died": died, "reason": reason}
+            screen.print_json(told)
+    elif not rows:
+        click.echo("No queue has dead messages.")
+    else:
+        shown = [
+            [Text(served), Text(f"{count:,}"), Text(died), screen.plain(first_line(reason))]
+            for served, count, died, reason in rows
+        ]
+        listing.show(["queue", ">dead", "last died", "reason"], shown, free=1)
 
 
 def _check_usage(queue: str, *, asked: int, is_vague: bool, is_narrow: bool) -> None:

@@ -66,12 +66,17 @@ def last(home: QueueHome, limit: int, is_wanted: Callable[[Row], bool]) -> list[
     return sorted(whole, key=_DIED, reverse=True)
 
 
-def every(home: QueueHome) -> Iterator[Row]:
-    """The rows of all, minute by minute."""
+def every(home: QueueHome, *, bodies: bool = True) -> Iterator[Row]:
+    """The rows of all, those of the last minute first; without `bodies` they come with empty ones.
+
+    Args:
+        home: The dead-letter queue's.
+        bodies: Whether to read them.
+    """
     register = home.register
     register.refresh()
     found = shards(home.store, register, 0, home.clock.now_ms() + _AHEAD_MS)
-    return _kept(home, found, bodies=True)
+    return _kept(home, found, bodies=bodies)
 
 
 def _kept(home: QueueHome, some: Iterator[Shard], *, bodies: bool) -> Iterator[Row]:
