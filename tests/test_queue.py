@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from worlds import World
 
 from shardq import Consumer, Depth, Message
 from shardq.errors import (
@@ -399,23 +400,27 @@ def test_a_purge_leaves_what_is_put_after_it(stage: Stage) -> None:
 
 @pytest.mark.parametrize("delay", ["0s", "2h"])
 def test_a_look_at_the_first_messages_reads_past_all_that_a_purge_has_reached(
-    stage: Stage, delay: str
+    world: World, delay: str
 ) -> None:
-    queue = stage.connect().queue("mail", lanes=1)
+    queue = world.connect().queue(world.queue_name(), lanes=1)
     queue.put_many([{"body": f"{n}", "delay": delay} for n in range(30)])
-    stage.clock.advance(1)
+    world.pass_time(0.01)
     queue.purge()
-    queue.put_many([{"body": f"new {n}", "delay": delay} for n in range(3)])
+    world.pass_time(0.01)
+    for n in range(3):
+        queue.put(f"new {n}", delay=delay)
+        world.pass_time(0.01)
     assert [message.text for message in queue.peek(2)] == ["new 0", "new 1"]
     assert [message.text for message in queue.peek()] == ["new 0", "new 1", "new 2"]
 
 
-def test_a_purge_of_the_dead_deletes_them_at_once_and_shows_who_dies_later(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
+def test_a_purge_of_the_dead_deletes_them_at_once_and_shows_who_dies_later(world: World) -> None:
+    queue = world.connect().queue(world.queue_name())
     for n in range(12):
         queue.bury(queue.put(f"{n}"))
-    stage.clock.advance(1)
+    world.pass_time(0.01)
     queue.dead.purge()
+    world.pass_time(0.01)
     assert list(queue.dead._rows()) == []
     assert queue.dead.totals().purged == 12
     queue.bury(queue.put("late"))
