@@ -19,10 +19,11 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import pytest
+from shell import Shell
 
 from shardq import node
 from shardq.errors import BadSetting, MissingExtra, NodeError
-from shardq.node import config, runtime, wire
+from shardq.node import cluster, config, runtime, wire
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -234,6 +235,19 @@ def test_a_process_that_has_got_the_number_of_a_dead_node_is_left_alone(tmp_path
         stranger.communicate(b"\n")
     assert stranger.returncode == 0
     assert not tmp_path.exists()
+
+
+def test_a_start_says_so_where_the_nodes_run_already(tmp_path: Path) -> None:
+    like_a_node = [cluster._DAEMON, f"@{tmp_path}/node1/"]
+    words = ["sh", "-c", "read line", *like_a_node]
+    with subprocess.Popen(words, stdin=subprocess.PIPE) as process:
+        of_node = {"number": 1, "address": "127.0.0.1", "jmx_port": 3, "pid": process.pid}
+        told = {"java": "java", "port": 1, "storage_port": 2, "nodes": [of_node]}
+        (tmp_path / "cluster.json").write_text(json.dumps(told))
+        done = Shell(tmp_path).run("node", "start", "--directory", str(tmp_path))
+        process.communicate(b"\n")
+    assert (done.code, done.out) == (0, "cassandra://127.0.0.1:1/shardq\n")
+    assert done.err == "shardq: 1 node ran already; `shardq node stop` ends it.\n"
 
 
 # The wire ----------------------------------------------------------------------------------------

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Mapping
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import click
 
@@ -105,6 +106,10 @@ group = click.option(
     help="Messages of one group are handled one at a time, in the order of their due.",
 )
 key = click.option("--key", metavar="KEY", help="The message's key.")
+keys = click.option(
+    "--key", "keys", metavar="KEY", multiple=True, help="A message's key. May be repeated."
+)
+ids = click.argument("ids", metavar="[ID|RECEIPT]...", nargs=-1)
 due = click.option(
     "--due",
     metavar="TIME",
@@ -134,7 +139,25 @@ until = click.option(
 
 
 class Group(click.Group):
-    """A command of commands whose help shows the whole first sentence of each."""
+    """A command of commands whose help shows the whole first sentence of each.
+
+    Attributes:
+        elsewhere: What a command is called here that people look for under another name.
+    """
+
+    elsewhere: ClassVar[Mapping[str, str]] = {}
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Like click's own, with a hint where there is no such command."""
+        name = args[0]
+        if not name.startswith("-") and self.get_command(ctx, name) is None:
+            near = get_close_matches(name, self.list_commands(ctx), 1)
+            meant = self.elsewhere.get(name) or (f"{ctx.command_path} {near[0]}" if near else None)
+            hint = "" if meant is None else f"; did you mean {meant!r}?"
+            ctx.fail(f"No such command {name!r}{hint or '.'}")
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Like click's own, which cuts a sentence that is longer than a line."""
