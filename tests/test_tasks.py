@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import inspect
 import os
 import re
@@ -550,20 +551,80 @@ def test_a_task_takes_the_place_of_what_its_module_or_cell_declared_before(tmp_p
     assert twice.startswith("two tasks are named 'twice.send': ")
 
 
+PROGRAM = """
+from shardq import App
+app = App("sqlite:///jobs.db")
+@app.task
+def send(): ...
+if __name__ in ("__main__", "__mp_main__"):
+    print(send.name)
+    send.put()
+"""
+STARTS = "from jobs import send; print(send.name); send.put()"
+SPAWNS = (
+    PROGRAM
+    + """
+if __name__ == "__main__":
+    import multiprocessing
+    child = multiprocessing.get_context("spawn").Process(target=send)
+    child.start()
+    child.join()
+"""
+)
+
+
 @pytest.mark.parametrize(
-    ("start", "named"), [("shop/jobs.py", "shop.jobs.send"), ("jobs.py", "jobs.send")]
+    ("start", "named"),
+    [
+        ("shop/jobs.py", "shop.jobs.send"),
+        ("shop/start.py", "shop.jobs.send"),
+        ("jobs.py", "jobs.send"),
+        ("parts/spawns.py", "spawns.send\nspawns.send"),
+    ],
 )
 def test_a_task_of_a_program_has_the_name_by_which_a_worker_imports_it(
     tmp_path: Path, start: str, named: str
 ) -> None:
-    text = "from shardq import App\napp = App()\n@app.task\ndef send(): ...\nprint(send.name)\n"
+    (tmp_path / "parts").mkdir()
     (tmp_path / "shop").mkdir()
-    for path in "shop/jobs.py", "jobs.py":
+    for path, text in {
+        "shop/jobs.py": PROGRAM,
+        "shop/start.py": STARTS,
+        "jobs.py": PROGRAM,
+        "parts/spawns.py": SPAWNS,
+        # The one beside a program that is started where it is makes no package of it.
+        "__init__.py": "",
+        "shop/__init__.py": "",
+    }.items():
         (tmp_path / path).write_text(text)
-    # The one beside a program that is started where it is makes no package of it.
-    for path in "shop/__init__.py", "__init__.py":
-        (tmp_path / path).touch()
     assert _output(tmp_path, start) == f"{named}\n"
+
+
+@pytest.mark.parametrize("start", ["parts/jobs.py", "parts/start.py"])
+def test_a_worker_knows_a_task_by_the_name_of_a_program_in_a_directory_that_is_no_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    # Another test may have imported one of that name.
+    for name in ("parts", "parts.jobs", "others", "others.jobs"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    for path, text in {
+        "parts/jobs.py": PROGRAM,
+        "parts/start.py": STARTS,
+        "others/jobs.py": "from parts.jobs import app\n@app.task\ndef send(): ...\n",
+    }.items():
+        Path(path).parent.mkdir(exist_ok=True)
+        Path(path).write_text(text)
+    assert _output(tmp_path, start) == "jobs.send\n"
+    with importlib.import_module("parts.jobs").app as app:
+        assert [(one.task, one.state) for one in worked(app)] == [("parts.jobs.send", "done")]
+        importlib.import_module("others.jobs")
+        # Of two that may be meant it is neither.
+        with pytest.raises(UsageError, match=r"there is no task 'jobs\.send'"):
+            app.job("x", task="jobs.send")
+        with pytest.raises(UsageError, match=r"did you mean 'others.jobs.send'\?"):
+            app.job("x", task="other.jobs.send")
 
 
 @pytest.mark.parametrize("wrong", [User, 7, lambda: (yield)])

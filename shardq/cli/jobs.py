@@ -155,8 +155,7 @@ def _call(
     """A task of an app, and what it is to be called with."""
     definition = app._home.find(task)
     if definition is None:
-        known = ", ".join(app.tasks) or "none"
-        raise UsageError(f"the app has no task {shown(task)}; it has {known}.")
+        raise UsageError(f"the app has no task {shown(task)}; {app._home.known(task)}")
     body = body_of(_named(definition, given))
     args, kwargs = definition.signature.decode(body)
     if definition.batch is not None:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Iterable
-from functools import partial
-from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, Unpack, overload
 
@@ -20,6 +17,7 @@ from shardq.tasks.arguments import Signature
 from shardq.tasks.declared import Declarations
 from shardq.tasks.definition import Definition
 from shardq.tasks.job import Job
+from shardq.tasks.naming import name_of, shorter_names
 from shardq.tasks.options import TASK_HEADER, Options, Policy
 from shardq.tasks.registry import Registry
 from shardq.tasks.schedules import AppSchedules
@@ -257,7 +255,7 @@ class App:
         if task is not None:
             definition = self._home.find(task)
             if definition is None:
-                raise UsageError(f"there is no task {task!r} in this app; it has {self._known}.")
+                raise UsageError(f"there is no task {task!r} in this app; {self._home.known(task)}")
         if queue is None and definition is not None:
             queue = definition.options.queue
         if queue is None:
@@ -442,7 +440,8 @@ class App:
             raise UsageError(
                 f"{shown(function)} is a task already; declare its function, {function.name}."
             )
-        name = names.label(name or _name_of(function), what="task name")
+        is_named = name is not None
+        name = names.label(name or name_of(function), what="task name")
         _check_function(function, name)
         for one in aliases:
             names.label(one, what=f"alias of task {name}")
@@ -453,6 +452,7 @@ class App:
             options,
             name=name,
             aliases=aliases,
+            shorter=() if is_named else tuple(shorter_names(function)),
             batch=batch,
         )
         self._home.add(definition)
@@ -486,10 +486,6 @@ class App:
             key=found.key,
         )
 
-    @property
-    def _known(self) -> str:
-        return ", ".join(self._tasks) or "none"
-
 
 def _check_function(function: object, name: str) -> None:
     """Refuse what a call of does not do its work, nor gives a coroutine that does.
@@ -505,31 +501,3 @@ def _check_function(function: object, name: str) -> None:
         raise BadSetting(
             f"task {name} has a yield, so a call of it runs nothing; let it run to its end."
         )
-
-
-def _name_of(function: Callable[..., Any]) -> str:
-    """Module and name of a function, also where its module is the program that was started."""
-    while isinstance(function, partial):
-        function = function.func
-    module = getattr(function, "__module__", None) or ""
-    if module == "__main__":
-        main = sys.modules["__main__"]
-        spec = getattr(main, "__spec__", None)
-        path = getattr(main, "__file__", None)
-        # A worker imports it by its name.
-        module = spec.name.removesuffix(".__main__") if spec else _module_of(path)
-    qualified = getattr(function, "__qualname__", type(function).__qualname__)
-    return ".".join(part for part in (module, qualified.replace(".<locals>", "")) if part)
-
-
-def _module_of(script: str | None) -> str:
-    """The name by which a worker here imports a program that was started by its path."""
-    if script is None:
-        return ""
-    path = Path(script).absolute()
-    parts = [path.stem]
-    for directory in path.parents:
-        if directory == Path.cwd() or not (directory / "__init__.py").is_file():
-            break
-        parts.insert(0, directory.name)
-    return ".".join(parts)

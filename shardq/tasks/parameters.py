@@ -51,7 +51,7 @@ class Parameters:
 
     def __init__(self, function: Callable[..., Any], task: str) -> None:
         self._task = task
-        self._globals = _globals_of(function)
+        self._globals = globals_of(function)
         self._signature = _signature_of(function, task)
         self._all = self._signature.parameters
         self.names = list(self._all)
@@ -218,7 +218,7 @@ class Parameters:
 # Reading a function -------------------------------------------------------------------------------
 
 
-def _globals_of(function: Any) -> dict[str, Any]:
+def globals_of(function: Any) -> dict[str, Any]:
     """The names of the module in which a function's hints are written."""
     function = inspect.unwrap(function)
     while isinstance(function, functools.partial):

@@ -173,7 +173,7 @@ class Runner:
             since_ms = max(row.order[0], row.entered_us // 1_000)
             waited_ms = self._clock.now_ms() - since_ms
             delay_ms = min(max(waited_ms, _UNKNOWN_MS), _UNKNOWN_MS_MAX)
-            raise Snooze(f"{delay_ms}ms", _unknown(headers))
+            raise Snooze(f"{delay_ms}ms", self._unknown(headers))
         policy = task.options.policy.of_job(headers)
         is_held = (
             task.is_async
@@ -187,6 +187,21 @@ class Runner:
             self._plans.clear()
         self._plans[message._row.headers] = plan
         return plan
+
+    def _unknown(self, headers: Mapping[str, str]) -> str:
+        """Why a job waits whose task the app does not have, and what helps."""
+        name = headers.get(TASK_HEADER)
+        if not name:
+            return "its headers name no task"
+        meant = self._registry.meant(name)
+        said = (
+            f"this worker's app has no task {name}{meant and f', but {meant}'}; let it import the "
+            f"module that declares it, or, if it was renamed, declare it with aliases=[{name!r}]"
+        )
+        schedule = headers.get(NAME_HEADER)
+        if schedule is not None:
+            said += f"; app.unschedule({schedule!r}) ends the schedule that puts it"
+        return said
 
     def _expired(self, message: Message, expires_ms: int) -> str:
         """Why a job is of no use any more; empty where it is."""
@@ -436,21 +451,6 @@ class Runner:
 
     def _begin_child(self) -> None:
         self._process = object()
-
-
-def _unknown(headers: Mapping[str, str]) -> str:
-    """Why a job waits whose task the app does not have, and what helps."""
-    name = headers.get(TASK_HEADER)
-    if not name:
-        return "its headers name no task"
-    said = (
-        f"this worker's app has no task {name}; let it import the module that declares it, or, if "
-        f"it was renamed, declare it with aliases=[{name!r}]"
-    )
-    schedule = headers.get(NAME_HEADER)
-    if schedule is not None:
-        said += f"; app.unschedule({schedule!r}) ends the schedule that puts it"
-    return said
 
 
 def _checked(plan: Plan, value: Any) -> Any:
