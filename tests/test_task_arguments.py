@@ -510,6 +510,72 @@ def test_a_result_without_a_hint_is_a_plain_value() -> None:
         signature.encode_result(DAY)
 
 
+def stored_by(session: Socket, user: str, *, lang: str = "en") -> None: ...
+
+
+class Opened:
+    """A decorator that is a class, and gives the first argument."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        functools.update_wrapper(self, function)
+        self._function = function
+
+    def __call__(self, user: str) -> Any:
+        return self._function(Socket(), user)
+
+
+def opened(user: str) -> None: ...
+
+
+def by_place_alone(*args: Any) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("function", "taken"),
+    [
+        (Opened(stored_by), "(user: str)"),
+        (functools.wraps(stored_by)(opened), "(user: str)"),
+        (wrapper(functools.wraps(stored_by)(opened)), "(user: str)"),
+        (functools.wraps(welcome)(by_place_alone), "(*args)"),
+    ],
+)
+def test_a_decorator_that_does_not_take_what_its_function_takes_is_refused(
+    function: Callable[..., Any], taken: str
+) -> None:
+    with pytest.raises(BadArguments) as caught:
+        Signature(function, name="app.task")
+    said = str(caught.value)
+    assert said.startswith(f"task app.task: the function of its decorator takes {taken}, and is to")
+    assert said.endswith("; make a task of a function that takes the rest, and calls this one.")
+
+
+def test_an_argument_that_a_decorator_may_give_is_told_with_the_way_out() -> None:
+    signature = Signature(wrapper(nothing), name="app.task")
+    assert refused(signature, 1) == "task app.task takes 0 arguments by place, not 1; it takes ()."
+    signature = Signature(wrapper(welcome), name="app.task")
+    assert refused(signature, lang="de") == (
+        f"task app.task needs the argument user; {TAKES} If a decorator gives it, make a task of a "
+        f"function that takes the rest, and calls this one."
+    )
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        wrapper(welcome),
+        functools.lru_cache(welcome),
+        pydantic.validate_call(welcome),
+        functools.partial(welcome, lang="de"),
+    ],
+)
+def test_a_decorator_that_hands_on_what_it_is_given_is_none_of_ours(
+    function: Callable[..., Any],
+) -> None:
+    signature = Signature(function, name="app.task")
+    args, kwargs = back(signature, "ada")
+    assert function(*args, **kwargs) is None
+
+
 @pytest.mark.parametrize("function", ["x", type("No", (), {})()])
 def test_what_has_no_parameters_to_read_is_no_task(function: Any) -> None:
     with pytest.raises(BadArguments, match="cannot be read; wrap it in a function of your own"):

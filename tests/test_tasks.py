@@ -633,6 +633,24 @@ def test_what_is_no_function_that_does_its_work_is_no_task(local: App, wrong: An
         local.task(wrong)
 
 
+def test_a_method_is_no_task_unless_it_has_its_object(local: App) -> None:
+    class Shop:
+        def send(self, n: int) -> None: ...
+
+        @classmethod
+        def count(cls, n: int) -> None: ...
+
+        @staticmethod
+        def greet(n: int) -> None: ...
+
+    for wrong in Shop.send, vars(Shop)["count"], vars(Shop)["count"].__func__:
+        with pytest.raises(UsageError, match="is a method, and a worker has no object to call it"):
+            local.task(wrong)
+    for task in local.task(Shop().send), local.task(Shop.count), local.task(vars(Shop)["greet"]):
+        task.put(1)
+    assert states(worked(local)) == ["done"] * 3
+
+
 def test_an_option_without_its_name_is_told_how_it_is_given(local: App) -> None:
     declare: Any = local.task
     with pytest.raises(UsageError, match="takes its options by name, as queue='mail' or name="):

@@ -19,6 +19,7 @@ from shardq.tasks.definition import Definition
 from shardq.tasks.job import Job
 from shardq.tasks.naming import name_of, shorter_names
 from shardq.tasks.options import TASK_HEADER, Options, Policy
+from shardq.tasks.parameters import is_method
 from shardq.tasks.registry import Registry
 from shardq.tasks.schedules import AppSchedules
 from shardq.tasks.task import BatchTask, Bound, Task
@@ -491,8 +492,14 @@ def _check_function(function: object, name: str) -> None:
     """Refuse what a call of does not do its work, nor gives a coroutine that does.
 
     Raises:
-        BadSetting: If it cannot be called, is a class, or has a `yield`.
+        BadSetting: If it cannot be called, is a class or a method, or has a `yield`.
     """
+    if is_method(function):
+        raise BadSetting(
+            f"task {name} is a method, and a worker has no object to call it on; make it a "
+            f"function that takes what it needs, or, outside of the class, a task of one object's, "
+            f"app.task(Shop().send)."
+        )
     if not callable(function) or isinstance(function, type):
         raise BadSetting(f"task {name} must be a function, not {shown(function)}.")
     if any(

@@ -63,13 +63,15 @@ class Signature:
         shown: Its parameters for people, `(user: str, *, lang: str = 'en')`.
 
     Raises:
-        BadArguments: If its parameters cannot be read, or are not those of a batch.
+        BadArguments: If its parameters cannot be read, are not those of a batch, or are not what
+            its decorator takes.
     """
 
     def __init__(self, function: Callable[..., Any], *, name: str, batch: bool = False) -> None:
         self._task = f"task {name}"
         self._batch = batch
         self._parameters = Parameters(function, self._task)
+        self._parameters.check_decorators(function, is_batch=batch)
         self._coder: _Coder | None = None
         self._result: Codec | None = None
         self._item_shown = ""

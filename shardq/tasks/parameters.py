@@ -33,6 +33,9 @@ _BY_PLACE = {Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD}
 _BY_NAME = {Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY}
 _STARS: dict[Any, str] = {Parameter.VAR_POSITIONAL: "*", Parameter.VAR_KEYWORD: "**"}
 
+_REST = "make a task of a function that takes the rest, and calls this one"
+"""What to do where a decorator gives arguments."""
+
 
 class Parameters:
     """The parameters of one function.
@@ -54,6 +57,7 @@ class Parameters:
         self._globals = globals_of(function)
         self._signature = _signature_of(function, task)
         self._all = self._signature.parameters
+        self._is_decorated = hasattr(function, "__wrapped__")
         self.names = list(self._all)
         self.shown = _as_written(self._signature)
 
@@ -62,6 +66,48 @@ class Parameters:
         kinds = [one.kind for one in self._all.values()]
         needed = [one.name for one in self._all.values() if _is_needed(one)]
         return bool(kinds) and kinds[0] in _BY_PLACE and needed in ([], self.names[:1])
+
+    def check_decorators(self, function: Any, *, is_batch: bool) -> None:
+        """Refuse a decorator that cannot be called as a worker calls the function beneath it.
+
+        What one makes of `*args, **kwargs` nobody knows.
+
+        Args:
+            function: The outermost.
+            is_batch: Whether it is called with a list, by place.
+
+        Raises:
+            BadArguments: If there is one.
+        """
+        calls: list[tuple[list[None], dict[str, None]]] = (
+            [([None], {})]
+            if is_batch
+            else [
+                (
+                    [None for one in taken if one.kind is Parameter.POSITIONAL_ONLY],
+                    {one.name: None for one in taken if one.kind in _BY_NAME},
+                )
+                for taken in (list(self._all.values()), [*filter(_is_needed, self._all.values())])
+            ]
+        )
+        while hasattr(function, "__wrapped__") and not hasattr(function, "__signature__"):
+            if inspect.ismethod(function):
+                return
+            try:
+                own = inspect.signature(function, follow_wrapped=False)
+            except ValueError:
+                # It is built into Python.
+                return
+            try:
+                for args, kwargs in calls:
+                    own.bind(*args, **kwargs)
+            except TypeError as error:
+                raise BadArguments(
+                    f"{self._task}: the function of its decorator takes {_as_written(own)}, and is "
+                    f"to be called with what the one beneath it takes, {self.shown}, by name; "
+                    f"{_REST}."
+                ) from error
+            function = function.__wrapped__
 
     # Hints ----------------------------------------------------------------------------------------
 
@@ -162,7 +208,10 @@ class Parameters:
 
     def misbound(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
         """Why the function does not take these arguments, to be read after the task's name."""
-        return f"{self._misfit(args, kwargs)}; it takes {self.shown}."
+        misfit = self._misfit(args, kwargs)
+        is_left = self._is_decorated and misfit.startswith("needs ")
+        hint = f" If a decorator gives it, {_REST}." if is_left else ""
+        return f"{misfit}; it takes {self.shown}.{hint}"
 
     def _misfit(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
         kinds = {one.kind for one in self._all.values()}
@@ -227,6 +276,15 @@ def globals_of(function: Any) -> dict[str, Any]:
         # An object that can be called.
         function = inspect.unwrap(type(function).__call__)
     return getattr(function, "__globals__", {})
+
+
+def is_method(function: object) -> bool:
+    """True if a function is to be called with an object or a class that nobody gives it here."""
+    if not inspect.isfunction(function):
+        return isinstance(function, classmethod)
+    scope = function.__qualname__.rpartition(".")[0]
+    first = function.__code__.co_varnames[:1] if function.__code__.co_argcount else ()
+    return bool(scope) and not scope.endswith("<locals>") and first in (("self",), ("cls",))
 
 
 def _signature_of(function: Callable[..., Any], task: str) -> inspect.Signature:
