@@ -24,7 +24,7 @@ from starlette.background import BackgroundTask
 from supervised import wait_for
 
 import shardq
-from shardq import App, Bury, Retry, Snooze
+from shardq import App, Bury, Retry, Snooze, aio
 from shardq.errors import BadArguments, BadSetting, KeyTaken, NoResult, UsageError
 from shardq.tasks import Backoff, Context, Draft, Ended, Worker, current
 
@@ -121,6 +121,39 @@ def test_a_key_is_filled_in_with_the_arguments(app: App) -> None:
     index.put_many([(8,), {"doc": 9}, index.using(key="{doc}").of(10)])
     for key in ("index-7", "index-8", "index-9", "{doc}"):
         assert app.cancel(key), key
+
+
+def test_an_argument_may_be_named_as_one_of_puts_own(local: App) -> None:
+    ran: list[Any] = []
+
+    @local.task(key="{self}")
+    def keep(self: int, args: int = 0, kwargs: int = 0) -> None:
+        ran.append((self, args, kwargs))
+
+    keep(self=1)
+    keep.put(self=2, args=3)
+    keep.using(key=None).put_many([keep.of(self=4, kwargs=5), {"self": 6}])
+    asyncio.run(aio.task(keep).put(self=7))
+    local.every("1h", keep.of(self=8))
+    worked(local)
+    assert sorted(ran) == [(1, 0, 0), (2, 3, 0), (4, 0, 5), (6, 0, 0), (7, 0, 0)]
+
+
+@pytest.mark.parametrize("option", ["key", "group"])
+@pytest.mark.parametrize("template", ["k-{user}", "{user!r}", "{user:>9}", "{who[name]}"])
+def test_what_is_none_makes_no_key(local: App, option: str, template: str) -> None:
+    def index(user: str | None = None, *, who: Any = None) -> None: ...
+
+    options: Any = {option: template}
+    task = local.task(**options)(index)
+    for put in (
+        lambda: task.put(who={"name": None}),
+        lambda: task.put_many([{"who": {"name": None}}]),
+        lambda: local.every("1h", task.of(who={"name": None})),
+    ):
+        with pytest.raises(UsageError, match=rf"{option} '.*' cannot be filled in .* is None\."):
+            put()
+    assert local.queue("default").depth().total == 0
 
 
 def test_a_job_that_fails_is_tried_again_and_then_is_dead_with_its_error(app: App) -> None:

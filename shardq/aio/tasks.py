@@ -149,7 +149,7 @@ class Task(Generic[P, R]):
         """The task's name, by which jobs find it."""
         return self._task.name
 
-    async def put(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
+    async def put(self, /, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
         """Put a job, as `shardq.tasks.Bound.put`; when this returns, the store has it."""
         threads = _threads_of(self._registry)
         return Job(await threads.call(lambda: self._task.put(*args, **kwargs)), threads)
@@ -190,7 +190,7 @@ class Task(Generic[P, R]):
         db = await threads.call(lambda: self._registry.connection)
         return await fed(items, put, threads, db._home.clock)
 
-    def of(self, *args: P.args, **kwargs: P.kwargs) -> Call[P]:
+    def of(self, /, *args: P.args, **kwargs: P.kwargs) -> Call[P]:
         """Arguments for `put_many`, which a type checker can check."""
         return self._task.of(*args, **kwargs)
 

@@ -24,6 +24,7 @@ from shardq.errors import BadArguments, BadResult
 from shardq.model.message import BODY_BYTES_MAX
 from shardq.tasks.options import CallOptions
 from shardq.tasks.parameters import Parameters
+from shardq.tasks.unhinted import Unhinted
 from shardq.tasks.values import UNREADABLE, Codec, Unfit, name_of, plain_json, plain_value
 
 if TYPE_CHECKING:
@@ -40,11 +41,13 @@ class _Coder(NamedTuple):
     Attributes:
         bind: Takes them as the function does, and gives a struct; else raises `TypeError`.
         codec: Writes and reads that struct.
+        unhinted: Checks what has no hint; None where all has one.
         call: What to call the function with, for a struct.
     """
 
     bind: Callable[..., Given]
     codec: Codec
+    unhinted: Unhinted | None
     call: Callable[[Given], Call]
 
 
@@ -105,7 +108,7 @@ class Signature:
             BadArguments: If it does not take them, or they are not what its hints say, cannot be
                 JSON or are larger than 1 MiB.
         """
-        bind, codec, _ = self._coder or self._made()
+        bind, codec, unhinted, _ = self._coder or self._made()
         try:
             given = bind(*args, **kwargs)
         except TypeError as error:
@@ -115,6 +118,8 @@ class Signature:
             raise BadArguments(f"{self._task} {misbound}{hint}") from error
         try:
             body = codec.write(given)
+            if unhinted is not None:
+                unhinted.check(given)
         except Unfit as unfit:
             self._refuse(unfit, asdict(given))
         if len(body) > BODY_BYTES_MAX:
@@ -130,7 +135,7 @@ class Signature:
         Raises:
             BadArguments: If the function does not take what is in it.
         """
-        _, codec, call = self._coder or self._made()
+        _, codec, _, call = self._coder or self._made()
         try:
             given = codec.read(body)
         except Unfit as unfit:
@@ -200,7 +205,8 @@ class Signature:
         parameters = self._parameters
         hints = {name: parameters.hint_of(name) for name in parameters.names}
         struct = parameters.struct(hints)
-        return _Coder(parameters.binder(struct), self._codec(struct, hints), parameters.caller())
+        codec = self._codec(struct, hints)
+        return _Coder(parameters.binder(struct), codec, _unhinted(struct), parameters.caller())
 
     def _item_coder(self) -> _Coder:
         name = self._parameters.names[0]
@@ -214,7 +220,7 @@ class Signature:
         self._item_shown = "" if item is Any else name_of(item)
         struct = msgspec.defstruct("Item", [(name, item)], forbid_unknown_fields=True)
         codec = self._codec(struct, {name: item})
-        return _Coder(struct, codec, lambda given: ((), asdict(given)))
+        return _Coder(struct, codec, _unhinted(struct), lambda given: ((), asdict(given)))
 
     def _codec(self, struct: type[Given], hints: Mapping[str, Any]) -> Codec:
         """The codec of a struct of arguments, or the error of the one that has none."""
@@ -285,3 +291,8 @@ class Signature:
             misbound = self._parameters.misbound((), values)
             raise BadArguments(f"{self._task} {misbound}") from unfit
         self._refuse(unfit, values)
+
+
+def _unhinted(struct: type[Given]) -> Unhinted | None:
+    found = Unhinted(struct)
+    return found if found.is_there else None

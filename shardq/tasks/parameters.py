@@ -19,6 +19,7 @@ from msgspec import UNSET, UnsetType
 from msgspec.structs import asdict
 
 from shardq.errors import BadArguments, shown
+from shardq.tasks.hints import readable
 from shardq.tasks.values import UNREADABLE, name_of
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ class Parameters:
         shown: All of them for people, `(user: str, *, lang: str = 'en')`.
 
     Raises:
-        BadArguments: If they cannot be read.
+        BadArguments: If they cannot be read, or one has a name of Python's own.
     """
 
     def __init__(self, function: Callable[..., Any], task: str) -> None:
@@ -59,6 +60,11 @@ class Parameters:
         self._all = self._signature.parameters
         self._is_decorated = hasattr(function, "__wrapped__")
         self.names = list(self._all)
+        if hidden := [name for name in self.names if name.startswith("__")]:
+            raise BadArguments(
+                f"{task}: argument {hidden[0]} has a name of those that Python keeps for itself; "
+                f"name it without the underscores, before a / if it is to be given by place."
+            )
         self.shown = _as_written(self._signature)
 
     def takes_a_list(self) -> bool:
@@ -125,6 +131,13 @@ class Parameters:
                 f"{self._task}: the type hint of argument {name}, {name_of(one.annotation)}, "
                 f"cannot be resolved: {error}; define or import it at the top of the module."
             ) from error
+        try:
+            hint = readable(hint)
+        except UNREADABLE as error:
+            raise BadArguments(
+                f"{self._task}: argument {name} is of a type that JSON cannot give back, "
+                f"{self.written_hint(name)}: {error}."
+            ) from error
         if one.kind is Parameter.VAR_POSITIONAL:
             return tuple.__class_getitem__((hint, ...))
         if one.kind is Parameter.VAR_KEYWORD:
@@ -138,7 +151,7 @@ class Parameters:
         Raises:
             TypeError, NameError, AttributeError, SyntaxError: If it cannot be resolved.
         """
-        return self._resolved(self._signature.return_annotation)
+        return readable(self._resolved(self._signature.return_annotation))
 
     def shown_name(self, name: str) -> str:
         """The name of an argument in a body for people: `*` is that of `*numbers`, say."""
