@@ -7,9 +7,10 @@ import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from shell import Shell
+from shell import Shell, shell
 from working import APP, app_shell, write_app
 
+from shardq import App
 from shardq.cli import jobs
 from shardq.cli.exits import Exit
 from shardq.cli.jobs import call_text
@@ -150,6 +151,23 @@ def test_a_job_is_shown_as_the_call_that_it_is(app_shell: Shell) -> None:
     for command in (["peek", "mail", "--id", "j"], ["show", "mail", "j"]):
         assert re.search(rf"^job +{re.escape(call)}$", app_shell.ok(*command).out, re.MULTILINE)
     assert app_shell.ok("show", "mail", "j", "--json").lines[0]["job"] == call
+
+
+def test_show_says_how_often_a_job_may_run_and_not_what_its_queue_allows(shell: Shell) -> None:
+    app = App(shell.url)
+
+    @app.task(attempts=2)
+    def send() -> None: ...
+
+    with app:
+        app.connection.queue("default", attempts=9)
+        for options, allowed in (
+            ({}, "at most 9, as its task says"),
+            ({"attempts": 3}, "3"),
+            ({"timeout": "1m"}, "at most 9, as its task says"),
+        ):
+            job = send.using(delay="1h", **options).put()  # type: ignore[misc]
+            assert f"\nattempts  0 of {allowed}\n" in shell.ok("show", "default", job.id).out
 
 
 def test_a_message_that_is_no_job_is_shown_as_before(app_shell: Shell) -> None:

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 TASK_HEADER = "task"
 """As `tasks/options.py` has it, which who looks at a message does not wait for."""
-OWN_HEADERS = (TASK_HEADER, "task-options")
+_OPTIONS_HEADER = "task-options"
+OWN_HEADERS = (TASK_HEADER, _OPTIONS_HEADER)
 """Those that a job of a task has for its worker; likewise."""
 _VALUE_MAX = 200
 """Characters of an argument that are shown."""
@@ -199,6 +200,21 @@ def call_text(headers: Mapping[str, str], body: bytes) -> str | None:
     values = [_value(one) for one in by_position]
     values += [f"{name}={_value(one)}" for name, one in (given | by_name).items()]
     return f"{task}({', '.join(values)})"
+
+
+def attempts_allowed(headers: Mapping[str, str], attempts: int) -> str:
+    """How often a job may run, as far as it says so itself.
+
+    Args:
+        headers: Its headers.
+        attempts: How often its queue lets a message be delivered.
+    """
+    try:
+        chosen = json.loads(headers.get(_OPTIONS_HEADER, "{}"))
+    except ValueError:
+        chosen = {}
+    own = chosen.get("attempts") if isinstance(chosen, dict) else None
+    return f"{own:,}" if type(own) is int else f"at most {attempts:,}, as its task says"
 
 
 def is_job(message: Message) -> bool:
