@@ -529,6 +529,55 @@ def test_a_backoff_grows_to_its_longest_delay() -> None:
         Backoff("2h", longest="1h")
 
 
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        ("delay", "it is task.put(..)"),
+        ("apply_async", "it is task.using(delay=.., queue=..).put(..)"),
+        ("s", "it is task.of(..)"),
+        ("retry", "let the function raise Retry('60s')"),
+    ],
+)
+def test_a_method_of_another_queue_s_tasks_is_told_what_it_is_here(
+    local: App, name: str, instead: str
+) -> None:
+    task: Any = local.task(name="greet")(print)
+    for one in task, task.using(delay="1s"), aio.task(task):
+        assert not hasattr(one, name)
+        with pytest.raises(AttributeError) as caught:
+            getattr(one, name)
+        assert str(caught.value) == f"a task has no attribute {name!r}; {instead}"
+    with pytest.raises(AttributeError, match=r"^a task has no attribute 'puts'$"):
+        _ = task.puts
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        ("countdown", "say delay=, '60s' or a timedelta"),
+        ("eta", "say due=, an aware datetime"),
+        ("max_retries", "say attempts=, which counts the first run too"),
+        ("bind", r"leave it out: current\(\) is the running job"),
+    ],
+)
+def test_an_option_of_another_queue_is_told_what_it_is_here(
+    local: App, name: str, instead: str
+) -> None:
+    given: Any = {name: 3}
+
+    def greet(user: str) -> None: ...
+
+    for give in (
+        lambda: local.task(**given)(greet),
+        lambda: local.task(name="b")(greet).using(**given),
+        lambda: App("sqlite://", **given),
+        lambda: local.task(name="c")(greet).put("ada", **given),
+        lambda: local.every("1h", local.task(name="d")(greet).of("ada", **given)),
+    ):
+        with pytest.raises(UsageError, match=instead):
+            give()
+
+
 def test_two_tasks_of_one_name_are_refused(local: App) -> None:
     @local.task(name="mail.send")
     def send() -> None: ...

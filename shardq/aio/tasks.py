@@ -21,6 +21,7 @@ from shardq.aio.schedules import AppSchedules
 from shardq.aio.threads import THREADS, Threads
 from shardq.clock import pause
 from shardq.errors import BadSetting, shown
+from shardq.tasks.elsewhere import FromElsewhere
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, Callable, Generator, Iterable, Mapping
@@ -133,7 +134,7 @@ def task(task: tasks.Bound[P, R]) -> Task[P, R]:
     return Task(task)
 
 
-class Task(Generic[P, R]):
+class Task(FromElsewhere, Generic[P, R]):
     """A task, from asyncio. Made by `task`."""
 
     def __init__(self, task: tasks.Bound[P, R]) -> None:

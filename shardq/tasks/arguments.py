@@ -22,6 +22,7 @@ from msgspec.structs import asdict
 
 from shardq.errors import BadArguments, BadResult
 from shardq.model.message import BODY_BYTES_MAX
+from shardq.tasks.elsewhere import option_here
 from shardq.tasks.options import CallOptions
 from shardq.tasks.parameters import Parameters
 from shardq.tasks.unhinted import Unhinted
@@ -113,9 +114,7 @@ class Signature:
             given = bind(*args, **kwargs)
         except TypeError as error:
             misbound = self._parameters.misbound(args, kwargs)
-            options = [one for one in kwargs if one in CallOptions.__annotations__]
-            hint = f" An option goes before: using({options[0]}=..).put(..)." if options else ""
-            raise BadArguments(f"{self._task} {misbound}{hint}") from error
+            raise BadArguments(f"{self._task} {misbound}{_of_an_option(kwargs)}") from error
         try:
             body = codec.write(given)
             if unhinted is not None:
@@ -296,3 +295,14 @@ class Signature:
 def _unhinted(struct: type[Given]) -> Unhinted | None:
     found = Unhinted(struct)
     return found if found.is_there else None
+
+
+def _of_an_option(kwargs: Iterable[str]) -> str:
+    """What to do where an option was given among arguments; empty where none was."""
+    for name in kwargs:
+        instead = option_here(name)
+        if name in CallOptions.__annotations__:
+            return f" An option goes before: using({name}=..).put(..)."
+        if instead is not None:
+            return f" As an option, in using(..).put(..): {instead}."
+    return ""

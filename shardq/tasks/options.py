@@ -22,6 +22,7 @@ from shardq.model import names
 from shardq.model.message import headers_json
 from shardq.model.times import DELAY_MAX_MS, duration_ms
 from shardq.records.results import KEEP_MS_MAX
+from shardq.tasks.elsewhere import option_here
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -330,6 +331,8 @@ class Options:
             if name not in known:
                 near = get_close_matches(name, known, 1)
                 hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}."
+                if (instead := option_here(name)) is not None:
+                    hint = f"{instead}."
                 raise BadSetting(f"{whose}: unknown option {name!r}; {hint}")
         putting = dict(self.putting)
         if "due" in given:

@@ -21,6 +21,7 @@ from typing import (
 
 from shardq.errors import BadArguments, BadSetting, UsageError, shown
 from shardq.model.message import Sealed, headers_json
+from shardq.tasks.elsewhere import FromElsewhere
 from shardq.tasks.job import Job
 from shardq.tasks.middleware import Draft, entered_put
 from shardq.tasks.options import OPTIONS_HEADER, TASK_HEADER
@@ -122,7 +123,7 @@ class ScheduledCall(NamedTuple):
     options: JobOptions
 
 
-class Bound(Generic[P, R]):
+class Bound(FromElsewhere, Generic[P, R]):
     """A task with options, ready to be put. Made by `Task.using`.
 
     From any thread.
