@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, cast
 from shardq.errors import BadSetting, UsageError, shown
 from shardq.model import names
 from shardq.model.message import headers_json
-from shardq.model.times import DELAY_MAX_MS, duration_ms
+from shardq.model.times import DELAY_MAX_MS, duration_ms, duration_text
 from shardq.records.results import KEEP_MS_MAX
 from shardq.tasks.elsewhere import option_here
 
@@ -245,6 +245,23 @@ _USUAL = Backoff()
 def error_names(kind: type[BaseException]) -> list[str]:
     """The names of a class of errors and of its bases, itself first, as jobs carry them."""
     return [f"{one.__module__}.{one.__qualname__}" for one in kind.__mro__]
+
+
+def backoff_text(backoff: BackoffLike) -> str:
+    """A back-off for people.
+
+    >>> backoff_text(Backoff("1s", factor=3, longest="10m")), backoff_text(("1s", "1m"))
+    ('1s x3 to 10m', '1s 1m')
+    """
+    if isinstance(backoff, Backoff):
+        first, longest = (
+            duration_text(duration_ms(one)) for one in (backoff.first, backoff.longest)
+        )
+        return f"{first} x{backoff.factor:g} to {longest}"
+    if callable(backoff):
+        return f"by {getattr(backoff, '__name__', 'a function')}"
+    several = backoff if isinstance(backoff, (list, tuple)) else [cast("Duration", backoff)]
+    return " ".join(duration_text(duration_ms(one)) for one in several)
 
 
 def _backoff_json(backoff: BackoffLike | None) -> Any:
