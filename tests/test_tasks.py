@@ -378,6 +378,51 @@ def test_a_batch_is_run_together(app: App) -> None:
     assert [app.job(one, task=add.name).result("0s") for one in ids] == [None] * 35
 
 
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_batch_may_return_an_outcome_for_each_of_its_jobs(local: App, is_async: bool) -> None:
+    ran: list[str] = []
+
+    def index(texts: list[str]) -> Any:
+        ran.extend(texts)
+        outcomes = {
+            "busy": Retry("10ms", reason="busy"),
+            "later": Snooze("10ms"),
+            "wrong": Bury("wrong"),
+            "broken": ValueError("broken"),
+        }
+        # As asyncio.gather(.., return_exceptions=True) gives them.
+        return [outcomes.get(one) if ran.count(one) < 2 else 7 for one in texts]
+
+    async def awaited(texts: list[str]) -> Any:
+        return index(texts)
+
+    task = local.task(batch=100, attempts=3, keep="1h", name="index")(
+        awaited if is_async else index
+    )
+    texts = ["good", "busy", "later", "wrong", "broken", "fine"]
+    ids = task.put_many(texts, ids=True)
+    ends = worked(local, threads=8)
+    ended = {one.id: (one.state, one.attempt) for one in ends}
+    assert [ended[one] for one in ids] == [
+        ("done", 1), ("done", 2), ("done", 1), ("failed", 1), ("done", 2), ("done", 1)
+    ]  # fmt: skip
+    assert sorted(ran) == sorted([*texts, "busy", "later", "broken"])
+    assert [one.headers["shardq-reason"] for one in dead(local)] == ["wrong"]
+
+
+def test_a_batch_that_returns_outcomes_of_other_jobs_is_buried(local: App) -> None:
+    @local.task(batch=2)
+    def index(texts: list[str]) -> Any:
+        return [ValueError("whose?")] * 3
+
+    index.put_many(["a", "b"])
+    worked(local)
+    reasons = [one.headers["shardq-reason"] for one in dead(local)]
+    assert len(reasons) == 2
+    for reason in reasons:
+        assert re.search(r"index returned 3 outcomes for a batch of [12]$", reason)
+
+
 def test_middleware_is_around_each_put_and_run(app: App) -> None:
     seen: list[str] = []
 

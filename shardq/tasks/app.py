@@ -163,7 +163,8 @@ class App:
             function: The function, plain or `async`. What it takes and returns is JSON, by its type
                 hints.
             batch: The function takes a list: of up to so many jobs at once, 1 to 1,000. It succeeds
-                or fails for all of them.
+                or fails for all of them, unless it returns a list with an error among others: an
+                outcome for each.
             name: By which jobs find it; its module and name unless given.
             aliases: Other names, of jobs that were put before it was renamed.
             options: As `TaskOptions` names them.

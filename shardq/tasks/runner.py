@@ -30,6 +30,7 @@ from shardq.model.message import first_line, spent_reason
 from shardq.model.times import duration_text
 from shardq.records import results
 from shardq.schedules.firing import NAME_HEADER
+from shardq.tasks.batches import errors_of
 from shardq.tasks.context import Context, running
 from shardq.tasks.keeping import result_of
 from shardq.tasks.limits import TimeLimit
@@ -343,10 +344,18 @@ class Runner:
     def _conclude(self, runs: list[Run], value: Any, error: BaseException | None) -> bool:
         """End runs; returns whether they had not ended.
 
+        What a batch has returned may say of each of its jobs how it has ended.
+
         Raises:
             BaseException: The error, of one whose handler is to raise it.
         """
-        were_running = [self._conclude_one(run, value, error) for run in runs]
+        errors = [error] * len(runs)
+        task = runs[0].plan.task
+        if task.batch is not None and error is None:
+            errors = errors_of(value, len(runs), task.name)
+        were_running = [
+            self._conclude_one(run, value, one) for run, one in zip(runs, errors, strict=True)
+        ]
         return all(were_running)
 
     def _conclude_one(self, run: Run, value: Any, error: BaseException | None) -> bool:
