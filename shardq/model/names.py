@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from difflib import get_close_matches
 from typing import Any
 
 from shardq.errors import BadName, shown
@@ -137,3 +138,18 @@ def served_queue(queue: str) -> str:
 def is_dead_queue(queue: str) -> bool:
     """Whether a queue keeps the dead messages of another."""
     return queue.endswith(DEAD_SUFFIX)
+
+
+def near(name: str, known: Iterable[str]) -> str | None:
+    """The name that was meant, if one of those that are known is like it.
+
+    >>> near("nightly", ["shop.jobs.nightly", "shop.jobs.hourly"])
+    'shop.jobs.nightly'
+    """
+    by_last: dict[str, list[str]] = {}
+    for one in known:
+        by_last.setdefault(one.rpartition(".")[2], []).append(one)
+    # All of a module are alike up to there.
+    for last in get_close_matches(name.rpartition(".")[2], by_last, 1):
+        return get_close_matches(name, by_last[last], 1, cutoff=0)[0]
+    return None

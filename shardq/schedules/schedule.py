@@ -11,7 +11,6 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias, Unpack
 
 from shardq.errors import (
@@ -626,8 +625,8 @@ class Book:
         return None
 
     def _gone(self, name: str) -> UnknownSchedule:
-        near = get_close_matches(name, self.names(), 1)
-        hint = f"; did you mean {near[0]!r}?" if near else ", or not any more."
+        meant = names.near(name, self.names())
+        hint = f"; did you mean {meant!r}?" if meant else ", or not any more."
         return UnknownSchedule(f"queue {self._queue!r} has no schedule {name!r}{hint}")
 
     def _schedule(self, name: str, found: Found) -> Schedule:

@@ -15,7 +15,6 @@ task knows its shorter names as well, and a worker finds it by them.
 from __future__ import annotations
 
 import sys
-from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from shardq.tasks.parameters import globals_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
 _MAINS = ("__main__", "__mp_main__")
 """The module of the program that was started, also in a child that `multiprocessing` starts."""
@@ -63,21 +62,6 @@ def shorter_names(function: Callable[..., Any]) -> list[str]:
         for length, package in enumerate(packages, 1)
         if package in sys.modules and getattr(sys.modules[package], "__file__", None) is None
     ]
-
-
-def near(name: str, known: Iterable[str]) -> str | None:
-    """The name that was meant, if one of those that are known is like it.
-
-    >>> near("nightly", ["shop.jobs.nightly", "shop.jobs.hourly"])
-    'shop.jobs.nightly'
-    """
-    by_last: dict[str, list[str]] = {}
-    for one in known:
-        by_last.setdefault(one.rpartition(".")[2], []).append(one)
-    # All of a module are alike up to there.
-    for last in get_close_matches(name.rpartition(".")[2], by_last, 1):
-        return get_close_matches(name, by_last[last], 1, cutoff=0)[0]
-    return None
 
 
 def _inner(function: Callable[..., Any]) -> Callable[..., Any]:

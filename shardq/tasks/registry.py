@@ -12,8 +12,8 @@ from shardq import locks
 from shardq.clock import SystemClock
 from shardq.connection import STORE_VARIABLE, Connection, connect
 from shardq.errors import UnknownQueue, UsageError
+from shardq.model import names
 from shardq.stores.url import anchored
-from shardq.tasks.naming import near
 from shardq.tasks.options import ATTEMPTS
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class Registry:
 
     def meant(self, name: str) -> str:
         """The name of a task that is like one that none has; empty if none is."""
-        return near(name, self.definitions) or ""
+        return names.near(name, self.definitions) or ""
 
     def known(self, name: str) -> str:
         """What tasks there are, for the error of a name that none has."""

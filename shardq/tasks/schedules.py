@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Unpack
 
 from shardq.errors import UnknownSchedule
+from shardq.model import names
 from shardq.tasks.declared import scheduled
 from shardq.tasks.task import check_attempts
 
@@ -54,7 +55,10 @@ class AppSchedules:
         found = self.get(name)
         if found is None:
             searched = ", ".join(self._registry.queue_names) or "no queue"
-            raise UnknownSchedule(f"there is no schedule {name!r} in {searched}, or not any more.")
+            known = [each for one in self._queues(None) for each in one.schedules._home.names()]
+            meant = names.near(name, known)
+            hint = f"; did you mean {meant!r}?" if meant else ", or not any more."
+            raise UnknownSchedule(f"there is no schedule {name!r} in {searched}{hint}")
         return found
 
     def __iter__(self) -> Iterator[Schedule]:
