@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import enum
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from decimal import Decimal
-from typing import NamedTuple, NewType, Optional, TypedDict
+from ipaddress import IPv4Address
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, NewType, Optional, TypedDict
 from zoneinfo import ZoneInfo
 
 import attrs
@@ -126,6 +128,53 @@ class Loose(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(extra="allow")
 
     name: str
+
+
+@dataclass
+class Sale:
+    day: date
+    kind: Literal["sale"] = "sale"
+
+
+@dataclass
+class Refund:
+    day: date
+    kind: Literal["refund"] = "refund"
+
+
+@attrs.define
+class Gift:
+    kind: Literal["gift", "present"]
+    to: str | None = None
+
+
+class Fee(TypedDict):
+    kind: Literal["fee"]
+    cents: int
+
+
+class Swap(pydantic.BaseModel):
+    kind: Literal["swap"] = "swap"
+    day: date
+
+
+class Stolen(msgspec.Struct):
+    kind: Literal["stolen"] = "stolen"
+
+
+@dataclass
+class Upload:
+    file: Path
+    hosts: Iterable[IPv4Address] = ()
+
+
+@dataclass
+class Loosely:
+    of: Any
+
+
+class Loosest(TypedDict):
+    of: Any
 
 
 class Socket:

@@ -283,6 +283,9 @@ def test_who_names_no_schedule_is_told_the_nearest_and_who_names_no_queue_so(
     assert "no schedule 'Weekly'; did you mean 'shop.jobs.weekly'?" in told
     told = shell.fails(Exit.UNKNOWN_QUEUE, "schedule", name, "post", "nightly", *options)
     assert "post" in told
+    add(shell, "shop.jobs.weekly", *NIGHTLY)
+    told = shell.fails(Exit.NOT_THERE, "schedule", name, "mail", "weekly", *options)
+    assert told.endswith("has no schedule 'weekly'; did you mean 'shop.jobs.weekly'?\n")
 
 
 # Previews -----------------------------------------------------------------------------------------

@@ -594,3 +594,5 @@ def test_schedules_are_made_at_run_time_beside_those_that_code_declares(opened: 
     assert app.schedules.get("weekly") is None
     with pytest.raises(UnknownSchedule, match="there is no schedule 'weekly' in schedules-"):
         app.schedules["weekly"]
+    with pytest.raises(UnknownSchedule, match=r"did you mean 'daily'\?"):
+        app.schedules["shop.daily"]

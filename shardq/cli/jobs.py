@@ -153,8 +153,7 @@ def _call(
     """A task of an app, and what it is to be called with."""
     definition = app._home.find(task)
     if definition is None:
-        known = ", ".join(app.tasks) or "none"
-        raise UsageError(f"the app has no task {shown(task)}; it has {known}.")
+        raise UsageError(f"the app has no task {shown(task)}; {app._home.known(task)}")
     body = body_of(_named(definition, given))
     args, kwargs = definition.signature.decode(body)
     if definition.batch is not None:
@@ -198,6 +197,21 @@ def call_text(headers: Mapping[str, str], body: bytes) -> str | None:
     values = [_value(one) for one in by_position]
     values += [f"{name}={_value(one)}" for name, one in (given | by_name).items()]
     return f"{task}({', '.join(values)})"
+
+
+def attempts_allowed(headers: Mapping[str, str], attempts: int) -> str:
+    """How often a job may run, as far as it says so itself.
+
+    Args:
+        headers: Its headers.
+        attempts: How often its queue lets a message be delivered.
+    """
+    try:
+        chosen = json.loads(headers.get(message.OPTIONS_HEADER, "{}"))
+    except ValueError:
+        chosen = {}
+    own = chosen.get("attempts") if isinstance(chosen, dict) else None
+    return f"{own:,}" if type(own) is int else f"at most {attempts:,}, as its task says"
 
 
 def is_job(message: Message) -> bool:

@@ -140,7 +140,10 @@ def _print(source: Queue, state: State, row: Row | None, call: str | None) -> No
     if row is not None:
         attempts = f"{state.attempts:,}"
         if state.where is not Where.DEAD:
-            attempts += f" of {source.settings.attempts:,}"
+            allowed = f"{source.settings.attempts:,}"
+            if call is not None:
+                allowed = jobs.attempts_allowed(read_headers(row), source.settings.attempts)
+            attempts += f" of {allowed}"
         first_due = f", first {iso(row.order[0])}" if row.order[0] != row.wanted_ms else ""
         priority = _priority(source, row)
         facts = {

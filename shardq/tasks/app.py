@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Iterable
-from functools import partial
-from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, Unpack, overload
 
@@ -20,7 +17,9 @@ from shardq.tasks.arguments import Signature
 from shardq.tasks.declared import Declarations
 from shardq.tasks.definition import Definition
 from shardq.tasks.job import Job
+from shardq.tasks.naming import name_of, shorter_names
 from shardq.tasks.options import TASK_HEADER, Options, Policy
+from shardq.tasks.parameters import is_method
 from shardq.tasks.registry import Registry
 from shardq.tasks.schedules import AppSchedules
 from shardq.tasks.task import BatchTask, Bound, Task
@@ -164,7 +163,8 @@ class App:
             function: The function, plain or `async`. What it takes and returns is JSON, by its type
                 hints.
             batch: The function takes a list: of up to so many jobs at once, 1 to 1,000. It succeeds
-                or fails for all of them.
+                or fails for all of them, unless it returns a list with an error among others: an
+                outcome for each.
             name: By which jobs find it; its module and name unless given.
             aliases: Other names, of jobs that were put before it was renamed.
             options: As `TaskOptions` names them.
@@ -257,7 +257,7 @@ class App:
         if task is not None:
             definition = self._home.find(task)
             if definition is None:
-                raise UsageError(f"there is no task {task!r} in this app; it has {self._known}.")
+                raise UsageError(f"there is no task {task!r} in this app; {self._home.known(task)}")
         if queue is None and definition is not None:
             queue = definition.options.queue
         if queue is None:
@@ -445,7 +445,8 @@ class App:
             raise UsageError(
                 f"{shown(function)} is a task already; declare its function, {function.name}."
             )
-        name = names.label(name or _name_of(function), what="task name")
+        is_named = name is not None
+        name = names.label(name or name_of(function), what="task name")
         _check_function(function, name)
         for one in aliases:
             names.label(one, what=f"alias of task {name}")
@@ -456,6 +457,7 @@ class App:
             options,
             name=name,
             aliases=aliases,
+            shorter=() if is_named else tuple(shorter_names(function)),
             batch=batch,
         )
         self._home.add(definition)
@@ -489,17 +491,19 @@ class App:
             key=found.key,
         )
 
-    @property
-    def _known(self) -> str:
-        return ", ".join(self._tasks) or "none"
-
 
 def _check_function(function: object, name: str) -> None:
     """Refuse what a call of does not do its work, nor gives a coroutine that does.
 
     Raises:
-        BadSetting: If it cannot be called, is a class, or has a `yield`.
+        BadSetting: If it cannot be called, is a class or a method, or has a `yield`.
     """
+    if is_method(function):
+        raise BadSetting(
+            f"task {name} is a method, and a worker has no object to call it on; make it a "
+            f"function that takes what it needs, or, outside of the class, a task of one object's, "
+            f"app.task(Shop().send)."
+        )
     if not callable(function) or isinstance(function, type):
         raise BadSetting(f"task {name} must be a function, not {shown(function)}.")
     if any(
@@ -508,31 +512,3 @@ def _check_function(function: object, name: str) -> None:
         raise BadSetting(
             f"task {name} has a yield, so a call of it runs nothing; let it run to its end."
         )
-
-
-def _name_of(function: Callable[..., Any]) -> str:
-    """Module and name of a function, also where its module is the program that was started."""
-    while isinstance(function, partial):
-        function = function.func
-    module = getattr(function, "__module__", None) or ""
-    if module == "__main__":
-        main = sys.modules["__main__"]
-        spec = getattr(main, "__spec__", None)
-        path = getattr(main, "__file__", None)
-        # A worker imports it by its name.
-        module = spec.name.removesuffix(".__main__") if spec else _module_of(path)
-    qualified = getattr(function, "__qualname__", type(function).__qualname__)
-    return ".".join(part for part in (module, qualified.replace(".<locals>", "")) if part)
-
-
-def _module_of(script: str | None) -> str:
-    """The name by which a worker here imports a program that was started by its path."""
-    if script is None:
-        return ""
-    path = Path(script).absolute()
-    parts = [path.stem]
-    for directory in path.parents:
-        if directory == Path.cwd() or not (directory / "__init__.py").is_file():
-            break
-        parts.insert(0, directory.name)
-    return ".".join(parts)

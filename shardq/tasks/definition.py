@@ -23,6 +23,7 @@ class Definition:
     Attributes:
         name: By which jobs name it.
         aliases: Other names under which jobs find it.
+        shorter: Names under which it is found where no other task has them.
         function: The user's.
         signature: Of the function.
         options: Of all its puts.
@@ -31,7 +32,8 @@ class Definition:
     """
 
     __slots__ = (
-        "aliases", "batch", "function", "is_async", "name", "options", "signature"
+        "aliases", "batch", "function", "is_async", "name", "options", "shorter",
+        "signature",
     )  # fmt: skip
 
     def __init__(
@@ -42,10 +44,12 @@ class Definition:
         *,
         name: str,
         aliases: tuple[str, ...],
+        shorter: tuple[str, ...],
         batch: int | None,
     ) -> None:
         self.name: str = name
         self.aliases: tuple[str, ...] = aliases
+        self.shorter: tuple[str, ...] = shorter
         self.function: Callable[..., Any] = function
         self.signature: Signature = signature
         self.options: Options = options

@@ -12,6 +12,7 @@ from shardq import locks
 from shardq.clock import SystemClock
 from shardq.connection import STORE_VARIABLE, Connection, connect
 from shardq.errors import UnknownQueue, UsageError
+from shardq.model import names
 from shardq.stores.url import anchored
 from shardq.tasks.options import ATTEMPTS
 
@@ -78,8 +79,22 @@ class Registry:
         self._queues.pop(definition.options.queue, None)
 
     def find(self, name: str) -> Definition | None:
-        """The task of a name or an alias; None if there is none."""
-        return self._by_name.get(name)
+        """The task of a name or an alias, else the only one of a shorter name; None without one."""
+        found = self._by_name.get(name)
+        if found is None:
+            shorter = [one for one in self.definitions.values() if name in one.shorter]
+            found = shorter[0] if len(shorter) == 1 else None
+        return found
+
+    def meant(self, name: str) -> str:
+        """The name of a task that is like one that none has; empty if none is."""
+        return names.nearest(name, self.definitions) or ""
+
+    def known(self, name: str) -> str:
+        """What tasks there are, for the error of a name that none has."""
+        if meant := self.meant(name):
+            return f"did you mean {meant!r}?"
+        return f"it has {', '.join(self.definitions) or 'none'}."
 
     @property
     def queue_names(self) -> list[str]:

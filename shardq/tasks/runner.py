@@ -30,6 +30,7 @@ from shardq.model.message import first_line, spent_reason
 from shardq.model.times import duration_text
 from shardq.records import results
 from shardq.schedules.firing import NAME_HEADER
+from shardq.tasks.batches import errors_of
 from shardq.tasks.context import Context, running
 from shardq.tasks.keeping import result_of
 from shardq.tasks.limits import TimeLimit
@@ -173,7 +174,7 @@ class Runner:
             since_ms = max(row.order[0], row.entered_us // 1_000)
             waited_ms = self._clock.now_ms() - since_ms
             delay_ms = min(max(waited_ms, _UNKNOWN_MS), _UNKNOWN_MS_MAX)
-            raise Snooze(f"{delay_ms}ms", _unknown(headers))
+            raise Snooze(f"{delay_ms}ms", self._unknown(headers))
         policy = task.options.policy.of_job(headers)
         is_held = (
             task.is_async
@@ -187,6 +188,21 @@ class Runner:
             self._plans.clear()
         self._plans[message._row.headers] = plan
         return plan
+
+    def _unknown(self, headers: Mapping[str, str]) -> str:
+        """Why a job waits whose task the app does not have, and what helps."""
+        name = headers.get(TASK_HEADER)
+        if not name:
+            return "its headers name no task"
+        meant = self._registry.meant(name)
+        said = (
+            f"this worker's app has no task {name}{meant and f', but {meant}'}; let it import the "
+            f"module that declares it, or, if it was renamed, declare it with aliases=[{name!r}]"
+        )
+        schedule = headers.get(NAME_HEADER)
+        if schedule is not None:
+            said += f"; app.unschedule({schedule!r}) ends the schedule that puts it"
+        return said
 
     def _expired(self, message: Message, expires_ms: int) -> str:
         """Why a job is of no use any more; empty where it is."""
@@ -328,10 +344,18 @@ class Runner:
     def _conclude(self, runs: list[Run], value: Any, error: BaseException | None) -> bool:
         """End runs; returns whether they had not ended.
 
+        What a batch has returned may say of each of its jobs how it has ended.
+
         Raises:
             BaseException: The error, of one whose handler is to raise it.
         """
-        were_running = [self._conclude_one(run, value, error) for run in runs]
+        errors = [error] * len(runs)
+        task = runs[0].plan.task
+        if task.batch is not None and error is None:
+            errors = errors_of(value, len(runs), task.name)
+        were_running = [
+            self._conclude_one(run, value, one) for run, one in zip(runs, errors, strict=True)
+        ]
         return all(were_running)
 
     def _conclude_one(self, run: Run, value: Any, error: BaseException | None) -> bool:
@@ -436,21 +460,6 @@ class Runner:
 
     def _begin_child(self) -> None:
         self._process = object()
-
-
-def _unknown(headers: Mapping[str, str]) -> str:
-    """Why a job waits whose task the app does not have, and what helps."""
-    name = headers.get(TASK_HEADER)
-    if not name:
-        return "its headers name no task"
-    said = (
-        f"this worker's app has no task {name}; let it import the module that declares it, or, if "
-        f"it was renamed, declare it with aliases=[{name!r}]"
-    )
-    schedule = headers.get(NAME_HEADER)
-    if schedule is not None:
-        said += f"; app.unschedule({schedule!r}) ends the schedule that puts it"
-    return said
 
 
 def _checked(plan: Plan, value: Any) -> Any:
