@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _STATEMENTS = 64
+LOG_BYTES = 32 << 20
+"""What the log is cut to once its pages are in the file; a usual one is 4 MiB, in bulk 20 MiB."""
 _WAL_TRIES = 100
 """How often the change to WAL is tried, where other processes are opening the new file as well."""
 
@@ -127,6 +129,11 @@ class Database:
     def beside(self) -> Path | None:
         """A directory for what members keep beside the file; None where nothing is written."""
         return None if self._file.only_reads is not None else self._file.members_path
+
+    @property
+    def log_bytes(self) -> int:
+        """The size of the log beside the file; 0 where there is none."""
+        return self._file.log_bytes()
 
     def close(self) -> None:
         """Close all connections. Idempotent."""
@@ -242,6 +249,8 @@ class Database:
             connection.execute(f"PRAGMA synchronous = {self._synchronous}")
             # Debian's build writes zeros over what is deleted, for which acks would pay.
             connection.execute("PRAGMA secure_delete = OFF")
+            # While another program reads, the log grows, and would stay as large as it was.
+            connection.execute(f"PRAGMA journal_size_limit = {LOG_BYTES}")
         except BaseException:
             connection.close()
             raise

@@ -211,6 +211,11 @@ class SqliteStore(SqliteRegisters, SqliteHistory):
         """
         return self._database.beside
 
+    @property
+    def log_bytes(self) -> int:
+        """The size of the log beside the file; 0 where there is none."""
+        return self._database.log_bytes
+
     def close(self) -> None:
         """Close the connections. Idempotent; ends a database in memory."""
         self._database.close()
