@@ -47,6 +47,7 @@ from shardq.errors import (
 from shardq.stores.cassandra.failures import DRIVER_ERRORS, store_error
 from shardq.stores.cassandra.inherited import leave
 from shardq.stores.cassandra.named import named_nodes
+from shardq.stores.cassandra.nodes import many_centres, refuse_old
 from shardq.stores.cassandra.slow import SlowLast, SlowNodes
 
 if TYPE_CHECKING:
@@ -55,6 +56,8 @@ if TYPE_CHECKING:
     from cassandra.policies import LoadBalancingPolicy, SpeculativeExecutionPolicy
 
     from shardq.stores.cassandra.address import Address
+
+log = logging.getLogger(__name__)
 
 WINDOW = 24
 """Requests of one call in flight: enough to keep a node busy, few enough to bound memory."""
@@ -155,6 +158,7 @@ class Session:
         self._lock = locks.new()
         self._driver = locks.Door()
         self._live: _Live | None = None
+        self._has_warned = False
         self._slow = SlowNodes(SystemClock(0, corrected=False))
         locks.in_child(self, Session._forget)
 
@@ -242,10 +246,24 @@ class Session:
                     f"there are {', '.join(sorted(found))}."
                 ) from error
             raise store_error(error, place=address.shown, write=False) from error
+        self._judge(cluster)
         # Times that are not a row's birth are the servers' to give: their clocks agree.
         session.use_client_timestamp = False
         session.default_fetch_size = FETCH_ROWS
         return _Live(cluster, session)
+
+    def _judge(self, cluster: Any) -> None:
+        """Refuse a cluster that is too old, and warn once where the url leaves open what to use."""
+        nodes = self._driver.through(cluster.metadata.all_hosts)
+        try:
+            refuse_old(self.address, nodes)
+        except StoreRefused:
+            cluster.shutdown()
+            raise
+        warning = many_centres(self.address, nodes)
+        if warning is not None and not self._has_warned:
+            self._has_warned = True
+            log.warning(warning)
 
     # Statements -----------------------------------------------------------------------------------
 

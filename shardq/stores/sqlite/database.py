@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 from shardq import locks
-from shardq.errors import SchemaMissing, StoreUnavailable
+from shardq.errors import SchemaMissing, StoreRefused, StoreUnavailable
 from shardq.stores.sqlite import schema
 from shardq.stores.sqlite.failures import Failures
 from shardq.stores.sqlite.file import File, Opened
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
+_VERSION_MIN = (3, 32)
+"""The first with `iif`."""
 _STATEMENTS = 64
 LOG_BYTES = 32 << 20
 """What the log is cut to once its pages are in the file; a usual one is 4 MiB, in bulk 20 MiB."""
@@ -106,12 +108,18 @@ class Database:
                 0.1.0.
             SchemaNewer: If a newer shardq made it.
             StoreCorrupt: If the file is not a database.
+            StoreRefused: If this Python's SQLite is too old.
             StoreUnavailable: If the file cannot be opened, or stays locked.
         """
         locks.refuse_within(self._writer.lock, self._reader.lock)
         with self._writer.lock:
             if self._is_open:
                 return
+            if sqlite3.sqlite_version_info < _VERSION_MIN:
+                raise StoreRefused(
+                    f"{self.shown} needs SQLite {_VERSION_MIN[0]}.{_VERSION_MIN[1]} or newer, and "
+                    f"this Python has {sqlite3.sqlite_version}; take a Python with a newer one."
+                )
             self._file.examine()
             with self._failures.told(writing=False):
                 connection = self._connect(self._writer)

@@ -199,6 +199,7 @@ class SqliteStore(SqliteRegisters, SqliteHistory):
                 0.1.0.
             SchemaNewer: If a newer shardq made it.
             StoreCorrupt: If the file is not a database.
+            StoreRefused: If this Python's SQLite is too old.
             StoreUnavailable: If the file cannot be opened, or stays locked.
         """
         self._database.open()
