@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import islice
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from cassandra import (
@@ -48,6 +48,10 @@ from shardq.testing import ManualClock
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+
+UP: Any = SimpleNamespace(since_us=None)
+"""A watch of nodes that are up."""
 
 
 def test_a_url_with_everything_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -271,7 +275,7 @@ class Asked:
 
 def test_a_page_that_is_answered_twice_is_read_once() -> None:
     session = Session(read_url("cassandra://nowhere/shardq"))
-    session._live = _Live(None, AnsweredTwice([[1, 2], [3], [4]]))
+    session._live = _Live(None, AnsweredTwice([[1, 2], [3], [4]]), UP)
     pages = session.read([None], "poll")  # type: ignore[list-item]
     assert list(islice(pages, 10)) == [[1, 2], [3], [4]]
 
@@ -308,7 +312,7 @@ def test_writes_of_which_a_part_is_applied_are_never_called_not_applied(
     answers: tuple[Exception | None, ...], kind: type[Exception]
 ) -> None:
     session = Session(read_url("cassandra://nowhere/shardq"))
-    session._live = _Live(None, Answers(*answers))
+    session._live = _Live(None, Answers(*answers), UP)
     with pytest.raises(kind) as caught:
         session.write(range(len(answers)))
     assert type(caught.value) is kind

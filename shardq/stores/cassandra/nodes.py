@@ -1,15 +1,22 @@
-"""What a cluster's nodes are, judged when it is connected."""
+"""A cluster's nodes: what they are when it is connected, and since when all of them are down.
+
+The driver (3.30) goes on with the addresses that it knows. Where all nodes come back under others,
+as containers do, only the url's name leads to them.
+"""
 
 from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING, Any
 
+from cassandra.policies import HostDistance, HostStateListener
+
 from shardq.errors import StoreRefused
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from shardq.clock import Clock
     from shardq.stores.cassandra.address import Address
 
 RELEASE_MIN = (4, 1)
@@ -47,3 +54,38 @@ def many_centres(address: Address, nodes: Iterable[Any]) -> str | None:
         f"process uses that of the node which it reached first, others may use another, and then "
         f"messages are delivered twice; add dc={centres[0]}, the same one in every url"
     )
+
+
+class NodeWatch(HostStateListener):  # type: ignore[misc] # the driver has no types
+    """Since when a cluster has had no node.
+
+    Args:
+        cluster: The driver's, connected.
+        clock: Tells the time since boot.
+
+    Attributes:
+        since_us: When the last node went down, microseconds since boot; None while one is up.
+        tried_us: When the cluster was connected anew last, likewise; 0: not since then.
+        said_us: When that was logged last.
+    """
+
+    def __init__(self, cluster: Any, clock: Clock) -> None:
+        self._cluster = cluster
+        self._clock = clock
+        self.since_us: int | None = None
+        self.tried_us = self.said_us = 0
+        cluster.register_listener(self)
+
+    def _look(self, _node: object) -> None:
+        # Nodes of other data centres are not asked, and nobody tells whether they are up.
+        distance = self._cluster.profile_manager.distance
+        is_up = any(
+            node.is_up and distance(node) != HostDistance.IGNORED
+            for node in self._cluster.metadata.all_hosts()
+        )
+        if is_up:
+            self.since_us = None
+        elif self.since_us is None:
+            self.since_us, self.tried_us = self._clock.boot_us(), 0
+
+    on_up = on_down = on_add = on_remove = _look
