@@ -50,9 +50,9 @@ def many_centres(address: Address, nodes: Iterable[Any]) -> str | None:
     if address.dc is not None or len(centres) < 2:
         return None
     return (
-        f"{address.shown} has the data centres {', '.join(centres)}, and its url names none: this "
-        f"process uses that of the node which it reached first, others may use another, and then "
-        f"messages are delivered twice; add dc={centres[0]}, the same one in every url"
+        f"{address.shown} has the data centres {', '.join(centres)}, and its url names none: "
+        f"processes that use different ones deliver messages twice; add dc={centres[0]}, the same "
+        f"one in every url"
     )
 
 
