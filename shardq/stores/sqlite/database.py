@@ -22,6 +22,7 @@ from shardq.errors import SchemaMissing, StoreRefused, StoreUnavailable
 from shardq.stores.sqlite import schema
 from shardq.stores.sqlite.failures import Failures
 from shardq.stores.sqlite.file import File, Opened
+from shardq.stores.sqlite.turn import Turn
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -92,6 +93,7 @@ class Database:
         self._reader = self._writer if path is None else _Channel()
         self._channels = {self._writer, self._reader}
         self._failures = Failures(self._file, self._writer, self._channels, busy_ms)
+        self._turn = Turn()
         self._halted: list[_Channel] = []
         """Those whose locks a fork that is under way has taken."""
         self._is_open = False
@@ -130,6 +132,8 @@ class Database:
                     connection.close()
                     raise
             self._writer.use(connection)
+            if self.path is not None and self._file.only_reads is None:
+                self._turn = Turn(self._file.log_path)
             self._is_open = True
             self._is_parents = False
 
@@ -150,6 +154,8 @@ class Database:
             with channel.lock:
                 self._is_open = False
                 channel.close()
+                if channel is self._writer:
+                    self._turn.close()
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
@@ -178,7 +184,12 @@ class Database:
         with channel.lock:
             try:
                 connection = channel.connection or self._reconnect(channel)
-                rows = connection.execute(statement, values).rowcount
+                has_turn = self._turn.take()
+                try:
+                    rows = connection.execute(statement, values).rowcount
+                finally:
+                    if has_turn:
+                        self._turn.give_back()
             except sqlite3.Error as error:
                 raise self._failures.error_of(error, writing=True) from error
             self._file.check(channel)
@@ -191,8 +202,13 @@ class Database:
         with self._writer.lock, self._failures.told(writing=True):
             connection = self._writer.connection or self._reconnect(self._writer)
             # Immediate: one that begins by reading could not wait for a writer, only fail.
-            with _transaction(connection, "BEGIN IMMEDIATE"):
-                yield connection
+            has_turn = self._turn.take()
+            try:
+                with _transaction(connection, "BEGIN IMMEDIATE"):
+                    yield connection
+            finally:
+                if has_turn:
+                    self._turn.give_back()
             self._file.check(self._writer)
 
     def changed(self) -> int | None:
@@ -227,6 +243,7 @@ class Database:
             self._halted.append(channel)
             if self.path is not None:
                 channel.close()
+        self._turn.close()
 
     def after_fork_in_parent(self) -> None:
         """Let the threads in again."""
