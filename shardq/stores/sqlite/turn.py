@@ -15,6 +15,8 @@ import os
 import threading
 from contextlib import suppress
 
+from shardq import locks
+
 _PATIENCE_S = 1.0
 
 
@@ -77,7 +79,7 @@ class _Waiter:
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
-        self._lock = threading.Lock()
+        self._lock = locks.new()
         self._has_come = threading.Event()
         self._is_left = False
 
