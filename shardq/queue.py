@@ -34,7 +34,6 @@ from shardq.lifecycle.settle import Settler
 from shardq.model import names, settings
 from shardq.model.message import Message
 from shardq.model.times import duration_ms
-from shardq.records.home import QueueHome
 from shardq.records.ledger import Record
 from shardq.records.membership import member_name
 from shardq.records.stats import StatsLog
@@ -83,10 +82,8 @@ class Queue(Scheduled):
             keeper=home.keeper,
         )
         self.name: str = register.name
-        self._home = QueueHome(
-            store, clock, register, stats, keeper=home.keeper, chores=home.chores
-        )
-        stats.on_hour = self._home.fold_soon
+        self._home = home.of_queue(register, stats)
+        self._home.fold_hourly()
         self._background = background
         self._dead: Queue | None = None
         self._settler = Settler(store, clock, register, member, stats.note_farthest)

@@ -738,3 +738,16 @@ def test_delivered_is_the_corrected_clock_and_at_the_machines(shell: Shell) -> N
 )
 def test_spans_are_short(milliseconds: int, shown: str) -> None:
     assert span(milliseconds) == shown
+
+
+@pytest.mark.parametrize("kind", [(), ("cassandra",)])
+def test_the_printed_schema_is_that_of_the_url(shell: Shell, kind: tuple[str, ...]) -> None:
+    url = "cassandra://db1,db2/jobs?dc=west&replication=5"
+    first, use, *_ = shell.run("schema", *kind, url=url).out.split("\n\n")
+    assert first == (
+        "CREATE KEYSPACE IF NOT EXISTS jobs WITH replication = "
+        "{'class': 'NetworkTopologyStrategy', 'west': 5};"
+    )
+    assert use == "USE jobs;"
+    assert shell.run("schema", "sqlite", url=url).out == shell.ok("schema").out
+    assert "EXISTS shardq WITH" in shell.ok("schema", "cassandra").out

@@ -385,3 +385,38 @@ def test_a_node_that_does_not_start_is_an_error_with_its_last_words(directory: P
 def test_more_flags_are_given_to_java(directory: Path) -> None:
     with pytest.raises(NodeError, match="NoSuchFlag"):
         node.start(1, directory, java_flags=["-XX:+NoSuchFlag"])
+
+
+# A user without a home ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def homeless(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The directory of temporary files of a process whose user is in no list of users."""
+    for name in ("HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME", "SHARDQ_NODE_DIR"):
+        monkeypatch.delenv(name, raising=False)
+
+    def nobody(number: int) -> None:
+        raise KeyError(number)
+
+    monkeypatch.setattr("pwd.getpwuid", nobody)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    return tmp_path
+
+
+def test_a_user_without_a_home_has_a_directory_that_nobody_else_may_write(homeless: Path) -> None:
+    own = homeless / f"shardq-{os.getuid()}"
+    assert node.status() is None
+    assert runtime.cache_directory() == own / ".cache" / "shardq"
+    assert own.stat().st_mode & 0o777 == 0o700
+    own.chmod(0o777)
+    with pytest.raises(
+        NodeError, match=r"this user has no home, and .* is no directory of its own"
+    ):
+        runtime.cache_directory()
+
+
+def test_a_directory_under_a_home_that_is_none_is_refused(homeless: Path) -> None:
+    with pytest.raises(NodeError, match="Name it without a '~'"):
+        node.status("~/cluster")
+    assert not list(homeless.iterdir())

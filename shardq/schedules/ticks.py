@@ -73,7 +73,7 @@ class Ticks:
         stats = StatsLog(
             store, clock, register.layout, member, lambda: register.totals_key, keeper=home.keeper
         )
-        self._own = QueueHome(store, clock, register, stats, keeper=home.keeper, chores=home.chores)
+        self._own = home.of_queue(register, stats)
         self._settler = Settler(store, clock, register, member, stats.note_farthest)
         groups = Groups(store, clock, register, self._settler)
         self._producer = Producer(
