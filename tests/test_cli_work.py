@@ -22,7 +22,8 @@ from shardq.clock import SystemClock
 from shardq.tasks import Ended
 
 MARKS = """
-import os, time
+import asyncio, os, time
+from concurrent.futures import ThreadPoolExecutor
 from shardq import App
 app = App()
 @app.task
@@ -36,6 +37,12 @@ def wait() -> None:
     while not os.path.exists("go"):
         time.sleep(0.01)
     mark(0)
+@app.task
+async def wait_in_thread() -> None:
+    await asyncio.to_thread(wait)
+@app.task
+def wait_in_own_thread() -> None:
+    ThreadPoolExecutor().submit(wait).result()
 """
 
 IMPORTED_SLOWLY = """
@@ -178,12 +185,13 @@ def test_a_stop_lets_jobs_that_run_end_and_leaves_the_others(
     assert app_shell.ok("peek", "default", "--json").lines == []
 
 
+@pytest.mark.parametrize("task", ["app.wait", "app.wait_in_thread"])
 @pytest.mark.parametrize("processes", [[], ["--processes", "1"]])
 def test_a_job_that_outlives_the_deadline_runs_again_and_spends_no_attempt(
-    app_shell: Shell, processes: list[str]
+    app_shell: Shell, processes: list[str], task: str
 ) -> None:
     write_app(app_shell.directory, MARKS)
-    put(app_shell, "app.wait")
+    put(app_shell, task)
     works = Works(app_shell, "app", "--deadline", "100ms", *processes)
     wait_for(app_shell.directory / "began")
     done = works.stop()
@@ -193,6 +201,17 @@ def test_a_job_that_outlives_the_deadline_runs_again_and_spends_no_attempt(
     assert "1 of its deliveries still run: they are delivered again in 1m, without an " in done.err
     [left] = app_shell.ok("peek", "default", "--json").lines
     assert left["attempts"] == 0
+
+
+@pytest.mark.nightly
+def test_threads_of_a_job_s_own_keep_no_process_5_s_after_the_deadline(app_shell: Shell) -> None:
+    write_app(app_shell.directory, MARKS)
+    put(app_shell, "app.wait_in_own_thread")
+    works = Works(app_shell, "app", "--deadline", "100ms")
+    wait_for(app_shell.directory / "began")
+    done = works.stop()
+    assert done.code == Exit.TERMINATED
+    assert "ends, though threads or processes that its jobs have started still work.\n" in done.err
 
 
 def test_several_processes_run_each_job_once_and_end_when_none_is_left(app_shell: Shell) -> None:

@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import sys
+import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -16,10 +17,11 @@ from shardq.cli import options, screen
 from shardq.cli.exits import Exit, exit_of
 from shardq.cli.joblines import JobLines
 from shardq.cli.jobs import app_of
+from shardq.clock import SystemClock
 from shardq.errors import ShardqError, shown
 from shardq.model import times
 from shardq.tasks.importing import directory_of
-from shardq.tasks.line import Line
+from shardq.tasks.line import MARGIN_S, Line
 from shardq.tasks.processes import PROCESSES_MAX, Supervisor
 from shardq.tasks.worker import COROUTINES, COROUTINES_MAX, Worker
 
@@ -257,7 +259,11 @@ def _work(
             line.overrun(said.partition("; it stands at:")[0])
             worker.stop()
 
+    is_bounded = False
+
     def stops(running: int) -> None:
+        nonlocal is_bounded
+        is_bounded = line is None
         jobs = screen.plural(running, "job")
         limit = times.duration_text(round(deadline_s * 1_000))
         # A process of a supervisor may also be one that is replaced.
@@ -289,3 +295,16 @@ def _work(
         _say(f"{who}ended after {lines.total}.")
     if line is not None and until_empty:
         line.done()
+    if is_bounded:
+        _end_within(MARGIN_S)
+
+
+def _end_within(seconds: float) -> None:
+    """End this process after so long: Python waits for threads and children of the user's own."""
+
+    def end() -> None:
+        SystemClock().sleep(seconds)
+        _say("ends, though threads or processes that its jobs have started still work.")
+        os._exit(Exit.TERMINATED)
+
+    threading.Thread(target=end, name="shardq-end", daemon=True).start()
