@@ -364,6 +364,18 @@ def test_a_queue_of_no_task_is_named(app_shell: Shell) -> None:
     assert "shardq: no task of the app has queue mial: check its name.\n" in done.err
 
 
+@pytest.mark.parametrize(
+    "words", [["work", "app", "--until-empty"], ["put", "mail", "hello"], ["queues"]]
+)
+@pytest.mark.parametrize("url", ["sqlite://", "sqlite:///:memory:"])
+def test_a_store_that_no_other_process_sees_is_told(
+    app_shell: Shell, words: list[str], url: str
+) -> None:
+    code, _, err = app_shell.run(*words, url=url)
+    assert code == Exit.OK
+    assert "shardq: store sqlite:// is in the memory of this process: no other can put" in err
+
+
 def test_the_store_is_that_of_the_option_where_the_app_names_none(app_shell: Shell) -> None:
     put(app_shell, "app.nap")
     done = finished(app_shell, "app", "--store", app_shell.url, "--until-empty", url="")
