@@ -443,3 +443,19 @@ def test_an_app_that_is_broken_at_first_is_waited_for_where_files_are_watched(
         it.expect("ModuleNotFoundError in app")
         # Nothing runs, and it ends all the same.
         assert it.stop() == [ENDED_WELL]
+
+
+def test_a_file_that_changes_whenever_the_app_is_imported_is_told(tmp_path: Path) -> None:
+    watched = tmp_path / "watched"
+    watched.mkdir()
+    (watched / "app.py").write_text(
+        "import os, pathlib\nVERSION = 1\n"
+        "pathlib.Path(__file__).with_name('gen.py').write_text(f'PID = {os.getpid():020}')"
+    )
+    with Supervised(tmp_path, IMPORTS, constants=OFTEN, reload=watched) as it:
+        it.expect(
+            r"told: gen\.py has changed 3 times in a row soon after a start, as what an app writes "
+            r"when it is imported; leave it out by --reload-exclude gen\.py\.$"
+        )
+        assert sum("gen.py changed" in line for line in it.lines) == 3
+        assert it.stop()[-1] == ENDED_WELL

@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -18,11 +19,12 @@ from shardq.cli.exits import Exit, exit_of
 from shardq.cli.joblines import JobLines
 from shardq.cli.jobs import app_of
 from shardq.clock import SystemClock
-from shardq.errors import ShardqError, shown
+from shardq.errors import ShardqError, UsageError, shown
 from shardq.model import times
 from shardq.tasks.importing import directory_of
 from shardq.tasks.line import MARGIN_S, Line
 from shardq.tasks.processes import PROCESSES_MAX, Supervisor
+from shardq.tasks.sources import Sources
 from shardq.tasks.worker import COROUTINES, COROUTINES_MAX, Worker
 
 if TYPE_CHECKING:
@@ -98,6 +100,22 @@ class Size(click.ParamType[int]):
     "is broken is tried again at the next change.",
 )
 @click.option(
+    "--reload-dir",
+    "reload_dirs",
+    metavar="DIR",
+    multiple=True,
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="With --reload: watch this directory, not the app's. May be repeated.",
+)
+@click.option(
+    "--reload-exclude",
+    "reload_excludes",
+    metavar="PATTERN",
+    multiple=True,
+    help="With --reload: pass over files and folders of this name, gen or *_pb2.py say. May be "
+    "repeated.",
+)
+@click.option(
     "--queue",
     "queues",
     metavar="NAME",
@@ -143,6 +161,8 @@ def work(
     processes: int | None,
     memory: int | None,
     reload: bool,
+    reload_dirs: tuple[Path, ...],
+    reload_excludes: tuple[str, ...],
     queues: tuple[str, ...],
     prefetch: int,
     until_empty: bool,
@@ -159,6 +179,8 @@ def work(
     Stops on Ctrl-C or SIGTERM: jobs that run are finished within --deadline, the others are left to
     other workers. A second signal waits for none. Ends with 143 where a process had to be killed.
     """
+    if (reload_dirs or reload_excludes) and not reload:
+        raise UsageError("--reload-dir and --reload-exclude have no use without --reload.")
     line = Line.inherited()
     deadline_ms = times.duration_ms(deadline, name="--deadline")
     if line is None and (processes is not None or memory is not None or reload):
@@ -170,7 +192,12 @@ def work(
                 deadline_s=deadline_ms / 1_000,
                 report=_say,
                 memory_bytes=memory,
-                reload=directory_of(name) if reload else None,
+                reload=Sources(
+                    *(one.resolve() for one in reload_dirs or [directory_of(name)]),
+                    excludes=reload_excludes,
+                )
+                if reload
+                else None,
             )
         )
 

@@ -30,14 +30,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from shardq.clock import SystemClock
 from shardq.errors import ShardqError, UsageError
 from shardq.tasks import line
-from shardq.tasks.sources import Sources
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
     from types import FrameType
 
     from shardq.clock import Clock
+    from shardq.tasks.sources import Sources
 
 PROCESSES_MAX = 64
 
@@ -58,6 +57,8 @@ _BEGIN_US = 30_000_000
 """A process that is not ready after so long is told of once: its app may never be imported."""
 _STARTS_MAX = 3
 """How often in a row a process may die before it was ready, while no other works."""
+_CHANGES_MAX = 3
+"""A file that has changed so often in a row soon after a start is said to be written by the app."""
 _READ_BYTES = 65_536
 
 
@@ -88,7 +89,7 @@ class Supervisor:
         report: Called with a sentence about each process that is replaced or killed.
         memory_bytes: What a process may have resident before another takes its place; None: any
             size.
-        reload: The directory whose `*.py` files are watched; None: none is.
+        reload: The files that are watched; None: none is.
         clock: A clock; the machine's if None.
 
     Raises:
@@ -103,7 +104,7 @@ class Supervisor:
         deadline_s: float,
         report: Callable[[str], object],
         memory_bytes: int | None = None,
-        reload: Path | None = None,
+        reload: Sources | None = None,
         clock: Clock | None = None,
     ) -> None:
         if not 1 <= processes <= PROCESSES_MAX:
@@ -113,7 +114,9 @@ class Supervisor:
         self._report = report
         self._memory_bytes = memory_bytes
         self._clock: Clock = clock or SystemClock()
-        self._sources = None if reload is None else Sources(reload)
+        self._sources = reload
+        self._changes: dict[str, int] = {}
+        """The files that changed last, and how often in a row soon after a start."""
         self._slots = [_Slot() for _ in range(processes)]
         self._children: list[_Child] = []
         """All that have not been reaped: those of the slots, and those that end."""
@@ -345,6 +348,7 @@ class Supervisor:
             return
         others = f" and {len(changed) - 1:,} more" if len(changed) > 1 else ""
         self._report(f"{changed[0]}{others} changed; the processes are replaced.")
+        self._note_changes(changed)
         self._told.clear()
         for slot in self._slots:
             if slot.child is not None:
@@ -352,6 +356,19 @@ class Supervisor:
             elif slot.is_waiting or slot.start_us is not None:
                 slot.start_us = self._now_us()
             slot.is_waiting, slot.quick_ends = False, 0
+
+    def _note_changes(self, changed: list[str]) -> None:
+        """Say which file changes whenever processes start, for the app may write it."""
+        began = [slot.child.ready_us for slot in self._slots if slot.child is not None]
+        is_soon = not any(us and self._now_us() - us >= _SETTLED_US for us in began)
+        before = self._changes if is_soon else {}
+        self._changes = {path: before.get(path, 0) + 1 for path in changed}
+        for path, count in self._changes.items():
+            if count == _CHANGES_MAX:
+                self._report(
+                    f"{path} has changed {count} times in a row soon after a start, as what an "
+                    f"app writes when it is imported; leave it out by --reload-exclude {path}."
+                )
 
     def _measure(self) -> None:
         for child in self._children:
