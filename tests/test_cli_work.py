@@ -22,8 +22,7 @@ from shardq.clock import SystemClock
 from shardq.tasks import Ended
 
 MARKS = """
-import asyncio, os, time
-from concurrent.futures import ThreadPoolExecutor
+import os, time
 from shardq import App
 app = App()
 @app.task
@@ -37,6 +36,11 @@ def wait() -> None:
     while not os.path.exists("go"):
         time.sleep(0.01)
     mark(0)
+"""
+
+IN_THREADS = f"""{MARKS}
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
 @app.task
 async def wait_in_thread() -> None:
     await asyncio.to_thread(wait)
@@ -92,7 +96,7 @@ def test_each_run_that_ends_has_one_line_and_all_are_aligned(app_shell: Shell) -
     ends = {line.partition("  attempt ")[2] for line in failed[1:]}
     assert ends == {f"{attempt}, again in 10 ms: ValueError: no 3" for attempt in (1, 2)}
     assert len({line.index("ms") for line in states}) == 1
-    assert code == Exit.OK
+    assert code == Exit.DIED
     assert err.endswith("shardq: ended after 5 runs: 2 done, 2 retrying, 1 failed.\n")
 
 
@@ -190,7 +194,7 @@ def test_a_stop_lets_jobs_that_run_end_and_leaves_the_others(
 def test_a_job_that_outlives_the_deadline_runs_again_and_spends_no_attempt(
     app_shell: Shell, processes: list[str], task: str
 ) -> None:
-    write_app(app_shell.directory, MARKS)
+    write_app(app_shell.directory, IN_THREADS)
     put(app_shell, task)
     works = Works(app_shell, "app", "--deadline", "100ms", *processes)
     wait_for(app_shell.directory / "began")
@@ -205,7 +209,7 @@ def test_a_job_that_outlives_the_deadline_runs_again_and_spends_no_attempt(
 
 @pytest.mark.nightly
 def test_threads_of_a_job_s_own_keep_no_process_5_s_after_the_deadline(app_shell: Shell) -> None:
-    write_app(app_shell.directory, MARKS)
+    write_app(app_shell.directory, IN_THREADS)
     put(app_shell, "app.wait_in_own_thread")
     works = Works(app_shell, "app", "--deadline", "100ms")
     wait_for(app_shell.directory / "began")

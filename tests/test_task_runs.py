@@ -365,3 +365,58 @@ def test_a_worker_is_not_given_the_letters_of_one_queue(local: App) -> None:
 def test_middleware_that_is_not_in_a_list_is_told_so() -> None:
     with pytest.raises(UsageError, match=r"must be a list of objects, not <object .*> alone"):
         App("sqlite://", middleware=object())  # type: ignore[arg-type]
+
+
+# Deaths -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_stepped", [False, True])
+def test_a_job_that_dies_is_told_to_its_task_or_else_to_its_app(
+    tmp_path: Path, *, is_stepped: bool
+) -> None:
+    told: list[tuple[str, str]] = []
+    with App(
+        f"sqlite:///{tmp_path}/jobs.db",
+        attempts=1,
+        on_dead=lambda dead: told.append(("app", dead.headers["task"])),
+    ) as app:
+
+        @app.task(name="a")
+        def fails() -> None:
+            raise ValueError
+
+        @app.task(name="b", on_dead=lambda dead: told.append(("task", dead.headers["task"])))
+        async def fails_too() -> None:
+            raise ValueError
+
+        @app.task(name="c", batch=2, on_dead=lambda dead: told.append(("batch", dead.text)))
+        def all_fail(items: list[int]) -> None:
+            raise ValueError(items)
+
+        for task in (fails, fails_too):
+            task.put()
+        all_fail.put(7)
+        app.queue("default").put("{}", headers={"task": "d", "task-options": "{}"})
+        app.queue("default").put("[", headers={"task": "a"})
+        worker = Worker(app)
+        if is_stepped:
+            while len(told) < 4:
+                worker.step()
+            worker.close()
+        else:
+            with ThreadPoolExecutor() as pool:
+                running = pool.submit(worker.run)
+                wait_for(lambda: len(told) == 4, "four are told")
+                worker.stop()
+                running.result()
+    assert sorted(told) == [("app", "a"), ("app", "a"), ("batch", '{"items":7}'), ("task", "b")]
+
+
+def test_what_is_called_with_dead_jobs_is_a_plain_function(local: App) -> None:
+    async def alert(_dead: object) -> None:
+        pass
+
+    with pytest.raises(BadSetting, match=r"on_dead .* is async"):
+        App(on_dead=alert)
+    with pytest.raises(BadSetting, match=r"task a: on_dead .* is async"):
+        local.task(name="a", on_dead=alert)(print)

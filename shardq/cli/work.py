@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import FrameType
 
+    from shardq.model.message import Message
     from shardq.tasks import App
 
 _UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
@@ -132,7 +133,8 @@ class Size(click.ParamType[int]):
 @click.option(
     "--until-empty",
     is_flag=True,
-    help="End once no job waits in any of the queues, however far away it is due.",
+    help="End once no job waits in any of the queues, however far away it is due; with 24 where "
+    "jobs have died.",
 )
 @click.option(
     "--deadline",
@@ -214,7 +216,9 @@ def work(
             if is_told_to_end:
                 _say(f"was told to end while {name} was imported.")
                 return Exit.TERMINATED
-            _work(app, line, form, deadline_ms / 1_000, until_empty=until_empty, settings=settings)
+            return _work(
+                app, line, form, deadline_ms / 1_000, until_empty=until_empty, settings=settings
+            )
     except ShardqError as error:
         if line is None:
             raise
@@ -227,7 +231,6 @@ def work(
             raise
         line.failed(Exit.INTERRUPTED, f"interrupted while {name} was imported.")
         return Exit.INTERRUPTED
-    return Exit.OK
 
 
 @contextmanager
@@ -257,7 +260,9 @@ def _supervise(supervisor: Supervisor) -> int:
     outcome = supervisor.run()
     if outcome.text:
         _say(outcome.text)
-    return outcome.code or (Exit.TERMINATED if outcome.killed else Exit.OK)
+    if outcome.code or outcome.killed:
+        return outcome.code or Exit.TERMINATED
+    return Exit.DIED if outcome.has_deaths else Exit.OK
 
 
 def _say(text: str) -> None:
@@ -272,8 +277,8 @@ def _work(
     *,
     until_empty: bool,
     settings: dict[str, Any],
-) -> None:
-    """Run jobs in this process, until it is to end."""
+) -> Exit:
+    """Run jobs in this process, until it is to end; returns the exit code."""
     db = app.connection
     lines = None
     if form != "none":
@@ -286,7 +291,13 @@ def _work(
             line.overrun(said.partition("; it stands at:")[0])
             worker.stop()
 
-    is_bounded = False
+    is_bounded = has_deaths = False
+
+    def dies(_message: Message) -> None:
+        nonlocal has_deaths
+        if line is not None and not has_deaths:
+            line.died()
+        has_deaths = True
 
     def stops(running: int) -> None:
         nonlocal is_bounded
@@ -302,17 +313,14 @@ def _work(
             app,
             report=None if lines is None else lines.tell,
             on_overrun=None if line is None else overran,
+            on_dead=dies if until_empty else None,
             on_stop=stops,
             **settings,
         )
         if line is not None:
             line.on_lost(worker.stop, deadline_s)
             line.ready()
-        count = screen.plural(len(app.tasks), "task")
-        served = ", ".join(dict.fromkeys(settings["queues"] or app.queue_names))
-        _say(f"{who}runs {count} of {served} of {db.url_shown}.")
-        if others := [name for name in settings["queues"] if name not in app.queue_names]:
-            _say(f"{who}no task of the app has queue {', '.join(others)}: check its name.")
+        _tell_served(app, who, settings["queues"])
         worker.run(until_empty=until_empty)
     finally:
         if lines is not None:
@@ -324,6 +332,16 @@ def _work(
         line.done()
     if is_bounded:
         _end_within(MARGIN_S)
+    return Exit.DIED if has_deaths else Exit.OK
+
+
+def _tell_served(app: App, who: str, queues: tuple[str, ...]) -> None:
+    """Say what is about to run."""
+    count = screen.plural(len(app.tasks), "task")
+    served = ", ".join(dict.fromkeys(queues or app.queue_names))
+    _say(f"{who}runs {count} of {served} of {app.connection.url_shown}.")
+    if others := [name for name in queues if name not in app.queue_names]:
+        _say(f"{who}no task of the app has queue {', '.join(others)}: check its name.")
 
 
 def _end_within(seconds: float) -> None:

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, Unpack, overload
 
 from shardq.connection import Connection
-from shardq.engine.handler import is_any
+from shardq.engine.handler import check_function, is_any
 from shardq.errors import BadSetting, UsageError, shown
 from shardq.lifecycle.keyed import Answer
 from shardq.model import names
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from apscheduler.triggers.base import BaseTrigger
 
     from shardq.lifecycle.keyed import Snapshot
+    from shardq.model.message import Message
     from shardq.model.times import Due, Duration
     from shardq.queue import Queue
     from shardq.schedules.policy import PolicyOptions
@@ -78,6 +79,7 @@ class App:
         store: A url as `shardq.connect` takes it, or a connection; None: the environment variable
             `SHARDQ_STORE`, else `sqlite:///shardq.db`, a file in the current directory.
         middleware: What is done around each put and run, the outermost first.
+        on_dead: Called by workers with each job that dies, as that of a `Consumer`.
         options: Of all its tasks that choose no others; the queue is `default`.
 
     Raises:
@@ -89,6 +91,7 @@ class App:
         store: str | Connection | None = None,
         *,
         middleware: Sequence[Middleware] = (),
+        on_dead: Callable[[Message], object] | None = None,
         **options: Unpack[TaskOptions],
     ) -> None:
         if store is not None and not isinstance(store, (str, Connection)):
@@ -106,7 +109,9 @@ class App:
         usual = Options(DEFAULT_QUEUE, {}, {}, Policy())
         self._options = usual.with_(options, "App", is_call=False)
         self._tasks: dict[str, Task[..., Any, Any] | BatchTask[Any, Any]] = {}
-        self._home = Registry(store, middleware)
+        if on_dead is not None:
+            check_function(on_dead, "on_dead")
+        self._home = Registry(store, middleware, on_dead)
         self._declarations = Declarations(self._home)
 
     def __repr__(self) -> str:
@@ -137,6 +142,7 @@ class App:
         *,
         name: str | None = None,
         aliases: Sequence[str] = (),
+        on_dead: Callable[[Message], object] | None = None,
         **options: Unpack[TaskOptions],
     ) -> Declare: ...
     @overload
@@ -146,6 +152,7 @@ class App:
         batch: int,
         name: str | None = None,
         aliases: Sequence[str] = (),
+        on_dead: Callable[[Message], object] | None = None,
         **options: Unpack[TaskOptions],
     ) -> DeclareBatch: ...
     def task(  # type: ignore[misc] # mypy (2.4) does not see that `options` takes a TypedDict's keys
@@ -156,6 +163,7 @@ class App:
         batch: int | None = None,
         name: str | None = None,
         aliases: Sequence[str] = (),
+        on_dead: Callable[[Message], object] | None = None,
         **options: Any,
     ) -> Any:
         """Make a function a task: `@app.task`, or `@app.task(queue="mail", attempts=3)`.
@@ -167,6 +175,7 @@ class App:
                 or fails for all of them.
             name: By which jobs find it; its module and name unless given.
             aliases: Other names, of jobs that were put before it was renamed.
+            on_dead: Called with each of its jobs that dies, instead of the app's.
             options: As `TaskOptions` names them.
 
         Raises:
@@ -175,7 +184,7 @@ class App:
         """
 
         def declare(function: Callable[..., Any]) -> Task[..., Any, Any] | BatchTask[Any, Any]:
-            return self._declare(function, batch, name, former, options)
+            return self._declare(function, batch, name, former, on_dead, options)
 
         if isinstance(function, str):
             raise BadSetting(
@@ -436,6 +445,7 @@ class App:
         batch: int | None,
         name: str | None,
         aliases: tuple[str, ...],
+        on_dead: Callable[[Message], object] | None,
         given: Mapping[str, Any],
     ) -> Task[..., Any, Any] | BatchTask[Any, Any]:
         if isinstance(function, Bound):
@@ -454,6 +464,7 @@ class App:
             name=name,
             aliases=aliases,
             batch=batch,
+            on_dead=on_dead,
         )
         self._home.add(definition)
         made: Task[..., Any, Any] | BatchTask[Any, Any]

@@ -69,11 +69,13 @@ class Outcome(NamedTuple):
         code: 0, or what the process that could not begin exited with.
         text: What that one said.
         killed: How many were killed, because they still worked when the deadline was over.
+        has_deaths: True if jobs have died, as processes said.
     """
 
     code: int = 0
     text: str = ""
     killed: int = 0
+    has_deaths: bool = False
 
 
 class Supervisor:
@@ -266,7 +268,8 @@ class Supervisor:
             delay = self._start_later(slot, is_quick=True)
             self._report(f"{why}; it is tried again{delay}.")
         elif child.error is not None:
-            self._outcome = Outcome(*child.error)
+            code, text = child.error
+            self._outcome = self._outcome._replace(code=code, text=text)
             self._stop_all()
         else:
             self._error = ShardqError(f"no process can begin: {why}, as others did.")
@@ -319,6 +322,8 @@ class Supervisor:
             elif word == line.FAILED:
                 child.error = (rest[0], rest[1])
                 self._let_end(child)
+            elif word == line.DIED:
+                self._outcome = self._outcome._replace(has_deaths=True)
             elif word == line.DONE:
                 child.is_done = True
                 self._let_end(child)

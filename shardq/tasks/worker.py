@@ -48,6 +48,7 @@ class Worker:
         report: Told each run that has ended, in the thread that it ended in; it is not to wait.
         on_overrun: Told, in a sentence, of a function that still runs though its time is over, or
             that blocks the event loop: this process is to be replaced. It is logged anyway.
+        on_dead: Called with each job that dies here, before what the app has for that.
         on_stop: Told, when `run` is to end, how many jobs run that it waits for, if there are any.
 
     Raises:
@@ -66,6 +67,7 @@ class Worker:
         deadline: Duration = consumer.DEADLINE,
         report: Callable[[Ended], object] | None = None,
         on_overrun: Callable[[str], object] | None = None,
+        on_dead: Callable[[Message], object] | None = None,
         on_stop: Callable[[int], object] | None = None,
     ) -> None:
         if type(coroutines) is not int or not 1 <= coroutines <= COROUTINES_MAX:
@@ -81,6 +83,7 @@ class Worker:
         self._app = app
         self._report = report
         self._on_overrun = on_overrun
+        self._on_dead = on_dead
         self._on_stop = on_stop
         clock = app.connection._home.clock
         self._loop = Loop(coroutines, on_overrun=self._overrun, clock=clock)
@@ -198,7 +201,20 @@ class Worker:
             on_end=self._report,
             on_overrun=self._overrun,
         )
-        return _Consumer(queue, runner, threads=threads, prefetch=prefetch, deadline=deadline)
+        hears = self._on_dead is not None or self._app._home.hears_of_dead
+        return _Consumer(
+            queue,
+            runner,
+            threads=threads,
+            prefetch=prefetch,
+            deadline=deadline,
+            on_dead=self._dead if hears else None,
+        )
+
+    def _dead(self, message: Message) -> object:
+        if self._on_dead is not None:
+            self._on_dead(message)
+        return self._app._home.on_dead(message)
 
     def _overrun(self, said: str) -> None:
         log.warning("%s", said)
