@@ -15,6 +15,7 @@ import pytest
 from shell import TIMEOUT_S, Shell, shell
 from working import Works, app_shell, finished, wait_for, write_app
 
+from shardq import connect
 from shardq.cli import joblines
 from shardq.cli.exits import Exit
 from shardq.cli.joblines import JobLines
@@ -234,6 +235,27 @@ def test_several_processes_run_each_job_once_and_end_when_none_is_left(app_shell
     assert (
         len(re.findall(r"^shardq: process \d+ ended after \d+ runs", done.err, re.MULTILINE)) == 2
     )
+
+
+def test_a_process_that_has_run_as_many_jobs_as_it_may_is_replaced(app_shell: Shell) -> None:
+    write_app(app_shell.directory, MARKS)
+    with connect(app_shell.url) as db:
+        db.queue("default").put_many(
+            [{"body": f'{{"n": {n}}}', "headers": {"task": "app.mark"}} for n in range(30)]
+        )
+    done = Works(
+        app_shell, "app", "--max-jobs", "10", "--threads", "1", "--until-empty", "--log", "none"
+    ).ended()
+    assert done.code == Exit.OK
+    ran = [line.split() for line in (app_shell.directory / "ran").read_text().splitlines()]
+    assert sorted(int(n) for n, _ in ran) == [*range(30)]
+    told = re.findall(
+        r"^shardq: process (\d+): it has run 10 jobs; another takes its place\.$",
+        done.err,
+        re.MULTILINE,
+    )
+    assert told
+    assert {process for _, process in ran} >= {*told}
 
 
 def test_a_worker_serves_the_queues_that_are_named(app_shell: Shell) -> None:

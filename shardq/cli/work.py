@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,14 +29,15 @@ from shardq.tasks.sources import Sources
 from shardq.tasks.worker import COROUTINES, COROUTINES_MAX, Worker
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from types import FrameType
 
     from shardq.model.message import Message
-    from shardq.tasks import App
+    from shardq.tasks import App, Ended
 
 _UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 _MEMORY_MIN = 1_000_000
+_MAX_JOBS_MAX = 1_000_000_000
 _INIT = 1
 """The process id of what a container runs."""
 
@@ -82,8 +84,8 @@ class Size(click.ParamType[int]):
 @options.whole(
     "--processes",
     text="How many processes run jobs, each with its own threads and loop. One that dies, or in "
-    "which a function outlives its time limit, is replaced. Without it, and without --memory and "
-    "--reload, jobs run in this process, which nothing replaces.",
+    "which a function outlives its time limit, is replaced. Without it, and without --memory, "
+    "--max-jobs and --reload, jobs run in this process, which nothing replaces.",
     least=1,
     most=PROCESSES_MAX,
 )
@@ -93,6 +95,12 @@ class Size(click.ParamType[int]):
     type=Size(),
     help="Replace a process that has grown beyond this, 500MB say: another starts at once, and it "
     "ends gracefully.",
+)
+@options.whole(
+    "--max-jobs",
+    text="Replace a process that has run so many jobs, as one that has grown beyond --memory.",
+    least=1,
+    most=_MAX_JOBS_MAX,
 )
 @click.option(
     "--reload",
@@ -162,6 +170,7 @@ def work(
     coroutines: int,
     processes: int | None,
     memory: int | None,
+    max_jobs: int | None,
     reload: bool,
     reload_dirs: tuple[Path, ...],
     reload_excludes: tuple[str, ...],
@@ -179,13 +188,15 @@ def work(
     sqlite:///shardq.db in the current directory.
 
     Stops on Ctrl-C or SIGTERM: jobs that run are finished within --deadline, the others are left to
-    other workers. A second signal waits for none. Ends with 143 where a process had to be killed.
+    other workers. A second signal waits for none. With --processes, SIGHUP replaces the processes
+    so. Ends with 143 where a process had to be killed.
     """
     if (reload_dirs or reload_excludes) and not reload:
         raise UsageError("--reload-dir and --reload-exclude have no use without --reload.")
     line = Line.inherited()
     deadline_ms = times.duration_ms(deadline, name="--deadline")
-    if line is None and (processes is not None or memory is not None or reload):
+    is_supervised = any(one is not None for one in (processes, memory, max_jobs)) or reload
+    if line is None and is_supervised:
         return _supervise(
             Supervisor(
                 # The very same program: each sees by its line that it is one of several.
@@ -217,7 +228,13 @@ def work(
                 _say(f"was told to end while {name} was imported.")
                 return Exit.TERMINATED
             return _work(
-                app, line, form, deadline_ms / 1_000, until_empty=until_empty, settings=settings
+                app,
+                line,
+                form,
+                deadline_ms / 1_000,
+                max_jobs=max_jobs,
+                until_empty=until_empty,
+                settings=settings,
             )
     except ShardqError as error:
         if line is None:
@@ -275,6 +292,7 @@ def _work(
     form: str,
     deadline_s: float,
     *,
+    max_jobs: int | None,
     until_empty: bool,
     settings: dict[str, Any],
 ) -> Exit:
@@ -311,7 +329,7 @@ def _work(
     try:
         worker = Worker(
             app,
-            report=None if lines is None else lines.tell,
+            report=_report_of(lines, max_jobs, overran),
             on_overrun=None if line is None else overran,
             on_dead=dies if until_empty else None,
             on_stop=stops,
@@ -335,11 +353,28 @@ def _work(
     return Exit.DIED if has_deaths else Exit.OK
 
 
+def _report_of(
+    lines: JobLines | None, max_jobs: int | None, overran: Callable[[str], object]
+) -> Callable[[Ended], object] | None:
+    """What is told each run that ends: its line, and that the process has run as many as it may."""
+    if max_jobs is None:
+        return None if lines is None else lines.tell
+    ran = count(1)
+
+    def report(ended: Ended) -> None:
+        if lines is not None:
+            lines.tell(ended)
+        if next(ran) == max_jobs:
+            overran(f"it has run {screen.plural(max_jobs, 'job')}")
+
+    return report
+
+
 def _tell_served(app: App, who: str, queues: tuple[str, ...]) -> None:
     """Say what is about to run."""
-    count = screen.plural(len(app.tasks), "task")
+    tasks = screen.plural(len(app.tasks), "task")
     served = ", ".join(dict.fromkeys(queues or app.queue_names))
-    _say(f"{who}runs {count} of {served} of {app.connection.url_shown}.")
+    _say(f"{who}runs {tasks} of {served} of {app.connection.url_shown}.")
     if others := [name for name in queues if name not in app.queue_names]:
         _say(f"{who}no task of the app has queue {', '.join(others)}: check its name.")
 

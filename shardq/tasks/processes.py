@@ -3,7 +3,7 @@
 ```
                   ┌─ died: killed, out of memory, os._exit ─► another, at once or a while later
  start ─► ready ──┼─ overran, or grew too large ────────────► another at once; it ends gracefully
-   │              ├─ a file has changed ────────────────────► likewise
+   │              ├─ a file has changed, or SIGHUP ─────────► likewise
    │              ├─ answers nothing for a minute ──────────► killed, so died
    │              └─ has nothing left to do ────────────────► nobody
    └─ cannot begin ─► all end with its error; where others work, or files are watched: another later
@@ -82,7 +82,8 @@ class Supervisor:
     """Keeps so many processes of one command running, until SIGTERM or SIGINT.
 
     The first signal lets each end gracefully, a second one is passed on; what still runs 5 s after
-    the deadline, or after a second signal, is killed. Call `run` in the main thread.
+    the deadline, or after a second signal, is killed. SIGHUP replaces all of them. Call `run` in
+    the main thread.
 
     Args:
         command: What each process runs; it takes `Line.inherited()` and heeds SIGTERM.
@@ -125,6 +126,7 @@ class Supervisor:
         self._selector = selectors.DefaultSelector()
         self._caught: list[int] = []
         self._heeded = 0
+        self._hangups: list[int] = []
         self._is_stopping = False
         self._is_measured = False
         self._told: set[str] = set()
@@ -144,7 +146,7 @@ class Supervisor:
             ShardqError: If processes die before they are ready.
             UsageError: If one has more memory than `memory_bytes` before it has done anything.
         """
-        with self._selector, _woken(self._selector, self._caught):
+        with self._selector, _woken(self._selector, self._caught, self._hangups):
             while True:
                 self._heed_signals()
                 self._start_due()
@@ -187,6 +189,10 @@ class Supervisor:
     # Ends -----------------------------------------------------------------------------------------
 
     def _heed_signals(self) -> None:
+        if self._hangups and not self._is_stopping:
+            self._report("SIGHUP: the processes are replaced.")
+            self._replace_all()
+        self._hangups.clear()
         if len(self._caught) == self._heeded:
             return
         is_second = self._is_stopping or len(self._caught) > 1
@@ -310,6 +316,16 @@ class Supervisor:
                 return True
         return False
 
+    def _replace_all(self) -> None:
+        """Let others begin at once, also where none was to begin before a file changes."""
+        self._told.clear()
+        for slot in self._slots:
+            if slot.child is not None:
+                self._replace(slot.child)
+            elif slot.is_waiting or slot.start_us is not None:
+                slot.start_us = self._now_us()
+            slot.is_waiting, slot.quick_ends = False, 0
+
     # What it learns of them -----------------------------------------------------------------------
 
     def _hear(self, child: _Child) -> None:
@@ -354,13 +370,7 @@ class Supervisor:
         others = f" and {len(changed) - 1:,} more" if len(changed) > 1 else ""
         self._report(f"{changed[0]}{others} changed; the processes are replaced.")
         self._note_changes(changed)
-        self._told.clear()
-        for slot in self._slots:
-            if slot.child is not None:
-                self._replace(slot.child)
-            elif slot.is_waiting or slot.start_us is not None:
-                slot.start_us = self._now_us()
-            slot.is_waiting, slot.quick_ends = False, 0
+        self._replace_all()
 
     def _note_changes(self, changed: list[str]) -> None:
         """Say which file changes whenever processes start, for the app may write it."""
@@ -605,8 +615,16 @@ def _mb(count: int) -> str:
 
 
 @contextmanager
-def _woken(selector: selectors.BaseSelector, caught: list[int]) -> Iterator[None]:
-    """Let signals end the waits of a selector: those that ask for an end, and of ended children."""
+def _woken(
+    selector: selectors.BaseSelector, caught: list[int], hangups: list[int]
+) -> Iterator[None]:
+    """Let signals end the waits of a selector: those that ask for an end, and of ended children.
+
+    Args:
+        selector: The selector.
+        caught: Filled with those that ask for an end.
+        hangups: Filled with those that ask for other processes.
+    """
     reader, writer = socket.socketpair()
     reader.setblocking(False)
     writer.setblocking(False)
@@ -614,10 +632,18 @@ def _woken(selector: selectors.BaseSelector, caught: list[int]) -> Iterator[None
     def catch(number: int, _frame: FrameType | None) -> None:
         caught.append(number)
 
+    def hang_up(number: int, _frame: FrameType | None) -> None:
+        hangups.append(number)
+
     def pass_over(_number: int, _frame: FrameType | None) -> None:
         """A handler, without which nothing would be written to the socket."""
 
-    handlers = {signal.SIGTERM: catch, signal.SIGINT: catch, signal.SIGCHLD: pass_over}
+    handlers = {
+        signal.SIGTERM: catch,
+        signal.SIGINT: catch,
+        signal.SIGHUP: hang_up,
+        signal.SIGCHLD: pass_over,
+    }
     with reader, writer:
         selector.register(reader, selectors.EVENT_READ, partial(reader.recv, _READ_BYTES))
         before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
