@@ -17,7 +17,7 @@ from apps import dead, states, worked
 from supervised import wait_for
 
 from shardq import App, Bury, Snooze
-from shardq.errors import BadSetting, UsageError
+from shardq.errors import BadApp, BadSetting, UsageError
 from shardq.tasks import Backoff, Context, Draft, Ended, Worker, current
 from shardq.tasks.options import Policy
 
@@ -420,3 +420,93 @@ def test_what_is_called_with_dead_jobs_is_a_plain_function(local: App) -> None:
         App(on_dead=alert)
     with pytest.raises(BadSetting, match=r"task a: on_dead .* is async"):
         local.task(name="a", on_dead=alert)(print)
+
+
+# Before and after ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_stepped", [False, True])
+def test_an_app_begins_and_ends_in_the_loop_of_its_coroutines(
+    local: App, *, is_stepped: bool
+) -> None:
+    loops: list[asyncio.AbstractEventLoop] = []
+    called: list[str] = []
+
+    @local.on_start
+    def first() -> None:
+        called.append("first")
+
+    @local.on_start
+    async def second() -> None:
+        await turned()
+        called.append("second")
+        loops.append(asyncio.get_running_loop())
+
+    @local.on_stop
+    def last() -> None:
+        called.append("last")
+
+    @local.on_stop
+    async def before() -> None:
+        await turned()
+        called.append("before")
+        loops.append(asyncio.get_running_loop())
+
+    @local.task
+    async def job() -> None:
+        called.append("job")
+        loops.append(asyncio.get_running_loop())
+
+    job.put()
+    worker = Worker(local)
+    assert called == []
+    if is_stepped:
+        while "job" not in called:
+            worker.step()
+        worker.close()
+        worker.close()
+    else:
+        worker.run(until_empty=True)
+    assert called == ["first", "second", "job", "before", "last"]
+    assert len(set(loops)) == 1
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_worker_does_not_start_where_its_app_cannot_and_ends_where_that_cannot(
+    local: App, caplog: pytest.LogCaptureFixture, *, is_async: bool
+) -> None:
+    called: list[str] = []
+    fails = [True, True]
+
+    def fail(place: int) -> None:
+        if fails[place]:
+            raise OSError("no pool")
+
+    async def begin() -> None:
+        fail(0)
+
+    async def end() -> None:
+        fail(1)
+
+    local.on_stop(lambda: called.append("stopped"))
+    local.on_start(begin if is_async else partial(fail, 0))
+    local.on_stop(end if is_async else partial(fail, 1))
+    local.task(name="job")(lambda: called.append("job")).put()
+    with pytest.raises(BadApp, match=r"^on_start .* of the app failed: OSError: no pool\.$"):
+        Worker(local).run(until_empty=True)
+    assert called == []
+    fails[0] = False
+    Worker(local).run(until_empty=True)
+    assert called == ["job", "stopped"]
+    assert "of the app failed" in caplog.text
+
+
+def test_what_cannot_begin_or_end_an_app_is_refused(local: App) -> None:
+    def lazy() -> Iterator[None]:
+        yield
+
+    for wrong in (None, 3, int, lazy):
+        with pytest.raises(BadSetting, match="takes a function without a yield"):
+            local.on_start(wrong)  # type: ignore[arg-type]
+        with pytest.raises(BadSetting, match="takes a function without a yield"):
+            local.on_stop(wrong)  # type: ignore[arg-type]

@@ -46,6 +46,7 @@ CATCH_ALL_ROOMS = {
     "lifecycle/producer.py",
     "schedules/foreign.py",
     "tasks/executor.py",
+    "tasks/hooks.py",
     "tasks/importing.py",
     "tasks/keeping.py",
     "tasks/loop.py",

@@ -19,6 +19,7 @@ from shardq.schedules.options import chosen
 from shardq.tasks.arguments import Signature
 from shardq.tasks.declared import Declarations
 from shardq.tasks.definition import Definition
+from shardq.tasks.hooks import check_hook
 from shardq.tasks.job import Job
 from shardq.tasks.options import TASK_HEADER, Options, Policy
 from shardq.tasks.registry import Registry
@@ -192,6 +193,38 @@ class App:
             )
         former = names.several(aliases, what="aliases")
         return declare if function is None else declare(function)
+
+    def on_start(self, function: Callable[[], A], /) -> Callable[[], A]:
+        """Let each worker call a function before it runs jobs: `@app.on_start`.
+
+        In the order in which they are declared. A coroutine runs in the worker's loop, where a
+        client that others share has to be made. A worker does not start if one fails.
+
+        Args:
+            function: Takes no arguments, plain or `async`.
+
+        Raises:
+            BadSetting: If it is no function, or has a `yield`.
+        """
+        check_hook(function, "on_start")
+        self._home.on_start.append(function)
+        return function
+
+    def on_stop(self, function: Callable[[], A], /) -> Callable[[], A]:
+        """Let each worker call a function once its jobs have ended: `@app.on_stop`.
+
+        The last that was declared first. Coroutines run in the worker's loop, each no longer than
+        the worker's deadline. What fails is logged. A worker that is killed calls none.
+
+        Args:
+            function: As for `on_start`.
+
+        Raises:
+            BadSetting: If it is no function, or has a `yield`.
+        """
+        check_hook(function, "on_stop")
+        self._home.on_stop.append(function)
+        return function
 
     @property
     def tasks(self) -> Mapping[str, Task[..., Any, Any] | BatchTask[Any, Any]]:

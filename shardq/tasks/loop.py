@@ -231,7 +231,7 @@ class Loop:
             self._freed.notify_all()
             self._look.notify_all()
             loop, thread = self._loop, self._thread
-        if loop is None or self._is_parents:
+        if loop is None or self._is_parents or loop.is_closed():
             return
         if thread is None:
             _in_no_loop(partial(self._end_here, loop))

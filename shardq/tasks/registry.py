@@ -6,7 +6,7 @@ import os
 import sys
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shardq import locks
 from shardq.clock import SystemClock
@@ -40,6 +40,8 @@ class Registry:
     Attributes:
         middleware: What was given.
         definitions: The tasks, by their own names.
+        on_start: What a worker calls before jobs run.
+        on_stop: What it calls after that, the last first.
     """
 
     def __init__(
@@ -50,6 +52,8 @@ class Registry:
     ) -> None:
         self.middleware: tuple[Middleware, ...] = tuple(middleware)
         self._on_dead = on_dead
+        self.on_start: list[Callable[[], Any]] = []
+        self.on_stop: list[Callable[[], Any]] = []
         self.definitions: dict[str, Definition] = {}
         self._by_name: dict[str, Definition] = {}
         self._store = store

@@ -9,6 +9,8 @@ from shardq import consumer
 from shardq.consumer import Consumer
 from shardq.errors import BadSetting, UsageError, shown
 from shardq.model import names
+from shardq.model.times import duration_ms
+from shardq.tasks import hooks
 from shardq.tasks.batches import Batches
 from shardq.tasks.keeping import Keeping
 from shardq.tasks.limits import Watch
@@ -88,7 +90,8 @@ class Worker:
         clock = app.connection._home.clock
         self._loop = Loop(coroutines, on_overrun=self._overrun, clock=clock)
         self._watch = Watch(clock)
-        self._has_run = self._is_stepped = self._is_closed = False
+        self._deadline_s = duration_ms(deadline, name="deadline") / 1_000
+        self._has_run = self._is_stepped = self._is_closed = self._is_begun = False
         self._keepings: list[Keeping] = []
         self._batches: list[Batches] = []
         self._consumers = [
@@ -108,6 +111,7 @@ class Worker:
             UsageError: If it was run before.
             UnknownQueue: If a queue is dropped.
             ClockError: If the clock turns out to be too far off.
+            BadApp: If an `on_start` of the app fails.
         """
         if self._has_run:
             raise UsageError("this worker was run before; make another one to run again.")
@@ -115,6 +119,7 @@ class Worker:
             raise UsageError("this worker is driven by step(); make another one to run.")
         self._has_run = True
         try:
+            self._begin()
             consumer.run_company(self._consumers, until_empty=until_empty, on_stop=self._on_stop)
         finally:
             self._end()
@@ -160,6 +165,7 @@ class Worker:
 
         Raises:
             UsageError: If it was run, or closed.
+            BadApp: If an `on_start` of the app fails.
         """
         if self._has_run:
             raise UsageError("this worker has threads of its own, which step it.")
@@ -173,13 +179,21 @@ class Worker:
         for one, keeping, batches in parts:
             keeping.is_threaded = batches.is_threaded = False
             one.finish_by(batches.finish)
+        self._begin()
 
     def stop(self) -> None:
         """Ask for a graceful end and return. A signal's handler may do so."""
         for one in self._consumers:
             one.stop()
 
+    def _begin(self) -> None:
+        hooks.start(self._app._home.on_start, self._loop)
+        self._is_begun = True
+
     def _end(self) -> None:
+        if self._is_begun:
+            self._is_begun = False
+            hooks.stop(self._app._home.on_stop, self._loop, self._deadline_s)
         self._loop.stop()
         self._watch.stop()
         for keeping in self._keepings:
