@@ -88,10 +88,10 @@ def test_each_run_that_ends_has_one_line_and_all_are_aligned(app_shell: Shell) -
     failed = [line for line in states if "app.flaky" in line]
     number = "[0-9a-f-]{36}"
     assert len(states) == 5
-    assert re.fullmatch(rf"done      app.nap      +\d+ ms  {number}", states[0])
-    assert re.fullmatch(rf"done      app.welcome  +\d+ ms  {number}", states[1])
+    assert re.fullmatch(rf"done       app.nap      +\d+ ms  {number}", states[0])
+    assert re.fullmatch(rf"done       app.welcome  +\d+ ms  {number}", states[1])
     assert re.fullmatch(
-        rf"failed    app.flaky    +\d+ ms  {number}  attempt 3: out of attempts: ValueError: no 3",
+        rf"failed     app.flaky    +\d+ ms  {number}  attempt 3: out of attempts: ValueError: no 3",
         failed[0],
     )
     ends = {line.partition("  attempt ")[2] for line in failed[1:]}
@@ -127,7 +127,7 @@ def test_a_terminal_has_colours_and_the_time_of_day(
     monkeypatch.setenv("NO_COLOR", no_colour)
     put(app_shell, "app.nap")
     [line] = app_shell.on_terminal("work", "app", "--until-empty")
-    done = "done    " if no_colour else "\x1b[32mdone    \x1b[0m"
+    done = "done     " if no_colour else "\x1b[32mdone     \x1b[0m"
     assert re.fullmatch(rf"\d\d:\d\d:\d\d  {re.escape(done)}  app.nap .*", line)
 
 

@@ -16,8 +16,9 @@ import pytest
 from apps import dead, states, worked
 from supervised import wait_for
 
-from shardq import App, Bury, Snooze
-from shardq.errors import BadApp, BadSetting, UsageError
+from shardq import Answer, App, Bury, Snooze
+from shardq.clock import SystemClock
+from shardq.errors import BadApp, BadSetting, JobCancelled, UsageError
 from shardq.tasks import Backoff, Context, Draft, Ended, Worker, current
 from shardq.tasks.options import Policy
 
@@ -510,3 +511,42 @@ def test_what_cannot_begin_or_end_an_app_is_refused(local: App) -> None:
             local.on_start(wrong)  # type: ignore[arg-type]
         with pytest.raises(BadSetting, match="takes a function without a yield"):
             local.on_stop(wrong)  # type: ignore[arg-type]
+
+
+# Cancels ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_reported", [False, True])
+@pytest.mark.parametrize("options", [{}, {"keep": "1h"}, {"timeout": "1h"}])
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_job_that_heeds_a_cancel_ends_as_cancelled(
+    local: App, *, is_async: bool, options: dict[str, Any], is_reported: bool
+) -> None:
+    began, ended = threading.Event(), list[Ended]()
+    clock = SystemClock()
+
+    def heed() -> None:
+        began.set()
+        while not current().is_cancelled:
+            clock.sleep(0.005)
+
+    async def heed_too() -> None:
+        began.set()
+        while not current().is_cancelled:
+            await turned()
+
+    stops = local.task(key="stops", **options)(heed_too if is_async else heed)
+    job = stops.put()
+    worker = Worker(local, report=ended.append if is_reported else None)
+    with ThreadPoolExecutor() as pool:
+        running = pool.submit(worker.run, until_empty=True)
+        assert began.wait(60)
+        assert local.cancel("stops") is Answer.RUNNING
+        running.result()
+    assert [one.state for one in ended] == ["cancelled"] * is_reported
+    totals = local.queue("default").totals()
+    assert (totals.cancelled, totals.acked) == (1, 0)
+    if "keep" in options:
+        assert job.state == "cancelled"
+        with pytest.raises(JobCancelled, match="was cancelled while it ran"):
+            job.result(timeout="1s")

@@ -55,6 +55,7 @@ _PLANS_MAX = 1_000
 _SECOND_MS = 1_000
 _IF_ASYNC = "await it in the function, or in the decorator below @app.task, and make that async"
 _IF_LAZY = "run it to its end"
+_STOPPED = "cancelled while it ran"
 _UNKNOWN_MS = 1_000
 _UNKNOWN_MS_MAX = 3_600_000
 """A job of an unknown task is looked at again after as long as it has waited, between these."""
@@ -121,13 +122,16 @@ class Runner:
             return
         if is_plain:
             args, kwargs = task.signature.decode(message.body)
-            token = running.set(Context(task.name, message, policy))
+            context = Context(task.name, message, policy)
+            token = running.set(context)
             try:
                 value = task.function(*args, **kwargs)
                 if value is not None:
                     _checked(plan, finished(value))
             finally:
                 running.reset(token)
+            if context.is_stopped:
+                raise Discard(_STOPPED)
             return
         run = self._begun(message, plan)
         if task.batch is not None:
@@ -339,6 +343,8 @@ class Runner:
             if run.is_over:
                 return False
             run.is_over = True
+        if error is None and run.context.is_stopped and run.plan.task.batch is None:
+            error = Discard(_STOPPED)
         run.context.end()
         if run.plan.policy.keep_ms is None:
             return self._end(run, error)
@@ -351,7 +357,7 @@ class Runner:
             except BaseException as raised:  # noqa: BLE001 - the user's class may raise anything
                 error = raised
         outcome = ACKED if error is None else self._judged(run.message, run.plan, error)
-        state = _KEPT.get(outcome.fate)
+        state = results.CANCELLED if outcome.reason == _STOPPED else _KEPT.get(outcome.fate)
         if state is None:
             return self._end(run, error, outcome)
         kept = result_of(
@@ -418,6 +424,8 @@ class Runner:
     ) -> None:
         if self._on_end is None:
             return
+        if outcome.reason == _STOPPED:
+            state = "cancelled"
         ended = Ended(
             task,
             message.id,
