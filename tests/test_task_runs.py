@@ -19,7 +19,7 @@ from supervised import wait_for
 from shardq import Answer, App, Bury, Snooze
 from shardq.clock import SystemClock
 from shardq.errors import BadApp, BadSetting, JobCancelled, UsageError
-from shardq.tasks import Backoff, Context, Draft, Ended, Worker, current
+from shardq.tasks import Backoff, Context, Draft, Ended, Worker, cancelling, current
 from shardq.tasks.options import Policy
 
 if TYPE_CHECKING:
@@ -550,3 +550,38 @@ def test_a_job_that_heeds_a_cancel_ends_as_cancelled(
         assert job.state == "cancelled"
         with pytest.raises(JobCancelled, match="was cancelled while it ran"):
             job.result(timeout="1s")
+
+
+def test_a_cancel_reaches_a_coroutine_that_is_cancellable(
+    local: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cancelling, "_ASK_EVERY_S", 0.01)
+    began, told = threading.Event(), list[str]()
+
+    @local.task(key="waits", cancellable=True, keep="1h")
+    async def waits() -> None:
+        began.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError as error:
+            told.extend(error.args)
+            raise
+
+    job = waits.put()
+    with ThreadPoolExecutor() as pool:
+        running = pool.submit(Worker(local).run, until_empty=True)
+        assert began.wait(60)
+        assert local.cancel("waits") is Answer.RUNNING
+        running.result()
+    assert told == ["the job was cancelled by its key"]
+    assert job.state == "cancelled"
+
+
+def test_what_cannot_be_cancelled_as_it_runs_is_refused_as_cancellable(local: App) -> None:
+    async def many(items: list[int]) -> None:
+        pass
+
+    with pytest.raises(BadSetting, match="only an async function of one job is cancellable"):
+        local.task(name="a", cancellable=True)(lambda: None)
+    with pytest.raises(BadSetting, match="only an async function of one job is cancellable"):
+        local.task(name="b", batch=2, cancellable=True)(many)  # type: ignore[call-overload]

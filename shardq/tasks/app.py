@@ -143,6 +143,7 @@ class App:
         *,
         name: str | None = None,
         aliases: Sequence[str] = (),
+        cancellable: bool = False,
         on_dead: Callable[[Message], object] | None = None,
         **options: Unpack[TaskOptions],
     ) -> Declare: ...
@@ -164,6 +165,7 @@ class App:
         batch: int | None = None,
         name: str | None = None,
         aliases: Sequence[str] = (),
+        cancellable: bool = False,
         on_dead: Callable[[Message], object] | None = None,
         **options: Any,
     ) -> Any:
@@ -176,6 +178,8 @@ class App:
                 or fails for all of them.
             name: By which jobs find it; its module and name unless given.
             aliases: Other names, of jobs that were put before it was renamed.
+            cancellable: Let a cancel by its job's key reach a coroutine that runs, as
+                `asyncio.CancelledError`, within some 1 s. One read of the key a second.
             on_dead: Called with each of its jobs that dies, instead of the app's.
             options: As `TaskOptions` names them.
 
@@ -185,7 +189,9 @@ class App:
         """
 
         def declare(function: Callable[..., Any]) -> Task[..., Any, Any] | BatchTask[Any, Any]:
-            return self._declare(function, batch, name, former, on_dead, options)
+            return self._declare(
+                function, batch, name, former, options, cancellable=cancellable, on_dead=on_dead
+            )
 
         if isinstance(function, str):
             raise BadSetting(
@@ -478,8 +484,10 @@ class App:
         batch: int | None,
         name: str | None,
         aliases: tuple[str, ...],
-        on_dead: Callable[[Message], object] | None,
         given: Mapping[str, Any],
+        *,
+        cancellable: bool,
+        on_dead: Callable[[Message], object] | None,
     ) -> Task[..., Any, Any] | BatchTask[Any, Any]:
         if isinstance(function, Bound):
             raise UsageError(
@@ -497,6 +505,7 @@ class App:
             name=name,
             aliases=aliases,
             batch=batch,
+            cancellable=cancellable,
             on_dead=on_dead,
         )
         self._home.add(definition)

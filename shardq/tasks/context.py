@@ -29,7 +29,8 @@ class Context:
     Attributes:
         task: The task's name.
         on_progress: The worker's; told of progress. None where none is kept.
-        is_stopped: For the worker: true if the function has been told that the job was cancelled by its key.
+        is_stopped: The worker's; true if the function was told that the job was cancelled by its
+            key.
     """
 
     __slots__ = (

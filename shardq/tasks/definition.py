@@ -28,12 +28,14 @@ class Definition:
         signature: Of the function.
         options: Of all its puts.
         batch: How many jobs its function takes at once; None where it takes one.
+        cancellable: True if a cancel by a job's key cancels its coroutine.
         on_dead: Called with each of its jobs that dies; None: what the app says.
         is_async: Whether a call of it gives a coroutine.
     """
 
     __slots__ = (
-        "aliases", "batch", "function", "is_async", "name", "on_dead", "options", "signature"
+        "aliases", "batch", "cancellable", "function", "is_async", "name", "on_dead", "options",
+        "signature",
     )  # fmt: skip
 
     def __init__(
@@ -45,6 +47,7 @@ class Definition:
         name: str,
         aliases: tuple[str, ...],
         batch: int | None,
+        cancellable: bool = False,
         on_dead: Callable[[Message], object] | None = None,
     ) -> None:
         self.name: str = name
@@ -57,6 +60,12 @@ class Definition:
             check_function(on_dead, f"task {name}: on_dead")
         self.on_dead: Callable[[Message], object] | None = on_dead
         self.is_async: bool = is_any(inspect.iscoroutinefunction, function)
+        self.cancellable: bool = cancellable
+        if cancellable and (batch is not None or not self.is_async):
+            raise BadSetting(
+                f"task {name}: only an async function of one job is cancellable; let another one "
+                f"ask current().is_cancelled now and then."
+            )
         if batch is not None and not (type(batch) is int and 1 <= batch <= BATCH_MAX):
             raise BadSetting(f"task {name}: batch must be 1 to {BATCH_MAX:,}, not {shown(batch)}.")
         for option in ("key", "group"):

@@ -13,6 +13,7 @@ do, or when their time is over, whichever is first (`engine/ending.py`).
 
 from __future__ import annotations
 
+import asyncio
 import contextvars
 import logging
 from contextlib import ExitStack, contextmanager
@@ -30,6 +31,7 @@ from shardq.model.message import first_line, spent_reason
 from shardq.model.times import duration_text
 from shardq.records import results
 from shardq.schedules.firing import NAME_HEADER
+from shardq.tasks.cancelling import cancelled_by_key
 from shardq.tasks.context import Context, running
 from shardq.tasks.keeping import result_of
 from shardq.tasks.limits import TimeLimit
@@ -259,7 +261,10 @@ class Runner:
             running.set(first.context)
             self._begin(runs)
             with self._around(runs):
-                return _checked(first.plan, await call())
+                called = call()
+                if first.plan.task.cancellable and first.message.key is not None:
+                    called = cancelled_by_key(called, first.context)
+                return _checked(first.plan, await called)
 
         def done(value: Any, error: BaseException | None) -> None:
             if self._process is not process:
@@ -343,7 +348,8 @@ class Runner:
             if run.is_over:
                 return False
             run.is_over = True
-        if error is None and run.context.is_stopped and run.plan.task.batch is None:
+        is_heeded = error is None or isinstance(error, asyncio.CancelledError)
+        if is_heeded and run.context.is_stopped and run.plan.task.batch is None:
             error = Discard(_STOPPED)
         run.context.end()
         if run.plan.policy.keep_ms is None:
