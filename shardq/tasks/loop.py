@@ -480,13 +480,16 @@ class Loop:
         said += f" by task {task.get_name()}" if task is not None else ""
         place = _place_of(self._thread)
         stands = f"; it stands at:\n{place}" if place else ""
-        if blocked_us >= self._tell_us:
-            self._tell_us = 2 * blocked_us
-            log.warning("%s%s", said, stands)
         # A copy in one step: a loop that just turns again changes it.
         jobs = [*self._jobs.copy(), *self._inbox.copy()]
         over = [job for job in jobs if job.over_us is not None and job.over_us <= now_us]
-        if not over and blocked_us < _STUCK_US:
+        is_lost = bool(over) or blocked_us >= _STUCK_US
+        if blocked_us >= self._tell_us:
+            self._tell_us = 2 * blocked_us
+            # Who is told that it is lost logs it as well.
+            if self._is_told or not is_lost:
+                log.warning("%s%s", said, stands)
+        if not is_lost:
             return
         # All of them, before it is said.
         for job in over:
