@@ -29,6 +29,7 @@ import ctypes, json, os, sys
 from pathlib import Path
 from shardq.errors import ShardqError
 from shardq.tasks import processes
+from shardq.tasks.sources import Sources
 
 settings, constants = map(json.loads, sys.argv[1:3])
 if settings.pop("inherits"):
@@ -37,7 +38,7 @@ for name, value in constants.items():
     assert hasattr(processes, name)
     setattr(processes, name, value)
 if "reload" in settings:
-    settings["reload"] = Path(settings["reload"])
+    settings["reload"] = Sources(Path(settings["reload"]))
 
 def say(*words):
     os.write(1, " ".join(words).encode() + b"\\n")

@@ -51,6 +51,8 @@ def app_of(name: str, url: str | None) -> App:
             f"app {name} has a store of its own, {app.connection.url_shown}; leave --store out, or "
             f"the store of App(..)."
         )
+    store = app._home.store
+    options.tell_memory(store_of(store).shown if isinstance(store, str) else store.url_shown)
     return app
 
 

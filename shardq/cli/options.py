@@ -223,7 +223,23 @@ def connect(url: str | None, *, makes: bool = False) -> Connection:
                 f"there is no file {printable(path)}; check the store's name, or make it: "
                 f"`shardq init`."
             )
-    return shardq.connect(chosen)
+    db = shardq.connect(chosen)
+    tell_memory(db.url_shown)
+    return db
+
+
+def tell_memory(shown: str) -> None:
+    """Say where a store is in memory: no other process sees what is put there.
+
+    Args:
+        shown: The store's url, as a connection shows it.
+    """
+    if shown == "sqlite://":
+        click.echo(
+            "shardq: store sqlite:// is in the memory of this process: no other can put there, and "
+            "it is gone when this one ends; use a file, sqlite:///jobs.db.",
+            err=True,
+        )
 
 
 def refuse_ticks(db: Connection, name: str) -> None:

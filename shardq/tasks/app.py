@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, Unpack, overload
 
 from shardq.connection import Connection
-from shardq.engine.handler import is_any
+from shardq.engine.handler import check_function, is_any
 from shardq.errors import BadSetting, UsageError, shown
 from shardq.lifecycle.keyed import Answer
 from shardq.model import names
@@ -16,6 +16,7 @@ from shardq.schedules.options import chosen
 from shardq.tasks.arguments import Signature
 from shardq.tasks.declared import Declarations
 from shardq.tasks.definition import Definition
+from shardq.tasks.hooks import check_hook
 from shardq.tasks.job import Job
 from shardq.tasks.naming import name_of, shorter_names
 from shardq.tasks.options import TASK_HEADER, Options, Policy
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from apscheduler.triggers.base import BaseTrigger
 
     from shardq.lifecycle.keyed import Snapshot
+    from shardq.model.message import Message
     from shardq.model.times import Due, Duration
     from shardq.queue import Queue
     from shardq.schedules.policy import PolicyOptions
@@ -77,6 +79,7 @@ class App:
         store: A url as `shardq.connect` takes it, or a connection; None: the environment variable
             `SHARDQ_STORE`, else `sqlite:///shardq.db`, a file in the current directory.
         middleware: What is done around each put and run, the outermost first.
+        on_dead: Called by workers with each job that dies, as that of a `Consumer`.
         options: Of all its tasks that choose no others; the queue is `default`.
 
     Raises:
@@ -88,6 +91,7 @@ class App:
         store: str | Connection | None = None,
         *,
         middleware: Sequence[Middleware] = (),
+        on_dead: Callable[[Message], object] | None = None,
         **options: Unpack[TaskOptions],
     ) -> None:
         if store is not None and not isinstance(store, (str, Connection)):
@@ -105,7 +109,9 @@ class App:
         usual = Options(DEFAULT_QUEUE, {}, {}, Policy())
         self._options = usual.with_(options, "App", is_call=False)
         self._tasks: dict[str, Task[..., Any, Any] | BatchTask[Any, Any]] = {}
-        self._home = Registry(store, middleware)
+        if on_dead is not None:
+            check_function(on_dead, "on_dead")
+        self._home = Registry(store, middleware, on_dead)
         self._declarations = Declarations(self._home)
 
     def __repr__(self) -> str:
@@ -136,6 +142,8 @@ class App:
         *,
         name: str | None = None,
         aliases: Sequence[str] = (),
+        cancellable: bool = False,
+        on_dead: Callable[[Message], object] | None = None,
         **options: Unpack[TaskOptions],
     ) -> Declare: ...
     @overload
@@ -145,6 +153,7 @@ class App:
         batch: int,
         name: str | None = None,
         aliases: Sequence[str] = (),
+        on_dead: Callable[[Message], object] | None = None,
         **options: Unpack[TaskOptions],
     ) -> DeclareBatch: ...
     def task(  # type: ignore[misc] # mypy (2.4) does not see that `options` takes a TypedDict's keys
@@ -155,6 +164,8 @@ class App:
         batch: int | None = None,
         name: str | None = None,
         aliases: Sequence[str] = (),
+        cancellable: bool = False,
+        on_dead: Callable[[Message], object] | None = None,
         **options: Any,
     ) -> Any:
         """Make a function a task: `@app.task`, or `@app.task(queue="mail", attempts=3)`.
@@ -167,6 +178,9 @@ class App:
                 outcome for each.
             name: By which jobs find it; its module and name unless given.
             aliases: Other names, of jobs that were put before it was renamed.
+            cancellable: Let a cancel by its job's key reach a coroutine that runs, as
+                `asyncio.CancelledError`, within some 1 s. One read of the key a second.
+            on_dead: Called with each of its jobs that dies, instead of the app's.
             options: As `TaskOptions` names them.
 
         Raises:
@@ -175,7 +189,9 @@ class App:
         """
 
         def declare(function: Callable[..., Any]) -> Task[..., Any, Any] | BatchTask[Any, Any]:
-            return self._declare(function, batch, name, former, options)
+            return self._declare(
+                function, batch, name, former, options, cancellable=cancellable, on_dead=on_dead
+            )
 
         if isinstance(function, str):
             raise BadSetting(
@@ -183,6 +199,38 @@ class App:
             )
         former = names.several(aliases, what="aliases")
         return declare if function is None else declare(function)
+
+    def on_start(self, function: Callable[[], A], /) -> Callable[[], A]:
+        """Let each worker call a function before it runs jobs: `@app.on_start`.
+
+        In the order in which they are declared. A coroutine runs in the worker's loop, where a
+        client that others share has to be made. A worker does not start if one fails.
+
+        Args:
+            function: Takes no arguments, plain or `async`.
+
+        Raises:
+            BadSetting: If it is no function, or has a `yield`.
+        """
+        check_hook(function, "on_start")
+        self._home.on_start.append(function)
+        return function
+
+    def on_stop(self, function: Callable[[], A], /) -> Callable[[], A]:
+        """Let each worker call a function once its jobs have ended: `@app.on_stop`.
+
+        The last that was declared first. Coroutines run in the worker's loop, each no longer than
+        the worker's deadline. What fails is logged. A worker that is killed calls none.
+
+        Args:
+            function: As for `on_start`.
+
+        Raises:
+            BadSetting: If it is no function, or has a `yield`.
+        """
+        check_hook(function, "on_stop")
+        self._home.on_stop.append(function)
+        return function
 
     @property
     def tasks(self) -> Mapping[str, Task[..., Any, Any] | BatchTask[Any, Any]]:
@@ -440,6 +488,9 @@ class App:
         name: str | None,
         aliases: tuple[str, ...],
         given: Mapping[str, Any],
+        *,
+        cancellable: bool,
+        on_dead: Callable[[Message], object] | None,
     ) -> Task[..., Any, Any] | BatchTask[Any, Any]:
         if isinstance(function, Bound):
             raise UsageError(
@@ -459,6 +510,8 @@ class App:
             aliases=aliases,
             shorter=() if is_named else tuple(shorter_names(function)),
             batch=batch,
+            cancellable=cancellable,
+            on_dead=on_dead,
         )
         self._home.add(definition)
         made: Task[..., Any, Any] | BatchTask[Any, Any]

@@ -13,6 +13,7 @@ do, or when their time is over, whichever is first (`engine/ending.py`).
 
 from __future__ import annotations
 
+import asyncio
 import contextvars
 import logging
 from contextlib import ExitStack, contextmanager
@@ -31,6 +32,7 @@ from shardq.model.times import duration_text
 from shardq.records import results
 from shardq.schedules.firing import NAME_HEADER
 from shardq.tasks.batches import errors_of
+from shardq.tasks.cancelling import cancelled_by_key
 from shardq.tasks.context import Context, running
 from shardq.tasks.keeping import result_of
 from shardq.tasks.limits import TimeLimit
@@ -56,6 +58,7 @@ _PLANS_MAX = 1_000
 _SECOND_MS = 1_000
 _IF_ASYNC = "await it in the function, or in the decorator below @app.task, and make that async"
 _IF_LAZY = "run it to its end"
+_STOPPED = "cancelled while it ran"
 _UNKNOWN_MS = 1_000
 _UNKNOWN_MS_MAX = 3_600_000
 """A job of an unknown task is looked at again after as long as it has waited, between these."""
@@ -122,13 +125,16 @@ class Runner:
             return
         if is_plain:
             args, kwargs = task.signature.decode(message.body)
-            token = running.set(Context(task.name, message, policy))
+            context = Context(task.name, message, policy)
+            token = running.set(context)
             try:
                 value = task.function(*args, **kwargs)
                 if value is not None:
                     _checked(plan, finished(value))
             finally:
                 running.reset(token)
+            if context.is_stopped:
+                raise Discard(_STOPPED)
             return
         run = self._begun(message, plan)
         if task.batch is not None:
@@ -271,7 +277,10 @@ class Runner:
             running.set(first.context)
             self._begin(runs)
             with self._around(runs):
-                return _checked(first.plan, await call())
+                called = call()
+                if first.plan.task.cancellable and first.message.key is not None:
+                    called = cancelled_by_key(called, first.context)
+                return _checked(first.plan, await called)
 
         def done(value: Any, error: BaseException | None) -> None:
             if self._process is not process:
@@ -363,6 +372,9 @@ class Runner:
             if run.is_over:
                 return False
             run.is_over = True
+        is_heeded = error is None or isinstance(error, asyncio.CancelledError)
+        if is_heeded and run.context.is_stopped and run.plan.task.batch is None:
+            error = Discard(_STOPPED)
         run.context.end()
         if run.plan.policy.keep_ms is None:
             return self._end(run, error)
@@ -375,7 +387,7 @@ class Runner:
             except BaseException as raised:  # noqa: BLE001 - the user's class may raise anything
                 error = raised
         outcome = ACKED if error is None else self._judged(run.message, run.plan, error)
-        state = _KEPT.get(outcome.fate)
+        state = results.CANCELLED if outcome.reason == _STOPPED else _KEPT.get(outcome.fate)
         if state is None:
             return self._end(run, error, outcome)
         kept = result_of(
@@ -442,6 +454,8 @@ class Runner:
     ) -> None:
         if self._on_end is None:
             return
+        if outcome.reason == _STOPPED:
+            state = "cancelled"
         ended = Ended(
             task,
             message.id,
