@@ -539,8 +539,10 @@ def test_many_messages_are_cancelled_at_once_by_ids_and_receipts(shell: Shell) -
     receipt = shell.ok("put", "mail", "x", "--delay", "1h", "--json").lines[0]["receipt"]
     for name in ("a", "b"):
         shell.ok("put", "mail", "x", "--delay", "1h", "--id", name)
-    done = shell.run("cancel", "mail", "a", "nobody", receipt, "b")
+    damaged = receipt[:-1] + ("A" if receipt[-1] != "A" else "B")
+    done = shell.run("cancel", "mail", "a", "nobody", receipt, damaged, "b")
     assert done.code == Exit.RECEIPT_STALE
+    assert done.err.startswith(f"{damaged}: ")
     assert done.out.splitlines() == [
         "a: cancelled",
         "nobody: nothing to cancel: it has ended, is being delivered, or was never there",

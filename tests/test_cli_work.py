@@ -453,6 +453,8 @@ def test_a_worker_without_its_supervisor_ends_gracefully(app_shell: Shell) -> No
         "logging.config.dictConfig({'version': 1, 'root': {'handlers': ['c']}, "
         "'handlers': {'c': {'class': 'logging.StreamHandler'}}})",
         "logging.getLogger().addHandler(rich.logging.RichHandler())",
+        "class Sent(logging.Handler): emit = lambda *_: None\n        "
+        "logging.getLogger().addHandler(Sent())",
     ],
 )
 def test_a_failure_is_shown_once_however_the_app_sets_logging_up(

@@ -234,12 +234,14 @@ class _Unshown(logging.StreamHandler):  # type: ignore[type-arg] # no generic at
 
 
 def _shows(handler: logging.Handler) -> bool:
-    """True if a handler writes where this process does, as far as can be told."""
-    if isinstance(handler, logging.StreamHandler):
-        streams = (sys.stderr, sys.stdout, sys.__stderr__, sys.__stdout__)
-        return any(handler.stream is one for one in streams)
-    # Of another library's nobody knows; most of them are for terminals.
-    return not type(handler).__module__.startswith("logging")
+    """Whether a handler is known to write where this process does: to a stream, or Rich's console.
+
+    Of another class nobody knows: twice on the terminal is better than in some file alone.
+    """
+    streams = (sys.stderr, sys.stdout, sys.__stderr__, sys.__stdout__)
+    console = getattr(handler, "console", None)
+    to = getattr(handler, "stream", None) or getattr(console, "file", None)
+    return to is not None and any(to is one for one in streams)
 
 
 def set_up_logging(verbose: int) -> None:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import shlex
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import click
 
 from shardq.cli import options, screen
-from shardq.cli.exits import Exit
-from shardq.errors import StaleReceipt
+from shardq.cli.exits import Exit, exit_of
+from shardq.errors import BadReceipt, StaleReceipt
 from shardq.inspection.state import Where
 from shardq.lifecycle.keyed import Answer
 from shardq.model.names import is_dead_queue
@@ -20,7 +21,7 @@ from shardq.records.keys import Keys
 from shardq.records.standing import Is
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from shardq.lifecycle.keyed import Snapshot
     from shardq.queue import Queue
@@ -74,7 +75,8 @@ def move(
         for key in keys:
             told.of_key(key, source.move(key, due=due, delay=delay))
         for name in ids:
-            told.of_id(name, *_move(source, name, due, delay))
+            with told.damaged(name):
+                told.of_id(name, *_move(source, name, due, delay))
     return told.ended
 
 
@@ -206,6 +208,17 @@ class Telling:
         self._tell({"id": name, "key": None}, name, answer, due, why)
         is_stale = is_cancel and answer is Answer.NOT_THERE
         self._end(Exit.RECEIPT_STALE if is_stale else _EXITS[answer])
+
+    @contextmanager
+    def damaged(self, name: str) -> Iterator[None]:
+        """Of several, print that one of them is a damaged receipt, and go on with the next."""
+        try:
+            yield
+        except BadReceipt as error:
+            if self._is_one:
+                raise
+            click.echo(f"{screen.exact(name).plain}: {error}", err=True)
+            self._end(exit_of(error))
 
     def _tell(
         self, named: Mapping[str, str | None], name: str, answer: Answer, due: str | None, why: str

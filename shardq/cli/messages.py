@@ -457,8 +457,9 @@ def cancel(
         for key in keys:
             told.of_key(key, source.cancel(key=key))
         for name in ids:
-            is_there = _cancel(source, name)
-            told.of_id(name, Answer.DONE if is_there else Answer.NOT_THERE)
+            with told.damaged(name):
+                is_there = _cancel(source, name)
+                told.of_id(name, Answer.DONE if is_there else Answer.NOT_THERE)
     return told.ended
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import click
@@ -153,8 +152,8 @@ class Group(click.Group):
         """Like click's own, with a hint where there is no such command."""
         name = args[0]
         if not name.startswith("-") and self.get_command(ctx, name) is None:
-            near = get_close_matches(name, self.list_commands(ctx), 1)
-            meant = self.elsewhere.get(name) or (f"{ctx.command_path} {near[0]}" if near else None)
+            near = names.nearest(name, self.list_commands(ctx))
+            meant = self.elsewhere.get(name) or (near and f"{ctx.command_path} {near}")
             hint = "" if meant is None else f"; did you mean {meant!r}?"
             ctx.fail(f"No such command {name!r}{hint or '.'}")
         return super().resolve_command(ctx, args)

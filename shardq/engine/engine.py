@@ -254,7 +254,9 @@ class Engine:
         now_us = self._stepped_us = self._clock.boot_us()
         if now_us < self._rested_us:
             self.outbox.flush()
-            return (self._rested_us - now_us) / 1e6
+            rest_s = (self._rested_us - now_us) / 1e6
+            # What is left waits for a poll.
+            return rest_s if self.outbox.is_empty else min(rest_s, _BUSY_S)
         self._forget_freed()
         # First: a store in trouble keeps nothing from the log.
         self.watch()

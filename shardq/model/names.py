@@ -154,3 +154,14 @@ def nearest(asked: str, known: Iterable[str]) -> str | None:
         meant[name.casefold()] = name
     found = get_close_matches(asked.casefold(), meant, 1)
     return meant[found[0]] if found else None
+
+
+def hint(asked: str, known: Iterable[str]) -> str:
+    """What to say after a name that is not known: the one that may be meant, else all.
+
+    >>> hint("qeue", ["queue", "body"])
+    "did you mean 'queue'?"
+    """
+    names = list(known)
+    near = nearest(asked, names)
+    return f"there are {', '.join(names)}." if near is None else f"did you mean {near!r}?"

@@ -14,7 +14,6 @@ import json
 import random
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, cast
 
 from shardq.errors import BadSetting, UsageError, shown
@@ -345,10 +344,8 @@ class Options:
         known = _CALL_NAMES if is_call else _TASK_NAMES
         for name in given:
             if name not in known:
-                near = get_close_matches(name, known, 1)
-                hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}."
-                if (instead := option_here(name)) is not None:
-                    hint = f"{instead}."
+                instead = option_here(name)
+                hint = names.hint(name, known) if instead is None else f"{instead}."
                 raise BadSetting(f"{whose}: unknown option {name!r}; {hint}")
         putting = dict(self.putting)
         if "due" in given:
