@@ -655,7 +655,7 @@ def test_every_error_has_an_exit_code() -> None:
     kinds = [k for k in vars(errors).values() if isinstance(k, type) and issubclass(k, Exception)]
     assert {exit_of(kind("x")) for kind in kinds} == set(Exit) - {
         Exit.OK, Exit.FAILED, Exit.FILE, Exit.UNBALANCED, Exit.COMMAND,
-        Exit.RUNNING, Exit.INTERRUPTED, Exit.PIPE_CLOSED, Exit.TERMINATED,
+        Exit.RUNNING, Exit.INTERRUPTED, Exit.PIPE_CLOSED, Exit.TERMINATED, Exit.DIED,
     }  # fmt: skip
 
 

@@ -86,7 +86,7 @@ def test_a_put_for_programs_says_how_the_job_is_cancelled(app_shell: Shell) -> N
             "2.",
         ),
         ("app.index", '["x"]', "task app.index: argument pages "),
-        ("app.none", "{}", "the app has no task 'app.none'; it has app.welcome, app.nap, "),
+        ("app.zzzz", "{}", "the app has no task 'app.zzzz'; it has app.welcome, app.nap, "),
         ("welcome", "{}", "the app has no task 'welcome'; did you mean 'app.welcome'?"),
         ("app.welcome", "{", "--args '{' is not JSON: "),
         ("app.welcome", '{"user": NaN}', "--args '{\"user\": NaN}' is not JSON: NaN is no number"),

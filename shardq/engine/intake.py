@@ -276,15 +276,16 @@ class Intake:
         But for those of groups: what comes before them is to be read first.
         """
         soon_ms = self._clock.now_ms() + READ_AHEAD_MS
-        mine = [
-            row
+        # Two copies of a message are moved to one and the same row.
+        mine = {
+            row.id: row
             for row in rows
             if row.group is None
             and row.due_ms <= soon_ms
             and (lane := self.lanes.get(row.shard.lane)) is not None
             and not (lane.quiet or lane.retry_ms)
-        ]
-        self.accept(sorted(mine))
+        }
+        self.accept(sorted(mine.values()))
 
     def _accept(self, rows: Sequence[Row], reach_ms: Mapping[int, int] | None) -> dict[int, int]:
         self._left.clear()

@@ -236,7 +236,7 @@ class Book:
         self._clock = home.clock
         self._producer = producer
         self._queue = home.register.name
-        self.listing = Listing(home.store, home.clock, self._queue)
+        self.listing: Listing = Listing(home.store, home.clock, self._queue)
         self._ticks: Ticks | None = None
 
     # Reading --------------------------------------------------------------------------------------

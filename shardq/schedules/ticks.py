@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from shardq.model.message import Row
     from shardq.records.keyrow import KeyRow
+    from shardq.records.keys import Keys
     from shardq.records.standing import Standing
     from shardq.schedules.definition import Definition
 
@@ -80,7 +81,7 @@ class Ticks:
             store, clock, register, self._settler, groups, stats, self._own.on_put
         )
         self._keyed = Keyed(self._own, self._settler, groups, _keep)
-        self.keys = self._settler.keys
+        self.keys: Keys = self._settler.keys
 
     @classmethod
     def made(cls, home: QueueHome) -> Ticks:
