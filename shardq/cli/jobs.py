@@ -46,13 +46,13 @@ def app_of(name: str, url: str | None) -> App:
     if given:
         os.environ[options.STORE_VARIABLE] = given
     app = load(name, App)
-    if given and store_of(given).shown != app.connection.url_shown:
-        raise UsageError(
-            f"app {name} has a store of its own, {app.connection.url_shown}; leave --store out, or "
-            f"the store of App(..)."
-        )
     store = app._home.store
-    options.tell_memory(store_of(store).shown if isinstance(store, str) else store.url_shown)
+    own = store_of(store).shown if isinstance(store, str) else store.url_shown
+    if given and store_of(given).shown != own:
+        raise UsageError(
+            f"app {name} has a store of its own, {own}; leave --store out, or the store of App(..)."
+        )
+    options.tell_memory(own)
     return app
 
 
