@@ -68,6 +68,29 @@ while not pathlib.Path("go").exists():
     time.sleep(0.01)
 """
 
+TOLD_EARLY = """
+import os, signal
+from shardq import App
+
+class Told(App):
+    def reconcile(self) -> None:
+        tell("reconcile")
+        super().reconcile()
+
+def tell(place: str) -> None:
+    if place == "PLACE":
+        print("told", flush=True)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+app = Told(os.environ["SHARDQ_STORE"])
+app.on_start(lambda: tell("on_start"))
+app.on_stop(lambda: print("closed", flush=True))
+
+@app.task(queue="mail")
+def mark() -> None:
+    pass
+"""
+
 
 def put(shell: Shell, task: str, arguments: str = "{}", count: int = 1) -> None:
     for _ in range(count):
@@ -503,3 +526,22 @@ def test_process_1_ends_by_a_signal_that_came_while_its_app_was_imported(
     assert process.returncode == Exit.TERMINATED
     assert (b"told to end while app was imported" in err) == (signals == 1)
     assert not (app_shell.directory / "ran").exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or sys.platform != "linux", reason="only root makes spaces")
+@pytest.mark.parametrize("place", ["reconcile", "on_start"])
+def test_process_1_ends_by_a_signal_that_comes_before_it_runs_jobs(
+    app_shell: Shell, place: str
+) -> None:
+    write_app(app_shell.directory, TOLD_EARLY.replace("PLACE", place))
+    words = ["unshare", "--pid", "--fork", "--kill-child", sys.executable, "-m", "shardq"]
+    done = subprocess.run(
+        [*words, "work", "app", "--queue", "mail"],
+        cwd=app_shell.directory,
+        env={**os.environ, "SHARDQ_STORE": app_shell.url},
+        capture_output=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    assert done.returncode == Exit.OK, done.stderr
+    assert done.stdout == b"told\nclosed\n"
