@@ -502,6 +502,29 @@ def test_a_worker_does_not_start_where_its_app_cannot_and_ends_where_that_cannot
     assert "of the app failed" in caplog.text
 
 
+def test_an_app_ends_though_jobs_that_outlive_the_deadline_have_all_slots(local: App) -> None:
+    began, called = threading.Event(), []
+
+    @local.on_stop
+    async def end() -> None:
+        called.append("stopped")
+
+    @local.task
+    async def job() -> None:
+        began.set()
+        await asyncio.get_running_loop().create_future()
+
+    job.put()
+    worker = Worker(local, coroutines=1, deadline="10ms")
+    thread = threading.Thread(target=worker.run, daemon=True)
+    thread.start()
+    assert began.wait(60)
+    worker.stop()
+    thread.join(60)
+    assert not thread.is_alive()
+    assert called == ["stopped"]
+
+
 def test_what_cannot_begin_or_end_an_app_is_refused(local: App) -> None:
     def lazy() -> Iterator[None]:
         yield

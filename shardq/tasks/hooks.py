@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardq.engine.handler import is_any
 from shardq.errors import BadApp, BadSetting, shown
+from shardq.tasks.limits import TimeLimit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from shardq.tasks.loop import Loop
 
 log = logging.getLogger(__name__)
+
+_MARGIN_S = 3.0
+"""So much longer than its limit a hook is waited for: the loop tells its end a while after that."""
 
 
 def check_hook(function: object, what: str) -> None:
@@ -75,8 +79,10 @@ def _called(hook: Callable[[], Any], loop: Loop, limit_s: float | None) -> BaseE
         is_over.set()
 
     context = contextvars.copy_context()
-    loop.submit(hook, done, context=context, limit_s=limit_s, name=_name_of(hook))
-    is_over.wait()
+    # Not in a slot: jobs that outlive the deadline of a stop may have all of them.
+    loop.submit(hook, done, context=context, limit_s=limit_s, name=_name_of(hook), has_slot=False)
+    if not is_over.wait(None if limit_s is None else limit_s + _MARGIN_S):
+        return TimeLimit("did not end within its time")
     return raised[0]
 
 
