@@ -197,15 +197,18 @@ def test_jobs_are_run_though_nobody_reads_their_lines_any_more(app_shell: Shell)
 # Its end ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("processes", [[], ["--processes", "2"]])
+@pytest.mark.parametrize(
+    ("processes", "number"),
+    [([], signal.SIGTERM), ([], signal.SIGHUP), (["--processes", "2"], signal.SIGTERM)],
+)
 def test_a_stop_lets_jobs_that_run_end_and_leaves_the_others(
-    app_shell: Shell, processes: list[str]
+    app_shell: Shell, processes: list[str], number: int
 ) -> None:
     write_app(app_shell.directory, MARKS)
     put(app_shell, "app.wait")
     works = Works(app_shell, "app", "--threads", "1", *processes)
     wait_for(app_shell.directory / "began")
-    works.process.send_signal(signal.SIGTERM)
+    works.process.send_signal(number)
     (app_shell.directory / "go").touch()
     done = works.ended()
     assert done.code == Exit.OK

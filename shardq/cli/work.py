@@ -7,7 +7,7 @@ import re
 import signal
 import sys
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -187,9 +187,10 @@ def work(
     where it is left out. The store is the app's own, else --store or SHARDQ_STORE, else
     sqlite:///shardq.db in the current directory.
 
-    Stops on Ctrl-C or SIGTERM: jobs that run are finished within --deadline, the others are left to
-    other workers. A second signal waits for none. With --processes, SIGHUP replaces the processes
-    so. Ends with 143 where a process had to be killed.
+    Stops on Ctrl-C, on SIGTERM, or when its terminal is closed: jobs that run are finished within
+    --deadline, the others are left to other workers. A second signal waits for none. With
+    --processes and no terminal, SIGHUP replaces the processes so. Under nohup it does nothing.
+    Ends with 143 where a process had to be killed.
     """
     if (reload_dirs or reload_excludes) and not reload:
         raise UsageError("--reload-dir and --reload-exclude have no use without --reload.")
@@ -300,7 +301,9 @@ def _supervise(supervisor: Supervisor) -> int:
 
 
 def _say(text: str) -> None:
-    click.echo(f"shardq: {screen.exact(' '.join(text.split())).plain}", err=True)
+    # A terminal that was closed takes nothing any more.
+    with suppress(OSError):
+        click.echo(f"shardq: {screen.exact(' '.join(text.split())).plain}", err=True)
 
 
 def _work(
