@@ -19,7 +19,7 @@ from supervised import wait_for
 from shardq import Answer, App, Bury, Snooze
 from shardq.clock import SystemClock
 from shardq.errors import BadApp, BadSetting, JobCancelled, UsageError
-from shardq.tasks import Backoff, Context, Draft, Ended, Worker, cancelling, current
+from shardq.tasks import Backoff, Context, Draft, Ended, Worker, cancelling, current, executor
 from shardq.tasks.options import Policy
 
 if TYPE_CHECKING:
@@ -598,6 +598,33 @@ def test_a_cancel_reaches_a_coroutine_that_is_cancellable(
         running.result()
     assert told == ["the job was cancelled by its key"]
     assert job.state == "cancelled"
+
+
+def test_a_coroutine_that_returns_before_it_is_told_of_a_cancel_keeps_its_result(
+    local: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(executor, "_THREADS_MAX", 1)
+    began, is_cancelled, is_read = threading.Event(), threading.Event(), threading.Event()
+
+    @local.task(key="pays", cancellable=True, keep="1h")
+    async def pays() -> str:
+        began.set()
+        assert is_cancelled.wait(60)
+        await asyncio.sleep(0)
+        # In the one thread: after the worker has read there that the job is cancelled.
+        asyncio.get_running_loop().run_in_executor(None, is_read.set)
+        assert is_read.wait(60)
+        return "paid"
+
+    job = pays.put()
+    with ThreadPoolExecutor() as pool:
+        running = pool.submit(Worker(local).run, until_empty=True)
+        assert began.wait(60)
+        assert local.cancel("pays") is Answer.RUNNING
+        is_cancelled.set()
+        running.result()
+    assert job.state == "done"
+    assert job.result(timeout="1s") == "paid"
 
 
 def test_what_cannot_be_cancelled_as_it_runs_is_refused_as_cancellable(local: App) -> None:
