@@ -502,6 +502,31 @@ def test_a_worker_does_not_start_where_its_app_cannot_and_ends_where_that_cannot
     assert "of the app failed" in caplog.text
 
 
+@pytest.mark.parametrize("is_stepped", [False, True])
+def test_what_has_begun_ends_where_the_rest_cannot_begin(local: App, *, is_stepped: bool) -> None:
+    called: list[str] = []
+
+    @local.on_start
+    async def first() -> None:
+        called.append("begun")
+
+    @local.on_start
+    def second() -> None:
+        raise OSError("no pool")
+
+    @local.on_stop
+    async def end() -> None:
+        called.append("ended")
+
+    local.task(name="job")(lambda: called.append("job")).put()
+    worker = Worker(local)
+    with pytest.raises(BadApp, match=r"on_start .*second of the app failed: OSError"):
+        worker.step() if is_stepped else worker.run(until_empty=True)
+    if is_stepped:
+        worker.close()
+    assert called == ["begun", "ended"]
+
+
 def test_an_app_ends_though_jobs_that_outlive_the_deadline_have_all_slots(local: App) -> None:
     began, called = threading.Event(), []
 

@@ -204,7 +204,8 @@ class App:
         """Let each worker call a function before it runs jobs: `@app.on_start`.
 
         In the order in which they are declared. A coroutine runs in the worker's loop, where a
-        client that others share has to be made. A worker does not start if one fails.
+        client that others share has to be made. A worker does not start if one fails: where another
+        had ended before, it calls what `on_stop` has.
 
         Args:
             function: Takes no arguments, plain or `async`.

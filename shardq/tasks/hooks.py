@@ -38,16 +38,15 @@ def check_hook(function: object, what: str) -> None:
         raise BadSetting(f"{what} takes a function without a yield, not {shown(function)}.")
 
 
-def start(hooks: Sequence[Callable[[], Any]], loop: Loop) -> None:
-    """Call what is to be done before jobs run, one after another; coroutines in the loop.
+def start(hook: Callable[[], Any], loop: Loop) -> None:
+    """Call what is to be done before jobs run; a coroutine in the loop.
 
     Raises:
-        BadApp: If one of them fails; the others are not called.
+        BadApp: If it fails.
     """
-    for hook in hooks:
-        if (error := _called(hook, loop, None)) is not None:
-            told = f"{type(error).__name__}: {error}".removesuffix(".")
-            raise BadApp(f"on_start {_name_of(hook)} of the app failed: {told}.") from error
+    if (error := _called(hook, loop, None)) is not None:
+        told = f"{type(error).__name__}: {error}".removesuffix(".")
+        raise BadApp(f"on_start {_name_of(hook)} of the app failed: {told}.") from error
 
 
 def stop(hooks: Sequence[Callable[[], Any]], loop: Loop, limit_s: float) -> None:
