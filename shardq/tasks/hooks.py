@@ -9,7 +9,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from shardq.engine.handler import is_any
-from shardq.errors import BadApp, BadSetting, shown
+from shardq.errors import BadApp
 from shardq.tasks.limits import TimeLimit
 
 if TYPE_CHECKING:
@@ -21,21 +21,6 @@ log = logging.getLogger(__name__)
 
 _MARGIN_S = 3.0
 """So much longer than its limit a hook is waited for: the loop tells its end a while after that."""
-
-
-def check_hook(function: object, what: str) -> None:
-    """Refuse what cannot be called, or of which a call does not do its work.
-
-    Raises:
-        BadSetting: If it is none, a class, or has a `yield`.
-    """
-    lazy = (inspect.isgeneratorfunction, inspect.isasyncgenfunction)
-    if (
-        not callable(function)
-        or isinstance(function, type)
-        or any(is_any(one, function) for one in lazy)
-    ):
-        raise BadSetting(f"{what} takes a function without a yield, not {shown(function)}.")
 
 
 def start(hook: Callable[[], Any], loop: Loop) -> None:
