@@ -68,6 +68,29 @@ while not pathlib.Path("go").exists():
     time.sleep(0.01)
 """
 
+TOLD_EARLY = """
+import os, signal
+from shardq import App
+
+class Told(App):
+    def reconcile(self) -> None:
+        tell("reconcile")
+        super().reconcile()
+
+def tell(place: str) -> None:
+    if place == "PLACE":
+        print("told", flush=True)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+app = Told(os.environ["SHARDQ_STORE"])
+app.on_start(lambda: tell("on_start"))
+app.on_stop(lambda: print("closed", flush=True))
+
+@app.task(queue="mail")
+def mark() -> None:
+    pass
+"""
+
 
 def put(shell: Shell, task: str, arguments: str = "{}", count: int = 1) -> None:
     for _ in range(count):
@@ -174,15 +197,18 @@ def test_jobs_are_run_though_nobody_reads_their_lines_any_more(app_shell: Shell)
 # Its end ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("processes", [[], ["--processes", "2"]])
+@pytest.mark.parametrize(
+    ("processes", "number"),
+    [([], signal.SIGTERM), ([], signal.SIGHUP), (["--processes", "2"], signal.SIGTERM)],
+)
 def test_a_stop_lets_jobs_that_run_end_and_leaves_the_others(
-    app_shell: Shell, processes: list[str]
+    app_shell: Shell, processes: list[str], number: int
 ) -> None:
     write_app(app_shell.directory, MARKS)
     put(app_shell, "app.wait")
     works = Works(app_shell, "app", "--threads", "1", *processes)
     wait_for(app_shell.directory / "began")
-    works.process.send_signal(signal.SIGTERM)
+    works.process.send_signal(number)
     (app_shell.directory / "go").touch()
     done = works.ended()
     assert done.code == Exit.OK
@@ -505,3 +531,22 @@ def test_process_1_ends_by_a_signal_that_came_while_its_app_was_imported(
     assert process.returncode == Exit.TERMINATED
     assert (b"told to end while app was imported" in err) == (signals == 1)
     assert not (app_shell.directory / "ran").exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or sys.platform != "linux", reason="only root makes spaces")
+@pytest.mark.parametrize("place", ["reconcile", "on_start"])
+def test_process_1_ends_by_a_signal_that_comes_before_it_runs_jobs(
+    app_shell: Shell, place: str
+) -> None:
+    write_app(app_shell.directory, TOLD_EARLY.replace("PLACE", place))
+    words = ["unshare", "--pid", "--fork", "--kill-child", sys.executable, "-m", "shardq"]
+    done = subprocess.run(
+        [*words, "work", "app", "--queue", "mail"],
+        cwd=app_shell.directory,
+        env={**os.environ, "SHARDQ_STORE": app_shell.url},
+        capture_output=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    assert done.returncode == Exit.OK, done.stderr
+    assert done.stdout == b"told\nclosed\n"

@@ -62,6 +62,38 @@ def test_a_thread_that_outlives_its_job_s_limit_is_replaced_and_told(run: Run) -
     assert run.wait("after") == ("shardq-to-thread", None)
 
 
+def test_where_no_thread_takes_the_place_of_a_lost_one_what_waits_fails_and_slots_are_free(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go, start, stuck = threading.Event(), threading.Thread.start, threading.Barrier(3)
+
+    def block() -> None:
+        stuck.wait(WAIT_S)
+        assert go.wait(WAIT_S)
+
+    async def blocks() -> None:
+        await asyncio.to_thread(block)
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == "shardq-to-thread":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    for name in ("stuck", "stuck too"):
+        run.submit(blocks, name, limit_s=0.2)
+    stuck.wait(WAIT_S)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        run.submit(me, "waits")
+        value, error = run.wait("waits")
+        assert (value, str(error)) == (None, "can't start new thread")
+        run.wait_for_slots()
+    assert isinstance(run.wait("stuck")[1], TimeLimit)
+    run.submit(me, "next")
+    assert run.wait("next") == ("shardq-to-thread", None)
+    go.set()
+
+
 def test_a_thread_that_ends_soon_after_its_job_s_limit_is_not_told(run: Run) -> None:
     is_over = threading.Event()
 

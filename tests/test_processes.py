@@ -297,6 +297,29 @@ def test_there_are_as_many_processes_as_a_machine_can_have(count: int) -> None:
 # Processes that are replaced while they work ------------------------------------------------------
 
 
+def test_a_hangup_of_its_terminal_ends_all_gracefully(tmp_path: Path) -> None:
+    ours, theirs = os.openpty()
+    with Supervised(tmp_path, processes=2, stdin=theirs) as it:
+        before = {it.ready(), it.ready()}
+        os.close(theirs)
+        # One to its session, another to the group that has the terminal.
+        it.process.send_signal(signal.SIGHUP)
+        it.expect("signal .* SIGTERM")
+        it.process.send_signal(signal.SIGHUP)
+        os.close(ours)
+        assert it.rest()[-1] == ENDED_WELL
+    signals = sorted(line for line in it.lines if line.startswith("signal "))
+    assert signals == sorted(f"signal {one} SIGTERM" for one in before)
+
+
+def test_a_hangup_that_is_ignored_stays_so(tmp_path: Path) -> None:
+    with Supervised(tmp_path, ignores=True) as it:
+        it.ready()
+        it.process.send_signal(signal.SIGHUP)
+        assert it.stop()[-1] == ENDED_WELL
+    assert not any("SIGHUP" in line for line in it.lines)
+
+
 def test_one_that_overran_has_another_at_once_and_ends_gracefully(tmp_path: Path) -> None:
     script = """
     line.ready()

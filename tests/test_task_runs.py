@@ -19,7 +19,7 @@ from supervised import wait_for
 from shardq import Answer, App, Bury, Snooze
 from shardq.clock import SystemClock
 from shardq.errors import BadApp, BadSetting, JobCancelled, UsageError
-from shardq.tasks import Backoff, Context, Draft, Ended, Worker, cancelling, current
+from shardq.tasks import Backoff, Context, Draft, Ended, Worker, cancelling, current, executor
 from shardq.tasks.options import Policy
 
 if TYPE_CHECKING:
@@ -502,14 +502,63 @@ def test_a_worker_does_not_start_where_its_app_cannot_and_ends_where_that_cannot
     assert "of the app failed" in caplog.text
 
 
+@pytest.mark.parametrize("is_stepped", [False, True])
+def test_what_has_begun_ends_where_the_rest_cannot_begin(local: App, *, is_stepped: bool) -> None:
+    called: list[str] = []
+
+    @local.on_start
+    async def first() -> None:
+        called.append("begun")
+
+    @local.on_start
+    def second() -> None:
+        raise OSError("no pool")
+
+    @local.on_stop
+    async def end() -> None:
+        called.append("ended")
+
+    local.task(name="job")(lambda: called.append("job")).put()
+    worker = Worker(local)
+    with pytest.raises(BadApp, match=r"on_start .*second of the app failed: OSError"):
+        worker.step() if is_stepped else worker.run(until_empty=True)
+    if is_stepped:
+        worker.close()
+    assert called == ["begun", "ended"]
+
+
+def test_an_app_ends_though_jobs_that_outlive_the_deadline_have_all_slots(local: App) -> None:
+    began, called = threading.Event(), []
+
+    @local.on_stop
+    async def end() -> None:
+        called.append("stopped")
+
+    @local.task
+    async def job() -> None:
+        began.set()
+        await asyncio.get_running_loop().create_future()
+
+    job.put()
+    worker = Worker(local, coroutines=1, deadline="10ms")
+    thread = threading.Thread(target=worker.run, daemon=True)
+    thread.start()
+    assert began.wait(60)
+    worker.stop()
+    thread.join(60)
+    assert not thread.is_alive()
+    assert called == ["stopped"]
+
+
 def test_what_cannot_begin_or_end_an_app_is_refused(local: App) -> None:
     def lazy() -> Iterator[None]:
         yield
 
     for wrong in (None, 3, int, lazy):
-        with pytest.raises(BadSetting, match="takes a function without a yield"):
+        said = "has a yield" if wrong is lazy else "must be a function, not "
+        with pytest.raises(BadSetting, match=f"^on_start {said}"):
             local.on_start(wrong)  # type: ignore[arg-type]
-        with pytest.raises(BadSetting, match="takes a function without a yield"):
+        with pytest.raises(BadSetting, match=f"^on_stop {said}"):
             local.on_stop(wrong)  # type: ignore[arg-type]
 
 
@@ -575,6 +624,33 @@ def test_a_cancel_reaches_a_coroutine_that_is_cancellable(
         running.result()
     assert told == ["the job was cancelled by its key"]
     assert job.state == "cancelled"
+
+
+def test_a_coroutine_that_returns_before_it_is_told_of_a_cancel_keeps_its_result(
+    local: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(executor, "_THREADS_MAX", 1)
+    began, is_cancelled, is_read = threading.Event(), threading.Event(), threading.Event()
+
+    @local.task(key="pays", cancellable=True, keep="1h")
+    async def pays() -> str:
+        began.set()
+        assert is_cancelled.wait(60)
+        await asyncio.sleep(0)
+        # In the one thread: after the worker has read there that the job is cancelled.
+        asyncio.get_running_loop().run_in_executor(None, is_read.set)
+        assert is_read.wait(60)
+        return "paid"
+
+    job = pays.put()
+    with ThreadPoolExecutor() as pool:
+        running = pool.submit(Worker(local).run, until_empty=True)
+        assert began.wait(60)
+        assert local.cancel("pays") is Answer.RUNNING
+        is_cancelled.set()
+        running.result()
+    assert job.state == "done"
+    assert job.result(timeout="1s") == "paid"
 
 
 def test_what_cannot_be_cancelled_as_it_runs_is_refused_as_cancellable(local: App) -> None:

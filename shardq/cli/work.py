@@ -7,7 +7,7 @@ import re
 import signal
 import sys
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -187,9 +187,10 @@ def work(
     where it is left out. The store is the app's own, else --store or SHARDQ_STORE, else
     sqlite:///shardq.db in the current directory.
 
-    Stops on Ctrl-C or SIGTERM: jobs that run are finished within --deadline, the others are left to
-    other workers. A second signal waits for none. With --processes, SIGHUP replaces the processes
-    so. Ends with 143 where a process had to be killed.
+    Stops on Ctrl-C, on SIGTERM, or when its terminal is closed: jobs that run are finished within
+    --deadline, the others are left to other workers. A second signal waits for none. With
+    --processes and no terminal, SIGHUP replaces the processes so. Under nohup it does nothing.
+    Ends with 143 where a process had to be killed.
     """
     if (reload_dirs or reload_excludes) and not reload:
         raise UsageError("--reload-dir and --reload-exclude have no use without --reload.")
@@ -222,9 +223,9 @@ def work(
         "deadline": f"{deadline_ms}ms",
     }
     try:
-        with _heeding() as is_told_to_end:
+        with _heeding() as early:
             app = app_of(name, url)
-            if is_told_to_end:
+            if early.is_told_to_end:
                 _say(f"was told to end while {name} was imported.")
                 return Exit.TERMINATED
             return _work(
@@ -232,6 +233,7 @@ def work(
                 line,
                 form,
                 deadline_ms / 1_000,
+                early=early,
                 max_jobs=max_jobs,
                 until_empty=until_empty,
                 settings=settings,
@@ -250,25 +252,41 @@ def work(
         return Exit.INTERRUPTED
 
 
-@contextmanager
-def _heeding() -> Iterator[list[int]]:
+class _Early:
     """The SIGTERMs that process 1 gets before it runs jobs: the kernel ends any other by them.
 
-    The first is heeded once the app is imported, a second at once.
+    Attributes:
+        is_told_to_end: True once there was one. A second ends the process at once.
     """
-    caught: list[int] = []
-    if os.getpid() != _INIT:
-        yield caught
-        return
 
-    def catch(number: int, _frame: FrameType | None) -> None:
-        caught.append(number)
-        if len(caught) > 1:
+    def __init__(self) -> None:
+        self.is_told_to_end = False
+        self._stop: Callable[[], object] | None = None
+
+    def catch(self, _number: int, _frame: FrameType | None) -> None:
+        """Handle the signal."""
+        if self.is_told_to_end:
             os._exit(Exit.TERMINATED)
+        self.is_told_to_end = True
+        if self._stop is not None:
+            self._stop()
 
-    before = signal.signal(signal.SIGTERM, catch)
+    def end_by(self, stop: Callable[[], object]) -> None:
+        """Call this at the first, or now if there was one."""
+        self._stop = stop
+        if self.is_told_to_end:
+            stop()
+
+
+@contextmanager
+def _heeding() -> Iterator[_Early]:
+    early = _Early()
+    if os.getpid() != _INIT:
+        yield early
+        return
+    before = signal.signal(signal.SIGTERM, early.catch)
     try:
-        yield caught
+        yield early
     finally:
         signal.signal(signal.SIGTERM, before)
 
@@ -283,7 +301,9 @@ def _supervise(supervisor: Supervisor) -> int:
 
 
 def _say(text: str) -> None:
-    click.echo(f"shardq: {screen.exact(' '.join(text.split())).plain}", err=True)
+    # A terminal that was closed takes nothing any more.
+    with suppress(OSError):
+        click.echo(f"shardq: {screen.exact(' '.join(text.split())).plain}", err=True)
 
 
 def _work(
@@ -292,6 +312,7 @@ def _work(
     form: str,
     deadline_s: float,
     *,
+    early: _Early,
     max_jobs: int | None,
     until_empty: bool,
     settings: dict[str, Any],
@@ -335,6 +356,7 @@ def _work(
             on_stop=stops,
             **settings,
         )
+        early.end_by(worker.stop)
         if line is not None:
             line.on_lost(worker.stop, deadline_s)
             line.ready()

@@ -16,7 +16,6 @@ from shardq.schedules.options import chosen
 from shardq.tasks.arguments import Signature
 from shardq.tasks.declared import Declarations
 from shardq.tasks.definition import Definition
-from shardq.tasks.hooks import check_hook
 from shardq.tasks.job import Job
 from shardq.tasks.naming import name_of, shorter_names
 from shardq.tasks.options import TASK_HEADER, Options, Policy
@@ -204,7 +203,8 @@ class App:
         """Let each worker call a function before it runs jobs: `@app.on_start`.
 
         In the order in which they are declared. A coroutine runs in the worker's loop, where a
-        client that others share has to be made. A worker does not start if one fails.
+        client that others share has to be made. A worker does not start if one fails: where another
+        had ended before, it calls what `on_stop` has.
 
         Args:
             function: Takes no arguments, plain or `async`.
@@ -212,7 +212,7 @@ class App:
         Raises:
             BadSetting: If it is no function, or has a `yield`.
         """
-        check_hook(function, "on_start")
+        _check_function(function, "on_start")
         self._home.on_start.append(function)
         return function
 
@@ -228,7 +228,7 @@ class App:
         Raises:
             BadSetting: If it is no function, or has a `yield`.
         """
-        check_hook(function, "on_stop")
+        _check_function(function, "on_stop")
         self._home.on_stop.append(function)
         return function
 
@@ -498,7 +498,13 @@ class App:
             )
         is_named = name is not None
         name = names.label(name or name_of(function), what="task name")
-        _check_function(function, name)
+        if is_method(function):
+            raise BadSetting(
+                f"task {name} is a method, and a worker has no object to call it on; make it a "
+                f"function that takes what it needs, or, outside of the class, a task of one "
+                f"object's, app.task(Shop().send)."
+            )
+        _check_function(function, f"task {name}")
         for one in aliases:
             names.label(one, what=f"alias of task {name}")
         options = self._options.with_(given, f"task {name}", is_call=False)
@@ -545,23 +551,16 @@ class App:
         )
 
 
-def _check_function(function: object, name: str) -> None:
+def _check_function(function: object, what: str) -> None:
     """Refuse what a call of does not do its work, nor gives a coroutine that does.
 
     Raises:
-        BadSetting: If it cannot be called, is a class or a method, or has a `yield`.
+        BadSetting: If it cannot be called, is a class, or has a `yield`.
     """
-    if is_method(function):
-        raise BadSetting(
-            f"task {name} is a method, and a worker has no object to call it on; make it a "
-            f"function that takes what it needs, or, outside of the class, a task of one object's, "
-            f"app.task(Shop().send)."
-        )
     if not callable(function) or isinstance(function, type):
-        raise BadSetting(f"task {name} must be a function, not {shown(function)}.")
-    if any(
-        is_any(one, function) for one in (inspect.isgeneratorfunction, inspect.isasyncgenfunction)
-    ):
+        raise BadSetting(f"{what} must be a function, not {shown(function)}.")
+    lazy = (inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+    if any(is_any(one, function) for one in lazy):
         raise BadSetting(
-            f"task {name} has a yield, so a call of it runs nothing; let it run to its end."
+            f"{what} has a yield, so a call of it runs nothing; let it run to its end."
         )

@@ -35,11 +35,9 @@ async def cancelled_by_key(work: Awaitable[Any], context: Context) -> Any:
 async def _cancel(task: asyncio.Task[Any] | None, context: Context) -> None:
     """Wait until a job is cancelled by its key; then cancel its task."""
     # In a thread: it reads from the store.
-    while not await asyncio.to_thread(_is_cancelled, context):
+    while not await asyncio.to_thread(context.is_asked_to_stop):
         await asyncio.wait([asyncio.get_running_loop().create_future()], timeout=_ASK_EVERY_S)
     if task is not None:
+        # Not before: one that returns meanwhile was told of nothing, and its result is kept.
+        context.is_stopped = True
         task.cancel("the job was cancelled by its key")
-
-
-def _is_cancelled(context: Context) -> bool:
-    return context.is_cancelled

@@ -126,9 +126,13 @@ class Context:
         whose function returns once it was told of a cancel ends as cancelled, not as done. One read
         of its key, at most every 0.25 s.
         """
-        if not self._is_over and self._message is not None and self._message.is_cancelled:
+        if self.is_asked_to_stop():
             self.is_stopped = True
         return self._is_over or self.is_stopped
+
+    def is_asked_to_stop(self) -> bool:
+        """Called by the worker: whether it was cancelled by its key, and does not know yet."""
+        return not self._is_over and self._message is not None and self._message.is_cancelled
 
     def progress(self, fraction: float, note: str = "") -> None:
         """Tell how far the job is, for `Job.progress`; nothing where it keeps no result.

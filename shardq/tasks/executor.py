@@ -125,7 +125,7 @@ class Executor(ThreadPoolExecutor):
                     self._lost += 1
                     self._count -= 1
                     if self._waiting:
-                        self._let_serve()
+                        self._replace()
             return bool(calls)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: ARG002 - its base's signature
@@ -134,6 +134,16 @@ class Executor(ThreadPoolExecutor):
             self._is_closed = True
             self._waiting.clear()
             self._came.notify_all()
+
+    def _replace(self) -> None:
+        """Let another thread take what waits; that fails where there is none, and none starts."""
+        try:
+            self._let_serve()
+        except RuntimeError as error:
+            while self._waiting and not self._count:
+                future = self._waiting.popleft().future
+                if future.set_running_or_notify_cancel():
+                    future.set_exception(error)
 
     def _let_serve(self) -> None:
         """Let an idle thread, or another one, take what waits; the lock is held."""

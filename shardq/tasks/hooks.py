@@ -9,7 +9,8 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from shardq.engine.handler import is_any
-from shardq.errors import BadApp, BadSetting, shown
+from shardq.errors import BadApp
+from shardq.tasks.limits import TimeLimit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -18,32 +19,19 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-
-def check_hook(function: object, what: str) -> None:
-    """Refuse what cannot be called, or of which a call does not do its work.
-
-    Raises:
-        BadSetting: If it is none, a class, or has a `yield`.
-    """
-    lazy = (inspect.isgeneratorfunction, inspect.isasyncgenfunction)
-    if (
-        not callable(function)
-        or isinstance(function, type)
-        or any(is_any(one, function) for one in lazy)
-    ):
-        raise BadSetting(f"{what} takes a function without a yield, not {shown(function)}.")
+_MARGIN_S = 3.0
+"""So much longer than its limit a hook is waited for: the loop tells its end a while after that."""
 
 
-def start(hooks: Sequence[Callable[[], Any]], loop: Loop) -> None:
-    """Call what is to be done before jobs run, one after another; coroutines in the loop.
+def start(hook: Callable[[], Any], loop: Loop) -> None:
+    """Call what is to be done before jobs run; a coroutine in the loop.
 
     Raises:
-        BadApp: If one of them fails; the others are not called.
+        BadApp: If it fails.
     """
-    for hook in hooks:
-        if (error := _called(hook, loop, None)) is not None:
-            told = f"{type(error).__name__}: {error}".removesuffix(".")
-            raise BadApp(f"on_start {_name_of(hook)} of the app failed: {told}.") from error
+    if (error := _called(hook, loop, None)) is not None:
+        told = f"{type(error).__name__}: {error}".removesuffix(".")
+        raise BadApp(f"on_start {_name_of(hook)} of the app failed: {told}.") from error
 
 
 def stop(hooks: Sequence[Callable[[], Any]], loop: Loop, limit_s: float) -> None:
@@ -75,8 +63,10 @@ def _called(hook: Callable[[], Any], loop: Loop, limit_s: float | None) -> BaseE
         is_over.set()
 
     context = contextvars.copy_context()
-    loop.submit(hook, done, context=context, limit_s=limit_s, name=_name_of(hook))
-    is_over.wait()
+    # Not in a slot: jobs that outlive the deadline of a stop may have all of them.
+    loop.submit(hook, done, context=context, limit_s=limit_s, name=_name_of(hook), has_slot=False)
+    if not is_over.wait(None if limit_s is None else limit_s + _MARGIN_S):
+        return TimeLimit("did not end within its time")
     return raised[0]
 
 

@@ -175,6 +175,7 @@ class Loop:
         limit_s: float | None,
         name: str,
         is_stopping: Callable[[], bool] | None = None,
+        has_slot: bool = True,
     ) -> Callable[[], str] | None:
         """Let a coroutine run; waits while as many run as may at once.
 
@@ -188,6 +189,7 @@ class Loop:
             limit_s: How many seconds it may take from now; None: as long as it takes.
             name: The task's, for the log.
             is_stopping: Tells whether nothing is to begin any more.
+            has_slot: False where it begins at once, however many run.
 
         Returns:
             What tells where it stands, as `Ending.where`; None where it does not run, for
@@ -202,7 +204,7 @@ class Loop:
             return job.where
         with self._lock:
             has_waited = False
-            while self._in_flight >= self._at_once and not self._is_stopped:
+            while has_slot and self._in_flight >= self._at_once and not self._is_stopped:
                 self._clock.wait(self._freed, None)
                 has_waited = True
             if self._is_stopped:

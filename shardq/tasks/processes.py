@@ -82,8 +82,9 @@ class Supervisor:
     """Keeps so many processes of one command running, until SIGTERM or SIGINT.
 
     The first signal lets each end gracefully, a second one is passed on; what still runs 5 s after
-    the deadline, or after a second signal, is killed. SIGHUP replaces all of them. Call `run` in
-    the main thread.
+    the deadline, or after a second signal, is killed. SIGHUP replaces all of them; where stdin is
+    a terminal, it asks for an end, and where it is ignored, it stays so. Call `run` in the main
+    thread.
 
     Args:
         command: What each process runs; it takes `Line.inherited()` and heeds SIGTERM.
@@ -633,17 +634,20 @@ def _woken(
         caught.append(number)
 
     def hang_up(number: int, _frame: FrameType | None) -> None:
-        hangups.append(number)
+        if not is_in_terminal:
+            hangups.append(number)
+        elif not caught:
+            # A terminal that is closed may send several.
+            caught.append(number)
 
     def pass_over(_number: int, _frame: FrameType | None) -> None:
         """A handler, without which nothing would be written to the socket."""
 
-    handlers = {
-        signal.SIGTERM: catch,
-        signal.SIGINT: catch,
-        signal.SIGHUP: hang_up,
-        signal.SIGCHLD: pass_over,
-    }
+    # Once it is closed, nothing tells that it was one.
+    is_in_terminal = sys.stdin is not None and sys.stdin.isatty()
+    handlers = {signal.SIGTERM: catch, signal.SIGINT: catch, signal.SIGCHLD: pass_over}
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        handlers[signal.SIGHUP] = hang_up
     with reader, writer:
         selector.register(reader, selectors.EVENT_READ, partial(reader.recv, _READ_BYTES))
         before = {number: signal.signal(number, handler) for number, handler in handlers.items()}

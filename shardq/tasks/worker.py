@@ -187,7 +187,10 @@ class Worker:
             one.stop()
 
     def _begin(self) -> None:
-        hooks.start(self._app._home.on_start, self._loop)
+        for hook in self._app._home.on_start:
+            hooks.start(hook, self._loop)
+            # What it has made is closed, though the next one fails.
+            self._is_begun = True
         self._is_begun = True
 
     def _end(self) -> None:
