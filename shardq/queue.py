@@ -386,7 +386,11 @@ class Queue(Scheduled):
 
         Returns:
             What it came to. Where it was `done`, it does not run as it was before.
+
+        Raises:
+            BadName: If the key is none, or the queue keeps the ticks of schedules.
         """
+        names.check_puts(self.name)
         return self._keyed.edit(key, body, headers)
 
     # Looking --------------------------------------------------------------------------------------

@@ -522,13 +522,33 @@ def test_a_purge_takes_no_schedule_along(stage: Stage, queue: Queue) -> None:
     assert run.drive(20) == ["08:00:20", "08:00:30"]
 
 
-def test_a_queue_of_ticks_takes_no_puts(stage: Stage, queue: Queue) -> None:
+def test_a_queue_of_ticks_and_its_dead_take_no_bodies(stage: Stage, queue: Queue) -> None:
+    queue.every("10s", b"", name="crm")
+    db = stage.connect()
+    ticks = db.queue("mail.schedules")
+    [tick] = ticks.peek()
+    assert tick.key is not None
+    key = tick.key
+    for put in (
+        lambda: ticks.put("x"),
+        lambda: ticks.put_many(["x"]),
+        lambda: ticks.edit(key, body="x"),
+        lambda: ticks.edit(key, headers={"x": "y"}),
+        lambda: ticks.dead.put("x"),
+        lambda: db.queue("mail.schedules.dead").put_many(["x"]),
+    ):
+        with pytest.raises(errors.BadName, match=r"keeps the ticks of schedules .*of 'mail'\."):
+            put()
+    assert [one.body for one in ticks.peek()] == [tick.body]
+    assert ticks.dead.peek() == []
+
+
+def test_a_tick_that_was_buried_is_put_back_and_fires(stage: Stage, queue: Queue) -> None:
     queue.every("10s", b"", name="crm")
     ticks = stage.connect().queue("mail.schedules")
-    for put in (lambda: ticks.put("x"), lambda: ticks.put_many(["x"])):
-        with pytest.raises(errors.BadName, match=r"'mail.schedules' keeps the ticks of schedules"):
-            put()
-    assert len(ticks.peek()) == 1
+    ticks.bury(ticks.peek()[0])
+    assert ticks.redrive() == 1
+    assert Run(stage, queue).drive(15) == ["08:00:10"]
 
 
 # A chain that is broken ---------------------------------------------------------------------------

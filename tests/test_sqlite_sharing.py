@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import signal
 import sqlite3
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -171,6 +172,61 @@ def test_a_writer_goes_on_without_its_turn_where_another_keeps_it(
     for one in threading.enumerate():
         if one.name == "shardq-turn":
             one.join(60)
+    fcntl.flock(keeper, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.close(keeper)
+    store.close()
+
+
+def turn_waiters() -> list[threading.Thread]:
+    return [one for one in threading.enumerate() if one.name == "shardq-turn" and one.is_alive()]
+
+
+def test_one_wait_for_a_turn_is_left_however_much_is_written_meanwhile(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turn, "_PATIENCE_S", 0.01)
+    store = SqliteStore(path)
+    store.open()
+    keeper = os.open(f"{path}-wal", os.O_RDONLY)
+    fcntl.flock(keeper, fcntl.LOCK_EX)
+    store.insert([make_row()])
+    files = os.listdir("/proc/self/fd")
+    for _ in range(20):
+        store.insert([make_row()])
+    assert len(turn_waiters()) == 1
+    assert len(os.listdir("/proc/self/fd")) == len(files)
+    os.close(keeper)
+    for one in turn_waiters():
+        one.join(60)
+    store.insert([make_row()])
+    assert turn_waiters() == []
+    store.close()
+
+
+def test_an_interrupt_when_a_turn_has_just_come_does_not_keep_it(path: Path) -> None:
+    store = SqliteStore(path)
+    store.open()
+    keeper = os.open(f"{path}-wal", os.O_RDONLY)
+    fcntl.flock(keeper, fcntl.LOCK_EX)
+
+    def come_and_raise(*_: object) -> None:
+        fcntl.flock(keeper, fcntl.LOCK_UN)
+        for one in turn_waiters():
+            one.join(60)
+        raise KeyboardInterrupt
+
+    def interrupt() -> None:
+        while not turn_waiters():
+            os.sched_yield()
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, come_and_raise)
+    interrupter = threading.Thread(target=interrupt, daemon=True)
+    interrupter.start()
+    with pytest.raises(KeyboardInterrupt):
+        store.insert([make_row()])
+    interrupter.join(60)
+    signal.signal(signal.SIGUSR1, before)
     fcntl.flock(keeper, fcntl.LOCK_EX | fcntl.LOCK_NB)
     os.close(keeper)
     store.close()

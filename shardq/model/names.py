@@ -104,15 +104,16 @@ def is_schedules_queue(queue: str) -> bool:
 
 
 def check_puts(queue: str) -> None:
-    """Refuse puts into a queue of ticks: a worker fires whatever a tick says.
+    """Refuse bodies for a queue of ticks or for their dead: a worker fires whatever a tick says.
 
     Raises:
-        BadName: If the queue keeps the ticks of schedules.
+        BadName: If the queue keeps the ticks of schedules, or those of them that have died.
     """
-    if is_schedules_queue(queue):
+    served = served_queue(queue)
+    if is_schedules_queue(served):
         raise BadName(
             f"queue {queue!r} keeps the ticks of schedules and takes no messages; give the queue "
-            f"another name, or make a schedule of {scheduled_queue(queue)!r}."
+            f"another name, or make a schedule of {scheduled_queue(served)!r}."
         )
 
 

@@ -184,12 +184,11 @@ class Database:
         with channel.lock:
             try:
                 connection = channel.connection or self._reconnect(channel)
-                has_turn = self._turn.take()
                 try:
+                    self._turn.take()
                     rows = connection.execute(statement, values).rowcount
                 finally:
-                    if has_turn:
-                        self._turn.give_back()
+                    self._turn.give_back()
             except sqlite3.Error as error:
                 raise self._failures.error_of(error, writing=True) from error
             self._file.check(channel)
@@ -202,13 +201,12 @@ class Database:
         with self._writer.lock, self._failures.told(writing=True):
             connection = self._writer.connection or self._reconnect(self._writer)
             # Immediate: one that begins by reading could not wait for a writer, only fail.
-            has_turn = self._turn.take()
             try:
+                self._turn.take()
                 with _transaction(connection, "BEGIN IMMEDIATE"):
                     yield connection
             finally:
-                if has_turn:
-                    self._turn.give_back()
+                self._turn.give_back()
             self._file.check(self._writer)
 
     def changed(self) -> int | None:

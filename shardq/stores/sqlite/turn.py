@@ -3,7 +3,7 @@
 SQLite lets a writer that finds the file locked sleep, up to 0.1 s at a time, and whoever asks next
 goes first: one of eight writers wrote once in 3 s. Who waits for a lock of the kernel is woken as
 soon as it is free, in order. SQLite's own lock remains what keeps the file whole; without a turn,
-as when whoever has it stands still, a writer goes on after a second.
+as when whoever has it stands still, a writer goes on: after a second, and then at once.
 
 Of the log SQLite locks nothing, and it stays the same file while any process has the database open.
 """
@@ -30,31 +30,44 @@ class Turn:
     def __init__(self, path: str | None = None) -> None:
         self._path = path
         self._descriptor: int | None = None
+        self._waiter: _Waiter | None = None
 
-    def take(self) -> bool:
-        """Wait for a turn; True if it has come, and is to be given back."""
+    def take(self) -> None:
+        """Wait for a turn; `give_back` is to follow, were it that the wait was interrupted.
+
+        While an earlier wait has no end, nobody waits again.
+        """
+        if self._waiter is not None and self._waiter.is_alive():
+            return
+        self._waiter = None
         if self._descriptor is None:
             self._descriptor = self._open()
         if self._descriptor is None:
-            return False
+            return
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            return self._wait()
+            # Between these two no signal's handler runs.
+            self._waiter = _Waiter(self._descriptor)
+            self._descriptor = None
+            self._waiter.wait()
         except OSError:
-            return False
-        return True
+            return
 
     def give_back(self) -> None:
-        """End a turn; it has ended already where a fork has closed its file."""
-        if self._descriptor is not None:
+        """End a turn, or the wait for one; there may be none, or a fork has closed its file."""
+        if self._waiter is not None:
+            if self._waiter.leave():
+                self._waiter = None
+        elif self._descriptor is not None:
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)
 
     def close(self) -> None:
-        """Close the file, which ends a turn. Idempotent."""
+        """End a turn and close the file. Idempotent."""
+        self.give_back()
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
-            _drop(descriptor)
+            os.close(descriptor)
 
     def _open(self) -> int | None:
         if self._path is None:
@@ -64,51 +77,52 @@ class Turn:
         except OSError:
             return None
 
-    def _wait(self) -> bool:
-        descriptor, self._descriptor = self._descriptor, None
-        assert descriptor is not None  # noqa: S101 - it was just tried
-        waiter = _Waiter(descriptor)
-        if not waiter.wait():
-            return False
-        self._descriptor = descriptor
-        return True
 
+class _Waiter(threading.Thread):
+    """Waits for a lock in a thread of its own, as the system's wait has no end.
 
-class _Waiter:
-    """Waits for a lock in a thread of its own: the system's wait has no end."""
+    Args:
+        descriptor: Of the file, which it closes.
+    """
 
     def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-        self._lock = locks.new()
-        self._has_come = threading.Event()
+        super().__init__(target=self._wait_on, args=(descriptor,), name="shardq-turn", daemon=True)
+        self._descriptor: int | None = descriptor
+        self._guard = locks.new()
+        self._has_ended = threading.Event()
         self._is_left = False
 
-    def wait(self) -> bool:
-        """True if the lock has come in time; else the file is closed."""
+    def wait(self) -> None:
+        """Wait for the lock, for a second at most."""
         try:
-            threading.Thread(target=self._run, name="shardq-turn", daemon=True).start()
+            self.start()
         except RuntimeError:
-            os.close(self._descriptor)
-            return False
-        try:
-            self._has_come.wait(_PATIENCE_S)
-        finally:
-            with self._lock:
-                self._is_left = True
-        return self._has_come.is_set()
+            self._has_ended.set()
+        self._has_ended.wait(_PATIENCE_S)
 
-    def _run(self) -> None:
+    def leave(self) -> bool:
+        """Give the lock back, now or when it comes; whether it is now. Idempotent."""
+        with self._guard:
+            self._is_left = True
+            if not self._has_ended.is_set():
+                return False
+        self._close()
+        return True
+
+    def _wait_on(self, descriptor: int) -> None:
         with suppress(OSError):
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX)
-        with self._lock:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        with self._guard:
+            self._has_ended.set()
             if not self._is_left:
-                self._has_come.set()
                 return
-        _drop(self._descriptor)
+        self._close()
 
-
-def _drop(descriptor: int) -> None:
-    # A forked child may have the file too: closed here alone, it would stay locked.
-    with suppress(OSError):
-        fcntl.flock(descriptor, fcntl.LOCK_UN)
-    os.close(descriptor)
+    def _close(self) -> None:
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is None:
+            return
+        # A forked child may have the file too: closed here alone, it would stay locked.
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+        os.close(descriptor)
