@@ -46,6 +46,7 @@ from task_types import (
     ORDER,
     Account,
     Address,
+    Closing,
     Color,
     Customer,
     Fee,
@@ -59,6 +60,7 @@ from task_types import (
     Loosest,
     Money,
     Needed,
+    Opening,
     Options,
     Order,
     Place,
@@ -76,6 +78,7 @@ from task_types import (
     Unequal,
     Upload,
     UserId,
+    Wide,
 )
 
 from shardq.errors import BadArguments, BadResult
@@ -476,6 +479,8 @@ UNHINTED: list[tuple[Any, Any, str]] = [
      f"[1] is Size (<Size.S: 's'>), which JSON gives back as str: {PLAIN}"),
     (Loosely, Loosely(Level.LOW),
      f".of is Level (<Level.LOW: 1>), which JSON gives back as int: {PLAIN}"),
+    (Opening | Closing, Closing((1,)),
+     f".of is tuple ((1,)), which JSON gives back as list: {PLAIN}"),
     (Loosest, {"of": (1,)}, f"['of'] is tuple ((1,)), which JSON gives back as list: {PLAIN}"),
 ]  # fmt: skip
 
@@ -490,6 +495,47 @@ def test_what_has_no_hint_is_refused_where_json_gives_back_another_type(
     assert refused(signature, value) == f"task app.task: argument value{text}."
     # A function has done its work by then.
     signature.encode_result(value)
+
+
+LIST = f"which JSON gives back as list: {PLAIN}"
+
+
+@pytest.mark.parametrize(
+    ("held", "text"),
+    [
+        ({"any": (1, 2)}, f".any is tuple ((1, 2)), {LIST}"),
+        ({"items": [(1, 2)]}, f".items[0] is tuple ((1, 2)), {LIST}"),
+        ({"by_name": {"a": (1,)}}, f".by_name['a'] is tuple ((1,)), {LIST}"),
+        ({"any": Size.S}, f".any is Size (<Size.S: 's'>), which JSON gives back as str: {PLAIN}"),
+        ({"inner": Wide(any=(1,))}, f".inner.any is tuple ((1,)), {LIST}"),
+        ({"more": (1, 2)}, f".more is tuple ((1, 2)), {LIST}"),
+        ({"more": [Level.LOW]},
+         f".more[0] is Level (<Level.LOW: 1>), which JSON gives back as int: {PLAIN}"),
+    ],
+)  # fmt: skip
+def test_what_has_no_hint_in_a_model_is_refused_likewise(held: Any, text: str) -> None:
+    for hint, value, at in (
+        (Wide, Wide(**held), ""),
+        (list[Wide], [Wide(**held)], "[0]"),
+        (Wide | None, Wide(**held), ""),
+    ):
+        assert refused(taking(hint), value) == f"task app.task: argument value{at}{text}."
+
+
+@pytest.mark.parametrize(
+    "held",
+    [
+        {"any": [1, {"a": [None]}], "items": [[1]], "more": {"a": 1.5}},
+        {"pair": (1, 2), "several": (1, 2), "sizes": [Size.S]},
+        {"tupled": (1, 2)},
+        {"inner": Wide(tupled=(1, 2))},
+    ],
+)
+def test_what_a_model_gives_back_as_it_was_is_taken(held: Any) -> None:
+    value = Wide(**held)
+    _, kwargs = back(taking(Wide), value)
+    assert type(kwargs["value"].tupled) is type(value.tupled)
+    assert kwargs["value"].any == value.any
 
 
 def test_what_stars_take_without_a_hint_is_refused_likewise() -> None:

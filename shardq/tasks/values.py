@@ -412,7 +412,7 @@ def _lost_of_fields(given: Any, back: Any, path: str) -> Unfit | None:
     """What is lost of a value that is read as one of its type."""
     if given == back or _is_same_moment(given, back):
         return None
-    names = _field_names(given)
+    names = field_names(given)
     if not names:
         said = "which JSON cannot hold exactly"
         if shown(back) != shown(given):
@@ -443,7 +443,7 @@ def _is_same_moment(given: object, back: object) -> bool:
     )
 
 
-def _field_names(value: Any) -> list[str]:
+def field_names(value: Any) -> list[str]:
     """The fields of a dataclass, an attrs class, a struct or a model of pydantic."""
     if isinstance(value, msgspec.Struct):
         return list(value.__struct_fields__)
