@@ -9,8 +9,8 @@ parser.add_argument("-H", "--hosts", help="Use Cassandra on these hosts, not SQL
 parser.add_argument("-K", "--keyspace", default="shardq", help="Use this keyspace of Cassandra.")
 parser.add_argument("-q", "--queue", default="demo", help="Take the messages of this queue.")
 parser.add_argument("--until-empty", action="store_true", help="Stop once no message waits.")
+parser.add_argument("--isolated", action="store_true", help="Take only from minutes that are over.")
 options = parser.parse_args()
-
 # stdout with a buffer, whatever Python is told: a line that is written in part is an error then.
 output = open(1, "w", closefd=False)  # noqa: SIM115 - as long as the process
 url = f"cassandra://{options.hosts}/{options.keyspace}" if options.hosts else "sqlite:///shardq.db"
@@ -30,7 +30,7 @@ def handle(message: shardq.Message) -> None:
 try:
     shardq.init(url)
     with shardq.connect(url) as db:
-        consumer = shardq.Consumer(db.queue(options.queue), handle)
+        consumer = shardq.Consumer(db.queue(options.queue), handle, isolated=options.isolated)
         consumer.run(until_empty=options.until_empty)
 except shardq.ShardqError as error:
     raise SystemExit(f"consumer: {error}") from None

@@ -43,6 +43,7 @@ __all__ = [
     "Audit",
     "Balance",
     "Bury",
+    "ChangeOptions",
     "Check",
     "ClockError",
     "Connection",
@@ -115,7 +116,7 @@ if TYPE_CHECKING:
     from shardq.records.stats import Lateness, Totals
     from shardq.schedules.face import Schedules
     from shardq.schedules.firing import Firing
-    from shardq.schedules.options import Preview, ScheduleOptions
+    from shardq.schedules.options import ChangeOptions, Preview, ScheduleOptions
     from shardq.schedules.policy import Policies, PolicyOptions
     from shardq.schedules.schedule import Schedule
     from shardq.schedules.trigger import Fire, Trigger
@@ -143,7 +144,7 @@ else:
         "records.stats": ("Lateness", "Totals"),
         "schedules.face": ("Schedules",),
         "schedules.firing": ("Firing",),
-        "schedules.options": ("Preview", "ScheduleOptions"),
+        "schedules.options": ("ChangeOptions", "Preview", "ScheduleOptions"),
         "schedules.policy": ("Policies", "PolicyOptions"),
         "schedules.schedule": ("Schedule",),
         "schedules.trigger": ("Fire", "Trigger"),

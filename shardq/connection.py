@@ -5,12 +5,17 @@ Urls and their options are the stores' own (`shardq.stores`).
 
 from __future__ import annotations
 
+import _thread
 import atexit
 import json
 import logging
 import os
 import sys
+import warnings
+from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, Unpack
+from weakref import WeakMethod, ref
 
 from shardq import locks
 from shardq.clock import SystemClock
@@ -24,7 +29,7 @@ from shardq.stores import store_of
 from shardq.stores.tables import QUEUES
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from multiprocessing.util import Finalize
     from types import TracebackType
 
@@ -62,7 +67,7 @@ def connect(url: str | None = None, *, clock: Clock | None = None) -> Connection
     store = store_of(store_url(url))
     try:
         store.open()
-        return Connection(store, clock, background=clock is None)
+        return Connection(store, clock, background=clock is None, alone=True)
     except BaseException:
         # The clock may be refused, too, once the store is open.
         store.close()
@@ -107,12 +112,16 @@ class Connection:
     Every method may be called from any thread.
     """
 
+    _is_alone = False
+    """True if the store is open, and nobody else closes it."""
+
     def __init__(
         self,
         store: Store,
         clock: Clock | None = None,
         *,
         background: bool = True,
+        alone: bool = False,
         defaults: Mapping[str, Any] | None = None,
     ) -> None:
         """What `connect` gives.
@@ -122,12 +131,16 @@ class Connection:
             clock: The system's where None.
             background: Whether threads may keep what `receive` holds, and store in time what is
                 counted; tests that step the clock say no.
+            alone: Whether nobody else closes the store: then it is closed, with a warning, once
+                its user has dropped the connection and all queues of it.
             defaults: Settings of the queues that it makes, where its caller gives none.
         """
         clock = clock or SystemClock()
-        keeper = Keeper(clock, self._close_with_child) if background else None
+        # It is known weakly here and at exit, so that one whose user has dropped it is collected.
+        on_start = partial(_call, WeakMethod(self._close_with_child))
+        keeper = Keeper(clock, on_start) if background else None
         chores = Keeper(clock) if background else None
-        self._home = Home(store, clock, keeper=keeper, chores=chores)
+        self._home = Home(store, clock, keeper=keeper, chores=chores, owner=self)
         self._home.clock.measure(store)
         self._background = background
         self._defaults = defaults or {}
@@ -135,10 +148,28 @@ class Connection:
         self._lock = locks.new()
         self._unclean_level = logging.WARNING
         self._finalizer: Finalize | None = None
-        atexit.register(self.close)
+        self._rest = _Rest(self._home)
+        self._at_exit = partial(_close_at_exit, ref(self), self._rest)
+        atexit.register(self._at_exit)
+        self._is_alone = alone
 
     def __reduce__(self) -> NoReturn:
         raise not_pickled(f"the connection to {self.url_shown}", "shardq.connect(url)")
+
+    def __del__(self) -> None:
+        if not self._is_alone:
+            return
+        try:
+            warnings.warn(
+                f"the connection to {self.url_shown} was not closed; use `with`, or call close().",
+                ResourceWarning,
+                stacklevel=2,
+                source=self,
+            )
+        finally:
+            # The garbage collector may have interrupted anything, and a close takes locks.
+            with suppress(RuntimeError):
+                _thread.start_new_thread(_end, (self._rest, self._at_exit))
 
     def __enter__(self) -> Connection:
         return self
@@ -215,7 +246,8 @@ class Connection:
                 afterwards.
         """
         locks.refuse_within()
-        atexit.unregister(self.close)
+        atexit.unregister(self._at_exit)
+        self._is_alone = False
         if self._finalizer is not None:
             self._finalizer.cancel()
         with self._lock:
@@ -240,8 +272,54 @@ class Connection:
         multiprocessing = sys.modules.get("multiprocessing")
         if multiprocessing is not None and multiprocessing.parent_process() is not None:
             self._finalizer = multiprocessing.util.Finalize(
-                None, self.close, exitpriority=_CHILD_PRIORITY
+                None, self._at_exit, exitpriority=_CHILD_PRIORITY
             )
+
+
+class _Rest:
+    """What is to be closed of a connection that nobody has any more.
+
+    Queues are not among it. They are collected with it, so nobody receives from them, and no lease
+    is held: who receives has the queue, until its leases are released.
+    """
+
+    def __init__(self, home: Home) -> None:
+        self._store = home.store
+        self._keepers = [one for one in (home.chores, home.keeper) if one is not None]
+        self._logs = home.logs
+        self._lock = locks.new()
+
+    def close(self) -> None:
+        """Store what is counted, and disconnect. Idempotent, from any thread."""
+        with self._lock:
+            for keeper in self._keepers:
+                keeper.close()
+            while self._logs:
+                try:
+                    self._logs.pop().close()
+                except StoreError as error:
+                    log.info("what was counted is not stored: %s", error)
+            self._store.close()
+
+
+def _end(rest: _Rest, at_exit: Callable[[], None]) -> None:
+    rest.close()
+    atexit.unregister(at_exit)
+
+
+def _close_at_exit(found: ref[Connection], rest: _Rest) -> None:
+    connection = found()
+    if connection is not None:
+        connection.close()
+    else:
+        # It may be being closed in another thread, which is waited for.
+        rest.close()
+
+
+def _call(found: WeakMethod[Callable[[], None]]) -> None:
+    method = found()
+    if method is not None:
+        method()
 
 
 def _is_made(record: QueueRecord | None, name: str) -> bool:

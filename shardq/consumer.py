@@ -3,7 +3,7 @@
 ```
  run, of each consumer:
   ├─ engine thread: step, wait, step ..         handler threads: wait in `ready`, handle, finish
-  └─ SIGTERM, SIGINT: hand out no more ─► let what runs finish, until the deadline
+  └─ SIGTERM, SIGINT, SIGHUP: hand out no more ─► let what runs finish, until the deadline
      ─► park the rest, uncounted
 ```
 """
@@ -178,6 +178,7 @@ class Consumer:
         )
         self._deliver = self._deliverer.deliver
         self._ticker = Ticker(home, self._engine.on_put)
+        self._fire = self._ticker.step
         self._engine.rest.along = self._ticker.rest
         self._deaths: Deaths | None = None
         if on_dead is not None:
@@ -270,7 +271,7 @@ class Consumer:
                 raise self._error
 
     def run(self, *, until_empty: bool = False) -> None:
-        """Consume until SIGTERM, SIGINT or `stop()`; `shardq.run` does it with several at once.
+        """Consume until SIGTERM, SIGINT, SIGHUP or `stop()`; `shardq.run` does so with several.
 
         A second signal ends the wait for running handlers.
 
@@ -308,7 +309,7 @@ class Consumer:
         if self._closed:
             raise UsageError(f"{self._said} was closed; make another one.")
         self._stepped = True
-        ticked = self._ticker.step()
+        ticked = self._fire()
         failure: StoreUnavailable | StoreTimeout | None = None
         delay = 0.0
         try:
@@ -575,7 +576,7 @@ class Consumer:
 
 
 def run(*consumers: Consumer, until_empty: bool = False) -> None:
-    """Run consumers in this process until SIGTERM, SIGINT, or until one of them ends.
+    """Run consumers in this process until SIGTERM, SIGINT, SIGHUP, or until one of them ends.
 
     They end together. The first signal lets running handlers finish, until each consumer's
     deadline; a second ends that wait. Signals are caught where the main thread calls this; in
@@ -673,17 +674,22 @@ def _check_company(consumers: Sequence[Consumer]) -> None:
 def _caught_signals() -> Iterator[list[int]]:
     """The signals that ask for an end, as they are caught: nothing else is done in their handler.
 
-    It interrupts the main thread anywhere, where that holds a lock too.
+    It interrupts the main thread anywhere, where that holds a lock too. A SIGHUP counts as a first
+    one alone, for a terminal that is closed may send several; it stays ignored where `nohup` has
+    it ignored, and the user's where that handles it.
     """
     caught: list[int] = []
 
     def catch(number: int, _frame: FrameType | None) -> None:
-        caught.append(number)
+        if number != signal.SIGHUP or not caught:
+            caught.append(number)
 
     if threading.current_thread() is not threading.main_thread():
         yield caught
         return
-    numbers = (signal.SIGTERM, signal.SIGINT)
+    numbers = [signal.SIGTERM, signal.SIGINT]
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
+        numbers.append(signal.SIGHUP)
     before = {number: signal.signal(number, catch) for number in numbers}
     try:
         yield caught

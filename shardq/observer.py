@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from shardq.errors import SchemaNewer, StoreCorrupt
-from shardq.inspection.scan import spans_with_rows
+from shardq.inspection.scan import first_kept, spans_with_rows
 from shardq.model.names import dead_queue, is_dead_queue
 from shardq.model.settings import expected_lanes, layout_of
 from shardq.model.shard import Shard
@@ -399,24 +399,31 @@ class _Watch:
         self, layout: Layout, lanes: Sequence[int], from_ms: int, now_ms: int
     ) -> dict[int, Row]:
         minutes: Sequence[int] = range(layout.minute_of(from_ms), layout.minute_of(now_ms) + 1)
-        oldest: dict[int, Row] = {}
+        reads: list[tuple[Sequence[int], Sequence[int]]] = [(minutes, lanes)]
         if len(minutes) > _NEAR_MINUTES:
-            first: dict[int, int] = {}
-            for shard in self._store.occupied(layout.queue, minutes, lanes):
-                first.setdefault(shard.lane, shard.minute)
             by_minute: dict[int, list[int]] = {}
-            for lane, minute in first.items():
-                by_minute.setdefault(minute, []).append(lane)
-            reads = [([minute], some) for minute, some in by_minute.items()]
-        else:
-            reads = [(list(minutes), list(lanes))]
+            for shard in self._store.occupied(layout.queue, minutes, lanes):
+                by_minute.setdefault(shard.minute, []).append(shard.lane)
+            reads = [([minute], some) for minute, some in sorted(by_minute.items())]
+        oldest: dict[int, Row] = {}
         for some_minutes, some_lanes in reads:
-            wanted = Slice(
-                layout.queue, some_minutes, some_lanes, from_ms - 1, now_ms, 1, purpose="observe"
-            )
-            for row in self._store.read(wanted):
-                oldest.setdefault(row.shard.lane, row)
+            if left := [lane for lane in some_lanes if lane not in oldest]:
+                wanted = Slice(
+                    layout.queue,
+                    some_minutes,
+                    left,
+                    from_ms - 1,
+                    now_ms,
+                    1,
+                    purpose="observe",
+                    bodies=False,
+                )
+                for row in first_kept(self._store, [wanted], self._is_kept):
+                    oldest.setdefault(row.shard.lane, row)
         return oldest
+
+    def _is_kept(self, row: Row) -> bool:
+        return row.entered_us >= self._queue.settings.purged_before_us
 
 
 def _member(name: str, beat: Heartbeat, layout: Layout, now_ms: int) -> MemberView:
@@ -505,17 +512,18 @@ def late_to_json(recent: Quantiles, day: Quantiles) -> dict[str, float | None]:
 def open_shards(queue: Queue) -> dict[int, list[tuple[int, int]]]:
     """Minutes that are not yet over for good -> (messages due by now, all messages) of each lane.
 
-    Both count what is there now; what was settled has left. Counting reads every row: it is for
-    a person's look at a small queue.
+    Lanes of bands to which nothing was ever put are left out. Both count what is there now; what
+    was settled has left. Counting reads every row: it is for a person's look at a small queue.
 
     Args:
         queue: The queue.
     """
     home = queue._home
+    home.register.refresh(force=home.register.has_unused_bands)
     layout = home.register.layout
     now_ms = home.clock.now_ms()
     minutes = range(layout.newest_sealable(now_ms) + 1, layout.minute_of(now_ms) + 2)
-    lanes = layout.lanes()
+    lanes = layout.lanes_used()
     due, rows = (
         home.store.count(Slice(queue.name, minutes, lanes, -1, until, 0, purpose="observe"))
         for until in (now_ms, layout.end_ms(minutes[-1]))

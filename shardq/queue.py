@@ -34,7 +34,6 @@ from shardq.lifecycle.settle import Settler
 from shardq.model import names, settings
 from shardq.model.message import Message
 from shardq.model.times import duration_ms
-from shardq.records.home import QueueHome
 from shardq.records.ledger import Record
 from shardq.records.membership import member_name
 from shardq.records.stats import StatsLog
@@ -83,10 +82,8 @@ class Queue(Scheduled):
             keeper=home.keeper,
         )
         self.name: str = register.name
-        self._home = QueueHome(
-            store, clock, register, stats, keeper=home.keeper, chores=home.chores
-        )
-        stats.on_hour = self._home.fold_soon
+        self._home = home.of_queue(register, stats)
+        self._home.fold_hourly()
         self._background = background
         self._dead: Queue | None = None
         self._settler = Settler(store, clock, register, member, stats.note_farthest)
@@ -389,7 +386,11 @@ class Queue(Scheduled):
 
         Returns:
             What it came to. Where it was `done`, it does not run as it was before.
+
+        Raises:
+            BadName: If the key is none, or the queue keeps the ticks of schedules.
         """
+        names.check_puts(self.name)
         return self._keyed.edit(key, body, headers)
 
     # Looking --------------------------------------------------------------------------------------
@@ -480,7 +481,8 @@ class Queue(Scheduled):
         horizon_ms = duration_ms(horizon, name="horizon")
         if horizon_ms > _FORECAST_MS_MAX:
             raise BadTime(f"horizon must be at most a day, not {shown(horizon)}.")
-        return self._census.forecast(horizon_ms, self.schedules._home.firings)
+        stored, firings = self._mender.read(), self.schedules._home.firings
+        return self._census.forecast(horizon_ms, stored, firings)
 
     def audit(
         self,
@@ -523,7 +525,8 @@ class Queue(Scheduled):
 
         Args:
             message_id: Which one; None: all of the span. An id that `put` made is found at once,
-                one that was given to it is looked for in the span.
+                one that was given to it is looked for in the span. Where there is none of that id,
+                the key of a message that has not ended, or is dead, stands for its id.
             since: From when on, or how long ago; where None, as far back as the history goes.
             until: Up to when; None: now.
 
@@ -536,7 +539,10 @@ class Queue(Scheduled):
             BadTime: If nothing lies between `since` and `until`.
         """
         self._home.register.refresh(force=True)
-        return self._settler.ledger.asked(message_id, since, until)
+        records = self._settler.ledger.asked(message_id, since, until)
+        if message_id is None or names.is_dead_queue(self.name):
+            return records
+        return self._by_id_or_key(records, message_id, since, until)
 
     def totals(self) -> Totals:
         """What has happened in this queue since it was made, over all processes."""
@@ -581,12 +587,20 @@ class Queue(Scheduled):
 
         Holds once every process has re-read the settings, 5 s at most, and longer where it waits
         for a store in trouble. Two writes: rows are deleted when they come due, and not delivered.
+        Those of a dead-letter queue, which are due and no consumer reads, are deleted at once: as
+        many reads and writes as there are pages.
+
+        Raises:
+            StoreTimeout: Of the dead some rows may be left; none of them is shown or put back.
         """
         before_us = self._home.clock.now_us()
         self._home.register.change(
             lambda now: [replace(now, purged_before_us=max(before_us, now.purged_before_us))]
         )
         self._mender.doom()
+        if names.is_dead_queue(self.name):
+            with begun(f"queue {self.name!r} is purged"):
+                self._census.remove_purged()
 
     def drop(self) -> None:
         """Purge the queue and take it off the list; its consumers end with `UnknownQueue`.
@@ -619,12 +633,19 @@ class Queue(Scheduled):
             How many were put back.
 
         Raises:
+            UsageError: If this is a dead-letter queue itself.
             BadSetting: If the limit is below 1, or `where` is no function that answers when it is
                 called.
             KeyTaken: Of some the keys are those of others by now, or are held: they stay dead, and
                 all others are put back. A note says how many.
             StoreTimeout, StoreUnavailable: A note says how many were put back before it.
         """
+        if names.is_dead_queue(self.name):
+            served = names.served_queue(self.name)
+            raise UsageError(
+                f"queue {self.name!r} keeps the dead messages of {served!r}, whose redrive() puts "
+                f"them back: queue.redrive(), not queue.dead.redrive()."
+            )
         if limit is not None and (type(limit) is not int or limit < 1):
             raise BadSetting(f"limit must be 1 or more, or None for all, not {shown(limit)}.")
         if where is not None:
@@ -662,6 +683,21 @@ class Queue(Scheduled):
         self._home.close()
 
     # Details --------------------------------------------------------------------------------------
+
+    def _by_id_or_key(
+        self,
+        records: Iterator[Record],
+        name: str,
+        since: Due | Duration | None,
+        until: Due | Duration | None,
+    ) -> Iterator[Record]:
+        """The records of an id; where there are none, of the message that has it for a key."""
+        first = next(records, None)
+        if first is not None:
+            yield first
+            yield from records
+        elif (now := self.get(name)) is not None and now.id != name:
+            yield from self._settler.ledger.asked(now.id, since, until)
 
     def _cancel_dead(self, row: Row) -> None:
         dead: Queue = self.dead

@@ -280,6 +280,7 @@ def _keep(descriptor: int) -> bool:
 def _take_places(asked: Asked, descriptors: Sequence[int]) -> None:
     """Become the process that is asked for, as far as it has one at its start."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     if asked.own_group:
         os.setpgid(0, 0)
     for place in range(3):

@@ -180,13 +180,17 @@ class Shell:
 
 @contextlib.contextmanager
 def kept_loggers() -> Iterator[None]:
-    """While this lasts, a program may set up logging as its own."""
-    loggers = [logging.getLogger(name) for name in ("shardq", "cassandra")]
+    """While this lasts, a program finds logging as in a process of its own, and may set it up."""
+    loggers = [logging.getLogger(name) for name in (None, "shardq", "cassandra")]
     kept = [(logger, logger.level, logger.handlers[:]) for logger in loggers]
     try:
+        # The test runner's, which shows what a test logs where that fails.
+        loggers[0].handlers.clear()
         yield
     finally:
         for logger, level, handlers in kept:
+            for made in set(logger.handlers).difference(handlers):
+                made.close()
             logger.setLevel(level)
             logger.handlers[:] = handlers
 

@@ -13,7 +13,7 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
-from forked import STDOUT, Process
+from forked import DEVNULL, STDOUT, Process
 
 from shardq import tasks
 from shardq.clock import SystemClock
@@ -25,19 +25,22 @@ if TYPE_CHECKING:
 TIMEOUT_S = 60
 
 SUPERVISOR = """
-import ctypes, json, os, sys
+import ctypes, json, os, signal, sys
 from pathlib import Path
 from shardq.errors import ShardqError
 from shardq.tasks import processes
+from shardq.tasks.sources import Sources
 
 settings, constants = map(json.loads, sys.argv[1:3])
 if settings.pop("inherits"):
     ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
+if settings.pop("ignores"):
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
 for name, value in constants.items():
     assert hasattr(processes, name)
     setattr(processes, name, value)
 if "reload" in settings:
-    settings["reload"] = Path(settings["reload"])
+    settings["reload"] = Sources(Path(settings["reload"]))
 
 def say(*words):
     os.write(1, " ".join(words).encode() + b"\\n")
@@ -94,6 +97,8 @@ class Supervised:
         script: What each of its processes runs, after `CHILD`.
         constants: Of its module, set before it begins.
         inherits: Whether it has what its children leave, as process 1 of a container; on Linux.
+        ignores: Whether SIGHUP is ignored, as `nohup` lets it be.
+        stdin: Its stdin.
         settings: Its own; a deadline of 30 s unless given.
     """
 
@@ -105,16 +110,20 @@ class Supervised:
         processes: int = 1,
         constants: dict[str, int] | None = None,
         inherits: bool = False,
+        ignores: bool = False,
+        stdin: int = DEVNULL,
         **settings: Any,
     ) -> None:
         path = directory / "child.txt"
         path.write_text(CHILD + textwrap.dedent(script))
-        settings = {"processes": processes, "deadline_s": 30.0, "inherits": inherits, **settings}
+        settings = {"processes": processes, "deadline_s": 30.0, **settings}
+        settings |= {"inherits": inherits, "ignores": ignores}
         words = [json.dumps(settings, default=str), json.dumps(constants or {}), str(path)]
         self.process = Process(
             ["-c", SUPERVISOR, *words],
             cwd=directory,
             env=os.environ | {"PYTHONDONTWRITEBYTECODE": "", "PYTHONUNBUFFERED": ""},
+            stdin=stdin,
             stderr=STDOUT,
             own_group=True,
         )

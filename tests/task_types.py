@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import enum
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from decimal import Decimal
-from typing import NamedTuple, NewType, Optional, TypedDict
+from ipaddress import IPv4Address
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple, NewType, Optional, TypedDict
 from zoneinfo import ZoneInfo
 
 import attrs
@@ -128,6 +130,53 @@ class Loose(pydantic.BaseModel):
     name: str
 
 
+@dataclass
+class Sale:
+    day: date
+    kind: Literal["sale"] = "sale"
+
+
+@dataclass
+class Refund:
+    day: date
+    kind: Literal["refund"] = "refund"
+
+
+@attrs.define
+class Gift:
+    kind: Literal["gift", "present"]
+    to: str | None = None
+
+
+class Fee(TypedDict):
+    kind: Literal["fee"]
+    cents: int
+
+
+class Swap(pydantic.BaseModel):
+    kind: Literal["swap"] = "swap"
+    day: date
+
+
+class Stolen(msgspec.Struct):
+    kind: Literal["stolen"] = "stolen"
+
+
+@dataclass
+class Upload:
+    file: Path
+    hosts: Iterable[IPv4Address] = ()
+
+
+@dataclass
+class Loosely:
+    of: Any
+
+
+class Loosest(TypedDict):
+    of: Any
+
+
 class Socket:
     """What JSON cannot hold."""
 
@@ -150,3 +199,30 @@ MAYBE_DAY = Optional[date]  # noqa: UP045 - as many write it
 BERLIN = ZoneInfo("Europe/Berlin")
 ORDER = Order(ID, [Item("tea", Decimal("2.50"), ["hot"])], {"x": Item("pen", Decimal(1))})
 CUSTOMER = Customer(id=ID, since=NOON, photo=b"\x01", homes=[Address(street="A", zipCode="12")])
+
+
+class Wide(pydantic.BaseModel):
+    """Fields without a hint of what is in them, some that have one, and extras."""
+
+    model_config = pydantic.ConfigDict(extra="allow")
+
+    any: Any = None
+    items: list = []  # type: ignore[type-arg]
+    by_name: dict[str, Any] = {}
+    inner: Wide | None = None
+    pair: tuple[int, int] = (0, 0)
+    several: Sequence[int] = ()
+    sizes: list[Size] = []
+    tupled: Annotated[Any, pydantic.AfterValidator(tuple)] = ()
+
+
+@dataclass
+class Opening:
+    of: Any
+    kind: Literal["opening"] = "opening"
+
+
+@dataclass
+class Closing:
+    of: Any
+    kind: Literal["closing"] = "closing"

@@ -81,7 +81,7 @@ def pooled(before: set[threading.Thread]) -> list[threading.Thread]:
 
 NOT_OF_QUEUE = {"name", "dead"}
 NOT_OF_TASK = {"name", "check", "of", "using"}
-NOT_OF_APP = {
+NOT_OF_APP = {"on_start", "on_stop",
     "task", "tasks", "find", "queue_names", "connection", "queue", "middleware",
     "every", "cron", "schedule", "unschedule", "schedules",
 }  # fmt: skip

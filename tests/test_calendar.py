@@ -431,6 +431,16 @@ def test_half_an_hour_that_comes_twice_has_a_column_of_its_own() -> None:
     assert row_of(grid, "Sun 5 Apr")[:4] == [60, 60, 30, 60]
 
 
+def test_hours_are_whole_where_clocks_are_set_at_a_quarter() -> None:
+    zone = ZoneInfo("Pacific/Chatham")
+    back = lay_out(due_ms("2027-04-04T00:00:00+13:45"), 8 * HOUR_MS, By.HOUR, zone)
+    assert back.columns[:6] == ("0", "1", "2", "2b", "3", "3b")
+    assert row_of(back, "Sun 4 Apr")[:7] == [60, 60, 60, 15, 45, 60, 60]
+    assert [end for _, end in cells(back)[:-1]] == [start for start, _ in cells(back)[1:]]
+    forward = lay_out(due_ms("2027-09-26T00:00:00+12:45"), 8 * HOUR_MS, By.HOUR, zone)
+    assert row_of(forward, "Sun 26 Sep")[:5] == [60, 60, 45, 15, 60]
+
+
 def test_by_minute_an_hour_that_comes_twice_has_two_rows_with_their_zones() -> None:
     grid = lay_out(due_ms("2026-10-25T00:30:00+02:00"), 5 * HOUR_MS, By.MINUTE, BERLIN)
     labels = [row.label for row in grid.rows]

@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 import re
 import socket
+import struct
+import threading
 import uuid
 import warnings
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -326,6 +329,29 @@ def test_a_cluster_that_is_down_is_named() -> None:
         store.open()
     assert "secret" not in str(caught.value)
     store.close()
+
+
+def test_a_server_that_speaks_an_older_protocol_is_refused_for_good() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=answer_in_protocol_4, args=(server,), daemon=True).start()
+        port = server.getsockname()[1]
+        store = CassandraStore.from_url(f"cassandra://127.0.0.1:{port}/jobs")
+        with pytest.raises(StoreRefused, match=r"shardq needs Cassandra 4\.1 or newer"):
+            store.open()
+        store.close()
+
+
+def answer_in_protocol_4(server: socket.socket) -> None:
+    """Refuse each request as a server does that speaks protocol 4 at the most."""
+    text = b"Invalid or unsupported protocol version (5); supported versions are (3/v3, 4/v4)"
+    body = struct.pack(">iH", 0x000A, len(text)) + text
+    with suppress(OSError):
+        while True:
+            connection, _ = server.accept()
+            with connection, connection.makefile("rb") as asked:
+                _, _, stream, _, size = struct.unpack(">BBhBi", asked.read(9))
+                asked.read(size)
+                connection.sendall(struct.pack(">BBhBi", 0x84, 0, stream, 0, len(body)) + body)
 
 
 def test_a_host_that_has_no_address_is_named() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import islice
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from cassandra import (
@@ -33,6 +33,7 @@ from shardq.errors import (
 from shardq.stores.cassandra import Address, CassandraStore
 from shardq.stores.cassandra.address import read_url
 from shardq.stores.cassandra.failures import store_error
+from shardq.stores.cassandra.nodes import many_centres, refuse_old
 from shardq.stores.cassandra.session import (
     LWT,
     LWT_AGAIN,
@@ -47,6 +48,10 @@ from shardq.testing import ManualClock
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+
+UP: Any = SimpleNamespace(since_us=None)
+"""A watch of nodes that are up."""
 
 
 def test_a_url_with_everything_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,7 +275,7 @@ class Asked:
 
 def test_a_page_that_is_answered_twice_is_read_once() -> None:
     session = Session(read_url("cassandra://nowhere/shardq"))
-    session._live = _Live(None, AnsweredTwice([[1, 2], [3], [4]]))
+    session._live = _Live(None, AnsweredTwice([[1, 2], [3], [4]]), UP)
     pages = session.read([None], "poll")  # type: ignore[list-item]
     assert list(islice(pages, 10)) == [[1, 2], [3], [4]]
 
@@ -307,7 +312,35 @@ def test_writes_of_which_a_part_is_applied_are_never_called_not_applied(
     answers: tuple[Exception | None, ...], kind: type[Exception]
 ) -> None:
     session = Session(read_url("cassandra://nowhere/shardq"))
-    session._live = _Live(None, Answers(*answers))
+    session._live = _Live(None, Answers(*answers), UP)
     with pytest.raises(kind) as caught:
         session.write(range(len(answers)))
     assert type(caught.value) is kind
+
+
+def node(number: int, release: str | None = "5.0.5", centre: str | None = "east") -> object:
+    return SimpleNamespace(
+        endpoint=f"10.0.0.{number}:9042", release_version=release, datacenter=centre
+    )
+
+
+@pytest.mark.parametrize("release", ["4.0.11", "3.11.4", "4.0-beta2"])
+def test_a_node_that_is_too_old_is_refused_with_the_least_release(release: str) -> None:
+    address = read_url("cassandra://db/jobs")
+    with pytest.raises(StoreRefused) as caught:
+        refuse_old(address, [node(1), node(2, release)])
+    assert str(caught.value) == (
+        f"node 10.0.0.2:9042 of cassandra://db:9042/jobs is a Cassandra {release}, and shardq "
+        f"needs Cassandra 4.1 or newer; upgrade it."
+    )
+    refuse_old(address, [node(1), node(2, "4.1.0"), node(3, "6.0-alpha2"), node(4, None)])
+
+
+def test_several_data_centres_of_which_the_url_names_none_are_a_warning() -> None:
+    nodes = [node(1), node(2, centre="west"), node(3, centre=None)]
+    warning = many_centres(read_url("cassandra://db/jobs"), nodes)
+    assert warning is not None
+    assert "has the data centres east, west" in warning
+    assert "add dc=east" in warning
+    assert many_centres(read_url("cassandra://db/jobs?dc=west"), nodes) is None
+    assert many_centres(read_url("cassandra://db/jobs"), [node(1), node(2)]) is None

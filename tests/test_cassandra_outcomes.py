@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import sys
 import threading
 import uuid
 from dataclasses import replace
@@ -20,13 +21,13 @@ from shardq.errors import StoreTimeout, StoreUnavailable
 from shardq.model.ids import row_ids
 from shardq.model.message import Row
 from shardq.model.shard import MINUTE_MS, Shard
-from shardq.stores.cassandra import CassandraStore
+from shardq.stores.cassandra import CassandraStore, session
 from shardq.stores.cassandra.rows import MOVE_BYTES
 from shardq.stores.store import LeaseState, Move, Slice
 from shardq.stores.tables import QUEUES, STATS, Change, QueueRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 FOREVER_MS = 1 << 48
 FIRST = QueueRecord("{}", b"s" * 32, 1)
@@ -58,12 +59,12 @@ def of_queue(name: str, seen: int | None, record: QueueRecord) -> Change:
 class Proxy:
     """Passes bytes between clients and a node; loses one answer when told to."""
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, host: str, port: int, at: tuple[str, int] = ("127.0.0.1", 0)) -> None:
         self._node = (host, port)
         self._armed: str | None = None
         self._open: list[socket.socket] = []
         self.lost = threading.Event()
-        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener = socket.create_server(at)
         self.port = self._listener.getsockname()[1]
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -328,3 +329,50 @@ def test_a_node_that_goes_down_later_is_an_error_of_ours(
         shaky.insert([make_row(queue)])
     with pytest.raises(StoreUnavailable):
         shaky.read(Slice(queue, [1], [0], -1, FOREVER_MS, 10))
+
+
+# Nodes that move ---------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="127.0.0.2 is an address on Linux alone")
+def test_nodes_that_come_back_under_other_addresses_are_found_by_the_url(
+    store: CassandraStore,
+    proxy: Proxy,
+    queue: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    named = {"db.test": "127.0.0.1"}
+    resolve = socket.getaddrinfo
+    monkeypatch.setattr(
+        socket,
+        "getaddrinfo",
+        lambda host, *more, **how: resolve(named.get(host, host), *more, **how),
+    )
+    monkeypatch.setattr(session, "_AWAY_US", 0)
+    monkeypatch.setattr(session, "_AGAIN_US", 0)
+    moving = CassandraStore(
+        replace(store.address, hosts=("db.test",), port=proxy.port, timeout_ms=1_000)
+    )
+    moving.open()
+    first, second = make_row(queue, 1), make_row(queue, 2)
+    moving.insert([first])
+    proxy.close()
+    watch = clock.SystemClock(0, corrected=False)
+    until_us = watch.boot_us() + 60_000_000
+
+    def insert_until(found: Callable[[], bool]) -> None:
+        while not found() and watch.boot_us() < until_us:
+            with contextlib.suppress(StoreUnavailable, StoreTimeout):
+                moving.insert([second])
+            watch.sleep(0.05)
+
+    insert_until(lambda: "trying the url again" in caplog.text)
+    elsewhere = Proxy(store.address.hosts[0], store.address.port, ("127.0.0.2", proxy.port))
+    named["db.test"] = "127.0.0.2"
+    insert_until(lambda: "connected anew to cassandra://db.test" in caplog.text)
+    moving.insert([second])
+    assert moving.find([first.position, second.position]) == [first, second]
+    assert caplog.text.count("trying the url again") == 1
+    moving.close()
+    elsewhere.close()

@@ -19,6 +19,7 @@ import click
 import pytest
 from shell import TIMEOUT_S, Done, Shell, shell
 
+import shardq
 from shardq import consumer, errors
 from shardq.cli import consume, deliveries, options, produce
 from shardq.cli.exits import Exit, exit_of
@@ -93,10 +94,9 @@ def test_a_message_is_looked_up_and_cancelled_by_its_id(shell: Shell) -> None:
     assert "body      hello\n          world\n" in shown
     found = shell.ok("peek", "mail", "--id", "order-7", "--json").lines[0]
     assert found["body"] == "hello\nworld"
-    assert "--id" in shell.fails(Exit.RECEIPT_BAD, "cancel", "mail", "order-7")
     assert "one of them" in shell.fails(Exit.USAGE, "cancel", "mail")
-    assert shell.ok("cancel", "mail", "--id", "order-7").out == "cancelled\n"
-    assert shell.run("cancel", "mail", "--id", "order-7").code == Exit.RECEIPT_STALE
+    assert shell.ok("cancel", "mail", "order-7").out == "cancelled\n"
+    assert shell.run("cancel", "mail", "order-7").code == Exit.RECEIPT_STALE
     assert "order-7" in shell.fails(Exit.FAILED, "peek", "mail", "--id", "order-7")
     assert len(shell.ok("peek", "mail", "--json").lines) == 1
 
@@ -460,9 +460,15 @@ def test_the_store_may_be_given_before_or_after_the_command(shell: Shell) -> Non
         ("lanes", ["queues", "create", "mail", "--lanes", "0"]),
         ("bands", ["queues", "create", "mail", "--bands", "17"]),
         ("give at least one", ["queues", "alter", "mail"]),
-        ("No such command", ["puts"]),
+        ("No such command 'puts'; did you mean 'shardq put'?", ["puts"]),
+        ("did you mean 'shardq queues'?", ["quues"]),
+        ("did you mean 'shardq work'?", ["worker"]),
+        ("did you mean 'shardq queues purge'?", ["purge", "mail"]),
+        ("did you mean 'shardq queues purge'?", ["queues", "purg", "mail"]),
+        ("did you mean 'shardq dead QUEUE --redrive'?", ["redrive", "mail"]),
+        ("No such command 'xyzzy'. See", ["xyzzy"]),
         ("No such option", ["put", "mail", "x", "--dely", "5s"]),
-        ("argument (order-7). See '", ["move", "mail", "order-7", "--delay", "5s"]),
+        ("argument (order-7). See '", ["edit", "mail", "order-7", "--body", "x"]),
         ("Missing argument", ["put"]),
         ("does not exist", ["produce", "mail", "--from", "none.jsonl"]),
         ("one of them", ["produce", "mail"]),
@@ -529,11 +535,49 @@ def test_a_store_that_is_not_there_is_not_made_by_who_looks(shell: Shell, comman
     assert list(shell.directory.iterdir()) == []
 
 
+def test_many_messages_are_cancelled_at_once_by_ids_and_receipts(shell: Shell) -> None:
+    receipt = shell.ok("put", "mail", "x", "--delay", "1h", "--json").lines[0]["receipt"]
+    for name in ("a", "b"):
+        shell.ok("put", "mail", "x", "--delay", "1h", "--id", name)
+    damaged = receipt[:-1] + ("A" if receipt[-1] != "A" else "B")
+    done = shell.run("cancel", "mail", "a", "nobody", receipt, damaged, "b")
+    assert done.code == Exit.RECEIPT_STALE
+    assert done.err.startswith(f"{damaged}: ")
+    assert done.out.splitlines() == [
+        "a: cancelled",
+        "nobody: nothing to cancel: it has ended, is being delivered, or was never there",
+        f"{receipt}: cancelled",
+        "b: cancelled",
+    ]
+    assert shell.ok("peek", "mail", "--json").lines == []
+
+
+def test_a_message_in_back_off_is_let_run_now_and_keeps_its_error(shell: Shell) -> None:
+    with shardq.connect(shell.url) as db:
+        queue = db.queue("mail")
+        for n in range(2):
+            queue.put("x", id=f"job-{n}")
+        for message in queue.receive(2):
+            queue.retry(message, delay="1h", reason="refused")
+        queue.put("x", id="later", delay="1h")
+        done = shell.run("move", "mail", "job-0", "nobody", "job-1", "--delay", "0s")
+        assert done.code == Exit.NOT_THERE
+        told = [line.split(" due ")[0] for line in done.out.splitlines()]
+        assert told == [
+            "job-0: moved:", "nobody: not moved: mail has no message nobody", "job-1: moved:"
+        ]  # fmt: skip
+        got = queue.receive(3, wait="1s")
+        assert sorted((one.id, one.last_error, one.attempt) for one in got) == [
+            ("job-0", "refused", 2), ("job-1", "refused", 2)
+        ]  # fmt: skip
+        assert shell.run("move", "mail", "job-0", "--delay", "0s").code == Exit.RUNNING
+
+
 def test_a_damaged_or_foreign_receipt_is_told_from_a_stale_one(shell: Shell) -> None:
     receipt = shell.ok("put", "mail", "x", "--json").lines[0]["receipt"]
     shell.ok("put", "post", "x")
     assert "damaged" in shell.fails(Exit.RECEIPT_BAD, "cancel", "mail", receipt[:-4])
-    assert "is no receipt" in shell.fails(Exit.RECEIPT_BAD, "cancel", "mail", "x")
+    assert "damaged" in shell.fails(Exit.RECEIPT_BAD, "cancel", "mail", "AQ" * 40)
     assert "not one of queue" in shell.fails(Exit.RECEIPT_BAD, "cancel", "post", receipt)
 
 
@@ -611,7 +655,7 @@ def test_every_error_has_an_exit_code() -> None:
     kinds = [k for k in vars(errors).values() if isinstance(k, type) and issubclass(k, Exception)]
     assert {exit_of(kind("x")) for kind in kinds} == set(Exit) - {
         Exit.OK, Exit.FAILED, Exit.FILE, Exit.UNBALANCED, Exit.COMMAND,
-        Exit.RUNNING, Exit.INTERRUPTED, Exit.PIPE_CLOSED, Exit.TERMINATED,
+        Exit.RUNNING, Exit.INTERRUPTED, Exit.PIPE_CLOSED, Exit.TERMINATED, Exit.DIED,
     }  # fmt: skip
 
 
@@ -696,3 +740,16 @@ def test_delivered_is_the_corrected_clock_and_at_the_machines(shell: Shell) -> N
 )
 def test_spans_are_short(milliseconds: int, shown: str) -> None:
     assert span(milliseconds) == shown
+
+
+@pytest.mark.parametrize("kind", [(), ("cassandra",)])
+def test_the_printed_schema_is_that_of_the_url(shell: Shell, kind: tuple[str, ...]) -> None:
+    url = "cassandra://db1,db2/jobs?dc=west&replication=5"
+    first, use, *_ = shell.run("schema", *kind, url=url).out.split("\n\n")
+    assert first == (
+        "CREATE KEYSPACE IF NOT EXISTS jobs WITH replication = "
+        "{'class': 'NetworkTopologyStrategy', 'west': 5};"
+    )
+    assert use == "USE jobs;"
+    assert shell.run("schema", "sqlite", url=url).out == shell.ok("schema").out
+    assert "EXISTS shardq WITH" in shell.ok("schema", "cassandra").out

@@ -125,11 +125,20 @@ def test_the_history_says_what_became_of_a_message(shell: Shell) -> None:
     assert len(shell.ok("history", "mail", "--json").lines) == 2
     nobody = shell.run("history", "mail", "order-8")
     assert (nobody.code, nobody.out, nobody.err) == (
-        Exit.FAILED, "", "shardq: mail has recorded nothing of message 'order-8'.\n",
-    )  # fmt: skip
+        Exit.FAILED,
+        "",
+        "shardq: mail has recorded nothing of message 'order-8'; a message that had this for a key "
+        "and has ended is found by its id.\n",
+    )
     shell.ok("queues", "create", "other")
     how = "`shardq queues alter other --history 7d`"
     assert how in shell.fails(Exit.HISTORY_OFF, "history", "other")
+
+
+def test_the_history_of_a_key_is_that_of_the_message_that_has_it(shell: Shell) -> None:
+    shell.ok("queues", "create", "mail", "--history", "7d")
+    made = shell.ok("put", "mail", "x", "--key", "order-7", "--delay", "1h").out.strip()
+    assert shell.ok("history", "mail", "order-7").out.startswith(f"{made}: entered ")
 
 
 def test_the_history_breaks_no_time_and_no_name_in_a_terminal_of_80_columns(shell: Shell) -> None:

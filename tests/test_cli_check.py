@@ -7,12 +7,16 @@ import re
 import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 
 import pytest
 from shell import Shell, shell
 
+import shardq
+from shardq.cli import check as judged
 from shardq.cli.exits import Exit
 from shardq.model.formats import FORMAT
+from shardq.stores.sqlite import database
 
 
 def test_check_tells_of_store_clocks_and_queues(shell: Shell) -> None:
@@ -199,3 +203,28 @@ def test_a_look_writes_nothing(shell: Shell, command: list[str]) -> None:
         shell.ok(*command)
         assert other.execute("PRAGMA data_version").fetchone() == before
     other.close()
+
+
+def test_a_log_that_another_program_keeps_large_is_told_and_then_shortened(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database, "LOG_BYTES", 1 << 20)
+    monkeypatch.setattr(judged, "_LOG_BYTES_MAX", 2 << 20)
+    file = shell.directory / "jobs.db"
+    with (
+        shardq.connect(f"{shell.url}?synchronous=normal") as db,
+        closing(sqlite3.connect(file, isolation_level=None)) as other,
+    ):
+        mail = db.queue("mail", lanes=1)
+        other.execute("BEGIN")
+        other.execute("SELECT count(*) FROM messages").fetchone()
+        mail.put_many([bytes(1 << 20)] * 5)
+        store = {line["what"]: line for line in shell.ok("check", "--json").lines}["store"]
+        assert (store["level"], store["state"]) == ("warning", "log large")
+        assert store["log_bytes"] > 5 << 20
+        other.execute("COMMIT")
+        mail.put_many(["checkpointed"] * 2)
+        mail.put("written from the beginning of the log")
+        store = {line["what"]: line for line in shell.ok("check", "--json").lines}["store"]
+        assert (store["level"], store["state"]) == ("ok", "ok")
+        assert store["log_bytes"] <= 1 << 20

@@ -6,8 +6,11 @@ import pytest
 from rich.text import Text
 from shell import Shell, shell
 
+import shardq
 from shardq.cli import listing
 from shardq.cli.exits import Exit
+from shardq.inspection.dead import last
+from shardq.testing import Stage
 
 
 def test_redrive_puts_the_dead_back_under_their_ids(shell: Shell) -> None:
@@ -109,3 +112,44 @@ def test_a_message_that_is_not_there_is_looked_up_among_the_dead_of_the_longest_
     done = shell.run("peek", f"{name}.dead", "--id", "order-8")
     assert done.code == Exit.FAILED, done
     assert done.err.startswith(f"shardq: {name}.dead has no message 'order-8'")
+
+
+def test_those_that_died_last_are_shown_and_what_is_left_out_is_said(shell: Shell) -> None:
+    with shardq.connect(shell.url) as db:
+        queue = db.queue("mail")
+        for n in range(24):
+            queue.bury(queue.put("x", id=f"job-{n}"), "odd" if n % 2 else "even")
+    for words in ["dead", "mail"], ["dead", "mail", "--json"]:
+        done = shell.ok(*words)
+        assert "job-23" in done.out.splitlines()["--json" not in words]
+        assert "job-3" not in done.out
+        assert "4 more not shown; -n N shows N." in done.err
+    found = shell.ok("dead", "mail", "--reason", "even", "-n", "2", "--json")
+    assert [line["id"] for line in found.lines] == ["job-22", "job-20"]
+    assert "There are more; -n N shows N." in found.err
+    assert len(shell.ok("dead", "mail", "--json", "-n", "24").lines) == 24
+
+
+def test_without_a_queue_the_dead_of_all_are_counted_by_their_reasons(deaths: Shell) -> None:
+    assert deaths.run("dead", "--redrive").code == Exit.USAGE
+    with shardq.connect(deaths.url) as db:
+        post = db.queue("post")
+        post.bury(post.put("x"), "no such address")
+    heads, *lines = deaths.ok("dead").out.splitlines()
+    assert heads.split() == ["queue", "dead", "last", "died", "reason"]
+    assert [line.split()[:2] for line in lines] == [["mail", "2"], ["mail", "1"], ["post", "1"]]
+    found = deaths.ok("dead", "--json").lines
+    assert [(one["queue"], one["dead"]) for one in found] == [("mail", 2), ("mail", 1), ("post", 1)]
+    assert found[2]["reason"] == "no such address"
+    deaths.ok("dead", "mail", "--purge", "--yes")
+    deaths.ok("dead", "post", "--purge", "--yes")
+    assert deaths.ok("dead").out == "No queue has dead messages.\n"
+
+
+def test_those_that_died_last_are_found_hours_back(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    for n in range(4):
+        queue.bury(queue.put(f"{n}"))
+        stage.clock.advance(5_000)
+    found = last(queue.dead._home, 3, lambda _: True)
+    assert [row.body for row in found] == [b"3", b"2", b"1"]

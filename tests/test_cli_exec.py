@@ -310,14 +310,12 @@ def test_too_many_programs_left_leave_the_next_command_our_own_stderr(
     wait_for_no_reader()
 
 
-def test_what_has_room_for_one_line_shows_the_last_line_of_stderr_once(
-    shell: Shell, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_has_room_for_one_line_shows_the_last_line_of_stderr_once(shell: Shell) -> None:
     shell.ok("queues", "create", "mail", "--attempts", "1")
     shell.ok("put", "mail", "x", "--id", "seven")
     text = "echo sending >&2; echo refused >&2; exit 3"
-    shell.ok("consume", "mail", "--until-empty", "--exec", shlex.join(["sh", "-c", text]))
-    [log] = [text for text in caplog.messages if text.startswith("message seven")]
+    done = shell.ok("consume", "mail", "--until-empty", "--exec", shlex.join(["sh", "-c", text]))
+    [log] = [line for line in done.err.splitlines() if "message seven" in line]
     assert log.endswith("sh: refused ..")
     assert shell.ok("dead", "mail").out.count("refused") == 1
     # Whoever asks for one message reads all, and once: a command has no traceback.

@@ -7,9 +7,10 @@ import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from shell import Shell
+from shell import Shell, shell
 from working import APP, app_shell, write_app
 
+from shardq import App
 from shardq.cli import jobs
 from shardq.cli.exits import Exit
 from shardq.cli.jobs import call_text
@@ -85,7 +86,8 @@ def test_a_put_for_programs_says_how_the_job_is_cancelled(app_shell: Shell) -> N
             "2.",
         ),
         ("app.index", '["x"]', "task app.index: argument pages "),
-        ("app.none", "{}", "the app has no task 'app.none'; it has app.welcome, app.nap, "),
+        ("app.zzzz", "{}", "the app has no task 'app.zzzz'; it has app.welcome, app.nap, "),
+        ("welcome", "{}", "the app has no task 'welcome'; did you mean 'app.welcome'?"),
         ("app.welcome", "{", "--args '{' is not JSON: "),
         ("app.welcome", '{"user": NaN}', "--args '{\"user\": NaN}' is not JSON: NaN is no number"),
         ("app.welcome", "3", "--args must be an object of arguments by name, or a list by positi"),
@@ -151,6 +153,23 @@ def test_a_job_is_shown_as_the_call_that_it_is(app_shell: Shell) -> None:
     assert app_shell.ok("show", "mail", "j", "--json").lines[0]["job"] == call
 
 
+def test_show_says_how_often_a_job_may_run_and_not_what_its_queue_allows(shell: Shell) -> None:
+    app = App(shell.url)
+
+    @app.task(attempts=2)
+    def send() -> None: ...
+
+    with app:
+        app.connection.queue("default", attempts=9)
+        for options, allowed in (
+            ({}, "at most 9, as its task says"),
+            ({"attempts": 3}, "3"),
+            ({"timeout": "1m"}, "at most 9, as its task says"),
+        ):
+            job = send.using(delay="1h", **options).put()  # type: ignore[misc]
+            assert f"\nattempts  0 of {allowed}\n" in shell.ok("show", "default", job.id).out
+
+
 def test_a_message_that_is_no_job_is_shown_as_before(app_shell: Shell) -> None:
     app_shell.ok("put", "mail", "hello", "--id", "m")
     assert "job" not in app_shell.ok("show", "mail", "m").out
@@ -180,18 +199,58 @@ def test_a_call_is_read_from_a_body_that_may_be_anything(body: bytes, said: str 
 
 def test_the_tasks_of_an_app_are_listed_with_their_options_and_arguments(app_shell: Shell) -> None:
     lines = app_shell.ok("tasks", "app").out.splitlines()
-    assert lines[0].split() == ["task", "queue", "options", "arguments"]
-    assert [line.split()[:2] for line in lines[1:]] == [
+    assert lines[0].split() == ["task", "queue", "arguments"]
+    tasks = [line for line in lines[1:] if not line.startswith(" ")]
+    assert [line.split()[:2] for line in tasks] == [
         ["app.welcome", "mail"],
         ["app.nap", "default"],
         ["app.flaky", "default"],
         ["app.index", "default"],
         ["many", "default"],
     ]
-    assert (
-        "  attempts 2, priority 1, also old.welcome  (user: str, *, lang: str = 'en')" in lines[1]
-    )
-    assert "  async, attempts 2  (n: int = 0)" in re.sub(" {3,}", "  ", lines[2])
+    assert lines[1].endswith("  (user: str, *, lang: str = 'en')")
+    assert lines[2] == "    attempts 2, backoff 10ms, priority 1, also old.welcome"
+    assert lines[3].endswith("  (n: int = 0)")
+    assert lines[4] == "    async, attempts 2, backoff 10ms"
+
+
+WIDE = """
+from shardq import App
+from shardq.tasks import Backoff
+app = App()
+@app.task(queue="index", backoff=Backoff("1s", longest="10m"), keep="1d", expires="8h30m",
+          key="index-{doc}", on_conflict="debounce", delay="30s", max_wait="5m", unique_for="2d")
+def index(doc: int, *, language: str = "en", rank: int = 0, fields: list[str] | None = None): ...
+@app.task(backoff=["1s", "1m", "1h"], retry_on=(OSError, LookupError), bury_on=KeyError)
+def sync(region: str = "all"): ...
+@app.task(backoff="10s")
+def other(): ...
+app.every("15m", sync, overlap="skip")
+app.cron("30 2 * * *", sync.of("eu"), tz="Europe/Berlin", name="nightly")
+"""
+
+
+def test_a_list_of_tasks_is_no_wider_than_a_page_and_has_backoffs_and_schedules(
+    app_shell: Shell,
+) -> None:
+    write_app(app_shell.directory, WIDE)
+    listed = app_shell.ok("tasks", "app").out
+    assert max(map(len, listed.splitlines())) <= 120
+    assert "attempts 5, backoff 1s x2 to 10m, expires 8h30m, keep 1d, delay 30s" in listed
+    assert listed.endswith("""\
+app.sync   default  (region: str = 'all')
+    attempts 5, backoff 1s 1m 1h, retry_on OSError LookupError, bury_on KeyError
+    schedule app.sync: every 15m
+    schedule nightly: cron 30 2 * * * Europe/Berlin
+app.other  default  ()
+    attempts 5, backoff 10s
+""")
+    lines = app_shell.ok("tasks", "app", "--json").lines
+    assert lines[1]["schedules"] == {
+        "app.sync": "every 15m",
+        "nightly": "cron 30 2 * * * Europe/Berlin",
+    }
+    assert lines[2]["options"] == {"attempts": 5, "backoff": "10s"}
 
 
 def test_the_tasks_of_an_app_are_listed_for_programs(app_shell: Shell) -> None:
@@ -202,11 +261,12 @@ def test_the_tasks_of_an_app_are_listed_for_programs(app_shell: Shell) -> None:
         "queue": "mail",
         "arguments": "(user: str, *, lang: str = 'en')",
         "async": False,
-        "options": {"attempts": 2, "priority": "1"},
+        "options": {"attempts": 2, "backoff": "10ms", "priority": "1"},
         "headers": {},
+        "schedules": {},
     }
-    assert lines[3]["options"] == {"attempts": 2, "batch": 10}
-    assert lines[4]["options"] == {"attempts": 2, "timeout": "30s"}
+    assert lines[3]["options"] == {"attempts": 2, "backoff": "10ms", "batch": 10}
+    assert lines[4]["options"] == {"attempts": 2, "backoff": "10ms", "timeout": "30s"}
 
 
 def test_an_app_without_tasks_is_told_how_to_declare_one(app_shell: Shell) -> None:

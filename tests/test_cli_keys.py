@@ -173,7 +173,7 @@ def test_what_was_done_is_told_to_programs(shell: Shell) -> None:
     for command in ("edit", "move", "cancel"):
         assert answer(shell.ok(*COMMANDS[command], "--json")) == "done"
     made = shell.ok("put", "mail", "x", "--delay", "1h", "--json").lines[0]
-    told = {"queue": "mail", "key": None}
+    told = {"queue": "mail", "id": made["receipt"], "key": None}
     for code, word in ((Exit.OK, "done"), (Exit.RECEIPT_STALE, "not there")):
         done = shell.run("cancel", "mail", "--json", made["receipt"])
         assert (done.code, done.lines) == (code, [told | {"answer": word}])
@@ -198,13 +198,13 @@ def test_a_dead_message_is_cancelled_by_its_key_and_told_how_to_be_put_back(shel
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["move", "mail", "--delay", "1h"], "give --key"),
+        (["move", "mail", "--delay", "1h"], "give IDs, RECEIPTs or --key"),
         (["move", "mail", "--key", "a"], "give --due or --delay, one of them."),
         (["move", "mail", "--key", "a", "--due", "x", "--delay", "1h"], "one of them."),
         (["move", "mail", "--key", "a", "--due", "tomorrow"], "is not an ISO 8601 time"),
         (["edit", "mail", "--body", "x"], "give --key"),
         (["edit", "mail", "--key", "a", "--header", "b"], "must be NAME=VALUE"),
-        (["cancel", "mail", "--key", "a", "--id", "b"], "give --key, --id or a RECEIPT"),
+        (["cancel", "mail", "b", "--key", "a"], "give IDs, RECEIPTs or --key"),
         (["cancel", "mail", "--key", "a\nb"], "key 'a\\nb' must be 1 to 256 printable"),
         (["cancel", "mail.dead", "--key", "a"], "keeps the dead of 'mail'"),
         (["show", "mail"], "give an ID, a RECEIPT or --key, one of them."),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 from shell import Shell, shell
 
 from shardq import connect
 from shardq.cli.exits import Exit
+from shardq.stores.tables import MEMBERS
 
 
 def with_an_error(shell: Shell) -> None:
@@ -35,6 +37,19 @@ def test_peek_shows_the_last_error_of_what_is_retried(shell: Shell) -> None:
     assert "error     ConnectionError: refused by \\x1b[31mada\n          at noon\n" in whole
     assert f"failed    {failed['last_error_at']}\n" in whole
     assert "error" not in shell.ok("peek", "mail", "--id", "order-8").out
+
+
+def test_peek_counts_the_delivery_that_is_under_way(shell: Shell) -> None:
+    with connect(shell.url) as db:
+        queue = db.queue("mail")
+        home = queue._home
+        for name in ("order-7", "order-8"):
+            queue.put("x", id=name)
+        told = {"threads": 1, "running": 1, "busy": 1, "runs": [["order-7", home.clock.now_ms()]]}
+        home.store.note(MEMBERS, (home.register.members_key,), {"me": json.dumps(told)}, 60_000)
+        found = {line["id"]: line for line in shell.ok("peek", "mail", "--json").lines}
+        assert [found[name]["attempts"] for name in sorted(found)] == [1, 0]
+        assert re.search(r"Z +1, runs +1  order-7", shell.ok("peek", "mail").out)
 
 
 def test_peek_has_no_column_of_errors_where_nothing_has_failed(shell: Shell) -> None:

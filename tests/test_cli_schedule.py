@@ -14,10 +14,8 @@ from working import app_shell
 
 import shardq
 from shardq.cli.exits import Exit
-from shardq.cli.jobs import OWN_HEADERS
 from shardq.schedules import declaring
 from shardq.schedules.options import chosen
-from shardq.tasks.options import OPTIONS_HEADER, TASK_HEADER
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -152,6 +150,13 @@ def test_a_local_time_is_one_of_the_schedule_s_zone(shell: Shell) -> None:
     assert "--start 'July' is not an ISO 8601 time" in told
 
 
+def test_an_interval_may_fire_at_once(shell: Shell) -> None:
+    said = shell.ok("schedule", "add", "mail", "x", "go", "--every", "1h", "--at-start").out
+    assert re.match(r"x: next .*, (now|due|in 0|[\d.]+ m?s ago)", said), said
+    said = shell.fails(Exit.USAGE, "schedule", "add", "mail", "y", "go", *NIGHTLY, "--at-start")
+    assert "--at-start goes with --every" in said
+
+
 def test_a_day_or_a_local_time_of_an_interval_is_one_of_utc(shell: Shell) -> None:
     add(shell, "hourly", "--every", "1h", "--start", "2030-01-02", "--end", "2030-01-03T09:30")
     told = shown(shell, "hourly")
@@ -202,10 +207,6 @@ def test_with_its_app_a_task_is_scheduled_as_it_is_declared(app_shell: Shell) ->
         "app.welcome", "--args", '{"usr": 1}',
     )  # fmt: skip
     assert "task app.welcome has no argument usr" in said
-
-
-def test_the_headers_that_a_job_has_for_its_worker_are_those_of_tasks() -> None:
-    assert OWN_HEADERS == (TASK_HEADER, OPTIONS_HEADER)
 
 
 @pytest.mark.parametrize(
@@ -277,8 +278,14 @@ def test_who_names_no_schedule_is_told_the_nearest_and_who_names_no_queue_so(
     name, *options = command
     told = shell.fails(Exit.NOT_THERE, "schedule", name, "mail", "nigthly", *options)
     assert told == "shardq: queue 'mail' has no schedule 'nigthly'; did you mean 'nightly'?\n"
+    add(shell, "shop.jobs.weekly", *NIGHTLY)
+    told = shell.fails(Exit.NOT_THERE, "schedule", name, "mail", "Weekly", *options)
+    assert "no schedule 'Weekly'; did you mean 'shop.jobs.weekly'?" in told
     told = shell.fails(Exit.UNKNOWN_QUEUE, "schedule", name, "post", "nightly", *options)
     assert "post" in told
+    add(shell, "shop.jobs.weekly", *NIGHTLY)
+    told = shell.fails(Exit.NOT_THERE, "schedule", name, "mail", "weekly", *options)
+    assert told.endswith("has no schedule 'weekly'; did you mean 'shop.jobs.weekly'?\n")
 
 
 # Previews -----------------------------------------------------------------------------------------
@@ -473,6 +480,22 @@ def test_a_change_takes_back_what_is_given_empty(shell: Shell) -> None:
     assert [told[name] for name in ("group", "key", "unique_for", "count")] == [None] * 4
 
 
+def test_a_change_of_the_times_leaves_zone_start_and_end(shell: Shell) -> None:
+    add(shell, "nightly", *NIGHTLY, "--start", "2090-01-01", "--end", "2091-01-01")
+
+    def trigger(*changes: str) -> str:
+        shell.ok("schedule", "change", "mail", "nightly", *changes)
+        return str(shown(shell, "nightly")["trigger"])
+
+    since, until = "from 2089-12-31T23:00:00.000Z", "until 2090-12-31T23:00:00.000Z"
+    assert trigger("--cron", "0 3 * * *") == f"cron 0 3 * * * Europe/Berlin, {since}, {until}"
+    assert trigger("--tz", "UTC") == f"cron 0 3 * * * UTC, {since}, {until}"
+    later = "from 2090-02-01T00:00:00.000Z"
+    assert trigger("--start", "2090-02-01") == f"cron 0 3 * * * UTC, {later}, {until}"
+    assert trigger("--end", "") == f"cron 0 3 * * * UTC, {later}"
+    assert trigger("--start", "") == "cron 0 3 * * * UTC"
+
+
 def test_a_job_s_arguments_are_changed_and_its_task_stays(shell: Shell) -> None:
     shell.ok("schedule", "add", "crm", "sync", "--every", "1h", "--task", "app.sync")
     shell.ok("schedule", "change", "crm", "sync", "--args", '{"n": 1}', "--header", "a=b")
@@ -491,7 +514,8 @@ def test_a_job_s_arguments_are_changed_and_its_task_stays(shell: Shell) -> None:
     ("options", "said"),
     [
         ([], "give at least one thing to change."),
-        (["--end", "2090-01-01T00:00Z"], "--tz, --start and --end go with --every or --cron"),
+        (["--every", "1h", "--tz", "UTC"], "--tz goes with --cron"),
+        (["--end", "2001-01-01"], "would never fire"),
         (["--cron", "0 0 30 2 *"], "would never fire"),
         (["--jitter", "2d"], "a jitter of 2d is longer than the 1d"),
         (["--missed", "never"], "'never' is not one of 'skip', 'once', 'all'"),

@@ -15,6 +15,7 @@ import pytest
 from shell import TIMEOUT_S, Shell, shell
 from working import Works, app_shell, finished, wait_for, write_app
 
+from shardq import connect
 from shardq.cli import joblines
 from shardq.cli.exits import Exit
 from shardq.cli.joblines import JobLines
@@ -38,6 +39,17 @@ def wait() -> None:
     mark(0)
 """
 
+IN_THREADS = f"""{MARKS}
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+@app.task
+async def wait_in_thread() -> None:
+    await asyncio.to_thread(wait)
+@app.task
+def wait_in_own_thread() -> None:
+    ThreadPoolExecutor().submit(wait).result()
+"""
+
 IMPORTED_SLOWLY = """
 import os, pathlib, signal, time
 from shardq import App
@@ -54,6 +66,29 @@ signal.signal(signal.SIGTERM, note)
 pathlib.Path("importing").write_text(f"{os.getpid()}\\n")
 while not pathlib.Path("go").exists():
     time.sleep(0.01)
+"""
+
+TOLD_EARLY = """
+import os, signal
+from shardq import App
+
+class Told(App):
+    def reconcile(self) -> None:
+        tell("reconcile")
+        super().reconcile()
+
+def tell(place: str) -> None:
+    if place == "PLACE":
+        print("told", flush=True)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+app = Told(os.environ["SHARDQ_STORE"])
+app.on_start(lambda: tell("on_start"))
+app.on_stop(lambda: print("closed", flush=True))
+
+@app.task(queue="mail")
+def mark() -> None:
+    pass
 """
 
 
@@ -76,16 +111,16 @@ def test_each_run_that_ends_has_one_line_and_all_are_aligned(app_shell: Shell) -
     failed = [line for line in states if "app.flaky" in line]
     number = "[0-9a-f-]{36}"
     assert len(states) == 5
-    assert re.fullmatch(rf"done      app.nap      +\d+ ms  {number}", states[0])
-    assert re.fullmatch(rf"done      app.welcome  +\d+ ms  {number}", states[1])
+    assert re.fullmatch(rf"done       app.nap      +\d+ ms  {number}", states[0])
+    assert re.fullmatch(rf"done       app.welcome  +\d+ ms  {number}", states[1])
     assert re.fullmatch(
-        rf"failed    app.flaky    +\d+ ms  {number}  attempt 3: out of attempts: ValueError: no 3",
+        rf"failed     app.flaky    +\d+ ms  {number}  attempt 3: out of attempts: ValueError: no 3",
         failed[0],
     )
     ends = {line.partition("  attempt ")[2] for line in failed[1:]}
     assert ends == {f"{attempt}, again in 10 ms: ValueError: no 3" for attempt in (1, 2)}
     assert len({line.index("ms") for line in states}) == 1
-    assert code == Exit.OK
+    assert code == Exit.DIED
     assert err.endswith("shardq: ended after 5 runs: 2 done, 2 retrying, 1 failed.\n")
 
 
@@ -115,7 +150,7 @@ def test_a_terminal_has_colours_and_the_time_of_day(
     monkeypatch.setenv("NO_COLOR", no_colour)
     put(app_shell, "app.nap")
     [line] = app_shell.on_terminal("work", "app", "--until-empty")
-    done = "done    " if no_colour else "\x1b[32mdone    \x1b[0m"
+    done = "done     " if no_colour else "\x1b[32mdone     \x1b[0m"
     assert re.fullmatch(rf"\d\d:\d\d:\d\d  {re.escape(done)}  app.nap .*", line)
 
 
@@ -162,15 +197,18 @@ def test_jobs_are_run_though_nobody_reads_their_lines_any_more(app_shell: Shell)
 # Its end ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("processes", [[], ["--processes", "2"]])
+@pytest.mark.parametrize(
+    ("processes", "number"),
+    [([], signal.SIGTERM), ([], signal.SIGHUP), (["--processes", "2"], signal.SIGTERM)],
+)
 def test_a_stop_lets_jobs_that_run_end_and_leaves_the_others(
-    app_shell: Shell, processes: list[str]
+    app_shell: Shell, processes: list[str], number: int
 ) -> None:
     write_app(app_shell.directory, MARKS)
     put(app_shell, "app.wait")
     works = Works(app_shell, "app", "--threads", "1", *processes)
     wait_for(app_shell.directory / "began")
-    works.process.send_signal(signal.SIGTERM)
+    works.process.send_signal(number)
     (app_shell.directory / "go").touch()
     done = works.ended()
     assert done.code == Exit.OK
@@ -178,12 +216,13 @@ def test_a_stop_lets_jobs_that_run_end_and_leaves_the_others(
     assert app_shell.ok("peek", "default", "--json").lines == []
 
 
+@pytest.mark.parametrize("task", ["app.wait", "app.wait_in_thread"])
 @pytest.mark.parametrize("processes", [[], ["--processes", "1"]])
 def test_a_job_that_outlives_the_deadline_runs_again_and_spends_no_attempt(
-    app_shell: Shell, processes: list[str]
+    app_shell: Shell, processes: list[str], task: str
 ) -> None:
-    write_app(app_shell.directory, MARKS)
-    put(app_shell, "app.wait")
+    write_app(app_shell.directory, IN_THREADS)
+    put(app_shell, task)
     works = Works(app_shell, "app", "--deadline", "100ms", *processes)
     wait_for(app_shell.directory / "began")
     done = works.stop()
@@ -193,6 +232,17 @@ def test_a_job_that_outlives_the_deadline_runs_again_and_spends_no_attempt(
     assert "1 of its deliveries still run: they are delivered again in 1m, without an " in done.err
     [left] = app_shell.ok("peek", "default", "--json").lines
     assert left["attempts"] == 0
+
+
+@pytest.mark.nightly
+def test_threads_of_a_job_s_own_keep_no_process_5_s_after_the_deadline(app_shell: Shell) -> None:
+    write_app(app_shell.directory, IN_THREADS)
+    put(app_shell, "app.wait_in_own_thread")
+    works = Works(app_shell, "app", "--deadline", "100ms")
+    wait_for(app_shell.directory / "began")
+    done = works.stop()
+    assert done.code == Exit.TERMINATED
+    assert "ends, though threads or processes that its jobs have started still work.\n" in done.err
 
 
 def test_several_processes_run_each_job_once_and_end_when_none_is_left(app_shell: Shell) -> None:
@@ -211,6 +261,27 @@ def test_several_processes_run_each_job_once_and_end_when_none_is_left(app_shell
     assert (
         len(re.findall(r"^shardq: process \d+ ended after \d+ runs", done.err, re.MULTILINE)) == 2
     )
+
+
+def test_a_process_that_has_run_as_many_jobs_as_it_may_is_replaced(app_shell: Shell) -> None:
+    write_app(app_shell.directory, MARKS)
+    with connect(app_shell.url) as db:
+        db.queue("default").put_many(
+            [{"body": f'{{"n": {n}}}', "headers": {"task": "app.mark"}} for n in range(30)]
+        )
+    done = Works(
+        app_shell, "app", "--max-jobs", "10", "--threads", "1", "--until-empty", "--log", "none"
+    ).ended()
+    assert done.code == Exit.OK
+    ran = [line.split() for line in (app_shell.directory / "ran").read_text().splitlines()]
+    assert sorted(int(n) for n, _ in ran) == [*range(30)]
+    told = re.findall(
+        r"^shardq: process (\d+): it has run 10 jobs; another takes its place\.$",
+        done.err,
+        re.MULTILINE,
+    )
+    assert told
+    assert {process for _, process in ran} >= {*told}
 
 
 def test_a_worker_serves_the_queues_that_are_named(app_shell: Shell) -> None:
@@ -345,6 +416,18 @@ def test_a_queue_of_no_task_is_named(app_shell: Shell) -> None:
     assert "shardq: no task of the app has queue mial: check its name.\n" in done.err
 
 
+@pytest.mark.parametrize(
+    "words", [["work", "app", "--until-empty"], ["put", "mail", "hello"], ["queues"]]
+)
+@pytest.mark.parametrize("url", ["sqlite://", "sqlite:///:memory:"])
+def test_a_store_that_no_other_process_sees_is_told(
+    app_shell: Shell, words: list[str], url: str
+) -> None:
+    code, _, err = app_shell.run(*words, url=url)
+    assert code == Exit.OK
+    assert "shardq: store sqlite:// is in the memory of this process: no other can put" in err
+
+
 def test_the_store_is_that_of_the_option_where_the_app_names_none(app_shell: Shell) -> None:
     put(app_shell, "app.nap")
     done = finished(app_shell, "app", "--store", app_shell.url, "--until-empty", url="")
@@ -396,6 +479,8 @@ def test_a_worker_without_its_supervisor_ends_gracefully(app_shell: Shell) -> No
         "logging.config.dictConfig({'version': 1, 'root': {'handlers': ['c']}, "
         "'handlers': {'c': {'class': 'logging.StreamHandler'}}})",
         "logging.getLogger().addHandler(rich.logging.RichHandler())",
+        "class Sent(logging.Handler): emit = lambda *_: None\n        "
+        "logging.getLogger().addHandler(Sent())",
     ],
 )
 def test_a_failure_is_shown_once_however_the_app_sets_logging_up(
@@ -446,3 +531,22 @@ def test_process_1_ends_by_a_signal_that_came_while_its_app_was_imported(
     assert process.returncode == Exit.TERMINATED
     assert (b"told to end while app was imported" in err) == (signals == 1)
     assert not (app_shell.directory / "ran").exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or sys.platform != "linux", reason="only root makes spaces")
+@pytest.mark.parametrize("place", ["reconcile", "on_start"])
+def test_process_1_ends_by_a_signal_that_comes_before_it_runs_jobs(
+    app_shell: Shell, place: str
+) -> None:
+    write_app(app_shell.directory, TOLD_EARLY.replace("PLACE", place))
+    words = ["unshare", "--pid", "--fork", "--kill-child", sys.executable, "-m", "shardq"]
+    done = subprocess.run(
+        [*words, "work", "app", "--queue", "mail"],
+        cwd=app_shell.directory,
+        env={**os.environ, "SHARDQ_STORE": app_shell.url},
+        capture_output=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    assert done.returncode == Exit.OK, done.stderr
+    assert done.stdout == b"told\nclosed\n"

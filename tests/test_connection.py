@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import traceback
 from pathlib import Path
 from typing import Any
@@ -9,7 +11,8 @@ from typing import Any
 import pytest
 
 import shardq
-from shardq import Consumer
+from shardq import App, Consumer
+from shardq.clock import SystemClock
 from shardq.errors import BadName, BadSetting, BadUrl, ClockError, UnknownQueue
 from shardq.stores.tables import MEMBERS
 from shardq.testing import Stage
@@ -86,6 +89,62 @@ def test_other_settings_than_the_queue_has_change_nothing(stage: Stage) -> None:
     db = stage.connect()
     assert db.queue("mail", lanes=4).settings.lanes_written == 3
     assert db.queue("mail", lanes=3).settings.lanes_written == 3
+
+
+def test_a_connection_that_its_user_drops_is_closed_with_a_warning(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'jobs.db'}"
+    dropped_are_closed(url, tmp_path)
+
+
+@pytest.mark.cassandra
+@pytest.mark.nightly
+def test_a_connection_to_cassandra_that_its_user_drops_is_closed(cassandra_url: str) -> None:
+    shardq.init(cassandra_url)
+    dropped_are_closed(cassandra_url, None)
+
+
+def dropped_are_closed(url: str, directory: Path | None) -> None:
+    def drop() -> None:
+        shardq.connect(url).queue("dropped").put("by its queue")
+        app = App(url)
+        app.task(drop).put()
+        schedules = shardq.connect(url).queue("dropped").schedules
+        gc.collect()
+        assert list(schedules) == []
+        shardq.Observer(shardq.connect(url)).look()
+        app = schedules = None
+        clock = SystemClock(0, corrected=False)
+        until_us = clock.boot_us() + 60_000_000
+        while (open_files(directory), threads()) > before and clock.boot_us() < until_us:
+            gc.collect()
+            clock.sleep(0.01)
+
+    with shardq.connect(url) as db:
+        # What a driver keeps for all its connections is there from now on.
+        put = db.queue("dropped").totals().put
+    gc.collect()
+    before = open_files(directory), threads()
+    with pytest.warns(ResourceWarning, match="was not closed; use `with`") as told:
+        drop()
+    assert (open_files(directory), threads()) <= before
+    assert len(told) == 4
+    with shardq.connect(url) as db:
+        assert db.queue("dropped").totals().put == put + 1
+
+
+def open_files(directory: Path | None) -> int:
+    count = 0
+    for number in os.listdir("/dev/fd"):
+        try:
+            target = os.readlink(f"/dev/fd/{number}")
+        except OSError:
+            continue
+        count += directory is None or str(directory) in target
+    return count
+
+
+def threads() -> int:
+    return len(os.listdir("/proc/self/task")) if os.path.isdir("/proc/self/task") else 0
 
 
 @pytest.mark.parametrize("name", ["", "a b", "x" * 101, "é", None, 5])

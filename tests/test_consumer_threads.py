@@ -9,6 +9,7 @@ from queue import SimpleQueue
 
 import pytest
 from crashing import attempts_of
+from supervised import wait_for
 
 from shardq import Bury, Consumer, Message, Queue, Retry, locks
 from shardq.engine.outcome import Outcome
@@ -42,6 +43,31 @@ def test_threads_deliver_every_message_once(busy: Stage) -> None:
     assert sorted(seen.texts) == sorted(sent)
     assert min(seen.late_ms) >= 0
     assert busy._store.notes(MEMBERS, ("mail",)) == {}
+
+
+def test_an_ack_is_stored_within_twenty_milliseconds_beside_a_job_that_runs_on(
+    busy: Stage,
+) -> None:
+    go, begun, queue = threading.Event(), threading.Event(), busy.connect().queue("mail")
+
+    def handle(message: Message) -> None:
+        if message.text == "b":
+            begun.set()
+            go.wait(WAIT_S)
+
+    consumer = Consumer(queue, handle, threads=1)
+    consumer.start()
+    try:
+        with busy.ticking():
+            queue.put_many([b"a", b"b"])
+            assert begun.wait(WAIT_S)
+        busy.clock.advance(0.02)
+        wait_for(lambda: [one.text for one in queue.peek()] == ["b"], "the ack of a is stored")
+    finally:
+        go.set()
+        with busy.ticking():
+            consumer.stop()
+            consumer.join(WAIT_S)
 
 
 def test_acks_whose_answer_was_lost_beside_the_engine_are_sent_again(busy: Stage) -> None:

@@ -133,6 +133,16 @@ def test_a_search_in_vain_ends_within_a_hundred_years(monkeypatch: pytest.Monkey
     assert 0 < tried < INCREMENTS_MAX
 
 
+def test_the_last_day_of_a_month_is_a_day_of_the_month() -> None:
+    lasts = ["Sun 31 Jan 18:00:00", "Sun 28 Feb 18:00:00", "Wed 31 Mar 18:00:00"]
+    assert times("0 18 L * *", 3) == lasts
+    assert times("0 18 15,l 2 *", 2) == ["Mon 15 Feb 18:00:00", lasts[1]]
+    assert times("0 18 L feb *", 1, datetime(2028, 2, 1, tzinfo=UTC)) == ["Tue 29 Feb 18:00:00"]
+    # A day that fits either is enough, as of any other day of the month.
+    assert times("0 18 L 2 mon", 2) == ["Mon 01 Feb 18:00:00", "Mon 08 Feb 18:00:00"]
+    assert Cron.of(Cron.of("0 18 L * *").text) == Cron.of("0 18 l * *")
+
+
 HOLDS = "it may hold {}, *, ranges a-b, lists a,b and steps */n and a-b/n"
 
 
@@ -141,7 +151,7 @@ HOLDS = "it may hold {}, *, ranges a-b, lists a,b and steps */n and a-b/n"
     [
         ("60 * * * *", f"the minute of cron '60 * * * *' is '60'; {HOLDS.format('0-59')}."),
         ("* 24 * * *", f"the hour of cron '* 24 * * *' is '24'; {HOLDS.format('0-23')}."),
-        ("* * 0 * *", f"the day of month of cron '* * 0 * *' is '0'; {HOLDS.format('1-31')}."),
+        ("* * 0 * *", f" is '0'; {HOLDS.format('1-31, L for the last')}."),
         ("0 0 * 13 *", f" is '13'; {HOLDS.format('1-12 or jan-dec')}."),
         ("0 0 * * 8", f" is '8'; {HOLDS.format('0-7 or sun-sat')}."),
         ("61 0 0 * * *", f"the second of cron '61 0 0 * * *' is '61'; {HOLDS.format('0-59')}."),
@@ -164,12 +174,31 @@ HOLDS = "it may hold {}, *, ranges a-b, lists a,b and steps */n and a-b/n"
         ("0 0 ? * 1", "; write * for any."),
         ("0 0 * * monday", "; write mon for monday."),
         ("0 0 1 january-3 *", "; write jan for january."),
-        ("0 0 L * *", "; for the last day of a month take APScheduler's CronTrigger(day='last')."),
+        ("0 0 * * L", "; L is a day of the month, the last one."),
+        ("0 0 * * 5L", " take APScheduler's CronTrigger(day='last fri')."),
+        ("0 0 * * friL", " take APScheduler's CronTrigger(day='last fri')."),
         ("0 0 * * 5#2", " take APScheduler's CronTrigger(day='2nd fri')."),
+        ("0 0 * * mon,fri#3", " take APScheduler's CronTrigger(day='2nd fri')."),
+        ("0 0 15W * *", "; no trigger has that; write one of your own, in a few lines of Python."),
+        ("0 0 LW * *", "; no trigger has that; write one of your own, in a few lines of Python."),
+        ("0 0 L-3 * *", "; no trigger has that; write one of your own, in a few lines of Python."),
+        ("H H * * *", "; write a number, and choose a spread or a jitter."),
+        ("H(0-29)/10 * * * *", "; write a number, and choose a spread or a jitter."),
+        ("0~30 * * * *", "; write a number, and choose a spread or a jitter."),
+        ("0 0 1 1 * 2030", "; for a year choose start and end, or APScheduler's CronTrigger(year="),
+        (
+            "CRON_TZ=Asia/Tokyo 0 9 * * *",
+            "'cron_tz=asia/tokyo'; leave it out, and give the zone as",
+        ),
+        ("TZ=UTC 0 9 * * *", "has a variable, 'tz=utc'; leave it out"),
         ("", "cron '' has 0 fields; it must have 5: minute, hour, day of month, month, day of"),
         ("* * * *", "has 4 fields; it must have 5: "),
-        ("0 0 0 * * * 2027", "has 7 fields; it must have 5: "),
-        ("@reboot", "cron '@reboot' is unknown; there are @yearly, "),
+        ("0 0 0 * * * 2027", "with the second first; it has no years: choose start and end."),
+        (
+            "@reboot",
+            "@hourly; an interval with at_start fires once it is made, and whatever has to",
+        ),
+        ("@every 1h30m", "@hourly; give an interval instead, every('1h')."),
         ("@hourly *", "cron '@hourly *' has 2 fields"),
         ("*" * 2_000, "has 1,000 characters at most, not 2,000"),
         (None, "a cron must be text such as '30 2 * * *', not None."),

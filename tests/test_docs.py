@@ -370,7 +370,7 @@ def test_the_page_of_tasks_has_every_state_of_a_job() -> None:
 def test_the_page_of_tasks_has_all_that_a_running_job_tells() -> None:
     _, *written = rows("tasks.md", "## The running job")
     told = {name for name in vars(shardq.tasks.Context) if not name.startswith("_")}
-    of_the_worker = {"on_progress", "begin", "end"}
+    of_the_worker = {"on_progress", "is_asked_to_stop", "is_stopped", "begin", "end"}
     assert told - of_the_worker <= set(re.findall(r"\w+", " ".join(written)))
 
 

@@ -17,11 +17,12 @@ from apscheduler.triggers.cron import CronTrigger
 from shardq.errors import TriggerError
 from shardq.model.times import due_ms, moment_of
 from shardq.schedules.foreign import STATE_MAX
-from shardq.schedules.state import decoded, encoded
+from shardq.schedules.state import TRIGGERS_VARIABLE, decoded, encoded
 from shardq.schedules.trigger import Trigger
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 NOW = datetime(2027, 3, 27, 12, 0, 30, tzinfo=UTC)
 NOW_MS = due_ms(NOW)
@@ -211,12 +212,16 @@ def test_a_trigger_that_fails_later_says_so_when_it_is_asked() -> None:
         ("gone_since:Gone", "trigger 'gone_since:Gone' is none of a module that is imported here"),
         ("apscheduler.triggers.gone:Gone", "is none of a module that is imported here"),
         ("own_triggers", "trigger 'own_triggers' is none of a module that is imported here"),
+        (":Gone", "trigger ':Gone' is none of a module that is imported here"),
+        ("", "trigger '' is none of a module that is imported here"),
+        (5, "trigger '5' is none of a module that is imported here"),
+        (None, "trigger 'None' is none of a module that is imported here"),
         ("own_triggers:NoTrigger", "own_triggers:NoTrigger is no class of triggers"),
         ("own_triggers:HOUR", "own_triggers:HOUR is no class of triggers"),
         ("own_triggers:Frozen", "cannot be made again of its state: "),
     ],
 )
-def test_a_trigger_whose_class_is_gone_says_so_when_it_is_asked(kind: str, said: str) -> None:
+def test_a_trigger_whose_class_is_gone_says_so_when_it_is_asked(kind: object, said: str) -> None:
     read = Trigger.from_json({"class": kind, "state": {"$gone": 1}, "tz": "UTC"})
     with pytest.raises(TriggerError) as caught:
         next_of(read)
@@ -228,6 +233,7 @@ def test_a_trigger_whose_class_is_gone_says_so_when_it_is_asked(kind: str, said:
     [
         {"$trigger": ["tempfile:_TemporaryFileCloser", {"name": "FILE", "delete": True}]},
         {"$trigger": ["tempfile:_TemporaryFileCloser", {}]},
+        {"$trigger": [":Gone", {}]},
         {"deep": [{"$tuple": [{"$trigger": ["subprocess:Popen", {}]}]}]},
         {"$field": ["import_module", "antigravity"]},
         {"$field": ["monthrange", 2027, 1]},
@@ -241,10 +247,34 @@ def test_a_state_makes_triggers_and_their_fields_and_nothing_else(held: Any) -> 
         next_of(read)
 
 
+def test_a_part_whose_class_is_no_text_cannot_be_made() -> None:
+    state = {"inner": {"$trigger": [5, {}]}, "holidays": []}
+    read = Trigger.from_json({"class": "own_triggers:Workdays", "state": state, "tz": "UTC"})
+    with pytest.raises(TriggerError, match="cannot be made again of its state: AttributeError"):
+        next_of(read)
+
+
+@pytest.mark.parametrize(
+    "allowed", ["late_triggers,broken_triggers", " broken_triggers , late_triggers,,"]
+)
+def test_modules_that_may_be_imported_are_parted_by_commas_and_blanks(
+    allowed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "late_triggers.py").write_text("from own_triggers import FromNow\n")
+    (tmp_path / "broken_triggers.py").write_text("1 +\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv(TRIGGERS_VARIABLE, allowed)
+    monkeypatch.delitem(sys.modules, "late_triggers", raising=False)
+    given = {"class": "late_triggers:FromNow", "state": {}, "tz": "UTC"}
+    assert next_of(Trigger.from_json(given)) == NOW + timedelta(seconds=30)
+    with pytest.raises(TriggerError, match="cannot be made again of its state: SyntaxError"):
+        next_of(Trigger.from_json({**given, "class": "broken_triggers:FromNow"}))
+
+
 def test_a_state_imports_nothing() -> None:
     assert "antigravity" not in sys.modules
     for held in ({"$trigger": ["antigravity:fly", {}]}, {"$field": ["antigravity"]}):
-        state = {"inner": held, "holidays": []}
+        state: Any = {"inner": held, "holidays": []}
         with pytest.raises(TriggerError):
             next_of(
                 Trigger.from_json({"class": "own_triggers:Workdays", "state": state, "tz": "UTC"})

@@ -270,7 +270,8 @@ def test_what_one_handler_sets_in_its_context_no_other_sees(threaded: bool) -> N
         queue.put_many(["ada", "bob", "eve"])
         consumer = Consumer(queue, handle, threads=1)
         if threaded:
-            consumer.run(until_empty=True)
+            with stage.ticking():
+                consumer.run(until_empty=True)
         else:
             stage.drive(consumer, seconds=1)
     assert seen == [("nobody", precision, Decimal(1) / 3)] * 3

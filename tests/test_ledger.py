@@ -599,6 +599,20 @@ def test_a_message_s_record_is_found_by_its_id_and_by_when_it_entered(stage: Sta
     assert list(queue.history("00000000-0000-1000-8000-000000000000")) == []
 
 
+def test_the_history_of_a_key_is_that_of_the_message_that_has_it_until_that_has_ended(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail", attempts=1)
+    former = queue.put("x", key="order-7")
+    assert [record.id for record in queue.history("order-7")] == [former.id]
+    queue.cancel(key="order-7")
+    assert list(queue.history("order-7")) == []
+    assert [record.fate for record in queue.history(former.id)] == ["cancelled"]
+    sent = queue.put("x", key="order-7")
+    queue.bury(*queue.receive(1, wait="1s"))
+    assert [(one.id, one.fate) for one in queue.history("order-7")] == [(sent.id, "dead")]
+
+
 def test_the_history_of_a_message_that_was_put_back_tells_both_its_lives(stage: Stage) -> None:
     queue = stage.connect().queue("mail")
     sent = queue.put("x")

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from sqlite_file import run_child
+from supervised import wait_for
 
 from shardq import Snooze
 from shardq.tasks import loop as module
@@ -428,9 +429,47 @@ def test_a_loop_that_is_blocked_is_said_where_and_what_it_holds_ends_or_runs_els
     assert ", in block" in said
     assert f"{os.sep}asyncio{os.sep}" not in said
     blocked = [text for text in caplog.messages if text.startswith("the event loop is blocked")]
-    assert ", in block" in blocked[0]
+    assert all(", in block" in text for text in blocked)
     # What it returned at last is told to nobody.
     assert [len(told) for told in run.ends.told.values()] == [1] * len(run.ends.told)
+
+
+def test_a_blocked_loop_that_is_not_lost_is_in_the_log_alone(
+    run: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "_LOOK_S", 0.02)
+    monkeypatch.setattr(module, "_BLOCKED_US", 50_000)
+    run.loop._tell_us = 50_000
+    go = threading.Event()
+
+    async def work() -> None:
+        assert go.wait(WAIT_S)
+
+    run.submit(work, "blocks")
+    wait_for(lambda: " by task blocks; it stands at:\n" in caplog.text, "it is in the log")
+    go.set()
+    assert run.wait("blocks") == (None, None)
+    assert ", in work" in caplog.text
+    assert run.ends.overruns == []
+
+
+def test_a_blocked_loop_that_is_lost_at_once_is_said_once(
+    run: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "_LOOK_S", 0.02)
+    monkeypatch.setattr(module, "_BLOCKED_US", 50_000)
+    run.loop._tell_us = 50_000
+    go = threading.Event()
+
+    async def work() -> None:
+        assert go.wait(WAIT_S)
+
+    run.submit(work, "blocks", limit_s=0.01)
+    run.ends.wait_until(lambda: bool(run.ends.overruns))
+    blocked = [text for text in caplog.messages if text.startswith("the event loop is blocked")]
+    go.set()
+    assert blocked == []
+    assert len(run.ends.overruns) == 1
 
 
 def test_a_loop_that_is_blocked_again_is_seen_again_though_telling_it_has_raised(

@@ -19,10 +19,11 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import pytest
+from shell import Shell
 
 from shardq import node
 from shardq.errors import BadSetting, MissingExtra, NodeError
-from shardq.node import config, runtime, wire
+from shardq.node import cluster, config, runtime, wire
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -236,6 +237,19 @@ def test_a_process_that_has_got_the_number_of_a_dead_node_is_left_alone(tmp_path
     assert not tmp_path.exists()
 
 
+def test_a_start_says_so_where_the_nodes_run_already(tmp_path: Path) -> None:
+    like_a_node = [cluster._DAEMON, f"@{tmp_path}/node1/"]
+    words = ["sh", "-c", "read line", *like_a_node]
+    with subprocess.Popen(words, stdin=subprocess.PIPE) as process:
+        of_node = {"number": 1, "address": "127.0.0.1", "jmx_port": 3, "pid": process.pid}
+        told = {"java": "java", "port": 1, "storage_port": 2, "nodes": [of_node]}
+        (tmp_path / "cluster.json").write_text(json.dumps(told))
+        done = Shell(tmp_path).run("node", "start", "--directory", str(tmp_path))
+        process.communicate(b"\n")
+    assert (done.code, done.out) == (0, "cassandra://127.0.0.1:1/shardq\n")
+    assert done.err == "shardq: 1 node ran already; `shardq node stop` ends it.\n"
+
+
 # The wire ----------------------------------------------------------------------------------------
 
 
@@ -371,3 +385,38 @@ def test_a_node_that_does_not_start_is_an_error_with_its_last_words(directory: P
 def test_more_flags_are_given_to_java(directory: Path) -> None:
     with pytest.raises(NodeError, match="NoSuchFlag"):
         node.start(1, directory, java_flags=["-XX:+NoSuchFlag"])
+
+
+# A user without a home ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def homeless(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The directory of temporary files of a process whose user is in no list of users."""
+    for name in ("HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME", "SHARDQ_NODE_DIR"):
+        monkeypatch.delenv(name, raising=False)
+
+    def nobody(number: int) -> None:
+        raise KeyError(number)
+
+    monkeypatch.setattr("pwd.getpwuid", nobody)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    return tmp_path
+
+
+def test_a_user_without_a_home_has_a_directory_that_nobody_else_may_write(homeless: Path) -> None:
+    own = homeless / f"shardq-{os.getuid()}"
+    assert node.status() is None
+    assert runtime.cache_directory() == own / ".cache" / "shardq"
+    assert own.stat().st_mode & 0o777 == 0o700
+    own.chmod(0o777)
+    with pytest.raises(
+        NodeError, match=r"this user has no home, and .* is no directory of its own"
+    ):
+        runtime.cache_directory()
+
+
+def test_a_directory_under_a_home_that_is_none_is_refused(homeless: Path) -> None:
+    with pytest.raises(NodeError, match="Name it without a '~'"):
+        node.status("~/cluster")
+    assert not list(homeless.iterdir())

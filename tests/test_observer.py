@@ -79,7 +79,7 @@ def test_a_late_write_behind_the_observers_place_is_found_within_a_minute(
     # A writer whose clock is behind, or a hint that is applied late.
     late_ms = row.due_ms - 20_000
     shard = queue._home.register.layout.shard(late_ms, 0)
-    db._home.store.insert([row._replace(shard=shard, due_ms=late_ms, id=bytes(16))])
+    db._home.store.insert([row._replace(shard=shard, due_ms=late_ms)])
     clock.advance(61)
     assert observer.look()[0].lag_ms == 111_000
 
@@ -247,6 +247,19 @@ def test_a_view_is_json_for_programs(db: shardq.Connection) -> None:
     assert view["at"] == iso(db._home.clock.now_ms())
 
 
+def test_the_lag_is_that_of_the_oldest_message_that_no_purge_has_reached(
+    db: shardq.Connection, clock: ManualClock
+) -> None:
+    queue = db.queue("mail", lanes=1)
+    queue.put_many([{"body": "x", "delay": f"{minute}m"} for minute in range(10)])
+    clock.advance(1)
+    queue.purge()
+    clock.advance(540)
+    queue.put("new")
+    clock.advance(60)
+    assert Observer(db).look()[0].lag_ms == 60_000
+
+
 def test_open_shards_count_what_is_due_and_what_is_there(
     db: shardq.Connection, clock: ManualClock
 ) -> None:
@@ -259,6 +272,15 @@ def test_open_shards_count_what_is_due_and_what_is_there(
     assert list(shards) == [current - 2, current - 1, current, current + 1]
     assert sum(due for lanes in shards.values() for due, _ in lanes) == 2
     assert sum(rows for lanes in shards.values() for _, rows in lanes) == 12
+
+
+def test_open_shards_are_those_of_bands_that_were_put_to(db: shardq.Connection) -> None:
+    queue, other = db.queue("mail"), db.queue("mail")
+    queue.put("x")
+    lanes = len(open_shards(queue).popitem()[1])
+    other.put("x", priority=1)
+    assert [len(some) for some in open_shards(queue).values()] == [2 * lanes] * 4
+    assert sum(rows for some in open_shards(queue).values() for _, rows in some) == 2
 
 
 def test_totals_of_all_members_are_summed(stage: Stage) -> None:

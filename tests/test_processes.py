@@ -16,7 +16,7 @@ from shardq.tasks.processes import Supervisor, resident_bytes
 if TYPE_CHECKING:
     from pathlib import Path
 
-ENDED_WELL = 'outcome: [0, "", 0]'
+ENDED_WELL = 'outcome: [0, "", 0, false]'
 
 # Ends that are asked for --------------------------------------------------------------------------
 
@@ -74,7 +74,7 @@ def test_what_still_works_when_the_deadline_is_over_is_killed_with_its_group(
         "heard",
         f"told: process {number} still worked when its time to end was over, and was killed; its "
         "jobs are delivered again.",
-        'outcome: [0, "", 1]',
+        'outcome: [0, "", 1, false]',
     ]
     wait_until_gone(within)
 
@@ -161,7 +161,7 @@ def test_one_that_has_nothing_left_and_does_not_end_is_killed(tmp_path: Path) ->
     constants = {"_MARGIN_US": 100_000}
     script = "line.ready(); line.done(); threading.Event().wait()"
     with Supervised(tmp_path, script, constants=constants, deadline_s=0.1) as it:
-        assert it.rest()[-1] == 'outcome: [0, "", 1]'
+        assert it.rest()[-1] == 'outcome: [0, "", 1, false]'
 
 
 def test_a_process_that_died_has_another_even_where_the_rest_has_nothing_left(
@@ -235,7 +235,7 @@ def test_an_app_that_cannot_be_imported_ends_all_with_its_code_and_sentence(tmp_
     # The other may have been asked to end before it failed, and nothing is told.
     assert 1 <= lines.count("tries") <= 2
     assert not any(line.startswith("told:") for line in lines)
-    assert outcome == 'outcome: [2, "module app cannot be imported.", 0]'
+    assert outcome == 'outcome: [2, "module app cannot be imported.", 0, false]'
 
 
 def test_where_others_work_one_that_cannot_begin_is_tried_again(tmp_path: Path) -> None:
@@ -297,6 +297,29 @@ def test_there_are_as_many_processes_as_a_machine_can_have(count: int) -> None:
 # Processes that are replaced while they work ------------------------------------------------------
 
 
+def test_a_hangup_of_its_terminal_ends_all_gracefully(tmp_path: Path) -> None:
+    ours, theirs = os.openpty()
+    with Supervised(tmp_path, processes=2, stdin=theirs) as it:
+        before = {it.ready(), it.ready()}
+        os.close(theirs)
+        # One to its session, another to the group that has the terminal.
+        it.process.send_signal(signal.SIGHUP)
+        it.expect("signal .* SIGTERM")
+        it.process.send_signal(signal.SIGHUP)
+        os.close(ours)
+        assert it.rest()[-1] == ENDED_WELL
+    signals = sorted(line for line in it.lines if line.startswith("signal "))
+    assert signals == sorted(f"signal {one} SIGTERM" for one in before)
+
+
+def test_a_hangup_that_is_ignored_stays_so(tmp_path: Path) -> None:
+    with Supervised(tmp_path, ignores=True) as it:
+        it.ready()
+        it.process.send_signal(signal.SIGHUP)
+        assert it.stop()[-1] == ENDED_WELL
+    assert not any("SIGHUP" in line for line in it.lines)
+
+
 def test_one_that_overran_has_another_at_once_and_ends_gracefully(tmp_path: Path) -> None:
     script = """
     line.ready()
@@ -317,6 +340,20 @@ def test_one_that_overran_has_another_at_once_and_ends_gracefully(tmp_path: Path
         assert it.stop()[-1] == ENDED_WELL
         assert f"ended {first}" in it.lines
         assert f"ended {second}" in it.lines
+
+
+def test_a_hangup_replaces_all_processes_gracefully(tmp_path: Path) -> None:
+    with Supervised(tmp_path, processes=2) as it:
+        before = {it.ready(), it.ready()}
+        it.process.send_signal(signal.SIGHUP)
+        it.expect(r"told: SIGHUP: the processes are replaced\.$")
+        after = {it.ready(), it.ready()}
+        assert not before & after
+        assert it.stop()[-1] == ENDED_WELL
+    ended = {int(line.split()[1]) for line in it.lines if line.startswith("ended ")}
+    assert ended == before | after
+    # Those before by what asks for an end, once each.
+    assert all(it.lines.count(f"signal {one} SIGTERM") == 1 for one in before)
 
 
 def test_one_that_has_grown_beyond_its_memory_has_another_and_ends_gracefully(
@@ -443,3 +480,19 @@ def test_an_app_that_is_broken_at_first_is_waited_for_where_files_are_watched(
         it.expect("ModuleNotFoundError in app")
         # Nothing runs, and it ends all the same.
         assert it.stop() == [ENDED_WELL]
+
+
+def test_a_file_that_changes_whenever_the_app_is_imported_is_told(tmp_path: Path) -> None:
+    watched = tmp_path / "watched"
+    watched.mkdir()
+    (watched / "app.py").write_text(
+        "import os, pathlib\nVERSION = 1\n"
+        "pathlib.Path(__file__).with_name('gen.py').write_text(f'PID = {os.getpid():020}')"
+    )
+    with Supervised(tmp_path, IMPORTS, constants=OFTEN, reload=watched) as it:
+        it.expect(
+            r"told: gen\.py has changed 3 times in a row soon after a start, as what an app writes "
+            r"when it is imported; leave it out by --reload-exclude gen\.py\.$"
+        )
+        assert sum("gen.py changed" in line for line in it.lines) == 3
+        assert it.stop()[-1] == ENDED_WELL

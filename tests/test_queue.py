@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from worlds import World
 
 from shardq import Consumer, Depth, Message
 from shardq.errors import (
@@ -92,6 +93,14 @@ def test_a_redrive_leaves_what_was_purged_among_the_dead(stage: Stage) -> None:
     queue.bury(queue.put("live"))
     assert queue.redrive() == 1
     assert [message.text for message in queue.peek()] == ["live"]
+
+
+def test_a_redrive_of_the_dead_letter_queue_says_whose_is_meant(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    queue.bury(queue.put("x"))
+    with pytest.raises(UsageError, match="of 'mail', whose redrive"):
+        queue.dead.redrive()
+    assert queue.redrive() == 1
 
 
 def test_a_redrive_can_be_limited_and_repeated(stage: Stage) -> None:
@@ -387,6 +396,44 @@ def test_a_purge_leaves_what_is_put_after_it(stage: Stage) -> None:
     consumer.close()
     assert seen.texts == ["new"]
     assert queue.totals().purged == 2
+
+
+@pytest.mark.parametrize("delay", ["0s", "2h"])
+def test_a_look_at_the_first_messages_reads_past_all_that_a_purge_has_reached(
+    world: World, delay: str
+) -> None:
+    queue = world.connect().queue(world.queue_name(), lanes=1)
+    queue.put_many([{"body": f"{n}", "delay": delay} for n in range(30)])
+    world.pass_time(0.01)
+    queue.purge()
+    world.pass_time(0.01)
+    for n in range(3):
+        queue.put(f"new {n}", delay=delay)
+        world.pass_time(0.01)
+    assert [message.text for message in queue.peek(2)] == ["new 0", "new 1"]
+    assert [message.text for message in queue.peek()] == ["new 0", "new 1", "new 2"]
+
+
+def test_a_purge_of_the_dead_deletes_them_at_once_and_shows_who_dies_later(world: World) -> None:
+    queue = world.connect().queue(world.queue_name())
+    for n in range(12):
+        queue.bury(queue.put(f"{n}"))
+    world.pass_time(0.01)
+    queue.dead.purge()
+    world.pass_time(0.01)
+    assert list(queue.dead._rows()) == []
+    assert queue.dead.totals().purged == 12
+    queue.bury(queue.put("late"))
+    assert [message.text for message in queue.dead.peek()] == ["late"]
+
+
+def test_a_forecast_leaves_out_what_is_purged(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    queue.put_many([{"body": "x", "delay": "5m"} for _ in range(3)])
+    stage.clock.advance(1)
+    queue.purge()
+    queue.put("new", delay="5m")
+    assert sum(count for _, count in queue.forecast("10m")) == 1
 
 
 def test_what_was_retried_before_a_purge_is_purged_and_what_was_redriven_after_it_is_not(

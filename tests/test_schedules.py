@@ -6,9 +6,10 @@ import logging
 import threading
 from collections import Counter
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
+from apscheduler.triggers.cron import CronTrigger
 from apscheduler.triggers.interval import IntervalTrigger
 from own_triggers import Hanging
 
@@ -21,7 +22,7 @@ from shardq.testing import Stage
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from shardq import Queue
+    from shardq import Queue, Schedule
 
 NAMES = ("schedule", "schedule-time", "schedule-previous")
 
@@ -86,6 +87,19 @@ def test_an_interval_puts_a_message_each_time_that_it_has_passed(
     assert now is not None
     assert (now.fired, now.skipped) == (3, 0)
     assert now.next == now.previous + timedelta(seconds=10)  # type: ignore[operator]
+
+
+def test_an_interval_that_fires_when_it_is_made_goes_on_from_there(
+    stage: Stage, queue: Queue
+) -> None:
+    made = queue.every("10s", b"", name="crm", at_start=True)
+    stage.clock.advance(3)
+    run = Run(stage, queue)
+    assert queue.every("10s", b"", name="crm", at_start=True).next == made.next
+    assert run.drive(19) == ["08:00:00", "08:00:10", "08:00:20"]
+    assert made.change(end=at(stage, 12)).next == moment_of(stage.clock.true_ms() + 8_000)
+    with pytest.raises(errors.BadSetting, match="give start or at_start, one of them"):
+        queue.every("10s", b"", start=at(stage, 1), at_start=True)
 
 
 def test_a_cron_fires_at_the_times_of_its_zone(stage: Stage, queue: Queue) -> None:
@@ -236,6 +250,26 @@ def test_a_month_of_missed_seconds_is_passed_by_in_one_turn(stage: Stage, queue:
     assert "schedule-previous" not in run.messages[0].headers
 
 
+@pytest.mark.parametrize("missed", ["skip", "once", "all"])
+@pytest.mark.parametrize("of", ["interval", "cron"])
+def test_of_thousands_that_were_missed_each_is_counted(
+    stage: Stage, queue: Queue, of: str, missed: Literal["skip", "once", "all"]
+) -> None:
+    if of == "interval":
+        queue.every("1s", b"", name="dense", missed=missed, window="200s")
+    else:
+        queue.cron("* * * * * *", b"", name="dense", missed=missed, window="200s")
+    begun_ms = stage.clock.true_ms()
+    stage.clock.advance(2 * 3_600)
+    run = Run(stage, queue)
+    run.drive(5)
+    now = queue.schedules["dense"]
+    assert now.next is not None
+    ahead_s = (now.next - moment_of(begun_ms)).total_seconds()
+    assert now.fired + now.skipped == ahead_s - (of == "interval")
+    assert len(run.messages) <= now.fired < 220
+
+
 def test_while_a_run_lasts_its_overlap_decides(stage: Stage, queue: Queue) -> None:
     other = stage.connect().queue("other")
     queue.every("10s", b"", name="skipped", overlap="skip", count=2)
@@ -291,6 +325,18 @@ def test_queued_runs_come_one_after_the_other(stage: Stage, queue: Queue) -> Non
     assert tries == ["08:00:10", "08:00:10", "08:00:20", "08:00:30"]
 
 
+def test_a_change_of_the_overlap_takes_its_group_along(queue: Queue) -> None:
+    made = queue.every("10s", b"", name="crm", overlap="queue")
+    assert made.group == "schedule crm"
+    assert made.change(body="new").group == "schedule crm"
+    assert made.change(overlap="allow").group is None
+    assert made.change(overlap="queue").group == "schedule crm"
+    # A group of the user's own stays.
+    assert made.change(overlap="skip", group="schedule crm").group == "schedule crm"
+    assert made.change(overlap="queue", group="imports").group == "imports"
+    assert made.change(overlap="allow").group == "imports"
+
+
 def test_queued_runs_that_were_missed_come_in_order(stage: Stage, queue: Queue) -> None:
     queue.every("1m", b"", name="queued", missed="all", overlap="queue")
     stage.clock.advance(600)
@@ -325,6 +371,43 @@ def test_a_change_replaces_the_next_firing(stage: Stage, queue: Queue) -> None:
     assert again.next == now.next + timedelta(seconds=8)
     assert run.drive(4) == ["08:00:24"]
     assert run.messages[-1].headers["a"] == "b"
+
+
+def test_a_change_of_the_times_leaves_zone_start_and_end(stage: Stage, queue: Queue) -> None:
+    start, end = "2027-02-01T00:00Z", "2027-02-03T23:00Z"
+    made = queue.cron("0 2 * * *", b"", tz="Europe/Berlin", name="crm", start=start, end=end)
+
+    def ahead(changed: Schedule) -> list[str]:
+        return [f"{one.time.astimezone(UTC):%m-%dT%H:%M}" for one in changed.preview()]
+
+    assert ahead(made.change(cron="0 3 * * *")) == ["02-01T02:00", "02-02T02:00", "02-03T02:00"]
+    assert ahead(made.change(tz="UTC")) == ["02-01T03:00", "02-02T03:00", "02-03T03:00"]
+    assert ahead(made.change(start="2027-02-03T00:00Z")) == ["02-03T03:00"]
+    assert ahead(made.change(every="1d")) == ["02-03T00:00"]
+    assert ahead(made.change(cron="0 4 * * *", end="2027-02-04T23:00Z")) == [
+        "02-03T04:00",
+        "02-04T04:00",
+    ]
+    last = CronTrigger(day="last", timezone="Europe/Berlin")
+    assert ahead(made.change(trigger=last, end="2027-02-28T23:00Z")) == ["02-27T23:00"]
+    assert ahead(made.change(start=None)) == ["01-30T23:00", "02-27T23:00"]
+    assert len(ahead(made.change(end=None))) == 10
+    trigger = "cron day='last' hour='0' minute='0' second='0' Europe/Berlin"
+    assert str(queue.schedules["crm"].trigger) == trigger
+
+
+def test_a_change_of_the_end_leaves_when_an_interval_began(stage: Stage, queue: Queue) -> None:
+    made = queue.every("10s", b"", name="crm")
+    stage.clock.advance(4)
+    assert made.change(end=at(stage, 60)).next == made.next
+    assert made.change(start=at(stage, 8)).next == moment_of(stage.clock.true_ms() + 8_000)
+    # An interval that was given a start keeps it, another counts from the change.
+    assert made.change(every="7s").next == moment_of(stage.clock.true_ms() + 8_000)
+    assert made.change(start=None).next == moment_of(stage.clock.true_ms() + 7_000)
+    with pytest.raises(
+        errors.BadSetting, match=r"tz has no use with every 7s, until .*: it is the"
+    ):
+        made.change(tz="Europe/Berlin")
 
 
 def test_what_is_paused_does_not_fire_until_it_is_resumed(stage: Stage, queue: Queue) -> None:
@@ -439,13 +522,33 @@ def test_a_purge_takes_no_schedule_along(stage: Stage, queue: Queue) -> None:
     assert run.drive(20) == ["08:00:20", "08:00:30"]
 
 
-def test_a_queue_of_ticks_takes_no_puts(stage: Stage, queue: Queue) -> None:
+def test_a_queue_of_ticks_and_its_dead_take_no_bodies(stage: Stage, queue: Queue) -> None:
+    queue.every("10s", b"", name="crm")
+    db = stage.connect()
+    ticks = db.queue("mail.schedules")
+    [tick] = ticks.peek()
+    assert tick.key is not None
+    key = tick.key
+    for put in (
+        lambda: ticks.put("x"),
+        lambda: ticks.put_many(["x"]),
+        lambda: ticks.edit(key, body="x"),
+        lambda: ticks.edit(key, headers={"x": "y"}),
+        lambda: ticks.dead.put("x"),
+        lambda: db.queue("mail.schedules.dead").put_many(["x"]),
+    ):
+        with pytest.raises(errors.BadName, match=r"keeps the ticks of schedules .*of 'mail'\."):
+            put()
+    assert [one.body for one in ticks.peek()] == [tick.body]
+    assert ticks.dead.peek() == []
+
+
+def test_a_tick_that_was_buried_is_put_back_and_fires(stage: Stage, queue: Queue) -> None:
     queue.every("10s", b"", name="crm")
     ticks = stage.connect().queue("mail.schedules")
-    for put in (lambda: ticks.put("x"), lambda: ticks.put_many(["x"])):
-        with pytest.raises(errors.BadName, match=r"'mail.schedules' keeps the ticks of schedules"):
-            put()
-    assert len(ticks.peek()) == 1
+    ticks.bury(ticks.peek()[0])
+    assert ticks.redrive() == 1
+    assert Run(stage, queue).drive(15) == ["08:00:10"]
 
 
 # A chain that is broken ---------------------------------------------------------------------------

@@ -63,6 +63,18 @@ def test_the_consumer_takes_and_prints(tmp_path: Path) -> None:
     assert sorted(line.split(" UTC ")[1] for line in lines) == ["one", "two"]
 
 
+def test_an_isolated_consumer_takes_from_minutes_that_are_over_alone(tmp_path: Path) -> None:
+    with shardq.connect(f"sqlite:///{tmp_path}/shardq.db") as db:
+        queue = db.queue("demo", offset="100ms", minute="100ms")
+        queue.put_many(["one", "two"])
+        last = queue.peek()[-1]._row.shard.minute
+        over_ms, clock = queue._home.register.layout.end_ms(last), queue._home.clock
+        code, lines, err = run(tmp_path, "consumer.py", "--until-empty", "--isolated")
+        assert clock.now_ms() >= over_ms
+    assert (code, err) == (0, "")
+    assert sorted(line.split(" UTC ")[1] for line in lines) == ["one", "two"]
+
+
 def test_the_consumer_leaves_a_job_of_a_task_to_its_worker(tmp_path: Path) -> None:
     with shardq.connect(f"sqlite:///{tmp_path}/shardq.db") as db:
         db.queue("demo").put("{}", id="nap-1", headers={"task": "app.nap"})

@@ -80,3 +80,17 @@ def test_what_is_no_source_of_the_app_is_passed_over(app: Path, tmp_path: Path, 
 def test_a_link_to_nowhere_is_no_error(app: Path, tmp_path: Path) -> None:
     (tmp_path / "lost.py").symlink_to(tmp_path / "none.py")
     assert looks(Sources(tmp_path)) == [[], [], []]
+
+
+def test_what_is_excluded_is_passed_over_in_all_directories(tmp_path: Path) -> None:
+    files = [
+        tmp_path / name
+        for name in ("a/app.py", "a/gen/x.py", "b/mail_pb2.py", "b/mail.py", "c/other.py")
+    ]
+    for file in files:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("A = 1")
+    sources = Sources(tmp_path / "a", tmp_path / "b", excludes=["gen", "*_pb2.py"])
+    for file in files:
+        file.write_text("A = 22")
+    assert looks(sources) == [[], ["app.py", "mail.py"], []]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import operator
+import random
 import subprocess
 import sys
 import uuid
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,7 +40,17 @@ pytest.importorskip("pyspark")
 
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812 - as all who write for Spark call it
-from pyspark.sql.datasource import EqualTo, GreaterThanOrEqual, In, LessThan
+from pyspark.sql.datasource import (
+    EqualNullSafe,
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    LessThan,
+    LessThanOrEqual,
+    Not,
+)
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import IntegerType, StructField, StructType, _parse_datatype_string
 from spark_views import read, reader_of, rows_by, schema_of
@@ -312,6 +324,68 @@ def test_a_bounded_read_looks_up_its_minutes_and_no_others(url: str, queue: Queu
     assert place(url).store.counters["reads"] - before["reads"] < 60
 
 
+JUDGES: dict[type[Filter], Callable[[Any, Any], bool]] = {
+    EqualTo: operator.eq,
+    EqualNullSafe: operator.eq,
+    GreaterThan: operator.gt,
+    GreaterThanOrEqual: operator.ge,
+    LessThan: operator.lt,
+    LessThanOrEqual: operator.le,
+    In: lambda one, among: one in among,
+}
+FILTERED = {
+    "messages": ("queue", "minute", "lane", "due", "entered", "attempt"),
+    "dead": ("queue", "minute", "lane", "due", "entered"),
+    "shards": ("queue", "minute", "lane", "rows"),
+    "history": ("queue", "entered", "due", "fate"),
+}
+
+
+def passes(row: dict[str, Any], one: Filter) -> bool:
+    """True if a row passes a filter, as Spark judges it."""
+    if isinstance(one, Not):
+        return not passes(row, one.child)
+    assert hasattr(one, "attribute")
+    assert hasattr(one, "value")
+    held = row[one.attribute[0]]
+    return held is not None and JUDGES[type(one)](held, one.value)
+
+
+def any_filter(chosen: random.Random, rows: list[dict[str, Any]], column: str) -> Filter:
+    """A filter of any kind, on a value that is there or one beside it."""
+    held = [row[column] for row in rows if row[column] is not None] or [0]
+    value = chosen.choice(held)
+    if isinstance(value, datetime):
+        value += timedelta(microseconds=chosen.choice([-1_000_000, -1, 0, 0, 1, 999]))
+    kind: Any = chosen.choice(list(JUDGES))
+    made: Filter = kind((column,), (value, chosen.choice(held)) if kind is In else value)
+    return Not(made) if chosen.random() < 0.1 else made
+
+
+@pytest.mark.parametrize("view", FILTERED)
+def test_a_filter_that_is_pushed_down_leaves_the_rows_that_it_lets_pass(
+    url: str, queue: Queue, view: str
+) -> None:
+    fill(queue)
+    for n in range(5):
+        queue.bury(queue.put(f"dead {n}"))
+    by_id = operator.itemgetter("minute", "lane") if view == "shards" else operator.itemgetter("id")
+    whole = sorted(read(url, queue.name, view=view), key=by_id)
+    seed = random.randrange(1 << 32)
+    chosen = random.Random(seed)
+    each = [[any_filter(chosen, whole, column)] for column in FILTERED[view] for _ in range(6)]
+    some = [
+        [any_filter(chosen, whole, column) for column in chosen.choices(FILTERED[view], k=3)]
+        for _ in range(10)
+    ]
+    for filters in [*each, *some]:
+        made = reader_of(url, queue.name, view=view, pushdown="true")
+        made.pushFilters(filters)
+        kept = [row for row in rows_by(made) if all(passes(row, one) for one in filters)]
+        wanted = [row for row in whole if all(passes(row, one) for one in filters)]
+        assert sorted(kept, key=by_id) == wanted, (seed, filters)
+
+
 def test_filters_that_nothing_can_pass_read_nothing(url: str, queue: Queue) -> None:
     fill(queue)
     for one, view in (
@@ -497,6 +571,15 @@ def test_filters_reach_the_store_where_they_may(
         moment_of(row.due_ms) < until and row.shard.lane % 2 == 1 and row.group is None
         for row in rows
     )
+    # A time that is equal, as SQL and Python may ask for it.
+    due = moment_of(rows[0].due_ms)
+    of_due = [row.id for row in rows if moment_of(row.due_ms) == due]
+    for filtered in (
+        made.where(F.col("due") == due),
+        made.where(f"due = TIMESTAMP '{due.isoformat()}'"),
+        made.where(f"due IN (TIMESTAMP '{due.isoformat()}', TIMESTAMP '2020-01-01T00:00:00Z')"),
+    ):
+        assert sorted(bytes(row.row_id) for row in filtered.collect()) == sorted(of_due)
 
 
 def test_a_view_of_sql_is_a_queue(reading: SparkSession, url: str, queue: Queue) -> None:

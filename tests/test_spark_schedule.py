@@ -402,5 +402,5 @@ def test_what_cannot_be_used_is_an_error_before_anything_is_read_or_written(
     with pytest.raises(UnknownQueue):
         schedule.plan(connect(spark, "mail", file + "x"), dated, key="id", due="at")
     made = connect(spark, "made", file)
-    assert schedule.plan(made, dated, key="id", due="at", create=True).run_id
+    assert schedule.plan(made, dated, key="ID", due="At", create=True).run_id
     assert here.rows() == []

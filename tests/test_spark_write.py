@@ -35,7 +35,7 @@ from shardq.spark import runs
 from shardq.spark.complaint import translated
 from shardq.spark.options import Options
 from shardq.spark.runs import PLAN, Run
-from shardq.spark.source import ShardqDataSource
+from shardq.spark.source import ShardqDataSource, register
 from shardq.spark.writing import BatchWriter, PlainRows
 from shardq.spark.writing import Settings as WriterSettings
 from shardq.testing.clock import ManualClock
@@ -267,6 +267,23 @@ def test_rows_of_bodies_alone_are_due_now_and_written_once_though_each_task_is_k
     assert here.queue.totals().put == 600
 
 
+@pytest.mark.gate
+def test_rows_come_by_sql_and_upper_and_lower_case_are_one(
+    spark: SparkSession, bench: Callable[..., Bench]
+) -> None:
+    here = bench()
+    register(spark)
+    spark.sql(
+        f"CREATE OR REPLACE TEMPORARY VIEW outbox (ID STRING, Due TIMESTAMP, BODY STRING) "
+        f"USING shardq OPTIONS (store '{here.url}', queue '{here.queue.name}')"
+    )
+
+    spark.sql(f"INSERT INTO outbox SELECT 'a', TIMESTAMP '{_FROM.isoformat()}', 'one'")
+
+    [message] = here.queue.peek()
+    assert (message.id, message.due, message.text) == ("a", _FROM, "one")
+
+
 _BODY = StructType([StructField("body", StringType())])
 
 
@@ -279,6 +296,7 @@ _BODY = StructType([StructField("body", StringType())])
         ("without a zone", StructType([*_BODY, StructField("due", TimestampNTZType())]), {}),
         ("'body' is int", StructType([StructField("body", IntegerType())]), {}),
         ("have one name", StructType([*_BODY, *_BODY]), {}),
+        ("have one name", StructType([*_BODY, StructField("Body", StringType())]), {}),
         ("no option of a write", _BODY, {"speed": "1"}),
         ("option rate must be", _BODY, {"rate": "none", "tasks": "2"}),
         ("say in option tasks", _BODY, {"rate": "10"}),

@@ -326,6 +326,18 @@ def test_an_empty_file_becomes_a_store(path: Path) -> None:
     store.close()
 
 
+def test_a_sqlite_that_is_too_old_is_refused_with_the_least_version(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite3, "sqlite_version_info", (3, 26, 0))
+    monkeypatch.setattr(sqlite3, "sqlite_version", "3.26.0")
+    with pytest.raises(
+        StoreRefused, match=r"needs SQLite 3\.32 or newer, and this Python has 3\.26"
+    ):
+        SqliteStore(path).open()
+    assert not path.exists()
+
+
 def test_a_missing_directory_is_named(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "missing" / "jobs.db")
     with pytest.raises(StoreUnavailable, match=r"no directory .*missing exists; make it first"):

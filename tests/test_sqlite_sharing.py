@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import signal
 import sqlite3
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +16,7 @@ from sqlite_file import ALL, SHARD, make_row, other, path, run_child, store, str
 
 from shardq.clock import BootTime
 from shardq.model.shard import Shard
-from shardq.stores.sqlite import SqliteStore
+from shardq.stores.sqlite import SqliteStore, turn
 from shardq.stores.store import LeaseState
 from shardq.stores.tables import BLOCKED, LANES, MEMBERS
 
@@ -131,6 +134,101 @@ def test_writers_of_several_processes_all_get_through(path: Path) -> None:
     left = store.read(ALL)
     assert len(left) == 4 * 250
     assert {row.body for row in left} == {b"\x00", b"\x01", b"\x02", b"\x03"}
+    store.close()
+
+
+def test_of_those_that_write_all_the_time_none_waits_for_many_of_the_others(path: Path) -> None:
+    opened = [SqliteStore(path) for _ in range(4)]
+    counts = [0] * len(opened)
+    start = threading.Barrier(len(opened))
+    for one in opened:
+        one.open()
+
+    def write(me: int) -> None:
+        start.wait(60)
+        while max(counts) < 100:
+            opened[me].insert([make_row()])
+            counts[me] += 1
+
+    with ThreadPoolExecutor(len(opened)) as pool:
+        list(pool.map(write, range(len(opened))))
+    assert min(counts) > 30, counts
+    for one in opened:
+        one.close()
+
+
+def test_a_writer_goes_on_without_its_turn_where_another_keeps_it(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turn, "_PATIENCE_S", 0.01)
+    store = SqliteStore(path)
+    store.open()
+    keeper = os.open(f"{path}-wal", os.O_RDONLY)
+    fcntl.flock(keeper, fcntl.LOCK_EX)
+    store.insert([make_row()])
+    store.insert([make_row(), make_row()])
+    assert len(store.read(ALL)) == 3
+    fcntl.flock(keeper, fcntl.LOCK_UN)
+    for one in threading.enumerate():
+        if one.name == "shardq-turn":
+            one.join(60)
+    fcntl.flock(keeper, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.close(keeper)
+    store.close()
+
+
+def turn_waiters() -> list[threading.Thread]:
+    return [one for one in threading.enumerate() if one.name == "shardq-turn" and one.is_alive()]
+
+
+def test_one_wait_for_a_turn_is_left_however_much_is_written_meanwhile(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turn, "_PATIENCE_S", 0.01)
+    store = SqliteStore(path)
+    store.open()
+    keeper = os.open(f"{path}-wal", os.O_RDONLY)
+    fcntl.flock(keeper, fcntl.LOCK_EX)
+    store.insert([make_row()])
+    files = os.listdir("/proc/self/fd")
+    for _ in range(20):
+        store.insert([make_row()])
+    assert len(turn_waiters()) == 1
+    assert len(os.listdir("/proc/self/fd")) == len(files)
+    os.close(keeper)
+    for one in turn_waiters():
+        one.join(60)
+    store.insert([make_row()])
+    assert turn_waiters() == []
+    store.close()
+
+
+def test_an_interrupt_when_a_turn_has_just_come_does_not_keep_it(path: Path) -> None:
+    store = SqliteStore(path)
+    store.open()
+    keeper = os.open(f"{path}-wal", os.O_RDONLY)
+    fcntl.flock(keeper, fcntl.LOCK_EX)
+
+    def come_and_raise(*_: object) -> None:
+        fcntl.flock(keeper, fcntl.LOCK_UN)
+        for one in turn_waiters():
+            one.join(60)
+        raise KeyboardInterrupt
+
+    def interrupt() -> None:
+        while not turn_waiters():
+            os.sched_yield()
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, come_and_raise)
+    interrupter = threading.Thread(target=interrupt, daemon=True)
+    interrupter.start()
+    with pytest.raises(KeyboardInterrupt):
+        store.insert([make_row()])
+    interrupter.join(60)
+    signal.signal(signal.SIGUSR1, before)
+    fcntl.flock(keeper, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.close(keeper)
     store.close()
 
 

@@ -31,7 +31,10 @@ CQL = "".join(path.read_text() for path in (Path(__file__).parents[1] / "cql").g
 TABLES = dict(re.findall(r"CREATE TABLE IF NOT EXISTS (\w+) \((.*?)\n\)", CQL, re.DOTALL))
 """Table -> how it is made."""
 STORES = Path(shardq.__file__).parent / "stores"
-PRAGMA = re.compile(r"PRAGMA (synchronous = (FULL|NORMAL)|(application_id|user_version) = \d+)\Z")
+PRAGMA = re.compile(
+    r"PRAGMA (synchronous = (FULL|NORMAL)"
+    r"|(application_id|user_version|journal_size_limit) = \d+)\Z"
+)
 COMPOSED = (leases, rows, schema, statements, undecided)
 NAMES = [name for name in INJECTIONS if is_sayable(name)]
 

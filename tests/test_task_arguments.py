@@ -8,10 +8,19 @@ import functools
 import subprocess
 import sys
 import uuid
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable, Mapping, Reversible, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
+from ipaddress import (
+    IPv4Address,
+    IPv4Interface,
+    IPv6Address,
+    IPv6Network,
+    ip_network,
+)
+from pathlib import Path, PurePosixPath
 from typing import (
     Annotated,
     Any,
@@ -19,6 +28,7 @@ from typing import (
     Unpack,
 )
 
+import annotated_types
 import freezegun
 import msgspec
 import pendulum
@@ -36,27 +46,39 @@ from task_types import (
     ORDER,
     Account,
     Address,
+    Closing,
     Color,
     Customer,
+    Fee,
+    Gift,
     Hidden,
     Item,
     Level,
     Login,
     Loose,
+    Loosely,
+    Loosest,
     Money,
     Needed,
+    Opening,
     Options,
     Order,
     Place,
     Point,
     Prefixed,
+    Refund,
     Rights,
+    Sale,
     Size,
     Socket,
     Special,
+    Stolen,
+    Swap,
     Text,
     Unequal,
+    Upload,
     UserId,
+    Wide,
 )
 
 from shardq.errors import BadArguments, BadResult
@@ -83,6 +105,14 @@ def refused(signature: Signature, *args: Any, **kwargs: Any) -> str:
     return str(caught.value)
 
 
+DAY = date(2026, 1, 1)
+ADDRESSES = [
+    IPv4Address("127.0.0.1"),
+    IPv4Interface("10.0.0.1/8"),
+    ip_network("10.0.0.0/8"),
+    IPv6Address("::1"),
+    IPv6Network("fe80::/64"),
+]
 KEPT: list[tuple[Any, Any]] = [
     (str, "grüße 🎉 \x00"),
     (int, -(2**70)),
@@ -143,9 +173,42 @@ KEPT: list[tuple[Any, Any]] = [
     (dict[uuid.UUID, str], {ID: "x"}),
     (Mapping[str, Any], {"a": [1, {"b": None}]}),
     (dict[str, object], {"a": [1, "b"]}),
-    (object, {"a": (1, 2)}),
+    (object, {"a": [1, 2]}),
+    (Iterable[int], (1, 2)),
+    (Iterable, [1, "a"]),
+    (Reversible[date], [date(2026, 1, 1)]),
+    (Path, Path("/srv/a b")),
+    (Path | None, None),
+    (list[PurePosixPath], [PurePosixPath("a/b")]),
+    *((type(one), one) for one in ADDRESSES),
+    (Upload, Upload(Path("x"), [IPv4Address("127.0.0.1")])),
+    (Sale | Refund, Sale(DAY)),
+    (Sale | Refund, Refund(DAY)),
+    (
+        dict[str, list[Sale | Gift | Fee | Swap | Stolen]],
+        {
+            "a": [
+                Gift("present", "ada"),
+                {"kind": "fee", "cents": 7},
+                Sale(DAY),
+                Swap(day=DAY),
+                Stolen(),
+            ]
+        },
+    ),
+    (Sale | Refund | None, None),
+    (Sale | Refund | int | list[date], 7),
+    (Sale | Refund | int | list[date], [DAY]),
+    (Annotated[Swap | Sale, pydantic.Field(discriminator="kind")], Sale(DAY)),
+    (Customer | int, CUSTOMER),
+    (Customer | date, DAY),
+    (pydantic.PositiveInt, 1),
+    (list[pydantic.PositiveInt], [1]),
+    (Annotated[str, annotated_types.Len(1, 2), "a note"], "ab"),
+    (pydantic.conint(gt=3, strict=True), 4),
     (UserId, 7),
     (Annotated[int, msgspec.Meta(gt=0)], 1),
+    (dict[str, Any], {"a": True, "b": [None, 1.5]}),
     (Any, [1, 2.5, "x", None, True, {"a": {}}]),
 ]
 
@@ -216,7 +279,6 @@ def odd(self: int, fields: int, name: int, args: int = 0) -> Any:
     return self, fields, name, args
 
 
-DAY = date(2026, 1, 1)
 CALLS: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], bytes]] = [
     (by_place, (1,), {}, b'{"a":1}'),
     (by_place, (1, 5), {"d": 6}, b'{"a":1,"b":5,"d":6}'),
@@ -310,6 +372,21 @@ REFUSED: list[tuple[Any, Any, str]] = [
     (Color, "green", " must be Color, not str ('green')"),
     (Literal["a", "b"], "c", " must be Literal['a', 'b'], not str ('c')"),
     (Annotated[int, msgspec.Meta(gt=0)], 0, " is 0: expected `int` >= 1"),
+    (pydantic.PositiveInt, -1, " is -1: expected `int` >= 1"),
+    (list[pydantic.PositiveInt], [-1], "[0] is -1: expected `int` >= 1"),
+    (Annotated[int, annotated_types.Interval(ge=1, lt=5)], 5, " is 5: expected `int` <= 4"),
+    (Annotated[str, annotated_types.MinLen(2)], "a", " is 'a': expected `str` of length >= 2"),
+    (Annotated[str, pydantic.StringConstraints(pattern="^a")], "b",
+     " is 'b': expected `str` matching regex '^a'"),
+    (Annotated[int, pydantic.Field(le=3)], 4, " is 4: expected `int` <= 3"),
+    (Path, "x", " must be Path, not str ('x')"),
+    (IPv4Address, "::1", " is '::1': expected 4 octets in '::1'"),
+    (Iterable[int], {1}, " must be collections.abc.Iterable[int], not set ({1})"),
+    (Sale | Refund, Place(1, 2),
+     " is Place(lat=1, lon=2): its kind must be one of 'sale', 'refund'"),
+    (Sale | Refund, {"kind": "sale", "day": "2026-01-01"},
+     " must be task_types.Sale | task_types.Refund, not dict "
+     "({'kind': 'sale', 'day': '2026-01-01'})"),
     (int | None, "x", " must be int | None, not str ('x')"),
     (set[int], [1], " must be set[int], not list ([1])"),
     (list[int], {1}, " must be list[int], not set ({1})"),
@@ -379,6 +456,101 @@ def test_a_wrong_value_is_refused_at_the_put_and_named(hint: Any, value: Any, te
     assert str(caught.value).startswith("task app.task: its result")
 
 
+def test_a_result_without_a_hint_may_be_a_tuple() -> None:
+    signature = taking(Any)
+    assert signature.decode_result(signature.encode_result((1, Level.LOW))) == [1, 1]
+
+
+UNHINTED: list[tuple[Any, Any, str]] = [
+    (Any, (1, 2), f" is tuple ((1, 2)), which JSON gives back as list: {PLAIN}"),
+    (Any, {"a": [(1,)]}, f"['a'][0] is tuple ((1,)), which JSON gives back as list: {PLAIN}"),
+    (list, [(1,)], f"[0] is tuple ((1,)), which JSON gives back as list: {PLAIN}"),
+    (Any, Level.LOW, f" is Level (<Level.LOW: 1>), which JSON gives back as int: {PLAIN}"),
+    (Any, Size.S, f" is Size (<Size.S: 's'>), which JSON gives back as str: {PLAIN}"),
+    (dict[str, Any], {"a": Size.S},
+     f"['a'] is Size (<Size.S: 's'>), which JSON gives back as str: {PLAIN}"),
+    (dict[str, list[object]] | None, {"a": [Level.LOW]},
+     f"['a'][0] is Level (<Level.LOW: 1>), which JSON gives back as int: {PLAIN}"),
+    (Any, {Size.S: 1}, f" is Size (<Size.S: 's'>), which JSON gives back as str: {PLAIN}"),
+    (Any, Text("a"), f" is Text ('a'), which JSON gives back as str: {PLAIN}"),
+    (Any, OrderedDict(a=1), f" is OrderedDict ({OrderedDict(a=1)!r}), which JSON gives back as "
+     f"dict: {PLAIN}"),
+    (tuple[int, Any], (1, Size.S),
+     f"[1] is Size (<Size.S: 's'>), which JSON gives back as str: {PLAIN}"),
+    (Loosely, Loosely(Level.LOW),
+     f".of is Level (<Level.LOW: 1>), which JSON gives back as int: {PLAIN}"),
+    (Opening | Closing, Closing((1,)),
+     f".of is tuple ((1,)), which JSON gives back as list: {PLAIN}"),
+    (Loosest, {"of": (1,)}, f"['of'] is tuple ((1,)), which JSON gives back as list: {PLAIN}"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("hint", "value", "text"), UNHINTED, ids=[str(number) for number in range(len(UNHINTED))]
+)
+def test_what_has_no_hint_is_refused_where_json_gives_back_another_type(
+    hint: Any, value: Any, text: str
+) -> None:
+    signature = taking(hint)
+    assert refused(signature, value) == f"task app.task: argument value{text}."
+    # A function has done its work by then.
+    signature.encode_result(value)
+
+
+LIST = f"which JSON gives back as list: {PLAIN}"
+
+
+@pytest.mark.parametrize(
+    ("held", "text"),
+    [
+        ({"any": (1, 2)}, f".any is tuple ((1, 2)), {LIST}"),
+        ({"items": [(1, 2)]}, f".items[0] is tuple ((1, 2)), {LIST}"),
+        ({"by_name": {"a": (1,)}}, f".by_name['a'] is tuple ((1,)), {LIST}"),
+        ({"any": Size.S}, f".any is Size (<Size.S: 's'>), which JSON gives back as str: {PLAIN}"),
+        ({"inner": Wide(any=(1,))}, f".inner.any is tuple ((1,)), {LIST}"),
+        ({"more": (1, 2)}, f".more is tuple ((1, 2)), {LIST}"),
+        ({"more": [Level.LOW]},
+         f".more[0] is Level (<Level.LOW: 1>), which JSON gives back as int: {PLAIN}"),
+    ],
+)  # fmt: skip
+def test_what_has_no_hint_in_a_model_is_refused_likewise(held: Any, text: str) -> None:
+    for hint, value, at in (
+        (Wide, Wide(**held), ""),
+        (list[Wide], [Wide(**held)], "[0]"),
+        (Wide | None, Wide(**held), ""),
+    ):
+        assert refused(taking(hint), value) == f"task app.task: argument value{at}{text}."
+
+
+@pytest.mark.parametrize(
+    "held",
+    [
+        {"any": [1, {"a": [None]}], "items": [[1]], "more": {"a": 1.5}},
+        {"pair": (1, 2), "several": (1, 2), "sizes": [Size.S]},
+        {"tupled": (1, 2)},
+        {"inner": Wide(tupled=(1, 2))},
+    ],
+)
+def test_what_a_model_gives_back_as_it_was_is_taken(held: Any) -> None:
+    value = Wide(**held)
+    _, kwargs = back(taking(Wide), value)
+    assert type(kwargs["value"].tupled) is type(value.tupled)
+    assert kwargs["value"].any == value.any
+
+
+def test_what_stars_take_without_a_hint_is_refused_likewise() -> None:
+    def task(*args, **kwargs): ...  # type: ignore[no-untyped-def]
+
+    signature = Signature(task, name="app.task")
+    assert back(signature, 1, [2], a="b") == ((1, [2]), {"a": "b"})
+    assert refused(signature, 1, (2,)).startswith(
+        "task app.task: argument *args[1] is tuple ((2,)),"
+    )
+    assert refused(signature, a=Size.S).startswith(
+        "task app.task: argument **kwargs['a'] is Size ("
+    )
+
+
 def test_an_argument_without_a_hint_takes_plain_values_alone() -> None:
     def task(first, *, second=None): ...  # type: ignore[no-untyped-def]
 
@@ -417,6 +589,18 @@ def test_pydantic_is_imported_only_by_who_uses_it() -> None:
         "sys.exit('pydantic' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", asks], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("name", ["__x", "__x__", "__dict__", "__eq__"])
+def test_an_argument_with_a_name_of_pythons_own_is_refused_at_the_declaration(name: str) -> None:
+    made: dict[str, Any] = {}
+    exec(f"def task({name}=1): ...", made)
+    with pytest.raises(BadArguments) as caught:
+        Signature(made["task"], name="app.task")
+    assert str(caught.value) == (
+        f"task app.task: argument {name} has a name of those that Python keeps for itself; name it "
+        f"without the underscores, before a / if it is to be given by place."
+    )
 
 
 # Hints --------------------------------------------------------------------------------------------
@@ -469,10 +653,22 @@ UNREADABLE: list[tuple[Any, str]] = [
      "dataclass or pydantic model."),
     ("Callable[[], int]", f"{NOT_JSON}Callable[[], int]: Callable is no plain type, dataclass or "
      "pydantic model."),
-    ("Item | Place", f"{NOT_JSON}Item | Place: type unions may not contain more than one dataclass "
-     "or attrs type."),
-    ("Customer | int", f"{NOT_JSON}Customer | int: type unions containing a custom type may not "
-     "contain any additional types other than `None`."),
+    ("Item | Place", f"{NOT_JSON}Item | Place: JSON does not tell Item and Place apart; give each "
+     "a field of one name with a Literal of its own, kind: Literal['sale'] = 'sale' say."),
+    ("list[Sale | Customer]", f"{NOT_JSON}list[Sale | Customer]: JSON does not tell Sale and "
+     "Customer apart; give each a field of one name with a Literal of its own, kind: "
+     "Literal['sale'] = 'sale' say."),
+    ("Path | str", f"{NOT_JSON}Path | str: type unions containing a custom type may not contain "
+     "any additional types other than `None`."),
+    ("Annotated[int, annotated_types.Predicate(bool)]",
+     f"{NOT_JSON}Annotated[int, annotated_types.Predicate(bool)]: Predicate(bool) would not be "
+     "checked; take a msgspec.Meta, or a field of a model."),
+    ("Annotated[str, pydantic.StringConstraints(to_upper=True)]",
+     f"{NOT_JSON}Annotated[str, pydantic.StringConstraints(to_upper=True)]: "
+     "_PydanticGeneralMetadata(to_upper=True) would not be checked; take a msgspec.Meta, or a "
+     "field of a model."),
+    ("Annotated[date, annotated_types.Gt(3)]",
+     f"{NOT_JSON}Annotated[date, annotated_types.Gt(3)]: can only set `gt` on a numeric type."),
 ]  # fmt: skip
 
 
@@ -508,6 +704,72 @@ def test_a_result_without_a_hint_is_a_plain_value() -> None:
     assert signature.decode_result(signature.encode_result({"a": [1]})) == {"a": [1]}
     with pytest.raises(BadResult, match=r"its result is date \(.*\), which JSON gives back as str"):
         signature.encode_result(DAY)
+
+
+def stored_by(session: Socket, user: str, *, lang: str = "en") -> None: ...
+
+
+class Opened:
+    """A decorator that is a class, and gives the first argument."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        functools.update_wrapper(self, function)
+        self._function = function
+
+    def __call__(self, user: str) -> Any:
+        return self._function(Socket(), user)
+
+
+def opened(user: str) -> None: ...
+
+
+def by_place_alone(*args: Any) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("function", "taken"),
+    [
+        (Opened(stored_by), "(user: str)"),
+        (functools.wraps(stored_by)(opened), "(user: str)"),
+        (wrapper(functools.wraps(stored_by)(opened)), "(user: str)"),
+        (functools.wraps(welcome)(by_place_alone), "(*args)"),
+    ],
+)
+def test_a_decorator_that_does_not_take_what_its_function_takes_is_refused(
+    function: Callable[..., Any], taken: str
+) -> None:
+    with pytest.raises(BadArguments) as caught:
+        Signature(function, name="app.task")
+    said = str(caught.value)
+    assert said.startswith(f"task app.task: the function of its decorator takes {taken}, and is to")
+    assert said.endswith("; make a task of a function that takes the rest, and calls this one.")
+
+
+def test_an_argument_that_a_decorator_may_give_is_told_with_the_way_out() -> None:
+    signature = Signature(wrapper(nothing), name="app.task")
+    assert refused(signature, 1) == "task app.task takes 0 arguments by place, not 1; it takes ()."
+    signature = Signature(wrapper(welcome), name="app.task")
+    assert refused(signature, lang="de") == (
+        f"task app.task needs the argument user; {TAKES} If a decorator gives it, make a task of a "
+        f"function that takes the rest, and calls this one."
+    )
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        wrapper(welcome),
+        functools.lru_cache(welcome),
+        pydantic.validate_call(welcome),
+        functools.partial(welcome, lang="de"),
+    ],
+)
+def test_a_decorator_that_hands_on_what_it_is_given_is_none_of_ours(
+    function: Callable[..., Any],
+) -> None:
+    signature = Signature(function, name="app.task")
+    args, kwargs = back(signature, "ada")
+    assert function(*args, **kwargs) is None
 
 
 @pytest.mark.parametrize("function", ["x", type("No", (), {})()])

@@ -16,9 +16,10 @@ import pytest
 from apps import dead, states, worked
 from supervised import wait_for
 
-from shardq import App, Bury, Snooze
-from shardq.errors import BadSetting, UsageError
-from shardq.tasks import Backoff, Context, Draft, Ended, Worker, current
+from shardq import Answer, App, Bury, Snooze
+from shardq.clock import SystemClock
+from shardq.errors import BadApp, BadSetting, JobCancelled, UsageError
+from shardq.tasks import Backoff, Context, Draft, Ended, Worker, cancelling, current, executor
 from shardq.tasks.options import Policy
 
 if TYPE_CHECKING:
@@ -365,3 +366,301 @@ def test_a_worker_is_not_given_the_letters_of_one_queue(local: App) -> None:
 def test_middleware_that_is_not_in_a_list_is_told_so() -> None:
     with pytest.raises(UsageError, match=r"must be a list of objects, not <object .*> alone"):
         App("sqlite://", middleware=object())  # type: ignore[arg-type]
+
+
+# Deaths -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_stepped", [False, True])
+def test_a_job_that_dies_is_told_to_its_task_or_else_to_its_app(
+    tmp_path: Path, *, is_stepped: bool
+) -> None:
+    told: list[tuple[str, str]] = []
+    with App(
+        f"sqlite:///{tmp_path}/jobs.db",
+        attempts=1,
+        on_dead=lambda dead: told.append(("app", dead.headers["task"])),
+    ) as app:
+
+        @app.task(name="a")
+        def fails() -> None:
+            raise ValueError
+
+        @app.task(name="b", on_dead=lambda dead: told.append(("task", dead.headers["task"])))
+        async def fails_too() -> None:
+            raise ValueError
+
+        @app.task(name="c", batch=2, on_dead=lambda dead: told.append(("batch", dead.text)))
+        def all_fail(items: list[int]) -> None:
+            raise ValueError(items)
+
+        for task in (fails, fails_too):
+            task.put()
+        all_fail.put(7)
+        app.queue("default").put("{}", headers={"task": "d", "task-options": "{}"})
+        app.queue("default").put("[", headers={"task": "a"})
+        worker = Worker(app)
+        if is_stepped:
+            while len(told) < 4:
+                worker.step()
+            worker.close()
+        else:
+            with ThreadPoolExecutor() as pool:
+                running = pool.submit(worker.run)
+                wait_for(lambda: len(told) == 4, "four are told")
+                worker.stop()
+                running.result()
+    assert sorted(told) == [("app", "a"), ("app", "a"), ("batch", '{"items":7}'), ("task", "b")]
+
+
+def test_what_is_called_with_dead_jobs_is_a_plain_function(local: App) -> None:
+    async def alert(_dead: object) -> None:
+        pass
+
+    with pytest.raises(BadSetting, match=r"on_dead .* is async"):
+        App(on_dead=alert)
+    with pytest.raises(BadSetting, match=r"task a: on_dead .* is async"):
+        local.task(name="a", on_dead=alert)(print)
+
+
+# Before and after ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_stepped", [False, True])
+def test_an_app_begins_and_ends_in_the_loop_of_its_coroutines(
+    local: App, *, is_stepped: bool
+) -> None:
+    loops: list[asyncio.AbstractEventLoop] = []
+    called: list[str] = []
+
+    @local.on_start
+    def first() -> None:
+        called.append("first")
+
+    @local.on_start
+    async def second() -> None:
+        await turned()
+        called.append("second")
+        loops.append(asyncio.get_running_loop())
+
+    @local.on_stop
+    def last() -> None:
+        called.append("last")
+
+    @local.on_stop
+    async def before() -> None:
+        await turned()
+        called.append("before")
+        loops.append(asyncio.get_running_loop())
+
+    @local.task
+    async def job() -> None:
+        called.append("job")
+        loops.append(asyncio.get_running_loop())
+
+    job.put()
+    worker = Worker(local)
+    assert called == []
+    if is_stepped:
+        while "job" not in called:
+            worker.step()
+        worker.close()
+        worker.close()
+    else:
+        worker.run(until_empty=True)
+    assert called == ["first", "second", "job", "before", "last"]
+    assert len(set(loops)) == 1
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_worker_does_not_start_where_its_app_cannot_and_ends_where_that_cannot(
+    local: App, caplog: pytest.LogCaptureFixture, *, is_async: bool
+) -> None:
+    called: list[str] = []
+    fails = [True, True]
+
+    def fail(place: int) -> None:
+        if fails[place]:
+            raise OSError("no pool")
+
+    async def begin() -> None:
+        fail(0)
+
+    async def end() -> None:
+        fail(1)
+
+    local.on_stop(lambda: called.append("stopped"))
+    local.on_start(begin if is_async else partial(fail, 0))
+    local.on_stop(end if is_async else partial(fail, 1))
+    local.task(name="job")(lambda: called.append("job")).put()
+    with pytest.raises(BadApp, match=r"^on_start .* of the app failed: OSError: no pool\.$"):
+        Worker(local).run(until_empty=True)
+    assert called == []
+    fails[0] = False
+    Worker(local).run(until_empty=True)
+    assert called == ["job", "stopped"]
+    assert "of the app failed" in caplog.text
+
+
+@pytest.mark.parametrize("is_stepped", [False, True])
+def test_what_has_begun_ends_where_the_rest_cannot_begin(local: App, *, is_stepped: bool) -> None:
+    called: list[str] = []
+
+    @local.on_start
+    async def first() -> None:
+        called.append("begun")
+
+    @local.on_start
+    def second() -> None:
+        raise OSError("no pool")
+
+    @local.on_stop
+    async def end() -> None:
+        called.append("ended")
+
+    local.task(name="job")(lambda: called.append("job")).put()
+    worker = Worker(local)
+    with pytest.raises(BadApp, match=r"on_start .*second of the app failed: OSError"):
+        worker.step() if is_stepped else worker.run(until_empty=True)
+    if is_stepped:
+        worker.close()
+    assert called == ["begun", "ended"]
+
+
+def test_an_app_ends_though_jobs_that_outlive_the_deadline_have_all_slots(local: App) -> None:
+    began, called = threading.Event(), []
+
+    @local.on_stop
+    async def end() -> None:
+        called.append("stopped")
+
+    @local.task
+    async def job() -> None:
+        began.set()
+        await asyncio.get_running_loop().create_future()
+
+    job.put()
+    worker = Worker(local, coroutines=1, deadline="10ms")
+    thread = threading.Thread(target=worker.run, daemon=True)
+    thread.start()
+    assert began.wait(60)
+    worker.stop()
+    thread.join(60)
+    assert not thread.is_alive()
+    assert called == ["stopped"]
+
+
+def test_what_cannot_begin_or_end_an_app_is_refused(local: App) -> None:
+    def lazy() -> Iterator[None]:
+        yield
+
+    for wrong in (None, 3, int, lazy):
+        said = "has a yield" if wrong is lazy else "must be a function, not "
+        with pytest.raises(BadSetting, match=f"^on_start {said}"):
+            local.on_start(wrong)  # type: ignore[arg-type]
+        with pytest.raises(BadSetting, match=f"^on_stop {said}"):
+            local.on_stop(wrong)  # type: ignore[arg-type]
+
+
+# Cancels ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_reported", [False, True])
+@pytest.mark.parametrize("options", [{}, {"keep": "1h"}, {"timeout": "1h"}])
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_job_that_heeds_a_cancel_ends_as_cancelled(
+    local: App, *, is_async: bool, options: dict[str, Any], is_reported: bool
+) -> None:
+    began, ended = threading.Event(), list[Ended]()
+    clock = SystemClock()
+
+    def heed() -> None:
+        began.set()
+        while not current().is_cancelled:
+            clock.sleep(0.005)
+
+    async def heed_too() -> None:
+        began.set()
+        while not current().is_cancelled:
+            await turned()
+
+    stops = local.task(key="stops", **options)(heed_too if is_async else heed)
+    job = stops.put()
+    worker = Worker(local, report=ended.append if is_reported else None)
+    with ThreadPoolExecutor() as pool:
+        running = pool.submit(worker.run, until_empty=True)
+        assert began.wait(60)
+        assert local.cancel("stops") is Answer.RUNNING
+        running.result()
+    assert [one.state for one in ended] == ["cancelled"] * is_reported
+    totals = local.queue("default").totals()
+    assert (totals.cancelled, totals.acked) == (1, 0)
+    if "keep" in options:
+        assert job.state == "cancelled"
+        with pytest.raises(JobCancelled, match="was cancelled while it ran"):
+            job.result(timeout="1s")
+
+
+def test_a_cancel_reaches_a_coroutine_that_is_cancellable(
+    local: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cancelling, "_ASK_EVERY_S", 0.01)
+    began, told = threading.Event(), list[str]()
+
+    @local.task(key="waits", cancellable=True, keep="1h")
+    async def waits() -> None:
+        began.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError as error:
+            told.extend(error.args)
+            raise
+
+    job = waits.put()
+    with ThreadPoolExecutor() as pool:
+        running = pool.submit(Worker(local).run, until_empty=True)
+        assert began.wait(60)
+        assert local.cancel("waits") is Answer.RUNNING
+        running.result()
+    assert told == ["the job was cancelled by its key"]
+    assert job.state == "cancelled"
+
+
+def test_a_coroutine_that_returns_before_it_is_told_of_a_cancel_keeps_its_result(
+    local: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(executor, "_THREADS_MAX", 1)
+    began, is_cancelled, is_read = threading.Event(), threading.Event(), threading.Event()
+
+    @local.task(key="pays", cancellable=True, keep="1h")
+    async def pays() -> str:
+        began.set()
+        assert is_cancelled.wait(60)
+        loop = asyncio.get_running_loop()
+        soon = loop.create_future()
+        loop.call_soon(soon.set_result, None)
+        await soon
+        # In the one thread: after the worker has read there that the job is cancelled.
+        loop.run_in_executor(None, is_read.set)
+        assert is_read.wait(60)
+        return "paid"
+
+    job = pays.put()
+    with ThreadPoolExecutor() as pool:
+        running = pool.submit(Worker(local).run, until_empty=True)
+        assert began.wait(60)
+        assert local.cancel("pays") is Answer.RUNNING
+        is_cancelled.set()
+        running.result()
+    assert job.state == "done"
+    assert job.result(timeout="1s") == "paid"
+
+
+def test_what_cannot_be_cancelled_as_it_runs_is_refused_as_cancellable(local: App) -> None:
+    async def many(items: list[int]) -> None:
+        pass
+
+    with pytest.raises(BadSetting, match="only an async function of one job is cancellable"):
+        local.task(name="a", cancellable=True)(lambda: None)
+    with pytest.raises(BadSetting, match="only an async function of one job is cancellable"):
+        local.task(name="b", batch=2, cancellable=True)(many)  # type: ignore[call-overload]

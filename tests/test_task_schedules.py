@@ -20,6 +20,7 @@ from freezegun import freeze_time
 
 from shardq import App, Consumer, Firing, Retry
 from shardq.errors import KeyTaken, UnknownSchedule, UsageError
+from shardq.model.times import moment_of
 from shardq.schedules.declaring import declare
 from shardq.schedules.options import chosen
 from shardq.tasks import Worker, current
@@ -290,6 +291,20 @@ def test_another_declaration_of_the_same_revision_ends_the_worker_and_both_are_n
     assert the(one) == before
 
 
+def test_a_start_that_moves_is_refused_with_what_to_take_instead(stage: Stage) -> None:
+    for hint in (False, True):
+        app = App(stage.connect())
+        app.every("1h", with_task(app), start=moment_of(stage.clock.true_ms()))
+        app.every("1h", with_task(app, "other"), at_start=True)
+        if hint:
+            with pytest.raises(UsageError, match=r"in each run .*: give a fixed one, or at_start="):
+                Worker(app)
+        else:
+            Worker(app)
+            assert the(app).next == the(app, "other").next == moment_of(stage.clock.true_ms())
+        stage.clock.advance(60)
+
+
 def test_all_declarations_that_the_store_has_otherwise_are_in_one_error(stage: Stage) -> None:
     one, another = App(stage.connect()), App(stage.connect())
     for app, interval in ((one, "1h"), (another, "2h")):
@@ -536,6 +551,19 @@ def test_a_start_that_was_given_to_a_trigger_holds_though_it_is_near(
 # At run time --------------------------------------------------------------------------------------
 
 
+def test_a_change_of_its_headers_leaves_the_task_of_a_schedule(stage: Stage, app: App) -> None:
+    ran: list[str] = []
+
+    @app.task(name="crm.sync")
+    def sync() -> None:
+        ran.append(current().headers["a"])
+
+    app.schedules.every("10s", sync.using(headers={"a": "b"}), name="sync")
+    the(app).change(headers={"a": "c"})
+    run(stage, app, seconds=12)
+    assert ran == ["c"]
+
+
 def test_schedules_are_made_at_run_time_beside_those_that_code_declares(opened: Opened) -> None:
     app = opened()
     sync = with_task(app)
@@ -560,7 +588,11 @@ def test_schedules_are_made_at_run_time_beside_those_that_code_declares(opened: 
     put = made[1].run()
     assert (put.key, put.text) == ("of-bob", '{"region":"bob"}')
     assert app.schedules.get("weekly", queue=app.queue_names[0]) == cron
+    with pytest.raises(UnknownSchedule, match=r"'weekl' in schedules-.*; did you mean 'weekly'"):
+        app.schedules["weekl"]
     assert cron.remove()
     assert app.schedules.get("weekly") is None
     with pytest.raises(UnknownSchedule, match="there is no schedule 'weekly' in schedules-"):
         app.schedules["weekly"]
+    with pytest.raises(UnknownSchedule, match=r"did you mean 'daily'\?"):
+        app.schedules["shop.daily"]

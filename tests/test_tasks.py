@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import inspect
 import os
 import re
@@ -23,7 +24,7 @@ from starlette.background import BackgroundTask
 from supervised import wait_for
 
 import shardq
-from shardq import App, Bury, Retry, Snooze
+from shardq import App, Bury, Retry, Snooze, aio
 from shardq.errors import BadArguments, BadSetting, KeyTaken, NoResult, UsageError
 from shardq.tasks import Backoff, Context, Draft, Ended, Worker, current
 
@@ -120,6 +121,39 @@ def test_a_key_is_filled_in_with_the_arguments(app: App) -> None:
     index.put_many([(8,), {"doc": 9}, index.using(key="{doc}").of(10)])
     for key in ("index-7", "index-8", "index-9", "{doc}"):
         assert app.cancel(key), key
+
+
+def test_an_argument_may_be_named_as_one_of_puts_own(local: App) -> None:
+    ran: list[Any] = []
+
+    @local.task(key="{self}")
+    def keep(self: int, args: int = 0, kwargs: int = 0) -> None:
+        ran.append((self, args, kwargs))
+
+    keep(self=1)
+    keep.put(self=2, args=3)
+    keep.using(key=None).put_many([keep.of(self=4, kwargs=5), {"self": 6}])
+    asyncio.run(aio.task(keep).put(self=7))
+    local.every("1h", keep.of(self=8))
+    worked(local)
+    assert sorted(ran) == [(1, 0, 0), (2, 3, 0), (4, 0, 5), (6, 0, 0), (7, 0, 0)]
+
+
+@pytest.mark.parametrize("option", ["key", "group"])
+@pytest.mark.parametrize("template", ["k-{user}", "{user!r}", "{user:>9}", "{who[name]}"])
+def test_what_is_none_makes_no_key(local: App, option: str, template: str) -> None:
+    def index(user: str | None = None, *, who: Any = None) -> None: ...
+
+    options: Any = {option: template}
+    task = local.task(**options)(index)
+    for put in (
+        lambda: task.put(who={"name": None}),
+        lambda: task.put_many([{"who": {"name": None}}]),
+        lambda: local.every("1h", task.of(who={"name": None})),
+    ):
+        with pytest.raises(UsageError, match=rf"{option} '.*' cannot be filled in .* is None\."):
+            put()
+    assert local.queue("default").depth().total == 0
 
 
 def test_a_job_that_fails_is_tried_again_and_then_is_dead_with_its_error(app: App) -> None:
@@ -344,6 +378,51 @@ def test_a_batch_is_run_together(app: App) -> None:
     assert [app.job(one, task=add.name).result("0s") for one in ids] == [None] * 35
 
 
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_batch_may_return_an_outcome_for_each_of_its_jobs(local: App, is_async: bool) -> None:
+    ran: list[str] = []
+
+    def index(texts: list[str]) -> Any:
+        ran.extend(texts)
+        outcomes = {
+            "busy": Retry("10ms", reason="busy"),
+            "later": Snooze("10ms"),
+            "wrong": Bury("wrong"),
+            "broken": ValueError("broken"),
+        }
+        # As asyncio.gather(.., return_exceptions=True) gives them.
+        return [outcomes.get(one) if ran.count(one) < 2 else 7 for one in texts]
+
+    async def awaited(texts: list[str]) -> Any:
+        return index(texts)
+
+    task = local.task(batch=100, attempts=3, keep="1h", name="index")(
+        awaited if is_async else index
+    )
+    texts = ["good", "busy", "later", "wrong", "broken", "fine"]
+    ids = task.put_many(texts, ids=True)
+    ends = worked(local, threads=8)
+    ended = {one.id: (one.state, one.attempt) for one in ends}
+    assert [ended[one] for one in ids] == [
+        ("done", 1), ("done", 2), ("done", 1), ("failed", 1), ("done", 2), ("done", 1)
+    ]  # fmt: skip
+    assert sorted(ran) == sorted([*texts, "busy", "later", "broken"])
+    assert [one.headers["shardq-reason"] for one in dead(local)] == ["wrong"]
+
+
+def test_a_batch_that_returns_outcomes_of_other_jobs_is_buried(local: App) -> None:
+    @local.task(batch=2)
+    def index(texts: list[str]) -> Any:
+        return [ValueError("whose?")] * 3
+
+    index.put_many(["a", "b"])
+    worked(local)
+    reasons = [one.headers["shardq-reason"] for one in dead(local)]
+    assert len(reasons) == 2
+    for reason in reasons:
+        assert re.search(r"index returned 3 outcomes for a batch of [12]$", reason)
+
+
 def test_middleware_is_around_each_put_and_run(app: App) -> None:
     seen: list[str] = []
 
@@ -495,6 +574,55 @@ def test_a_backoff_grows_to_its_longest_delay() -> None:
         Backoff("2h", longest="1h")
 
 
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        ("delay", "it is task.put(..)"),
+        ("apply_async", "it is task.using(delay=.., queue=..).put(..)"),
+        ("s", "it is task.of(..)"),
+        ("retry", "let the function raise Retry('60s')"),
+    ],
+)
+def test_a_method_of_another_queue_s_tasks_is_told_what_it_is_here(
+    local: App, name: str, instead: str
+) -> None:
+    task: Any = local.task(name="greet")(print)
+    for one in task, task.using(delay="1s"), aio.task(task):
+        assert not hasattr(one, name)
+        with pytest.raises(AttributeError) as caught:
+            getattr(one, name)
+        assert str(caught.value) == f"a task has no attribute {name!r}; {instead}"
+    with pytest.raises(AttributeError, match=r"^a task has no attribute 'puts'$"):
+        _ = task.puts
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        ("countdown", "say delay=, '60s' or a timedelta"),
+        ("eta", "say due=, an aware datetime"),
+        ("max_retries", "say attempts=, which counts the first run too"),
+        ("bind", r"leave it out: current\(\) is the running job"),
+    ],
+)
+def test_an_option_of_another_queue_is_told_what_it_is_here(
+    local: App, name: str, instead: str
+) -> None:
+    given: Any = {name: 3}
+
+    def greet(user: str) -> None: ...
+
+    for give in (
+        lambda: local.task(**given)(greet),
+        lambda: local.task(name="b")(greet).using(**given),
+        lambda: App("sqlite://", **given),
+        lambda: local.task(name="c")(greet).put("ada", **given),
+        lambda: local.every("1h", local.task(name="d")(greet).of("ada", **given)),
+    ):
+        with pytest.raises(UsageError, match=instead):
+            give()
+
+
 def test_two_tasks_of_one_name_are_refused(local: App) -> None:
     @local.task(name="mail.send")
     def send() -> None: ...
@@ -550,26 +678,104 @@ def test_a_task_takes_the_place_of_what_its_module_or_cell_declared_before(tmp_p
     assert twice.startswith("two tasks are named 'twice.send': ")
 
 
+PROGRAM = """
+from shardq import App
+app = App("sqlite:///jobs.db")
+@app.task
+def send(): ...
+if __name__ in ("__main__", "__mp_main__"):
+    print(send.name)
+    send.put()
+"""
+STARTS = "from jobs import send; print(send.name); send.put()"
+SPAWNS = (
+    PROGRAM
+    + """
+if __name__ == "__main__":
+    import multiprocessing
+    child = multiprocessing.get_context("spawn").Process(target=send)
+    child.start()
+    child.join()
+"""
+)
+
+
 @pytest.mark.parametrize(
-    ("start", "named"), [("shop/jobs.py", "shop.jobs.send"), ("jobs.py", "jobs.send")]
+    ("start", "named"),
+    [
+        ("shop/jobs.py", "shop.jobs.send"),
+        ("shop/start.py", "shop.jobs.send"),
+        ("jobs.py", "jobs.send"),
+        ("parts/spawns.py", "spawns.send\nspawns.send"),
+    ],
 )
 def test_a_task_of_a_program_has_the_name_by_which_a_worker_imports_it(
     tmp_path: Path, start: str, named: str
 ) -> None:
-    text = "from shardq import App\napp = App()\n@app.task\ndef send(): ...\nprint(send.name)\n"
+    (tmp_path / "parts").mkdir()
     (tmp_path / "shop").mkdir()
-    for path in "shop/jobs.py", "jobs.py":
+    for path, text in {
+        "shop/jobs.py": PROGRAM,
+        "shop/start.py": STARTS,
+        "jobs.py": PROGRAM,
+        "parts/spawns.py": SPAWNS,
+        # The one beside a program that is started where it is makes no package of it.
+        "__init__.py": "",
+        "shop/__init__.py": "",
+    }.items():
         (tmp_path / path).write_text(text)
-    # The one beside a program that is started where it is makes no package of it.
-    for path in "shop/__init__.py", "__init__.py":
-        (tmp_path / path).touch()
     assert _output(tmp_path, start) == f"{named}\n"
+
+
+@pytest.mark.parametrize("start", ["parts/jobs.py", "parts/start.py"])
+def test_a_worker_knows_a_task_by_the_name_of_a_program_in_a_directory_that_is_no_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    # Another test may have imported one of that name.
+    for name in ("parts", "parts.jobs", "others", "others.jobs"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    for path, text in {
+        "parts/jobs.py": PROGRAM,
+        "parts/start.py": STARTS,
+        "others/jobs.py": "from parts.jobs import app\n@app.task\ndef send(): ...\n",
+    }.items():
+        Path(path).parent.mkdir(exist_ok=True)
+        Path(path).write_text(text)
+    assert _output(tmp_path, start) == "jobs.send\n"
+    with importlib.import_module("parts.jobs").app as app:
+        assert [(one.task, one.state) for one in worked(app)] == [("parts.jobs.send", "done")]
+        importlib.import_module("others.jobs")
+        # Of two that may be meant it is neither.
+        with pytest.raises(UsageError, match=r"there is no task 'jobs\.send'"):
+            app.job("x", task="jobs.send")
+        with pytest.raises(UsageError, match=r"did you mean 'others.jobs.send'\?"):
+            app.job("x", task="other.jobs.send")
 
 
 @pytest.mark.parametrize("wrong", [User, 7, lambda: (yield)])
 def test_what_is_no_function_that_does_its_work_is_no_task(local: App, wrong: Any) -> None:
     with pytest.raises(UsageError):
         local.task(wrong)
+
+
+def test_a_method_is_no_task_unless_it_has_its_object(local: App) -> None:
+    class Shop:
+        def send(self, n: int) -> None: ...
+
+        @classmethod
+        def count(cls, n: int) -> None: ...
+
+        @staticmethod
+        def greet(n: int) -> None: ...
+
+    for wrong in Shop.send, vars(Shop)["count"], vars(Shop)["count"].__func__:
+        with pytest.raises(UsageError, match="is a method, and a worker has no object to call it"):
+            local.task(wrong)
+    for task in local.task(Shop().send), local.task(Shop.count), local.task(vars(Shop)["greet"]):
+        task.put(1)
+    assert states(worked(local)) == ["done"] * 3
 
 
 def test_an_option_without_its_name_is_told_how_it_is_given(local: App) -> None:

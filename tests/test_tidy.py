@@ -45,6 +45,8 @@ CATCH_ALL_ROOMS = {
     "engine/outcome.py",
     "lifecycle/producer.py",
     "schedules/foreign.py",
+    "tasks/executor.py",
+    "tasks/hooks.py",
     "tasks/importing.py",
     "tasks/keeping.py",
     "tasks/loop.py",

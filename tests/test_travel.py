@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import random
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from travelled import DAY, START, Seen, consumed, sandbox
@@ -20,6 +22,10 @@ from shardq.testing import Sandbox
 from shardq.testing import sandbox as rooms
 
 # Time ---------------------------------------------------------------------------------------------
+
+BEGIN = datetime(2027, 1, 1, 8, tzinfo=UTC)
+FIRED = [(n, 2 + 5 * (n - 1)) for n in range(1, 9)]
+"""Half minutes of fire times, and quarters at which jobs of 75 s begin that wait for each other."""
 
 
 def test_each_message_runs_at_its_due_in_order_and_time_ends_where_it_was_to(
@@ -364,6 +370,50 @@ def test_schedules_fire_on_the_way_across_a_clock_change_and_a_drain_waits_for_n
     assert seen.all[-1][0] == "far"
     assert sandbox.drain() == 0
     assert caplog.records == []
+
+
+@pytest.mark.parametrize(
+    ("overlap", "expected"),
+    [
+        ("skip", [("00:30", "00:30"), ("02:00", "02:00"), ("03:30", "03:30")]),
+        (
+            "cancel",
+            [("00:30", "00:30"), ("01:30", "01:45"), ("03:00", "03:00"), ("04:00", "04:15")],
+        ),
+        ("allow", [(f"0{n // 2}:{n % 2 * 3}0", f"0{m // 4}:{m % 4 * 15:02}") for n, m in FIRED]),
+    ],
+)
+@pytest.mark.parametrize("is_async", [False, True])
+def test_schedules_fire_while_a_job_takes_time_as_those_of_a_worker_do(
+    overlap: Literal["skip", "cancel", "allow"], expected: list[tuple[str, str]], is_async: bool
+) -> None:
+    app, ran = App(), []
+
+    def note() -> None:
+        firing = current().firing
+        assert firing is not None
+        ran.append((f"{firing.time:%M:%S}", f"{sandbox.now:%M:%S}"))
+
+    @app.task
+    def job() -> None:
+        note()
+        sandbox.clock.advance(75)
+
+    @app.task
+    async def coroutine() -> None:
+        note()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.Event().wait(), 75)
+
+    app.every("30s", coroutine if is_async else job, overlap=overlap, name="s")
+    with Sandbox(app, start="2027-01-01T08:00Z") as sandbox:
+        sandbox.travel("4m")
+        assert ran == expected
+        made = app.schedules["s"]
+        # Until the end of the last job.
+        assert made.fired + made.skipped == (sandbox.now - BEGIN).total_seconds() // 30
+        sandbox.travel("1s")
+        assert app.schedules["s"].skipped == made.skipped
 
 
 def test_schedules_that_an_app_declares_fire_those_declared_later_too() -> None:

@@ -153,6 +153,13 @@ def test_one_that_is_ready_says_how_many_go_first(world: World) -> None:
     assert str(states[1]).endswith("; 11 due before it go first")
 
 
+def test_as_many_go_first_as_are_due_in_the_same_millisecond(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    beat(queue)
+    *_, last = queue.put_many(["x"] * 1_200, ids=True)
+    assert state_of(queue, last).ahead == 1_199
+
+
 @on_each_store
 def test_one_whose_shard_is_leased_says_by_whom_and_how_many_go_first(world: World) -> None:
     queue = world.connect().queue(world.queue_name(), lanes=1)

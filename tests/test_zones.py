@@ -11,6 +11,7 @@ from zoneinfo import ZoneInfo
 
 import pendulum
 import pytest
+from apscheduler.triggers.cron import CronTrigger
 
 from shardq.errors import BadSetting
 from shardq.model.times import due_ms, moment_of
@@ -165,6 +166,32 @@ def test_an_hourly_cron_fires_once_in_the_hour_that_comes_twice_unless_it_is_tol
     assert len(found) == (24 if twice == "both" else 23)
 
 
+@pytest.mark.parametrize(
+    ("minute", "hour", "expected"),
+    [
+        ("0", "*", ["00:00", "01:00"]),
+        ("0", "*/2", ["00:00", "01:00"]),
+        ("*/30", "2", ["00:00", "00:30", "01:00", "01:30"]),
+        ("0", "0-23", ["00:00"]),
+        ("0", "0,2,4", ["00:00"]),
+        ("0,30", "2", ["00:00", "00:30"]),
+        ("0", "2,*/4", ["00:00"]),
+    ],
+)
+def test_text_and_fields_of_a_cron_fire_alike_where_an_hour_comes_twice(
+    minute: str, hour: str, expected: list[str]
+) -> None:
+    # As cron(8): at both where minutes or hours begin with an asterisk.
+    begin = due_ms("2027-10-31T00:00Z") - 1
+    fields = CronTrigger(minute=minute, hour=hour, timezone="Europe/Berlin")
+    for trigger in (
+        Trigger.cron(f"{minute} {hour} * * *", tz="Europe/Berlin"),
+        Trigger.of(fields, now_ms=0),
+    ):
+        found = trigger.fires(begin, due_ms("2027-10-31T01:59Z"))
+        assert [f"{moment_of(one.at_ms):%H:%M}" for one in found] == expected
+
+
 def test_an_interval_is_touched_by_no_clock_change() -> None:
     trigger = Trigger.every("1h", start="2027-10-31T00:00+02:00", now_ms=0)
     start_ms = due_ms("2027-10-30T22:00Z")
@@ -270,6 +297,8 @@ def test_a_year_of_firings_is_what_an_independent_calculation_says(
         found = trigger.fires(due_ms(after), due_ms(until), twice=twice, gap=gap)
         times = [moment_of(fire.at_ms) for fire in found]
         assert times == expected(walls, zone, twice, gap, after, until), (twice, gap)
+        count = trigger.count(due_ms(after), due_ms(until), twice=twice, gap=gap)
+        assert count == len(times), (twice, gap)
 
 
 def changes(zone: str) -> list[datetime]:
@@ -298,6 +327,8 @@ def test_firings_near_a_clock_change_are_what_an_independent_calculation_says(
         found = list(trigger.fires(due_ms(after), due_ms(until), twice=twice, gap=gap))
         times = [moment_of(fire.at_ms) for fire in found]
         assert times == expected(walls, zone, twice, gap, after, until), (change, twice, gap)
+        count = trigger.count(due_ms(after), due_ms(until), twice=twice, gap=gap)
+        assert count == len(times), (change, twice, gap)
         for earlier, later in dice.sample(list(pairwise(found)), 10):
             between_ms = dice.randrange(earlier.at_ms, later.at_ms)
             assert trigger.after(between_ms, twice=twice, gap=gap) == later, f"seed {seed}"
@@ -369,16 +400,21 @@ def test_a_zone_has_a_name_by_which_it_is_found_again(given: object, name: str) 
         ("Berlin", "; did you mean 'Europe/Berlin'?"),
         ("Asia/Berlin", "; did you mean 'Europe/Berlin'?"),
         ("New York", "; did you mean 'America/New_York'?"),
-        ("PST", "; take one such as 'Europe/Berlin'."),
-        ("", "; take one such as 'Europe/Berlin'."),
+        ("PST", "; take one such as 'Europe/Berlin', or an offset such as '+02:00'."),
+        ("CEST", "; take one such as 'Europe/Berlin', or an offset such as '+02:00'."),
+        ("", "; take one such as 'Europe/Berlin', or an offset such as '+02:00'."),
+        ("GMT+2", "there is no time zone 'GMT+2'; did you mean '+02:00'?"),
+        ("UTC-03:30", "; did you mean '-03:30'?"),
+        ("Etc/GMT+25", "; take one such as 'Europe/Berlin', or"),
+        ("GMT 2", "; take one such as 'Europe/Berlin', or"),
         ("Europe", "there is no time zone 'Europe'; "),
         ("../../etc/passwd", "there is no time zone '../../etc/passwd'; "),
         ("localtime", "there is no time zone 'localtime'; "),
         ("right/UTC", "there is no time zone 'right/UTC'; did you mean 'UTC'?"),
         ("Europe/Berlin\0", "there is no time zone 'Europe/Berlin\\x00'; "),
         ("x" * 1_000, "there is no time zone 'xxxx"),
-        ("+2", "zone '+2' is no offset such as '+02:00'."),
-        ("+24:00", "zone '+24:00' is no offset such as '+02:00'."),
+        ("+2", "there is no time zone '+2'; did you mean '+02:00'?"),
+        ("+24:00", "; take one such as 'Europe/Berlin', or an offset such as '+02:00'."),
         (Nameless(), "has no name that other processes know; take ZoneInfo('Europe/Berlin')"),
         (None, "a zone must be a name such as 'Europe/Berlin', or a tzinfo, not None."),
         (2, "a zone must be a name such as 'Europe/Berlin', or a tzinfo, not 2."),

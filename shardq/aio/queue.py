@@ -253,11 +253,14 @@ class Queue:
         name: str | None = None,
         start: Due | None = None,
         end: Due | None = None,
+        at_start: bool = False,
         **options: Unpack[ScheduleOptions],
     ) -> Schedule:
         """Put a message again and again, as `shardq.Queue.every`."""
         made = await self._call(
-            lambda queue: queue.every(interval, body, name=name, start=start, end=end, **options)
+            lambda queue: queue.every(
+                interval, body, name=name, start=start, end=end, at_start=at_start, **options
+            )
         )
         return Schedule(made, self._threads)
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from shardq.aio.threads import Threads
     from shardq.model.message import Message
     from shardq.model.times import Due, Duration
-    from shardq.schedules.options import Preview, ScheduleOptions
+    from shardq.schedules.options import ChangeOptions, Preview
     from shardq.schedules.policy import Policies, PolicyOptions
     from shardq.schedules.trigger import Trigger
     from shardq.tasks import Call, WithoutArguments
@@ -68,9 +68,7 @@ class Schedule:
         every: Duration | None = None,
         cron: str | None = None,
         tz: str | tzinfo | None = None,
-        start: Due | None = None,
-        end: Due | None = None,
-        **options: Unpack[ScheduleOptions],
+        **options: Unpack[ChangeOptions],
     ) -> Schedule:
         """Change it, as `shardq.Schedule.change`; returns it as it is now."""
         changed = await self._call(
@@ -80,8 +78,6 @@ class Schedule:
                 every=every,
                 cron=cron,
                 tz=tz,
-                start=start,
-                end=end,
                 **options,
             )
         )
@@ -179,13 +175,21 @@ class AppSchedules:
         name: str | None = None,
         start: Due | None = None,
         end: Due | None = None,
+        at_start: bool = False,
         count: int | None = None,
         **policies: Unpack[PolicyOptions],
     ) -> Schedule:
         """Put a task again and again, as `shardq.tasks.AppSchedules.every`."""
         return await self._made(
             lambda: self._schedules.every(
-                interval, call, name=name, start=start, end=end, count=count, **policies
+                interval,
+                call,
+                name=name,
+                start=start,
+                end=end,
+                at_start=at_start,
+                count=count,
+                **policies,
             )
         )
 

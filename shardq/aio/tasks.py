@@ -21,6 +21,7 @@ from shardq.aio.schedules import AppSchedules
 from shardq.aio.threads import THREADS, Threads
 from shardq.clock import pause
 from shardq.errors import BadSetting, shown
+from shardq.tasks.elsewhere import FromElsewhere
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, Callable, Generator, Iterable, Mapping
@@ -133,7 +134,7 @@ def task(task: tasks.Bound[P, R]) -> Task[P, R]:
     return Task(task)
 
 
-class Task(Generic[P, R]):
+class Task(FromElsewhere, Generic[P, R]):
     """A task, from asyncio. Made by `task`."""
 
     def __init__(self, task: tasks.Bound[P, R]) -> None:
@@ -149,7 +150,7 @@ class Task(Generic[P, R]):
         """The task's name, by which jobs find it."""
         return self._task.name
 
-    async def put(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
+    async def put(self, /, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
         """Put a job, as `shardq.tasks.Bound.put`; when this returns, the store has it."""
         threads = _threads_of(self._registry)
         return Job(await threads.call(lambda: self._task.put(*args, **kwargs)), threads)
@@ -190,7 +191,7 @@ class Task(Generic[P, R]):
         db = await threads.call(lambda: self._registry.connection)
         return await fed(items, put, threads, db._home.clock)
 
-    def of(self, *args: P.args, **kwargs: P.kwargs) -> Call[P]:
+    def of(self, /, *args: P.args, **kwargs: P.kwargs) -> Call[P]:
         """Arguments for `put_many`, which a type checker can check."""
         return self._task.of(*args, **kwargs)
 

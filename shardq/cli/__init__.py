@@ -35,8 +35,8 @@ _COMMANDS = {
     "calendar": ("calendar", "Show the load ahead as a heat map, hot minutes, and the backlog."),
     "peek": ("messages", "Show the messages that are due next, and take none."),
     "show": ("show", "Show where a message is, and why it does not run."),
-    "cancel": ("messages", "Cancel a message that has not been delivered."),
-    "move": ("keyed", "Let a message that waits be due at another time, by its key."),
+    "cancel": ("messages", "Cancel messages that have not been delivered."),
+    "move": ("keyed", "Let messages that wait be due at another time, or now."),
     "edit": ("keyed", "Change the body or headers of a message that waits, by its key."),
     "queues": ("queues", "List queues; create, show, alter, pause, purge or drop one."),
     "schedule": ("schedule", "Put messages again and again, by schedules; preview, change them."),
@@ -52,7 +52,10 @@ _COMMANDS = {
 """Each command, in the order of the help: its module, and its line there."""
 
 
-class Commands(click.Group):
+_OF_QUEUES = ("create", "alter", "pause", "resume", "purge", "drop")
+
+
+class Commands(options.Group):
     """Commands that are imported when they are called.
 
     Attributes:
@@ -62,6 +65,11 @@ class Commands(click.Group):
 
     room = __name__
     table: ClassVar[Mapping[str, tuple[str, str]]] = _COMMANDS
+    elsewhere: ClassVar[Mapping[str, str]] = {
+        **{name: f"shardq queues {name}" for name in _OF_QUEUES},
+        "redrive": "shardq dead QUEUE --redrive",
+        "retry": "shardq move QUEUE ID --delay 0s",
+    }
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         """The names of the commands."""
@@ -226,12 +234,14 @@ class _Unshown(logging.StreamHandler):  # type: ignore[type-arg] # no generic at
 
 
 def _shows(handler: logging.Handler) -> bool:
-    """True if a handler writes where this process does, as far as can be told."""
-    if isinstance(handler, logging.StreamHandler):
-        streams = (sys.stderr, sys.stdout, sys.__stderr__, sys.__stdout__)
-        return any(handler.stream is one for one in streams)
-    # Of another library's nobody knows; most of them are for terminals.
-    return not type(handler).__module__.startswith("logging")
+    """Whether a handler is known to write where this process does: to a stream, or Rich's console.
+
+    Of another class nobody knows: twice on the terminal is better than in some file alone.
+    """
+    streams = (sys.stderr, sys.stdout, sys.__stderr__, sys.__stdout__)
+    console = getattr(handler, "console", None)
+    to = getattr(handler, "stream", None) or getattr(console, "file", None)
+    return to is not None and any(to is one for one in streams)
 
 
 def set_up_logging(verbose: int) -> None:

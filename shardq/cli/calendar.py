@@ -67,7 +67,7 @@ _SHADES = {"256", "truecolor"}
     metavar="ZONE",
     default="UTC",
     show_default=True,
-    help="By whose clocks: a name such as Europe/Berlin.",
+    help="By whose clocks: a name such as Europe/Berlin, or an offset such as +02:00.",
 )
 @click.option(
     "--out",
@@ -284,9 +284,7 @@ def _told(one: Calendar, grid: Grid) -> dict[str, Any]:
                 "messages": loads[cell].rows,
                 "firings": loads[cell].firings,
             }
-            for row in grid.rows
-            for cell in row.cells
-            if cell is not None
+            for cell in sorted(loads)
         ],
     }
 

@@ -21,6 +21,8 @@ from shardq.cli.states import Finding, Level, Limits, State
 from shardq.clock import CORRECTION_VARIABLE, OFFSET_VARIABLE, machine_us
 from shardq.model import times
 from shardq.observer import Observer, late_to_json
+from shardq.stores.sqlite import SqliteStore
+from shardq.stores.sqlite.database import LOG_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -34,6 +36,8 @@ _ROUND_TRIPS = 5
 _DRIVER = "cassandra-driver"
 _GAPS = 4
 """Columns between a level and its text, and after that."""
+_LOG_BYTES_MAX = 2 * LOG_BYTES
+"""One that is cut to `LOG_BYTES` grows beyond that while others read."""
 _HORIZON = "1m"
 """What is to come is not judged."""
 
@@ -104,6 +108,8 @@ def check(
     damaged       something stored of it cannot be read; wrong
     not drained   --all found messages that consumers had passed by
     counts off    a process crashed as it counted; a consumer or --all mends that
+    log large     another program reads SQLite's file for so long that the
+                  log beside it grows
     clock off     clocks are over 1 s apart
     for tests     a variable is set that is meant for tests
 
@@ -123,8 +129,8 @@ def check(
     findings = _configuration()
     figures: dict[str, dict[str, Any]] = {}
     with options.connect(url) as db:
-        findings.append(Finding("store", Level.OK, State.OK, db.url_shown))
-        findings += _clocks(db)
+        found, figures["store"] = _store(db)
+        findings += [found, *_clocks(db)]
         # First: what it mends is not to be told as wrong.
         visited = [_visit_all(db, queue)] if queue and everywhere else []
         named = states.with_schedules([queue], db.queues()) if queue else None
@@ -237,6 +243,23 @@ def _configuration() -> list[Finding]:
             advice = f"Run without it: unset {name}"
             findings.append(Finding(name, Level.WARNING, State.FOR_TESTS, text, advice))
     return findings
+
+
+def _store(db: Connection) -> tuple[Finding, dict[str, int]]:
+    """How the store is, and the size of its log, where it has one."""
+    store = db._home.store
+    if not isinstance(store, SqliteStore):
+        return Finding("store", Level.OK, State.OK, db.url_shown), {}
+    log_bytes = store.log_bytes
+    text = f"{db.url_shown}, its log {log_bytes / 1e6:,.1f} MB"
+    if log_bytes <= _LOG_BYTES_MAX:
+        return Finding("store", Level.OK, State.OK, text), {"log_bytes": log_bytes}
+    advice = (
+        "Another program reads the file for long, or did: end its transaction, and a later write "
+        "shortens the log."
+    )
+    found = Finding("store", Level.WARNING, State.LOG_LARGE, f"{text}.", advice)
+    return found, {"log_bytes": log_bytes}
 
 
 def _clocks(db: Connection) -> list[Finding]:

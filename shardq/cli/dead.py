@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -13,21 +14,22 @@ from shardq.cli import listing, options, screen
 from shardq.cli.exits import Exit
 from shardq.cli.messages import body_text, dead_of, key_column, message_json, show_message
 from shardq.cli.queues import sure
+from shardq.inspection import dead as among_dead
 from shardq.lifecycle.fate import OUT_OF_ATTEMPTS
 from shardq.model import names
-from shardq.model.message import first_line
+from shardq.model.message import Message, first_line, read_headers
 from shardq.model.times import iso
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from shardq.model.message import Message
+    from shardq.connection import Connection
+    from shardq.model.message import Row
     from shardq.queue import Queue
 
 _FIRST = {"reason": "shardq-reason", "died": "shardq-died"}
 _SHOWN = 20
-_LOOKED_AT_MAX = 10_000
-"""How many of the dead are looked at for a reason, those that died first."""
+_SHOWN_MAX = 10_000
 
 
 @dataclass(slots=True)
@@ -54,16 +56,25 @@ class _Choice:
         return self.reason.lower() in _reason(message).lower()
 
     def found(self, dead: Queue) -> Iterator[Message]:
-        """The chosen ones, those that died first in front; by their ids each is searched."""
+        """The chosen ones; by their ids each is searched."""
         if self.ids:
             looked_up = (dead.find(message_id) for message_id in dict.fromkeys(self.ids))
             yield from (one for one in looked_up if one is not None and self(one))
         else:
-            yield from filter(self, dead.peek(limit=_LOOKED_AT_MAX))
+            rows = among_dead.every(dead._home)
+            yield from filter(self, (_message(dead, row) for row in rows))
+
+    def last(self, dead: Queue, limit: int) -> list[Message]:
+        """The chosen ones, so many at most: those that died last, the last one in front."""
+        if self.ids:
+            return list(islice(self.found(dead), limit))
+        rows = among_dead.last(dead._home, limit, lambda row: self(_message(dead, row)))
+        return [_message(dead, row) for row in rows]
 
 
 @click.command(
     epilog=options.examples(
+        "shardq dead",
         "shardq dead mail",
         "shardq dead mail order-7",
         "shardq dead mail --json | jq -r '.headers[\"shardq-traceback\"]'",
@@ -73,21 +84,21 @@ class _Choice:
         "shardq dead mail --delete order-7",
     )
 )
-@options.queue
+@click.argument("queue", required=False)
 @click.argument("ids", metavar="[ID]...", nargs=-1)
 @click.option(
     "--reason",
     metavar="TEXT",
     default="",
-    help=f"Only those whose reason contains this, of the first {_LOOKED_AT_MAX:,} that died.",
+    help="Only those whose reason contains this.",
 )
 @options.whole(
     "-n",
     "--limit",
-    text=f"At most N of them. Where it is not given, {_SHOWN} are shown, and all are put back or "
-    "deleted.",
+    text=f"At most N of them. Where it is not given, the {_SHOWN} that died last are shown, and "
+    "all are put back or deleted.",
     least=1,
-    most=_LOOKED_AT_MAX,
+    most=_SHOWN_MAX,
 )
 @click.option("--redrive", is_flag=True, help="Put them back into QUEUE, each under its id.")
 @click.option("--delete", is_flag=True, help="Delete those named by ID or --reason.")
@@ -97,7 +108,7 @@ class _Choice:
 @options.as_json
 def dead(
     *,
-    queue: str,
+    queue: str | None,
     ids: tuple[str, ...],
     reason: str,
     limit: int | None,
@@ -110,8 +121,15 @@ def dead(
 ) -> Exit:
     """Show the dead messages of QUEUE and why they died. Put them back, or delete them.
 
-    With one ID, all of that message is shown. Ends with 1 where a message of an ID is not there.
+    Without QUEUE, it counts those of each queue by their reasons. With one ID, all of that message
+    is shown. Ends with 1 where a message of an ID is not there.
     """
+    if queue is None:
+        if redrive or delete or purge or reason or limit:
+            raise click.UsageError("Missing argument 'QUEUE'.")
+        with options.connect(url) as db:
+            _count(db, as_json=as_json)
+        return Exit.OK
     _check_usage(
         queue,
         asked=redrive + delete + purge,
@@ -139,17 +157,45 @@ def dead(
         else:
             # One more than is shown, to know whether there are more.
             most = limit or _SHOWN
-            found = [] if kept is None else list(islice(choice.found(kept), most + 1))
+            found = [] if kept is None else choice.last(kept, most + 1)
             if not found and not (ids or as_json):
                 click.echo(f"{queue} has no {'such ' if reason else ''}dead messages.")
             _show(found[:most], is_one=len(ids) == 1, as_json=as_json)
-            if found and kept is not None and not (as_json or len(ids) == 1):
+            if found and kept is not None and len(ids) != 1:
                 is_over = len(found) > most
                 left = kept.depth().total - most if is_over and not (ids or reason) else 0
-                _tell_more(queue, left, is_over=is_over)
+                _tell_more(queue, left, is_over=is_over, as_json=as_json)
     for message_id in sorted(choice.missing):
         click.echo(f"shardq: {queue} has no dead message {message_id!r}.", err=True)
     return Exit.FAILED if choice.missing else Exit.OK
+
+
+def _count(db: Connection, *, as_json: bool) -> None:
+    """Print how many died of what, queue by queue."""
+    rows = []
+    for name in filter(names.is_dead_queue, db.queues()):
+        counts: Counter[str] = Counter()
+        last: dict[str, int] = {}
+        for row in among_dead.every(db.queue(name, create=False)._home, bodies=False):
+            reason = read_headers(row).get(_FIRST["reason"], "")
+            counts[reason] += 1
+            last[reason] = max(last.get(reason, 0), row.due_ms)
+        served = names.served_queue(name)
+        rows += [
+            (served, count, iso(last[reason]), reason) for reason, count in counts.most_common()
+        ]
+    if as_json:
+        for served, count, died, reason in rows:
+            told = {"queue": served, "dead": count, "last_died": died, "reason": reason}
+            screen.print_json(told)
+    elif not rows:
+        click.echo("No queue has dead messages.")
+    else:
+        shown = [
+            [Text(served), Text(f"{count:,}"), Text(died), screen.plain(first_line(reason))]
+            for served, count, died, reason in rows
+        ]
+        listing.show(["queue", ">dead", "last died", "reason"], shown, free=1)
 
 
 def _check_usage(queue: str, *, asked: int, is_vague: bool, is_narrow: bool) -> None:
@@ -163,6 +209,10 @@ def _check_usage(queue: str, *, asked: int, is_vague: bool, is_narrow: bool) -> 
         raise click.UsageError(
             f"{queue!r} is a dead-letter queue itself; name the queue it serves."
         )
+
+
+def _message(dead: Queue, row: Row) -> Message:
+    return Message(row, 0, dead._home.register.signer)
 
 
 def _delete(kept: Queue, chosen: Iterable[Message]) -> int:
@@ -180,11 +230,13 @@ def _show(shown: Sequence[Message], *, is_one: bool, as_json: bool) -> None:
         _list(shown)
 
 
-def _tell_more(queue: str, left: int, *, is_over: bool) -> None:
+def _tell_more(queue: str, left: int, *, is_over: bool, as_json: bool) -> None:
     """Say whether there are more, how many where that is known, and what to do with them."""
     if is_over:
         told = f"{left:,} more not shown" if left > 0 else "There are more"
         click.echo(f"{told}; -n N shows N.", err=True)
+    if as_json:
+        return
     click.echo(f"`shardq dead {queue} ID` shows one whole, `--redrive` puts back.", err=True)
 
 

@@ -46,6 +46,8 @@ class Exit(IntEnum):
     """A command by key: the message runs now."""
     KEY_TAKEN = 23
     """A put or redrive under a key that another message has; or a schedule's name is taken."""
+    DIED = 24
+    """`work --until-empty`: the queues are empty, and jobs have died."""
     INTERRUPTED = 130
     PIPE_CLOSED = 141
     """Who read our output has gone."""
@@ -78,6 +80,7 @@ MEANINGS = {
     Exit.NOT_THERE: "no such key or schedule",
     Exit.RUNNING: "the message runs now",
     Exit.KEY_TAKEN: "the key or name is taken",
+    Exit.DIED: "jobs have died",
     Exit.INTERRUPTED: "interrupted",
     Exit.PIPE_CLOSED: "the reader of the output is gone",
     Exit.TERMINATED: "ended by SIGTERM",

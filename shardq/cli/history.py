@@ -10,6 +10,7 @@ import click
 from shardq.cli import options, screen
 from shardq.cli.exits import Exit
 from shardq.inspection.whereabouts import Whereabouts
+from shardq.model import ids
 
 if TYPE_CHECKING:
     from shardq.inspection.state import State
@@ -45,8 +46,8 @@ def history(
     """Show what became of the message ID of QUEUE, or of all that entered QUEUE.
 
     QUEUE must keep a history. An id that shardq made up is found at once. One of your own is
-    searched for between --since and --until, or in the whole history. Ends with 1 where nothing is
-    recorded.
+    searched for between --since and --until, or in the whole history. A key stands for the id of
+    the message that has it, until that has ended. Ends with 1 where nothing is recorded.
     """
     width = screen.console().width
     with options.connect(url) as db:
@@ -58,6 +59,8 @@ def history(
             if message_id is not None:
                 # A name as it was given may steer a terminal.
                 of += f" of message {message_id!r}"
+                if ids.from_text(message_id) is None:
+                    of += "; a message that had this for a key and has ended is found by its id"
             click.echo(f"shardq: {of}.", err=True)
             return Exit.FAILED
         for record in chain([first], records):

@@ -26,6 +26,7 @@ _COLOURS = {
     "failed": "red",
     "snoozed": "cyan",
     "expired": "magenta",
+    "cancelled": "magenta",
     "unknown": "yellow",
 }
 _STATE = max(map(len, _COLOURS))
@@ -39,8 +40,8 @@ class JobLines:
     """Prints a line for each run, in a thread of its own: whoever runs jobs never waits for it.
 
     ```
-    13:03:35  done      app.welcome     12 ms  2f6b8e1c-..
-    13:03:36  retrying  app.flaky      1.2 s   3a0c77d2-..  attempt 2, again in 4.0 s: OSError: ..
+    13:03:35  done       app.welcome     12 ms  2f6b8e1c-..
+    13:03:36  retrying   app.flaky      1.2 s   3a0c77d2-..  attempt 2, again in 4.0 s: OSError: ..
     ```
 
     Where stdout takes no more, it says so once on stderr, and the work goes on.

@@ -11,6 +11,7 @@ import click
 
 from shardq.cli import options, screen
 from shardq.errors import ShardqError, StoreCorrupt, UsageError, shown
+from shardq.model import message
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,10 +22,7 @@ if TYPE_CHECKING:
     from shardq.tasks.definition import Definition
     from shardq.tasks.task import Bound
 
-TASK_HEADER = "task"
-"""As `tasks/options.py` has it, which who looks at a message does not wait for."""
-OWN_HEADERS = (TASK_HEADER, "task-options")
-"""Those that a job of a task has for its worker; likewise."""
+TASK_HEADER = message.TASK_HEADER
 _VALUE_MAX = 200
 """Characters of an argument that are shown."""
 
@@ -48,11 +46,13 @@ def app_of(name: str, url: str | None) -> App:
     if given:
         os.environ[options.STORE_VARIABLE] = given
     app = load(name, App)
-    if given and store_of(given).shown != app.connection.url_shown:
+    store = app._home.store
+    own = store_of(store).shown if isinstance(store, str) else store.url_shown
+    if given and store_of(given).shown != own:
         raise UsageError(
-            f"app {name} has a store of its own, {app.connection.url_shown}; leave --store out, or "
-            f"the store of App(..)."
+            f"app {name} has a store of its own, {own}; leave --store out, or the store of App(..)."
         )
+    options.tell_memory(own)
     return app
 
 
@@ -155,8 +155,7 @@ def _call(
     """A task of an app, and what it is to be called with."""
     definition = app._home.find(task)
     if definition is None:
-        known = ", ".join(app.tasks) or "none"
-        raise UsageError(f"the app has no task {shown(task)}; it has {known}.")
+        raise UsageError(f"the app has no task {shown(task)}; {app._home.known(task)}")
     body = body_of(_named(definition, given))
     args, kwargs = definition.signature.decode(body)
     if definition.batch is not None:
@@ -200,6 +199,21 @@ def call_text(headers: Mapping[str, str], body: bytes) -> str | None:
     values = [_value(one) for one in by_position]
     values += [f"{name}={_value(one)}" for name, one in (given | by_name).items()]
     return f"{task}({', '.join(values)})"
+
+
+def attempts_allowed(headers: Mapping[str, str], attempts: int) -> str:
+    """How often a job may run, as far as it says so itself.
+
+    Args:
+        headers: Its headers.
+        attempts: How often its queue lets a message be delivered.
+    """
+    try:
+        chosen = json.loads(headers.get(message.OPTIONS_HEADER, "{}"))
+    except ValueError:
+        chosen = {}
+    own = chosen.get("attempts") if isinstance(chosen, dict) else None
+    return f"{own:,}" if type(own) is int else f"at most {attempts:,}, as its task says"
 
 
 def is_job(message: Message) -> bool:

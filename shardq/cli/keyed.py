@@ -1,21 +1,28 @@
-"""Messages by their keys: move one, edit one, and how such a command ends."""
+"""Messages that wait: move them, edit one by its key, and how such a command ends."""
 
 from __future__ import annotations
 
 import os
 import shlex
+from contextlib import contextmanager
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import click
 
 from shardq.cli import options, screen
-from shardq.cli.exits import Exit
+from shardq.cli.exits import Exit, exit_of
+from shardq.errors import BadReceipt, StaleReceipt
+from shardq.inspection.state import Where
 from shardq.lifecycle.keyed import Answer
-from shardq.model.times import iso
+from shardq.model.names import is_dead_queue
+from shardq.model.times import asked_ms, ceil_ms, iso
 from shardq.records.keys import Keys
 from shardq.records.standing import Is
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
     from shardq.lifecycle.keyed import Snapshot
     from shardq.queue import Queue
 
@@ -28,37 +35,70 @@ _DONE = {"cancel": "cancelled", "move": "moved", "edit": "edited"}
     epilog=options.examples(
         "shardq move mail --key order-7 --delay 30m",
         "shardq move mail --key order-7 --due 2027-01-01T09:00:00+01:00",
+        "shardq move mail 2f6b8e1c 0b1d77aa --delay 0s",
     )
 )
 @options.queue
-@options.key
+@options.ids
+@options.keys
 @options.due
 @options.delay
 @options.store
 @options.as_json
 def move(
     queue: str,
-    key: str | None,
+    ids: tuple[str, ...],
+    keys: tuple[str, ...],
     due: str | None,
     delay: str | None,
     url: str | None,
     *,
     as_json: bool,
 ) -> Exit:
-    """Let the message of QUEUE that has a key be due at another time.
+    """Let messages of QUEUE be due at another time; with --delay 0s, now.
 
-    A message that waits for its due, for a retry or for a consumer is moved: it does not run at its
-    old time, whatever crashes. Ends with 21 where no such message has the key, with 22 where it
-    runs now; nothing is changed then.
+    A message that waits for its due, for a retry or for a consumer is moved, and keeps its attempts
+    and its last error. By its key it does not run at its old time, whatever crashes. Without one it
+    is named by its ID, which is searched, or its RECEIPT: best effort, for a consumer may hold it
+    already. Ends with 21 where there is no such message, with 22 where it runs now; nothing is
+    changed then.
+
+    Of several each is tried. A code other than 0 is that of the first that failed.
     """
-    named = _needed(key)
+    check_named(ids, keys)
     if (due is None) == (delay is None):
         raise click.UsageError("give --due or --delay, one of them.")
     with options.connect(url) as db:
         options.refuse_ticks(db, queue)
         source = db.queue(queue, create=False)
-        answer = source.move(named, due=due, delay=delay)
-        return tell(source, named, "move", answer, as_json=as_json)
+        told = Telling(source, "move", as_json=as_json, is_one=len(ids) + len(keys) == 1)
+        for key in keys:
+            told.of_key(key, source.move(key, due=due, delay=delay))
+        for name in ids:
+            with told.damaged(name):
+                told.of_id(name, *_move(source, name, due, delay))
+    return told.ended
+
+
+def _move(
+    source: Queue, name: str, due: str | None, delay: str | None
+) -> tuple[Answer, str | None]:
+    """Move a message by its id or receipt; returns what it came to, and when it is due then."""
+    found = source.find(name)
+    if found is None:
+        return Answer.NOT_THERE, None
+    if found.key is not None and not is_dead_queue(source.name):
+        answer = source.move(found.key, due=due, delay=delay)
+        return answer, _due_of(source, found.key) if answer else None
+    if found.state.where is Where.RUNNING:
+        return Answer.RUNNING, None
+    now_us = source._home.clock.now_us()
+    wanted_ms = asked_ms(ceil_ms(now_us), due, delay)
+    try:
+        source.snooze(found, timedelta(milliseconds=max(wanted_ms - ceil_ms(now_us), 0)))
+    except StaleReceipt:
+        return Answer.NOT_THERE, None
+    return Answer.DONE, iso(wanted_ms)
 
 
 @click.command(
@@ -108,7 +148,9 @@ def edit(
         options.refuse_ticks(db, queue)
         source = db.queue(queue, create=False)
         answer = source.edit(named, body=content, headers=given)
-        return tell(source, named, "edit", answer, as_json=as_json)
+        told = Telling(source, "edit", as_json=as_json)
+        told.of_key(named, answer)
+        return told.ended
 
 
 def _needed(key: str | None) -> str:
@@ -117,30 +159,93 @@ def _needed(key: str | None) -> str:
     return key
 
 
-def tell(source: Queue, key: str, command: str, answer: Answer, *, as_json: bool) -> Exit:
-    """Print what a command by key has come to; returns what the process ends with.
+def check_named(ids: Sequence[str], keys: Sequence[str]) -> None:
+    """Raise unless a command was given messages, by their keys or otherwise."""
+    if bool(ids) == bool(keys):
+        raise click.UsageError("give IDs, RECEIPTs or --key, one of them.")
+
+
+class Telling:
+    """Prints what a command has come to, message by message.
 
     Args:
         source: The queue.
-        key: The message's key.
         command: `cancel`, `move` or `edit`.
-        answer: What it has come to.
         as_json: Whether it is for programs.
+        is_one: Whether it is of one message, which is not named then.
+
+    Attributes:
+        ended: What the process ends with: the code of the first message with another than 0.
     """
-    now = None if command == "cancel" or answer is Answer.RUNNING else source.get(key)
-    due = iso(now.due) if command == "move" and answer and now is not None else None
-    if as_json:
-        told = {"queue": source.name, "key": key, "answer": answer.value}
-        screen.print_json(told if due is None else told | {"due": due})
-    elif answer:
-        click.echo(_DONE[command] if due is None else f"{_DONE[command]}: due {due}")
-    elif answer is Answer.NOT_THERE:
-        click.echo(f"not {_DONE[command]}: {_missing(source, key, now)}")
-    elif command == "cancel":
-        click.echo("it runs now: its handler is asked to stop, and it is not delivered again")
-    else:
-        click.echo(f"not {_DONE[command]}: it runs now")
-    return _EXITS[answer]
+
+    def __init__(self, source: Queue, command: str, *, as_json: bool, is_one: bool = True) -> None:
+        self.ended = Exit.OK
+        self._source = source
+        self._command = command
+        self._as_json = as_json
+        self._is_one = is_one
+
+    def of_key(self, key: str, answer: Answer) -> None:
+        """Print what has become of a message that was named by its key."""
+        source, command = self._source, self._command
+        now = None if command == "cancel" or answer is Answer.RUNNING else source.get(key)
+        due = iso(now.due) if command == "move" and answer and now is not None else None
+        why = ""
+        if answer is Answer.NOT_THERE:
+            why = f"not {_DONE[command]}: {_missing(source, key, now)}"
+        self._tell({"key": key}, key, answer, due, why)
+        self._end(_EXITS[answer])
+
+    def of_id(self, name: str, answer: Answer, due: str | None = None) -> None:
+        """Print what has become of a message that was named by its id or receipt."""
+        is_cancel = self._command == "cancel"
+        why = ""
+        if answer is Answer.NOT_THERE and is_cancel:
+            why = "nothing to cancel: it has ended, is being delivered, or was never there"
+        elif answer is Answer.NOT_THERE:
+            shown = screen.exact(name).plain
+            why = f"not {_DONE[self._command]}: {self._source.name} has no message {shown}"
+        self._tell({"id": name, "key": None}, name, answer, due, why)
+        is_stale = is_cancel and answer is Answer.NOT_THERE
+        self._end(Exit.RECEIPT_STALE if is_stale else _EXITS[answer])
+
+    @contextmanager
+    def damaged(self, name: str) -> Iterator[None]:
+        """Of several, print that one of them is a damaged receipt, and go on with the next."""
+        try:
+            yield
+        except BadReceipt as error:
+            if self._is_one:
+                raise
+            click.echo(f"{screen.exact(name).plain}: {error}", err=True)
+            self._end(exit_of(error))
+
+    def _tell(
+        self, named: Mapping[str, str | None], name: str, answer: Answer, due: str | None, why: str
+    ) -> None:
+        done = _DONE[self._command]
+        if self._as_json:
+            told = {"queue": self._source.name, **named, "answer": answer.value}
+            screen.print_json(told if due is None else told | {"due": due})
+            return
+        if answer:
+            text = done if due is None else f"{done}: due {due}"
+        elif answer is Answer.NOT_THERE:
+            text = why
+        elif self._command == "cancel":
+            text = "it runs now: its handler is asked to stop, and it is not delivered again"
+        else:
+            text = f"not {done}: it runs now"
+        click.echo(text if self._is_one else f"{screen.exact(name).plain}: {text}")
+
+    def _end(self, code: Exit) -> None:
+        if self.ended is Exit.OK:
+            self.ended = code
+
+
+def _due_of(source: Queue, key: str) -> str | None:
+    now = source.get(key)
+    return None if now is None else iso(now.due)
 
 
 def _missing(source: Queue, key: str, now: Snapshot | None) -> str:

@@ -12,16 +12,18 @@ from rich.text import Text
 
 from shardq.cli import jobs, listing, options, screen, streams
 from shardq.cli.exits import Exit
-from shardq.cli.keyed import tell
-from shardq.cli.show import keyless, print_state
-from shardq.errors import BadReceipt, StoreCorrupt, UnknownQueue
+from shardq.cli.keyed import Telling, check_named
+from shardq.cli.show import is_receipt, keyless, print_state
+from shardq.errors import StoreCorrupt, UnknownQueue
 from shardq.inspection.state import Where
 from shardq.inspection.trace import shown_body
+from shardq.inspection.whereabouts import run_of
 from shardq.lifecycle.keyed import Answer
 from shardq.lifecycle.keyedputs import CHOICES
 from shardq.model.message import first_line, is_snooze_reason
 from shardq.model.names import dead_queue, is_dead_queue
 from shardq.model.times import iso
+from shardq.records.membership import heartbeats
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -226,31 +228,40 @@ def peek(
         if message_id is not None:
             return _look_up(db, source, message_id, as_json=as_json)
         messages = source.peek(limit=limit)
+        home = source._home
+        beats = heartbeats(home.store, home.register.members_key) if messages else {}
+        running = [run_of(message._row, beats) is not None for message in messages]
     if as_json:
-        for message in messages:
-            screen.print_json(message_json(message))
+        for message, is_running in zip(messages, running, strict=True):
+            attempts = _attempts(message, is_running=is_running)
+            screen.print_json(message_json(message) | {"attempts": attempts})
     elif messages:
-        _list(messages)
+        _list(messages, running)
     else:
         click.echo(f"{queue} is empty.")
     return Exit.OK
 
 
-def _list(messages: Sequence[Message]) -> None:
+def _attempts(message: Message, *, is_running: bool) -> int:
+    """Deliveries begun: that of a run is recorded when it ends or is parked."""
+    return message.attempt + (is_running and message._row.claim is None)
+
+
+def _list(messages: Sequence[Message], running: Sequence[bool]) -> None:
     errors = [_error_text(message) for message in messages]
     has_errors = any(errors)
     keys = key_column(messages)
     rows = [
         [
             Text(iso(message.due_ms)),
-            Text(f"{message.attempt:,}"),
+            Text(f"{_attempts(message, is_running=is_running):,}{', runs' if is_running else ''}"),
             Text(f"{len(message.body):,}"),
             screen.exact(message.id),
             *key,
             *([screen.plain(first_line(error))] if has_errors else []),
             body_text(message),
         ]
-        for message, error, key in zip(messages, errors, keys, strict=True)
+        for message, error, key, is_running in zip(messages, errors, keys, running, strict=True)
     ]
     heads = ["due", ">attempts", ">bytes", "id", *(["key"] if any(keys) else [])]
     heads += ["last error", "body"] if has_errors else ["body"]
@@ -413,61 +424,45 @@ def _block(text: str) -> str:
 @click.command(
     epilog=options.examples(
         "shardq cancel mail --key order-7",
-        "shardq cancel mail --id 2f6b8e1c",
+        "shardq cancel mail 2f6b8e1c 0b1d77aa",
         "receipt=$(shardq put mail hello --delay 1h --json | jq -r .receipt)",
         'shardq cancel mail "$receipt"',
     )
 )
 @options.queue
-@click.argument("receipt", required=False)
-@click.option("--id", "message_id", metavar="ID", help="Search QUEUE for the message of this id.")
-@options.key
+@options.ids
+@options.keys
 @options.store
 @options.as_json
 def cancel(
-    queue: str,
-    receipt: str | None,
-    message_id: str | None,
-    key: str | None,
-    url: str | None,
-    *,
-    as_json: bool,
+    queue: str, ids: tuple[str, ...], keys: tuple[str, ...], url: str | None, *, as_json: bool
 ) -> Exit:
-    """Cancel a message of QUEUE that has not been delivered yet.
+    """Cancel messages of QUEUE that have not been delivered yet.
 
     By its key that is exact, whatever crashes, also of one that is dead. Ends with 21 where no
     message has the key, with 22 where it runs now: then its handler is asked to stop, and it is not
     delivered again.
 
-    Without a key it is named by the RECEIPT that `put --json` printed, or by its id. Best effort: a
-    delivery that has begun is not stopped. Ends with 5 where there is nothing to cancel.
+    Without a key a message is named by its ID, which is searched, or by the RECEIPT that `put
+    --json` printed. Best effort: a delivery that has begun is not stopped. Ends with 5 where there
+    is nothing to cancel.
+
+    Of several each is tried. A code other than 0 is that of the first that failed.
     """
-    if sum(one is not None for one in (receipt, message_id, key)) != 1:
-        raise click.UsageError("give --key, --id or a RECEIPT, one of them.")
+    check_named(ids, keys)
     with options.connect(url) as db:
         options.refuse_ticks(db, queue)
         source = db.queue(queue, create=False)
-        if key is not None:
-            answer = source.cancel(key=key)
-            return tell(source, key, "cancel", answer, as_json=as_json)
-        if message_id is not None:
-            found = source.find(message_id)
-            cancelled = found is not None and source.cancel(found)
-        else:
-            cancelled = _cancel_by_receipt(source, receipt or "")
-    answer = Answer.DONE if cancelled else Answer.NOT_THERE
-    if as_json:
-        screen.print_json({"queue": queue, "key": None, "answer": answer.value})
-    elif cancelled:
-        click.echo("cancelled")
-    else:
-        click.echo("nothing to cancel: it has ended, is being delivered, or was never there")
-    return Exit.OK if cancelled else Exit.RECEIPT_STALE
+        told = Telling(source, "cancel", as_json=as_json, is_one=len(ids) + len(keys) == 1)
+        for key in keys:
+            told.of_key(key, source.cancel(key=key))
+        for name in ids:
+            with told.damaged(name):
+                is_there = _cancel(source, name)
+                told.of_id(name, Answer.DONE if is_there else Answer.NOT_THERE)
+    return told.ended
 
 
-def _cancel_by_receipt(source: Queue, receipt: str) -> bool:
-    try:
-        return source.cancel(receipt)
-    except BadReceipt as error:
-        error.add_note("At a shell, a key is given by --key, an id by --id.")
-        raise
+def _cancel(source: Queue, name: str) -> bool:
+    found = name if is_receipt(name) else source.find(name)
+    return found is not None and source.cancel(found)

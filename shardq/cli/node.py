@@ -40,6 +40,12 @@ def start(nodes: int, directory: Path | None) -> None:
     The first start fetches Cassandra's jars, for some minutes.
     """
     there = local.start(nodes, directory, report=lambda text: click.echo(text, err=True))
+    if not there.started:
+        click.echo(
+            f"shardq: {screen.plural(len(there.nodes), 'node')} ran already; `shardq node stop` "
+            f"ends it.",
+            err=True,
+        )
     click.echo(there.url)
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import click
 
@@ -105,6 +105,10 @@ group = click.option(
     help="Messages of one group are handled one at a time, in the order of their due.",
 )
 key = click.option("--key", metavar="KEY", help="The message's key.")
+keys = click.option(
+    "--key", "keys", metavar="KEY", multiple=True, help="A message's key. May be repeated."
+)
+ids = click.argument("ids", metavar="[ID|RECEIPT]...", nargs=-1)
 due = click.option(
     "--due",
     metavar="TIME",
@@ -134,7 +138,25 @@ until = click.option(
 
 
 class Group(click.Group):
-    """A command of commands whose help shows the whole first sentence of each."""
+    """A command of commands whose help shows the whole first sentence of each.
+
+    Attributes:
+        elsewhere: What a command is called here that people look for under another name.
+    """
+
+    elsewhere: ClassVar[Mapping[str, str]] = {}
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Like click's own, with a hint where there is no such command."""
+        name = args[0]
+        if not name.startswith("-") and self.get_command(ctx, name) is None:
+            near = names.nearest(name, self.list_commands(ctx))
+            meant = self.elsewhere.get(name) or (near and f"{ctx.command_path} {near}")
+            hint = "" if meant is None else f"; did you mean {meant!r}?"
+            ctx.fail(f"No such command {name!r}{hint or '.'}")
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Like click's own, which cuts a sentence that is longer than a line."""
@@ -200,7 +222,23 @@ def connect(url: str | None, *, makes: bool = False) -> Connection:
                 f"there is no file {printable(path)}; check the store's name, or make it: "
                 f"`shardq init`."
             )
-    return shardq.connect(chosen)
+    db = shardq.connect(chosen)
+    tell_memory(db.url_shown)
+    return db
+
+
+def tell_memory(shown: str) -> None:
+    """Say where a store is in memory: no other process sees what is put there.
+
+    Args:
+        shown: The store's url, as a connection shows it.
+    """
+    if shown == "sqlite://":
+        click.echo(
+            "shardq: store sqlite:// is in the memory of this process: no other can put there, and "
+            "it is gone when this one ends; use a file, sqlite:///jobs.db.",
+            err=True,
+        )
 
 
 def refuse_ticks(db: Connection, name: str) -> None:

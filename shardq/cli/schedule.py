@@ -68,6 +68,9 @@ _arguments = click.option(
 )
 @click.argument("words", metavar="QUEUE NAME [BODY]", nargs=-1)
 @scheduling.trigger
+@click.option(
+    "--at-start", is_flag=True, help="With --every: it fires at once, and then after each interval."
+)
 @scheduling.policies
 @scheduling.job
 @_task
@@ -391,11 +394,12 @@ def change(
     """Change the schedule NAME of QUEUE; what is not given stays.
 
     When this ends, nothing fires any more as it was before, but for what was due within 0.15 s, on
-    Cassandra 1.75 s. --cron without --tz is of the zone that it has. An empty text takes back
-    --window, --group, --key or --unique-for, and 0 --count. Headers that are given take the place
-    of all that it has, but for the name of a task. Ends with 21 where there is no such schedule.
+    Cassandra 1.75 s. Zone, start and end stay where only the times are changed. An empty text takes
+    back --start, --end, --window, --group, --key or --unique-for, and 0 --count. Headers that are
+    given take the place of all that it has, but for the name of a task. Ends with 21 where there is
+    no such schedule.
     """
-    is_timed = scheduling.make_of(given) is not None
+    is_timed = scheduling.is_timed(given)
     changes = scheduling.changes_of(given)
     if not (is_timed or changes) and body is None and arguments is None:
         raise click.UsageError("give at least one thing to change.")
@@ -403,14 +407,9 @@ def change(
     with options.connect(url) as db:
         source = db.queue(queue, create=False)
         before = source.schedules[name]
-        if given["cron"] is not None and given["tz"] is None:
-            given["tz"] = before.trigger.zone
-        make = scheduling.make_of(given)
+        retime = scheduling.retime_of(given, before.trigger)
         content = _new_content(before, body, arguments)
-        if "headers" in changes and jobs.TASK_HEADER in before.headers:
-            own = {one: before.headers[one] for one in jobs.OWN_HEADERS if one in before.headers}
-            changes["headers"] = own | changes["headers"]
-        made = source.schedules._home.change(name, make, content, changes)
+        made = source.schedules._home.change(name, retime, content, changes)
         _tell(made, source, "changed", as_json=as_json)
     if made.revision:
         click.echo(

@@ -10,14 +10,15 @@ import click
 from shardq.cli import options
 from shardq.model.times import due_ms, moment_of
 from shardq.schedules import policy
-from shardq.schedules.options import JobOptions, chosen
+from shardq.schedules.options import JobOptions, chosen, retimed
 from shardq.schedules.zones import zone_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from datetime import tzinfo
 
-    from shardq.schedules.options import Make
+    from shardq.schedules.options import Make, Retime
+    from shardq.schedules.trigger import Trigger
 
 _F = TypeVar("_F", bound="Callable[..., Any]")
 
@@ -45,8 +46,8 @@ def trigger(command: _F) -> _F:
         click.option(
             "--tz",
             metavar="ZONE",
-            help="Whose wall clock --cron goes by, Europe/Berlin say. Without it: UTC, and of a "
-            "schedule that is changed the zone that it has.",
+            help="Whose wall clock --cron goes by: Europe/Berlin, or an offset as +02:00. Without "
+            "it: UTC, and of a schedule that is changed the zone that it has.",
         ),
         click.option(
             "--start",
@@ -84,7 +85,7 @@ def policies(command: _F) -> _F:
             "--twice",
             type=click.Choice(get_args(policy.Twice)),
             help="Which of the two fires where clocks go back and a local time comes twice. "
-            "Otherwise both where the cron's hours begin with *, else first.",
+            "Otherwise both where the cron's minutes or hours begin with *, else first.",
         ),
         click.option(
             "--gap",
@@ -154,43 +155,63 @@ def needed_make(given: Mapping[str, Any]) -> Make:
         click.UsageError: If none was, or two were.
         UsageError: If it cannot be used.
     """
-    made = make_of(given) if (given["every"], given["cron"]) != (None, None) else None
+    every, cron, tz, start, end = (given[name] for name in _TRIGGER)
+    _check_one(every, cron, tz)
+    at_start = given.get("at_start", False)
+    if at_start and cron is not None:
+        raise click.UsageError("--at-start goes with --every: a cron has times of its own.")
+    zone = UTC if cron is None else zone_of(tz or "UTC")
+    made = (
+        None
+        if every is cron is None
+        else chosen(
+            every=every,
+            cron=cron,
+            tz=tz,
+            start=None if start is None else moment(start, zone, "--start"),
+            end=None if end is None else moment(end, zone, "--end"),
+            at_start=at_start,
+        )
+    )
     if made is None:
         raise click.UsageError("give --every or --cron: when is it to fire?")
     return made
 
 
-def make_of(given: Mapping[str, Any]) -> Make | None:
-    """The trigger that was chosen; None where none was.
+def is_timed(given: Mapping[str, Any]) -> bool:
+    """True if anything was given of when a schedule fires."""
+    return any(given[name] is not None for name in _TRIGGER)
+
+
+def retime_of(given: Mapping[str, Any], before: Trigger) -> Retime | None:
+    """What changes when a schedule fires, as it was given; None where that stays.
 
     Args:
         given: By the options' names.
+        before: When it fires by now.
 
     Raises:
-        click.UsageError: If two were, or options without it that go with one.
-        UsageError: If it cannot be used.
+        click.UsageError: If two triggers were given.
+        UsageError: If something cannot be used.
     """
     every, cron, tz, start, end = (given[name] for name in _TRIGGER)
+    _check_one(every, cron, tz)
+    zone = UTC if every is not None else zone_of(tz or before.zone)
+    bounds = {
+        name: moment(text, zone, f"--{name}") if text else None
+        for name, text in (("start", start), ("end", end))
+        if text is not None
+    }
+    return retimed(every=every, cron=cron, tz=tz, bounds=bounds)
+
+
+def _check_one(every: str | None, cron: str | None, tz: str | None) -> None:
     if every is not None and cron is not None:
         raise click.UsageError("give --every or --cron, one of them.")
-    if every is None and cron is None:
-        if (tz, start, end) != (None, None, None):
-            raise click.UsageError(
-                "--tz, --start and --end go with --every or --cron; give that as well."
-            )
-        return None
     if every is not None and tz is not None:
         raise click.UsageError(
             "--tz goes with --cron: an interval is the same in every zone. Leave it out."
         )
-    zone = UTC if cron is None else zone_of(tz or "UTC")
-    return chosen(
-        every=every,
-        cron=cron,
-        tz=tz,
-        start=None if start is None else moment(start, zone, "--start"),
-        end=None if end is None else moment(end, zone, "--end"),
-    )
 
 
 def moment(text: str, zone: tzinfo, name: str) -> datetime:

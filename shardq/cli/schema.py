@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+
 import click
 
 import shardq
 from shardq.cli import options
+from shardq.connection import STORE_VARIABLE
 from shardq.errors import UsageError
 
 
@@ -37,9 +40,14 @@ def init(url: str | None) -> None:
 def schema(kind: str | None, url: str | None) -> None:
     """Print the CQL or SQL that makes the tables. It connects to nothing.
 
-    Where neither cassandra nor sqlite is named, the store's url says which.
+    Where neither cassandra nor sqlite is named, the store's url says which. The keyspace, its
+    copies and its data centre are those of a Cassandra url; without one they are shardq, 3 and all.
     """
-    wanted = kind or options.store_url(url).partition(":")[0]
+    given = (
+        options.given_url(url) or os.environ.get(STORE_VARIABLE) if kind else options.store_url(url)
+    )
+    scheme = (given or "").partition(":")[0]
+    wanted = kind or scheme
     if wanted == "sqlite":
         from shardq.stores.sqlite import SqliteStore
 
@@ -47,6 +55,7 @@ def schema(kind: str | None, url: str | None) -> None:
     elif wanted == "cassandra":
         from shardq.stores.cassandra import CassandraStore
 
-        click.echo(CassandraStore.schema_text())
+        address = CassandraStore.from_url(given).address if given and scheme == wanted else None
+        click.echo(CassandraStore.schema_text(address))
     else:
         raise UsageError(f"there is no schema for {wanted!r}; use cassandra or sqlite.")

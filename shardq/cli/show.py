@@ -15,6 +15,7 @@ from shardq.inspection.state import State, Where
 from shardq.inspection.whereabouts import Whereabouts
 from shardq.model.message import key_of, read_headers
 from shardq.model.names import is_dead_queue, served_queue
+from shardq.model.receipt import Signer
 from shardq.model.times import iso, moment_of
 
 if TYPE_CHECKING:
@@ -139,7 +140,10 @@ def _print(source: Queue, state: State, row: Row | None, call: str | None) -> No
     if row is not None:
         attempts = f"{state.attempts:,}"
         if state.where is not Where.DEAD:
-            attempts += f" of {source.settings.attempts:,}"
+            allowed = f"{source.settings.attempts:,}"
+            if call is not None:
+                allowed = jobs.attempts_allowed(read_headers(row), source.settings.attempts)
+            attempts += f" of {allowed}"
         first_due = f", first {iso(row.order[0])}" if row.order[0] != row.wanted_ms else ""
         priority = _priority(source, row)
         facts = {
@@ -211,6 +215,11 @@ def keyless(source: Queue, key: str) -> str:
     )
 
 
+def is_receipt(text: str) -> bool:
+    """True if a text that may be an id is a receipt, or likely one that was cut."""
+    return Signer.is_meant(text) or (len(text) > _RECEIPT_CHARS and text.startswith("AQ"))
+
+
 def _is_key(source: Queue, name: str) -> bool:
     """Whether what was given for an id is the key of a message."""
     return not is_dead_queue(source.name) and source.get(name) is not None
@@ -234,7 +243,7 @@ def _missing(source: Queue, message_id: str | None, look: Look) -> str:
         )
     if message_id is None:
         return f"{begin}; it was settled, or it has moved: look it up by its id."
-    if len(message_id) > _RECEIPT_CHARS and message_id.startswith("AQ"):
+    if is_receipt(message_id):
         return f"{begin}; if it is a receipt, it is damaged: pass it on unchanged."
     if source.settings.history_ms:
         return f"{begin}; check the id and the queue's name."

@@ -64,6 +64,8 @@ class State(StrEnum):
     """Consumers had passed by messages, which `check --all` found and moved to now."""
     COUNTS_OFF = "counts off"
     """A process ended, or was stopped, before it had stored what it counted."""
+    LOG_LARGE = "log large"
+    """Another program reads for so long that SQLite's log cannot be written over."""
     CLOCK_OFF = "clock off"
     FOR_TESTS = "for tests"
     """The process is set up for a test."""

@@ -5,13 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import click
-from rich.text import Text
+from rich.cells import cell_len
 
-from shardq.cli import listing, options, screen
+from shardq.cli import options, screen
 from shardq.model.times import duration_text
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from shardq.tasks.definition import Definition
+
+_INDENT = "    "
+_WIDTH = 120
+"""Columns at most, where no terminal says how many there are."""
 
 
 @click.command(
@@ -20,7 +26,9 @@ if TYPE_CHECKING:
 @click.argument("name", metavar="APP")
 @options.as_json
 def tasks(*, name: str, as_json: bool) -> None:
-    """Show the tasks of APP: their queues, options and arguments. No store is needed.
+    """Show the tasks of APP: their queues, arguments, options and schedules. No store is needed.
+
+    Schedules are those that the app declares, app.every(..) say.
 
     APP is module:attribute, app:app say, imported from the current directory.
     """
@@ -33,30 +41,51 @@ def tasks(*, name: str, as_json: bool) -> None:
     for task in app.tasks.values():
         task.check()
     found = [*app._home.definitions.values()]
+    triggers_of = app._declarations.triggers  # noqa: SLF001 - it is shardq's own
     if as_json:
         for one in found:
-            screen.print_json(_json(one))
+            screen.print_json(_json(one, triggers_of(one)))
     elif found:
-        rows = [
-            [
-                screen.exact(one.name),
-                Text(one.options.queue),
-                screen.plain(_options_text(one)),
-                screen.plain(one.signature.shown),
-            ]
-            for one in found
-        ]
-        listing.show(["task", "queue", "options", "arguments"], rows, free=2)
+        _show(found, triggers_of)
     else:
         click.echo(f"{name} has no tasks; {HOW_TO_DECLARE}.")
 
 
+def _show(found: list[Definition], triggers_of: Callable[[Definition], dict[str, str]]) -> None:
+    names = max(cell_len(one.name) for one in found)
+    queues = max(cell_len(one.options.queue) for one in found)
+    width = min(screen.console().width, _WIDTH)
+    click.echo(f"{'task':{names}}  {'queue':{queues}}  arguments".rstrip())
+    for one in found:
+        begin = f"{one.name:{names}}  {one.options.queue:{queues}}"
+        shown = one.signature.shown
+        is_beside = cell_len(begin) + 2 + cell_len(shown) <= width
+        below = [*([] if is_beside else [shown]), _options_text(one)]
+        below += [f"schedule {name}: {when}" for name, when in triggers_of(one).items()]
+        lines = [f"{begin}  {shown}" if is_beside else begin.rstrip()]
+        for text in below:
+            wrapped = screen.wrapped(text, width - len(_INDENT), indent="  ")
+            lines += [f"{_INDENT}{line}" for line in wrapped]
+        for line in lines:
+            click.echo(screen.exact(line).plain)
+
+
 def _facts(one: Definition) -> dict[str, Any]:
     """What was chosen of a task, spans of time as text."""
+    # Here, because the help of all commands does not wait for it.
+    from shardq.tasks.options import backoff_text
+
     policy = one.options.policy
+    errors = {"retry_on": policy.retry_on, "bury_on": policy.bury_on}
     spans = {"timeout": policy.timeout_ms, "expires": policy.expires_ms, "keep": policy.keep_ms}
     return {
         "attempts": policy.attempts,
+        **({} if policy.backoff is None else {"backoff": backoff_text(policy.backoff)}),
+        **{
+            name: " ".join(each.removeprefix("builtins.") for each in named)
+            for name, named in errors.items()
+            if named
+        },
         **{name: duration_text(ms) for name, ms in spans.items() if ms is not None},
         **({} if one.batch is None else {"batch": one.batch}),
         **{name: str(value) for name, value in one.options.putting.items()},
@@ -72,7 +101,7 @@ def _options_text(one: Definition) -> str:
     return ", ".join(facts)
 
 
-def _json(one: Definition) -> dict[str, Any]:
+def _json(one: Definition, triggers: dict[str, str]) -> dict[str, Any]:
     return {
         "name": one.name,
         "aliases": one.aliases,
@@ -81,4 +110,5 @@ def _json(one: Definition) -> dict[str, Any]:
         "async": one.is_async,
         "options": _facts(one),
         "headers": dict(one.options.headers),
+        "schedules": triggers,
     }

@@ -6,7 +6,10 @@ import os
 import re
 import signal
 import sys
-from contextlib import contextmanager
+import threading
+from contextlib import contextmanager, suppress
+from itertools import count
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,21 +19,25 @@ from shardq.cli import options, screen
 from shardq.cli.exits import Exit, exit_of
 from shardq.cli.joblines import JobLines
 from shardq.cli.jobs import app_of
-from shardq.errors import ShardqError, shown
+from shardq.clock import SystemClock
+from shardq.errors import ShardqError, UsageError, shown
 from shardq.model import times
 from shardq.tasks.importing import directory_of
-from shardq.tasks.line import Line
+from shardq.tasks.line import MARGIN_S, Line
 from shardq.tasks.processes import PROCESSES_MAX, Supervisor
+from shardq.tasks.sources import Sources
 from shardq.tasks.worker import COROUTINES, COROUTINES_MAX, Worker
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from types import FrameType
 
-    from shardq.tasks import App
+    from shardq.model.message import Message
+    from shardq.tasks import App, Ended
 
 _UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 _MEMORY_MIN = 1_000_000
+_MAX_JOBS_MAX = 1_000_000_000
 _INIT = 1
 """The process id of what a container runs."""
 
@@ -77,8 +84,8 @@ class Size(click.ParamType[int]):
 @options.whole(
     "--processes",
     text="How many processes run jobs, each with its own threads and loop. One that dies, or in "
-    "which a function outlives its time limit, is replaced. Without it, and without --memory and "
-    "--reload, jobs run in this process, which nothing replaces.",
+    "which a function outlives its time limit, is replaced. Without it, and without --memory, "
+    "--max-jobs and --reload, jobs run in this process, which nothing replaces.",
     least=1,
     most=PROCESSES_MAX,
 )
@@ -89,11 +96,33 @@ class Size(click.ParamType[int]):
     help="Replace a process that has grown beyond this, 500MB say: another starts at once, and it "
     "ends gracefully.",
 )
+@options.whole(
+    "--max-jobs",
+    text="Replace a process that has run so many jobs, as one that has grown beyond --memory.",
+    least=1,
+    most=_MAX_JOBS_MAX,
+)
 @click.option(
     "--reload",
     is_flag=True,
     help="For development: replace the processes when a *.py file of the app changes. An app that "
     "is broken is tried again at the next change.",
+)
+@click.option(
+    "--reload-dir",
+    "reload_dirs",
+    metavar="DIR",
+    multiple=True,
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="With --reload: watch this directory, not the app's. May be repeated.",
+)
+@click.option(
+    "--reload-exclude",
+    "reload_excludes",
+    metavar="PATTERN",
+    multiple=True,
+    help="With --reload: pass over files and folders of this name, gen or *_pb2.py say. May be "
+    "repeated.",
 )
 @click.option(
     "--queue",
@@ -112,7 +141,8 @@ class Size(click.ParamType[int]):
 @click.option(
     "--until-empty",
     is_flag=True,
-    help="End once no job waits in any of the queues, however far away it is due.",
+    help="End once no job waits in any of the queues, however far away it is due; with 24 where "
+    "jobs have died.",
 )
 @click.option(
     "--deadline",
@@ -140,7 +170,10 @@ def work(
     coroutines: int,
     processes: int | None,
     memory: int | None,
+    max_jobs: int | None,
     reload: bool,
+    reload_dirs: tuple[Path, ...],
+    reload_excludes: tuple[str, ...],
     queues: tuple[str, ...],
     prefetch: int,
     until_empty: bool,
@@ -154,12 +187,17 @@ def work(
     where it is left out. The store is the app's own, else --store or SHARDQ_STORE, else
     sqlite:///shardq.db in the current directory.
 
-    Stops on Ctrl-C or SIGTERM: jobs that run are finished within --deadline, the others are left to
-    other workers. A second signal waits for none. Ends with 143 where a process had to be killed.
+    Stops on Ctrl-C, on SIGTERM, or when its terminal is closed: jobs that run are finished within
+    --deadline, the others are left to other workers. A second signal waits for none. With
+    --processes and no terminal, SIGHUP replaces the processes so. Under nohup it does nothing.
+    Ends with 143 where a process had to be killed.
     """
+    if (reload_dirs or reload_excludes) and not reload:
+        raise UsageError("--reload-dir and --reload-exclude have no use without --reload.")
     line = Line.inherited()
     deadline_ms = times.duration_ms(deadline, name="--deadline")
-    if line is None and (processes is not None or memory is not None or reload):
+    is_supervised = any(one is not None for one in (processes, memory, max_jobs)) or reload
+    if line is None and is_supervised:
         return _supervise(
             Supervisor(
                 # The very same program: each sees by its line that it is one of several.
@@ -168,7 +206,12 @@ def work(
                 deadline_s=deadline_ms / 1_000,
                 report=_say,
                 memory_bytes=memory,
-                reload=directory_of(name) if reload else None,
+                reload=Sources(
+                    *(one.resolve() for one in reload_dirs or [directory_of(name)]),
+                    excludes=reload_excludes,
+                )
+                if reload
+                else None,
             )
         )
 
@@ -180,12 +223,21 @@ def work(
         "deadline": f"{deadline_ms}ms",
     }
     try:
-        with _heeding() as is_told_to_end:
+        with _heeding() as early:
             app = app_of(name, url)
-            if is_told_to_end:
+            if early.is_told_to_end:
                 _say(f"was told to end while {name} was imported.")
                 return Exit.TERMINATED
-            _work(app, line, form, deadline_ms / 1_000, until_empty=until_empty, settings=settings)
+            return _work(
+                app,
+                line,
+                form,
+                deadline_ms / 1_000,
+                early=early,
+                max_jobs=max_jobs,
+                until_empty=until_empty,
+                settings=settings,
+            )
     except ShardqError as error:
         if line is None:
             raise
@@ -198,28 +250,43 @@ def work(
             raise
         line.failed(Exit.INTERRUPTED, f"interrupted while {name} was imported.")
         return Exit.INTERRUPTED
-    return Exit.OK
+
+
+class _Early:
+    """The SIGTERMs that process 1 gets before it runs jobs: the kernel ends any other by them.
+
+    Attributes:
+        is_told_to_end: True once there was one. A second ends the process at once.
+    """
+
+    def __init__(self) -> None:
+        self.is_told_to_end = False
+        self._stop: Callable[[], object] | None = None
+
+    def catch(self, _number: int, _frame: FrameType | None) -> None:
+        """Handle the signal."""
+        if self.is_told_to_end:
+            os._exit(Exit.TERMINATED)
+        self.is_told_to_end = True
+        if self._stop is not None:
+            self._stop()
+
+    def end_by(self, stop: Callable[[], object]) -> None:
+        """Call this at the first, or now if there was one."""
+        self._stop = stop
+        if self.is_told_to_end:
+            stop()
 
 
 @contextmanager
-def _heeding() -> Iterator[list[int]]:
-    """The SIGTERMs that process 1 gets before it runs jobs: the kernel ends any other by them.
-
-    The first is heeded once the app is imported, a second at once.
-    """
-    caught: list[int] = []
+def _heeding() -> Iterator[_Early]:
+    early = _Early()
     if os.getpid() != _INIT:
-        yield caught
+        yield early
         return
-
-    def catch(number: int, _frame: FrameType | None) -> None:
-        caught.append(number)
-        if len(caught) > 1:
-            os._exit(Exit.TERMINATED)
-
-    before = signal.signal(signal.SIGTERM, catch)
+    before = signal.signal(signal.SIGTERM, early.catch)
     try:
-        yield caught
+        yield early
     finally:
         signal.signal(signal.SIGTERM, before)
 
@@ -228,11 +295,15 @@ def _supervise(supervisor: Supervisor) -> int:
     outcome = supervisor.run()
     if outcome.text:
         _say(outcome.text)
-    return outcome.code or (Exit.TERMINATED if outcome.killed else Exit.OK)
+    if outcome.code or outcome.killed:
+        return outcome.code or Exit.TERMINATED
+    return Exit.DIED if outcome.has_deaths else Exit.OK
 
 
 def _say(text: str) -> None:
-    click.echo(f"shardq: {screen.exact(' '.join(text.split())).plain}", err=True)
+    # A terminal that was closed takes nothing any more.
+    with suppress(OSError):
+        click.echo(f"shardq: {screen.exact(' '.join(text.split())).plain}", err=True)
 
 
 def _work(
@@ -241,10 +312,12 @@ def _work(
     form: str,
     deadline_s: float,
     *,
+    early: _Early,
+    max_jobs: int | None,
     until_empty: bool,
     settings: dict[str, Any],
-) -> None:
-    """Run jobs in this process, until it is to end."""
+) -> Exit:
+    """Run jobs in this process, until it is to end; returns the exit code."""
     db = app.connection
     lines = None
     if form != "none":
@@ -257,7 +330,17 @@ def _work(
             line.overrun(said.partition("; it stands at:")[0])
             worker.stop()
 
+    is_bounded = has_deaths = False
+
+    def dies(_message: Message) -> None:
+        nonlocal has_deaths
+        if line is not None and not has_deaths:
+            line.died()
+        has_deaths = True
+
     def stops(running: int) -> None:
+        nonlocal is_bounded
+        is_bounded = line is None
         jobs = screen.plural(running, "job")
         limit = times.duration_text(round(deadline_s * 1_000))
         # A process of a supervisor may also be one that is replaced.
@@ -267,19 +350,17 @@ def _work(
     try:
         worker = Worker(
             app,
-            report=None if lines is None else lines.tell,
+            report=_report_of(lines, max_jobs, overran),
             on_overrun=None if line is None else overran,
+            on_dead=dies if until_empty else None,
             on_stop=stops,
             **settings,
         )
+        early.end_by(worker.stop)
         if line is not None:
             line.on_lost(worker.stop, deadline_s)
             line.ready()
-        count = screen.plural(len(app.tasks), "task")
-        served = ", ".join(dict.fromkeys(settings["queues"] or app.queue_names))
-        _say(f"{who}runs {count} of {served} of {db.url_shown}.")
-        if others := [name for name in settings["queues"] if name not in app.queue_names]:
-            _say(f"{who}no task of the app has queue {', '.join(others)}: check its name.")
+        _tell_served(app, who, settings["queues"])
         worker.run(until_empty=until_empty)
     finally:
         if lines is not None:
@@ -289,3 +370,43 @@ def _work(
         _say(f"{who}ended after {lines.total}.")
     if line is not None and until_empty:
         line.done()
+    if is_bounded:
+        _end_within(MARGIN_S)
+    return Exit.DIED if has_deaths else Exit.OK
+
+
+def _report_of(
+    lines: JobLines | None, max_jobs: int | None, overran: Callable[[str], object]
+) -> Callable[[Ended], object] | None:
+    """What is told each run that ends: its line, and that the process has run as many as it may."""
+    if max_jobs is None:
+        return None if lines is None else lines.tell
+    ran = count(1)
+
+    def report(ended: Ended) -> None:
+        if lines is not None:
+            lines.tell(ended)
+        if next(ran) == max_jobs:
+            overran(f"it has run {screen.plural(max_jobs, 'job')}")
+
+    return report
+
+
+def _tell_served(app: App, who: str, queues: tuple[str, ...]) -> None:
+    """Say what is about to run."""
+    tasks = screen.plural(len(app.tasks), "task")
+    served = ", ".join(dict.fromkeys(queues or app.queue_names))
+    _say(f"{who}runs {tasks} of {served} of {app.connection.url_shown}.")
+    if others := [name for name in queues if name not in app.queue_names]:
+        _say(f"{who}no task of the app has queue {', '.join(others)}: check its name.")
+
+
+def _end_within(seconds: float) -> None:
+    """End this process after so long: Python waits for threads and children of the user's own."""
+
+    def end() -> None:
+        SystemClock().sleep(seconds)
+        _say("ends, though threads or processes that its jobs have started still work.")
+        os._exit(Exit.TERMINATED)
+
+    threading.Thread(target=end, name="shardq-end", daemon=True).start()

@@ -19,12 +19,12 @@ from shardq import locks
 from shardq.engine.courier import Courier
 from shardq.engine.failures import Failures
 from shardq.engine.hanging import Hanging
-from shardq.engine.intake import Intake
+from shardq.engine.intake import READ_AHEAD_MS, Intake
 from shardq.engine.lane import RUNGS
 from shardq.engine.lanes import Lanes
 from shardq.engine.lease import Lease, Leases
 from shardq.engine.outbox import Outbox
-from shardq.engine.reader import READ_AHEAD_MS, Reader
+from shardq.engine.reader import Reader
 from shardq.engine.ready import Ready
 from shardq.engine.rest import Rest
 from shardq.engine.sharing import FREE_US, Sharing
@@ -62,6 +62,8 @@ _SHARE_LOCAL_MS = 5
 _HOLD_S = 0.02
 """How soon a lane is polled where a group's head is due and waits for that."""
 _NEWS_S = 0.013
+_STORE_US = 10_000
+"""How long the first outcome since a flush waits for others that are stored along with it."""
 _NEWS_SPACING_US = 2_000
 _STUCK_US = 5_000_000
 _STUCK_LONG_US = 30_000_000
@@ -141,7 +143,9 @@ class Engine:
             member=self.member,
             batch=max(prefetch // 8, 1),
             share_ms=_SHARE_LOCAL_MS if store.is_local else _SHARE_MS,
+            isolated=isolated,
             on_news=self.wake,
+            on_first=self._on_first,
         )
         self.intake = Intake(
             store,
@@ -201,7 +205,7 @@ class Engine:
         self.ready.on_wait = self._on_free
         self._arrived_us: int | None = None
         self._is_arriving = self._is_leaving = False
-        self._reread_for = self._freed_us = 0
+        self._reread_for = self._freed_us = self._first_us = self._rested_us = 0
         self.outbox.on_park = self._membership.hurry
         self._group_share = max(prefetch // 16, 1)
         self._settings = register.settings
@@ -247,7 +251,12 @@ class Engine:
                 f"what reads queue {self._register.name!r} here is of the process that this one "
                 f"was forked from; make another one."
             )
-        self._stepped_us = self._clock.boot_us()
+        now_us = self._stepped_us = self._clock.boot_us()
+        if now_us < self._rested_us:
+            self.outbox.flush()
+            rest_s = (self._rested_us - now_us) / 1e6
+            # What is left waits for a poll.
+            return rest_s if self.outbox.is_empty else min(rest_s, _BUSY_S)
         self._forget_freed()
         # First: a store in trouble keeps nothing from the log.
         self.watch()
@@ -339,17 +348,13 @@ class Engine:
             if self._lost:
                 self.intake.give_up(lambda one: one.lease in self._lost)
                 self._lost.clear()
-            new = 0 if read is None else read()
+            return 0 if read is None else read()
         finally:
             # What cannot be read must not keep what is done from being stored.
             self.starts.keep(is_leaving=self._is_leaving)
             self.outbox.park_overdue()
             self.outbox.heads.relieve(self._group_share)
             self.outbox.flush()
-        again = self.outbox.take_again()
-        if read is not None and not self._isolated:
-            self.intake.accept_moved(again)
-        return new
 
     def _read_briefly(self) -> int:
         new = self.reader.poll()
@@ -407,7 +412,7 @@ class Engine:
         clock = self._clock
         deadline_us = clock.boot_us() + round(seconds * 1e6)
         self._is_watched = watched = self._store.changed() is not None
-        while (left_us := self._until_us(deadline_us) - clock.boot_us()) > 0:
+        while (left_us := self._first_until_us(deadline_us) - clock.boot_us()) > 0:
             with self._lock:
                 if self._has_news:
                     break
@@ -420,7 +425,11 @@ class Engine:
             with self._lock:
                 clock.wait(self._pace, (_NEWS_SPACING_US - since_us) / 1e6)
         with self._lock:
+            is_for_first = self._first_us and not (self._has_news or self._has_near_news)
+            # All but the flush may wait for as long as it would have without.
+            self._rested_us = self._until_us(deadline_us) if is_for_first else 0
             self._has_news = False
+            self._first_us = 0
 
     def wake(self) -> None:
         """Let the next step come at once. From any thread."""
@@ -438,6 +447,12 @@ class Engine:
         """A group's head waits for the next poll."""
         if self._clock.boot_us() - self._stepped_us >= _HOLD_S * 1e6:
             self.wake()
+
+    def _on_first(self) -> None:
+        """A handler has ended: its work comes again if this process dies before that is stored."""
+        with self._lock:
+            self._first_us = self._clock.boot_us()
+            self._news.notify()
 
     def _on_free(self) -> None:
         """A handler has begun to wait: where others may have work for it, they are told soon."""
@@ -459,6 +474,13 @@ class Engine:
         """
         freed_us = 0 if self._is_leaving else self._freed_us
         return min(deadline_us, freed_us + FREE_US) if freed_us else deadline_us
+
+    def _first_until_us(self, deadline_us: int) -> int:
+        """Until when to wait, where what has ended is to be stored before; not while that fails."""
+        until_us = self._until_us(deadline_us)
+        if self._first_us and not self._fails:
+            return min(until_us, self._first_us + _STORE_US)
+        return until_us
 
     def is_quiet(self) -> bool:
         """Whether all that is due in this member's lanes has been read and settled."""

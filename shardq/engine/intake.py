@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 _shard_of = itemgetter(0)
+READ_AHEAD_MS = 2_000
 _RETRY_MS = 250
 _EAGER_RETRY_MS = 50
 _EAGER_MS = 4_000
@@ -270,18 +271,21 @@ class Intake:
             raise
 
     def accept_moved(self, rows: Iterable[Row]) -> None:
-        """Take in rows that this process has just placed, without reading them.
+        """Take in rows that this process has just placed and that are due soon, without a read.
 
         But for those of groups: what comes before them is to be read first.
         """
-        mine = [
-            row
+        soon_ms = self._clock.now_ms() + READ_AHEAD_MS
+        # Two copies of a message are moved to one and the same row.
+        mine = {
+            row.id: row
             for row in rows
             if row.group is None
+            and row.due_ms <= soon_ms
             and (lane := self.lanes.get(row.shard.lane)) is not None
             and not (lane.quiet or lane.retry_ms)
-        ]
-        self.accept(sorted(mine))
+        }
+        self.accept(sorted(mine.values()))
 
     def _accept(self, rows: Sequence[Row], reach_ms: Mapping[int, int] | None) -> dict[int, int]:
         self._left.clear()

@@ -308,7 +308,7 @@ class Leases:
             self._held[shard].renew(sent, ttl_ms * 1_000)
         lost = [self._held.pop(shard) for shard in due if shard not in kept]
         for lease in lost:
-            log.warning("lease of %s lost: it was not renewed in time", lease.shard)
+            log.warning("%s: lease lost, for it was not renewed in time", lease.shard)
             lease.deadline_us = 0
         return lost
 
@@ -322,7 +322,7 @@ class Leases:
             self._held[shard].deadline_us = 0
         self._store.release(locks)
         for shard in locks:
-            log.info("lease of %s released", shard)
+            log.info("%s: lease released", shard)
             del self._held[shard]
             self._care.pop(shard, None)
 
@@ -330,9 +330,13 @@ class Leases:
         former = self._care.get(shard)
         careful = former.careful if former is not None else 0
         if careful:
-            log.warning("lease of %s taken over unclean: first %d rows with care", shard, careful)
+            log.warning(
+                "%s: taken over from a member that ended unclean; first %d rows with care",
+                shard,
+                careful,
+            )
         else:
-            log.info("lease of %s taken", shard)
+            log.info("%s: lease taken", shard)
         now_ms = self._clock.now_ms()
         lease = Lease(shard, lock, sent, self.ttl_ms * 1_000, careful, now_ms)
         if former is not None:

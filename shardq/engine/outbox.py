@@ -20,7 +20,7 @@ from shardq.engine.courier import Errand
 from shardq.engine.discards import Discards
 from shardq.engine.ending import Endings
 from shardq.engine.heads import Heads
-from shardq.engine.reader import READ_AHEAD_MS
+from shardq.engine.intake import READ_AHEAD_MS
 from shardq.errors import ShardqError, StoreUnavailable
 from shardq.lifecycle.fate import LOST, Fate, Outcome
 from shardq.lifecycle.settle import CLAIM_MARGIN_MS
@@ -75,7 +75,9 @@ class Outbox:
         member: Its name, written into claims.
         share_ms: How far after now shared rows are due: who reads them next is not to have passed
             that when they are stored.
+        isolated: Whether it reads only minutes that are over.
         on_news: Called when something waits that should not wait for the next step.
+        on_first: Called when the first outcome since a flush waits to be stored.
     """
 
     def __init__(
@@ -93,7 +95,9 @@ class Outbox:
         member: str,
         batch: int,
         share_ms: int,
+        isolated: bool,
         on_news: Callable[[], None],
+        on_first: Callable[[], None],
     ) -> None:
         self._clock = clock
         self._register = register
@@ -107,15 +111,16 @@ class Outbox:
         self._member = member
         self._batch = batch
         self._share_ms = share_ms
+        self._isolated = isolated
         self._errand_rows = max(batch, _ERRAND_ROWS_MIN)
         self._on_news = on_news
+        self._on_first = on_first
         self._done: deque[tuple[Delivery, Outcome]] = deque()
         self._acks: list[Delivery] = []
         self._sent: deque[tuple[Errand, list[Delivery]]] = deque()
         self._has_failed = False
         self._checked: list[Delivery] = []
         self._moves: list[_Pending] = []
-        self._again: list[Row] = []
         self._put_off_ms: dict[GroupKey, int] = {}
         self._left_behind: list[Delivery] = []
         self._parking: dict[bytes, Move] = {}
@@ -151,6 +156,7 @@ class Outbox:
     def finish(self, one: Delivery, outcome: Outcome) -> None:
         """A delivery has ended; its outcome is stored by the next flush."""
         one.ended = True
+        is_first = not self._done
         self._done.append((one, outcome))
         # It may have ended before it was looked at.
         one.recording = False
@@ -160,6 +166,8 @@ class Outbox:
         is_soon = delay_ms is not None and delay_ms < READ_AHEAD_MS
         if is_awaited or is_soon or len(self._done) % self._batch == 0:
             self._on_news()
+        elif is_first:
+            self._on_first()
 
     def bury_spent(self, one: Delivery) -> None:
         """A row has had all its attempts: it is buried, and not handed out."""
@@ -324,11 +332,6 @@ class Outbox:
             while self._left_behind:
                 self.hand_over(self._left_behind.pop())
         self.heads.flush(everything=everything)
-
-    def take_again(self) -> list[Row]:
-        """Rows that handlers have put off, and are due so soon that a poll may have passed them."""
-        again, self._again = self._again, []
-        return again
 
     def park_overdue(self) -> None:
         """Park deliveries that outlive `hold`, and move on the claims of those that still run."""
@@ -624,12 +627,6 @@ class Outbox:
         self.heads.put_off(
             p.move.new for p in moves if p.one.row.group is not None and not p.one.begun_us
         )
-        soon_ms = self._clock.now_ms() + READ_AHEAD_MS
-        for pending in moves:
-            row = repaired.get(pending.move.new.id, pending.move.new)
-            is_again = pending.fate is not Fate.BURY and pending.one.begun_us
-            if is_again and pending.move.old not in gone and row.due_ms <= soon_ms:
-                self._again.append(row)
         if dead:
             self._stats.add(buried=len(dead))
         for row in dead:
@@ -643,6 +640,13 @@ class Outbox:
             blocked={p.one.row.id for p in moves if p.fate is not Fate.BURY} - withdrawn,
             lost={p.one.row.id for p in moves if p.move.old in gone and p.one.begun_us},
         )
+        if not (self._isolated or self._register.settings.paused):
+            # Before a read: what that finds may be settled by the time of the next flush.
+            self.intake.accept_moved(
+                repaired.get(p.move.new.id, p.move.new)
+                for p in moves
+                if p.fate is not Fate.BURY and p.one.begun_us and p.move.old not in gone
+            )
 
     def _dead_here(self, gone: AbstractSet[Position], repaired: Mapping[bytes, Row]) -> list[Row]:
         """The rows of those that were buried by these moves, and not settled by somebody else."""

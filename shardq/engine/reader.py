@@ -17,6 +17,7 @@ from collections import Counter, deque
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
+from shardq.engine.intake import READ_AHEAD_MS
 from shardq.engine.lane import MISSED_MS, MISSED_MS_MAX, RUNGS, SLICES, SPAN_MS_MIN
 from shardq.errors import StoreTimeout, StoreUnavailable
 from shardq.model.ids import order_key
@@ -38,7 +39,6 @@ log = logging.getLogger(__name__)
 _Found: TypeAlias = "Mapping[int, list[Row]]"
 """Rows by lane."""
 
-READ_AHEAD_MS = 2_000
 _MISSED_ROWS_MAX = 5_000
 _PAGE_ROWS_MIN = 100
 _PAGE_ROWS_MAX = 5_000

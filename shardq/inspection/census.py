@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from dataclasses import dataclass
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from shardq.inspection import scan
 from shardq.inspection.calendar import no_firings
-from shardq.inspection.depth import Inventory
+from shardq.inspection.depth import Inventory, may_be_doomed
 from shardq.inspection.orphans import Orphans
 from shardq.model.shard import spans
 from shardq.model.times import moment_of
@@ -17,7 +19,7 @@ from shardq.stores.store import Move, Slice
 from shardq.stores.tables import LANES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from datetime import datetime
 
     from shardq.clock import Clock
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from shardq.lifecycle.settle import Settler
     from shardq.model.message import Row
     from shardq.model.shard import Shard
+    from shardq.records.folded import Stored
     from shardq.records.register import Register
     from shardq.records.stats import StatsLog
     from shardq.stores.store import Store
@@ -91,17 +94,29 @@ class Census:
         return rows if len(rows) == limit else self._first_rows(limit)
 
     def forecast(
-        self, horizon_ms: int, firings: Firings = no_firings
+        self, horizon_ms: int, stored: Stored, firings: Firings = no_firings
     ) -> list[tuple[datetime, int]]:
-        """Messages due in each minute from now on, and firings ahead; zeros included."""
+        """Messages due in each minute from now on, and firings ahead; zeros included.
+
+        Args:
+            horizon_ms: How far to look.
+            stored: The totals of the queue.
+            firings: Those of its schedules.
+        """
         self._register.refresh(force=self._register.has_unused_bands)
         now_ms = self._clock.now_ms()
         layout = self._register.layout
         minutes = range(layout.minute_of(now_ms), layout.minute_of(now_ms + horizon_ms) + 1)
         counts = dict.fromkeys(minutes, 0)
         lanes = layout.lanes_used()
+        is_doomed = may_be_doomed(self._register, stored)
         for part in spans(minutes, scan.PROBE_MINUTES):
-            wanted = Slice(layout.queue, part, lanes, now_ms, _FAR_MS, _PAGE)
+            wanted = Slice(layout.queue, part, lanes, now_ms, _FAR_MS, _PAGE, bodies=False)
+            if is_doomed:
+                kept = filter(self._is_kept, scan.rows_of(self._store, wanted))
+                for minute, count in Counter(row.shard.minute for row in kept).items():
+                    counts[minute] += count
+                continue
             for shard, tally in self._store.count(wanted).items():
                 counts[shard.minute] += tally.rows
         for due_ms, count in firings(now_ms, layout.end_ms(minutes[-1]) - 1):
@@ -128,11 +143,9 @@ class Census:
         for page in scan.pages(self._store, self._register.layout, told(), purpose="check"):
             rows += len(page)
             over = [row for row in page if row.entered_us < before_us]
-            self._groups.end(over, End.PURGED)
             purged += len(over)
-            of_former = sum(map(self._register.is_former, over))
+            of_former = self._end_purged(over)
             ended += len(over) - of_former
-            self._stats.add(purged=len(over) - of_former)
             kept = [row for row in page if row.entered_us >= before_us]
             live = self._settler.without_ended(kept)
             dropped += len(kept) - len(live)
@@ -151,6 +164,19 @@ class Census:
         freed = Orphans(self._store, self._register, self._settler.keys).remove()
         check = Check(shards, rows, moved, purged, dropped, freed=freed)
         return check, Inventory(present, farthest_ms=farthest_ms, ended=ended)
+
+    def remove_purged(self) -> None:
+        """Delete the rows that a purge has reached. Visits every partition."""
+        before_us = self._register.settings.purged_before_us
+        for page in self.pages(bodies=False):
+            self._end_purged([row for row in page if row.entered_us < before_us])
+
+    def _end_purged(self, rows: Sequence[Row]) -> int:
+        """Delete rows, and count them as purged; returns how many are of a dropped queue."""
+        self._groups.end(rows, End.PURGED)
+        of_former = sum(map(self._register.is_former, rows))
+        self._stats.add(purged=len(rows) - of_former)
+        return of_former
 
     def pages(self, *, bodies: bool = True) -> Iterator[list[Row]]:
         """All rows, oldest minute first; without `bodies` they come with empty ones."""
@@ -181,14 +207,9 @@ class Census:
         now_ms = self._clock.now_ms()
         found = 0
         for part in scan.unsealed_minutes(self._store, self._register, now_ms + _PEEK_MS):
-            for minute in sorted(
-                {
-                    shard.minute
-                    for shard in self._store.occupied(self._register.name, part, layout.lanes())
-                }
-            ):
-                first = scan.whole(layout, layout.shard(layout.start_ms(minute), 0), limit, "peek")
-                rows = self._unpurged(self._store.read(first._replace(lanes=layout.lanes())))
+            occupied = self._store.occupied(self._register.name, part, layout.lanes())
+            for _, shards in groupby(sorted(occupied, key=_by_minute), key=_minute_of):
+                rows = self._first_of(list(shards), limit)
                 found += len(rows)
                 yield from rows
                 if found >= limit:
@@ -197,15 +218,19 @@ class Census:
     def _first_rows(self, limit: int) -> list[Row]:
         rows: list[Row] = []
         for shard in sorted(self._store.shards(self._register.name), key=_by_minute):
-            wanted = scan.whole(self._register.layout, shard, limit, "peek")
-            rows += self._unpurged(self._store.read(wanted))
+            rows += self._first_of([shard], limit)
             if len(rows) >= limit and shard.minute > rows[limit - 1].shard.minute:
                 break
         return sorted(rows, key=_by_due)[:limit]
 
-    def _unpurged(self, rows: list[Row]) -> list[Row]:
-        before_us = self._register.settings.purged_before_us
-        return [row for row in rows if row.checked().entered_us >= before_us]
+    def _first_of(self, shards: Sequence[Shard], limit: int) -> list[Row]:
+        """The first rows of each shard that no purge has reached."""
+        layout = self._register.layout
+        slices = [scan.whole(layout, shard, limit, "peek") for shard in shards]
+        return scan.first_kept(self._store, slices, self._is_kept)
+
+    def _is_kept(self, row: Row) -> bool:
+        return row.entered_us >= self._register.settings.purged_before_us
 
 
 def _by_due(row: Row) -> tuple[int, int]:
@@ -214,3 +239,7 @@ def _by_due(row: Row) -> tuple[int, int]:
 
 def _by_minute(shard: Shard) -> tuple[int, int]:
     return shard.minute, shard.lane
+
+
+def _minute_of(shard: Shard) -> int:
+    return shard.minute

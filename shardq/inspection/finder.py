@@ -21,11 +21,11 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from shardq.errors import UsageError
-from shardq.inspection import scan
+from shardq.inspection import dead, scan
 from shardq.lifecycle.keyed import check_key
 from shardq.model import ids, names
 from shardq.model.message import Message
-from shardq.model.shard import Shard, spans
+from shardq.model.shard import Shard
 from shardq.records.keys import Keys
 from shardq.records.ledger import CLOCK_AHEAD_MS, End, Ledger
 from shardq.records.standing import Is
@@ -358,22 +358,13 @@ class Finder:
         register = self._register.dead_if_made()
         if register is None or register.settings.dropped:
             return None
-        layout = register.layout
-        made_ms = register.settings.lane_made_ms(0) - layout.offset_ms
-        if since_ms == 0 and (first := self._store.next_minute(layout.queue, 0)) is not None:
-            # The clock may have been set back since it was made.
-            made_ms = min(made_ms, layout.start_ms(first))
         named = look.mark.name if look.mark is not None else None
         message_id = wanted.id or named or ids.text(wanted.entry or b"")
         same = replace(wanted, id=message_id, entered_ms=None)
         among = _Reader(self._store, register, self._on_progress)
-        start = layout.minute_of(max(since_ms, made_ms, 0))
-        minutes = range(start, max(layout.minute_of(until_ms) + 1, start))
-        for part in reversed(list(spans(minutes, scan.PROBE_MINUTES))):
-            shards = self._store.occupied(layout.queue, part, layout.lanes())
-            for shard in sorted(shards, reverse=True):
-                if found := among.first(same, [shard]):
-                    return found
+        for shard in dead.shards(self._store, register, since_ms, until_ms):
+            if found := among.first(same, [shard]):
+                return found
         return None
 
 

@@ -235,7 +235,7 @@ class _Hours:
         return here.date()
 
     def column(self, here: datetime) -> int:
-        return 2 * here.hour + here.fold
+        return 2 * here.hour + _is_again(here)
 
     def label(self, here: datetime, _before: datetime | None) -> str:
         return f"{here:%a %-d %b}"
@@ -277,6 +277,14 @@ def _is_twice(here: datetime) -> bool:
     """Whether clocks show this time twice."""
     other = here.replace(fold=1 - here.fold).utcoffset()
     return other is not None and here.utcoffset() != other
+
+
+def _is_again(here: datetime) -> bool:
+    """True if clocks have gone back since the hour began: it is the second of its name.
+
+    Where they do so at a quarter, a part of the second one is shown once.
+    """
+    return _offset(here.replace(minute=0, fold=0)) > _offset(here)
 
 
 def _changes(at_ms: int, until_ms: int, zone: tzinfo) -> Iterator[str]:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from itertools import islice
+from itertools import chain, islice, product
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
+from shardq.model.shard import Shard
 from shardq.stores.store import Slice
 from shardq.stores.tables import LANES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from shardq.model.message import Row
-    from shardq.model.shard import Layout, Shard
+    from shardq.model.shard import Layout
     from shardq.records.register import Register
     from shardq.stores.store import Rows, Store
 
@@ -47,10 +49,45 @@ def pages(
     Raises:
         StoreCorrupt: If a row is damaged.
     """
-    iterator = iter(shards)
+    slices = (whole(layout, shard, _PAGE_ROWS[0], purpose) for shard in shards)
+    asked = (one._replace(bodies=bodies) for one in slices)
+    return _pages(store, asked, together_max)
+
+
+def rows_of(store: Rows, wanted: Slice) -> Iterator[Row]:
+    """All rows of a slice, whatever its limit; those of a shard come in their order.
+
+    Raises:
+        StoreCorrupt: If a row is damaged.
+    """
+    return chain.from_iterable(_pages(store, [wanted], 1))
+
+
+def first_kept(store: Rows, slices: Sequence[Slice], is_kept: Callable[[Row], bool]) -> list[Row]:
+    """Of each shard of some slices the first rows that are to be kept, up to the limit.
+
+    Shard by shard.
+
+    Raises:
+        StoreCorrupt: If a row is damaged.
+    """
+    rows = [row.checked() for row in store.read(*slices)]
+    crowded = {row.shard for row in rows if not is_kept(row)}
+    kept = [row for row in rows if row.shard not in crowded]
+    # There may be any number of others before a row that is kept.
+    for one in slices:
+        for minute, lane in product(one.minutes, one.lanes) if crowded else ():
+            if Shard(one.queue, minute, lane) in crowded:
+                left = rows_of(store, one._replace(minutes=[minute], lanes=[lane]))
+                kept += islice(filter(is_kept, left), one.limit)
+    return sorted(kept, key=attrgetter("shard"))
+
+
+def _pages(store: Rows, slices: Iterable[Slice], together_max: int) -> Iterator[list[Row]]:
+    """All rows of slices, whatever their limit, so many slices at a time."""
+    iterator = iter(slices)
     limit, together = _PAGE_ROWS[0], 1
-    while batch := list(islice(iterator, together)):
-        left = [whole(layout, shard, limit, purpose)._replace(bodies=bodies) for shard in batch]
+    while left := [one._replace(limit=limit) for one in islice(iterator, together)]:
         while left:
             rows = [row.checked() for row in store.read(*left)]
             if rows:
@@ -105,8 +142,9 @@ def _continued(slices: Sequence[Slice], rows: Sequence[Row]) -> list[Slice]:
     counts = Counter(row.shard[1:] for row in rows)
     more = []
     for one in slices:
-        place = one.minutes[0], one.lanes[0]
-        if counts[place] >= one.limit:
-            row = last[place]
-            more.append(one._replace(after_ms=row.due_ms, after_id=row.id))
+        for place in product(one.minutes, one.lanes):
+            if counts[place] >= one.limit:
+                row, (minute, lane) = last[place], place
+                left = one._replace(minutes=[minute], lanes=[lane])
+                more.append(left._replace(after_ms=row.due_ms, after_id=row.id))
     return more

@@ -174,7 +174,7 @@ class Whereabouts:
         now_ms, due = due_ms(state.at), moment_of(row.wanted_ms)
         is_due = row.wanted_ms <= now_ms
         if is_due or row.claim is not None:
-            run = _run_of(row, beats)
+            run = run_of(row, beats)
             if run is not None:
                 # A delivery is recorded when it ends or is parked.
                 return replace(
@@ -265,7 +265,7 @@ class Whereabouts:
             purpose="find",
             bodies=False,
         )
-        return count + sum(other.order < row.order for other in self._store.read(same))
+        return count + sum(other.order < row.order for other in scan.rows_of(self._store, same))
 
     # Groups ---------------------------------------------------------------------------------------
 
@@ -301,7 +301,7 @@ class Whereabouts:
         wanted = scan.whole(layout, shard, _PAGE, "find")._replace(
             after_ms=until_ms - 1, until_ms=until_ms, bodies=False
         )
-        for one in self._store.read(wanted):
+        for one in scan.rows_of(self._store, wanted):
             if one.message_id == message_id and not self._is_purged(one):
                 return self._as_head(one, beats, at)
         return None
@@ -344,8 +344,13 @@ def _as_moved(row: Row, state: State, failed_at: datetime | None) -> State:
     return replace(state, where=where, since=failed_at)
 
 
-def _run_of(row: Row, beats: Mapping[str, Heartbeat]) -> tuple[str, int] | None:
-    """(member, begun at) of the run of a row; None where nobody tells of one."""
+def run_of(row: Row, beats: Mapping[str, Heartbeat]) -> tuple[str, int] | None:
+    """(member, begun at) of the run of a row; None where nobody tells of one.
+
+    Args:
+        row: A message's.
+        beats: The heartbeats of the queue's members, as `heartbeats` reads them.
+    """
     born_ms = ids.birth_us(row.id) // 1_000
     for member, beat in sorted(beats.items()):
         for message_id, begun_ms in beat.runs:

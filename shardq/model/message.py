@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 BODY_BYTES_MAX = 1 << 20
 HEADER_BYTES_MAX = 16 << 10
+TASK_HEADER, OPTIONS_HEADER = JOB_HEADERS = ("task", "task-options")
+"""The headers that say which task a job is of, and what its options are."""
 RESERVED_HEADER = "shardq-"
 """Header names of shardq itself: why an attempt failed, why and where a dead message died."""
 ERROR_CHARS_MAX = 1_000

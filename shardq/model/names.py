@@ -104,15 +104,16 @@ def is_schedules_queue(queue: str) -> bool:
 
 
 def check_puts(queue: str) -> None:
-    """Refuse puts into a queue of ticks: a worker fires whatever a tick says.
+    """Refuse bodies for a queue of ticks or for their dead: a worker fires whatever a tick says.
 
     Raises:
-        BadName: If the queue keeps the ticks of schedules.
+        BadName: If the queue keeps the ticks of schedules, or those of them that have died.
     """
-    if is_schedules_queue(queue):
+    served = served_queue(queue)
+    if is_schedules_queue(served):
         raise BadName(
             f"queue {queue!r} keeps the ticks of schedules and takes no messages; give the queue "
-            f"another name, or make a schedule of {scheduled_queue(queue)!r}."
+            f"another name, or make a schedule of {scheduled_queue(served)!r}."
         )
 
 
@@ -137,3 +138,31 @@ def served_queue(queue: str) -> str:
 def is_dead_queue(queue: str) -> bool:
     """Whether a queue keeps the dead messages of another."""
     return queue.endswith(DEAD_SUFFIX)
+
+
+def nearest(asked: str, known: Iterable[str]) -> str | None:
+    """The known name that may be meant, by the whole of it or by what follows its last dot.
+
+    >>> nearest("nigthly", ["shop.jobs.nightly", "hourly"])
+    'shop.jobs.nightly'
+    """
+    # Here, because only a name that is wrong needs it.
+    from difflib import get_close_matches
+
+    meant: dict[str, str] = {}
+    for name in known:
+        meant.setdefault(name.rpartition(".")[2].casefold(), name)
+        meant[name.casefold()] = name
+    found = get_close_matches(asked.casefold(), meant, 1)
+    return meant[found[0]] if found else None
+
+
+def hint(asked: str, known: Iterable[str]) -> str:
+    """What to say after a name that is not known: the one that may be meant, else all.
+
+    >>> hint("qeue", ["queue", "body"])
+    "did you mean 'queue'?"
+    """
+    names = list(known)
+    near = nearest(asked, names)
+    return f"there are {', '.join(names)}." if near is None else f"did you mean {near!r}?"

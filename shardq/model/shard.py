@@ -42,6 +42,14 @@ class Shard(NamedTuple):
     minute: int
     lane: int
 
+    def __str__(self) -> str:
+        """As people read it in a log.
+
+        >>> str(Shard("mail", 29930829, 3))
+        'queue mail, minute 29930829, lane 3'
+        """
+        return f"queue {self.queue}, minute {self.minute}, lane {self.lane}"
+
 
 class Position(NamedTuple):
     """Where a message's row is: `shard`, due in epoch milliseconds, row id."""

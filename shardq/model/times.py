@@ -25,6 +25,8 @@ DELAY_MAX_MS = 100 * 365 * 86_400_000
 """The longest delay, a hundred years: more is a mistake in the caller's arithmetic."""
 
 _UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
+_UNITS_READ = 120
+"""More of one unit than this nobody reads; then they are hours and minutes, say."""
 _SHORT = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|[smhdw]))+\Z", re.ASCII)
 _PART = re.compile(r"(\d+(?:\.\d+)?)(ms|[smhdw])", re.ASCII)
 _SPELLED = re.compile(
@@ -154,15 +156,30 @@ def asked_ms(now_ms: int, due: Due | None, delay: Duration | None) -> int:
 
 
 def duration_text(millis: int) -> str:
-    """A duration as a user may write it, in the largest unit that leaves no rest.
+    """A duration as a user may write it: in the largest unit that leaves no rest, or in several.
 
     >>> duration_text(90_000), duration_text(1_500), duration_text(86_400_000), duration_text(0)
     ('90s', '1500ms', '1d', '0s')
+    >>> duration_text(30_600_000), duration_text(100_000), duration_text(100 * 86_400_000)
+    ('8h30m', '100s', '100d')
     """
-    for unit in ("d", "h", "m", "s"):
-        if millis and millis % _UNITS_MS[unit] == 0:
-            return f"{millis // _UNITS_MS[unit]}{unit}"
+    units = ("d", "h", "m", "s")
+    for unit in units:
+        number, rest = divmod(millis, _UNITS_MS[unit])
+        if millis and not rest:
+            if number <= _UNITS_READ or unit == "d":
+                return f"{number}{unit}"
+            return _in_several(millis, units)
     return f"{millis}ms" if millis else "0s"
+
+
+def _in_several(millis: int, units: tuple[str, ...]) -> str:
+    parts = []
+    for unit in units:
+        number, millis = divmod(millis, _UNITS_MS[unit])
+        if number:
+            parts.append(f"{number}{unit}")
+    return "".join(parts)
 
 
 def moment_of(epoch_ms: int) -> datetime:

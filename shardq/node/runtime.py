@@ -16,8 +16,10 @@ import importlib
 import logging
 import os
 import shutil
+import stat
 import subprocess
 import sys
+import tempfile
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,7 +92,27 @@ def find(report: Callable[[str], None] = log.info) -> Runtime:
 def cache_directory() -> Path:
     """Where the jars are kept: `$XDG_CACHE_HOME/shardq`, or `~/.cache/shardq`."""
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "shardq"
+    return (Path(base) if base else home_directory() / ".cache") / "shardq"
+
+
+def home_directory() -> Path:
+    """The user's; where there is none, as in many containers, one for this user that is temporary.
+
+    Raises:
+        NodeError: If somebody else has that one: what is run is kept there.
+    """
+    try:
+        return Path.home()
+    except RuntimeError:
+        made = Path(tempfile.gettempdir()) / f"shardq-{os.getuid()}"
+    made.mkdir(mode=0o700, exist_ok=True)
+    found = made.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+        raise NodeError(
+            f"this user has no home, and {made} is no directory of its own; set HOME, or "
+            f"XDG_CACHE_HOME and SHARDQ_NODE_DIR."
+        )
+    return made
 
 
 def find_java() -> Path:

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from shardq.errors import NodeError
-from shardq.node.runtime import CASSANDRA_VERSION
+from shardq.node.runtime import CASSANDRA_VERSION, home_directory
 
 DIRECTORY_VARIABLE = "SHARDQ_NODE_DIR"
 KEYSPACE = "shardq"
@@ -76,9 +76,12 @@ def home(directory: str | Path | None) -> Path:
     if directory is None:
         directory = os.environ.get(DIRECTORY_VARIABLE)
     if directory:
-        return Path(directory).expanduser().resolve()
+        try:
+            return Path(directory).expanduser().resolve()
+        except RuntimeError as error:
+            raise NodeError(f"directory {directory}: {error} Name it without a '~'.") from error
     base = os.environ.get("XDG_STATE_HOME")
-    return (Path(base) if base else Path.home() / ".local" / "state") / "shardq" / "node"
+    return (Path(base) if base else home_directory() / ".local" / "state") / "shardq" / "node"
 
 
 def load(directory: Path) -> NodeSet | None:

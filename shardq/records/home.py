@@ -8,6 +8,7 @@ another module reads (`pyproject.toml`, flake8-self).
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 from zlib import crc32
 
@@ -36,12 +37,31 @@ class Home:
         clock: The clock, measured against the store.
         keeper: Stores in time what is counted; None where no threads may run.
         chores: Does what takes longer, and may not hold that up; None likewise.
+        owner: The connection. It closes itself when nobody has it any more, so whatever a user has
+            of it has this, and what a keeper calls must not.
+        logs: What this process has done in each queue, to be stored when the connection is closed.
     """
 
     store: Store
     clock: Clock
     keeper: Keeper | None = field(default=None, kw_only=True)
     chores: Keeper | None = field(default=None, kw_only=True)
+    owner: object = field(default=None, kw_only=True)
+    logs: list[StatsLog] = field(default_factory=list, kw_only=True)
+
+    def of_queue(self, register: Register, stats: StatsLog) -> QueueHome:
+        """That of a queue of the connection."""
+        self.logs.append(stats)
+        return QueueHome(
+            self.store,
+            self.clock,
+            register,
+            stats,
+            keeper=self.keeper,
+            chores=self.chores,
+            owner=self.owner,
+            logs=self.logs,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,16 +97,18 @@ class QueueHome(Home):
         if self.keeper is not None and self.stats.has_rows and is_one_of_them:
             fold(self.store, self.clock, self.register)
 
-    def fold_soon(self) -> None:
-        """Fold what ended processes have counted, in a thread; nothing where none may run."""
+    def fold_hourly(self) -> None:
+        """Fold what ended processes have counted whenever an hour ends, where threads may run."""
+        store, clock, register = self.store, self.clock, self.register
+
+        def fold_all() -> None:
+            fold(store, clock, register)
+
+        def about() -> str:
+            return f"totals of ended processes of queue {register.name}"
+
         if self.chores is not None:
-            self.chores.within(_FOLD_AFTER_S, self._fold, self._about)
-
-    def _fold(self) -> None:
-        fold(self.store, self.clock, self.register)
-
-    def _about(self) -> str:
-        return f"totals of ended processes of queue {self.register.name}"
+            self.stats.on_hour = partial(self.chores.within, _FOLD_AFTER_S, fold_all, about)
 
     def on_put(self, due_ms: int) -> None:
         """Tell the listeners the earliest due of what was put."""

@@ -34,7 +34,9 @@ DONE: Final = "done"
 FAILED: Final = "failed"
 EXPIRED: Final = "expired"
 """It was of no use any more when it was to run."""
-ENDS: Final = frozenset({DONE, FAILED, EXPIRED})
+CANCELLED: Final = "cancelled"
+"""It was cancelled while it ran, and has stopped."""
+ENDS: Final = frozenset({DONE, FAILED, EXPIRED, CANCELLED})
 """What no attempt follows, unless the message is put back."""
 _STATES = frozenset({RUNNING, RETRYING}) | ENDS
 
@@ -56,7 +58,7 @@ class Result:
     """How an attempt of a message stands.
 
     Attributes:
-        state: `running`, `retrying`, `done`, `failed` or `expired`.
+        state: `running`, `retrying`, `done`, `failed`, `expired` or `cancelled`.
         attempt: Its number, from 1; 0 where none was begun.
         value: What it returned, JSON, to 1 MiB; None while it has returned nothing.
         error: Why it failed, cut after 8,000 characters; empty where it has not.

@@ -69,8 +69,8 @@ class Calendar:
         )
 
     @property
-    def is_every_hour(self) -> bool:
-        """No: it fires once a day at the most."""
+    def is_wild(self) -> bool:
+        """False: it fires once a day at the most."""
         return False
 
     def first_from(self, wall_ms: int) -> int | None:
@@ -85,6 +85,13 @@ class Calendar:
         if at is None or (self.end is not None and at > self.end):
             return None
         return (self._wall(at) - _EPOCH) // timedelta(milliseconds=1)
+
+    def count(self, from_ms: int, until_ms: int) -> int:
+        """How many there are from a local time to another, which is excluded."""
+        total, at_ms = 0, self.first_from(from_ms)
+        while at_ms is not None and at_ms < until_ms:
+            total, at_ms = total + 1, self.first_from(at_ms + 1)
+        return total
 
     def _wall(self, at: date) -> datetime:
         return datetime.combine(at, self.time, UTC)

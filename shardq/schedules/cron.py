@@ -4,19 +4,21 @@
  ┌ second 0-59, where there are six fields; else 0
  │ ┌ minute 0-59
  │ │ ┌ hour 0-23
- │ │ │ ┌ day of month 1-31
+ │ │ │ ┌ day of month 1-31, or L
  │ │ │ │ ┌ month 1-12 or jan-dec
  │ │ │ │ │ ┌ day of week 0-7 or sun-sat; 0 and 7 are Sunday
  0 * * * * *
 ```
 
 Where both the day of month and the day of week are restricted, a day that fits one of them is
-enough. As in cron, a field that begins with `*` restricts nothing in this sense: `*/2` too.
+enough. As in cron, a field that begins with `*` restricts nothing in this sense: `*/2` too. Beyond
+cron(8) a day of month may be `L`, the last one.
 """
 
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
@@ -39,10 +41,18 @@ MACROS = {
     "@midnight": "0 0 * * *",
     "@hourly": "0 * * * *",
 }
+_MACRO_HINTS = {
+    "@reboot": "; an interval with at_start fires once it is made, and whatever has to run at each "
+    "start of a program is put by that program",
+    "@every": "; give an interval instead, every('1h')",
+}
+_WITH_YEARS = 7
+"""Fields of Quartz: from second to year."""
 TEXT_MAX = 1_000
 """Characters of a cron, at most."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _SECOND_MS = 1_000
+_DAY_MS = 86_400_000
 _EVALUATORS_KEPT = 4_096
 _BLOCK_YEARS = 50
 _YEAR_MAX = 9_900
@@ -50,12 +60,21 @@ _YEAR_MAX = 9_900
 _LETTERS = 3
 """Of the name of a month or a day of the week."""
 _ITEM = re.compile(r"(\*|[a-z]+|\d+)(?:-([a-z]+|\d+))?(?:/(\d+))?\Z", re.ASCII)
-_HINTS = {
-    "?": "write * for any",
-    "l": "for the last day of a month take APScheduler's CronTrigger(day='last')",
-    "#": "for the second Friday of a month take APScheduler's CronTrigger(day='2nd fri')",
-}
-"""For what Quartz has, and cron not."""
+_LAST = "l"
+"""The last day of a month; cron(8) has no such thing."""
+_HINTS = (
+    (r"\?", "write * for any"),
+    (r"\w+#\d", "for the second Friday of a month take APScheduler's CronTrigger(day='2nd fri')"),
+    (
+        r"[a-z]{3}l|\dl",
+        "for the last Friday of a month take APScheduler's CronTrigger(day='last fri')",
+    ),
+    (r"l", "L is a day of the month, the last one"),
+    (r"\d*w|lw|l-\d+", "no trigger has that; write one of your own, in a few lines of Python"),
+    (r"h(\(.*\))?(/\d+)?|\d*~\d*", "write a number, and choose a spread or a jitter"),
+    (r"(19|20)\d\d", "for a year choose start and end, or APScheduler's CronTrigger(year=2030)"),
+)
+"""Patterns of what other crons have, and the way to it here."""
 _KEYS = ("year", "month", "day", "week", "day_of_week", "hour", "minute", "second")
 """APScheduler's fields."""
 _DAYS = ["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
@@ -126,6 +145,7 @@ class Cron:
         }
         values = {"second": "0"} | values
         day, weekday = given[-3], given[-1]
+        given[-3] = day.upper()
         if day.startswith("*") or weekday.startswith("*"):
             return cls(" ".join(given), _pairs(values))
         by_day = values | {"day_of_week": "*"}
@@ -151,12 +171,14 @@ class Cron:
         return made
 
     @property
-    def is_every_hour(self) -> bool:
-        """Whether it means to go by elapsed time: as in cron, where the hours begin with `*`."""
-        fields = [dict(one) for one in self.fields]
-        # As APScheduler fills them in: what is larger than a field that is given may be any.
-        usual = "*" if any({"minute", "second"} & one.keys() for one in fields) else "0"
-        return all(one.get("hour", usual).startswith("*") for one in fields)
+    def is_wild(self) -> bool:
+        """True if it goes by elapsed time: as in cron(8), where minutes or hours begin with `*`."""
+        if self.text:
+            minute, hour = self.text.split()[-5:-3]
+        else:
+            held = {one.name: str(one) for one in _evaluator(self.fields[0], 0).fields}
+            minute, hour = held["minute"], held["hour"]
+        return minute.startswith("*") or hour.startswith("*")
 
     def first_from(self, wall_ms: int) -> int | None:
         """The first that fits at or after a local time; None where none does in fifty years."""
@@ -168,6 +190,29 @@ class Cron:
         fits = (one.get_next_fire_time(None, wall) for one in made)
         first = min((one for one in fits if one is not None), default=None)
         return None if first is None else (first - _EPOCH) // timedelta(milliseconds=1)
+
+    def count(self, from_ms: int, until_ms: int) -> int:
+        """How many fit from a local time to another, which is excluded: a step for each day."""
+        total, at_ms = 0, self.first_from(from_ms)
+        while at_ms is not None and at_ms < until_ms:
+            day_ms = at_ms - at_ms % _DAY_MS
+            next_ms = day_ms + _DAY_MS
+            total += self._before(min(until_ms, next_ms) - day_ms) - self._before(at_ms - day_ms)
+            at_ms = self.first_from(next_ms)
+        return total
+
+    def _before(self, time_ms: int) -> int:
+        """How many times of a day that fits are before one of them, milliseconds from midnight."""
+        # What is chosen of a day of month or of week leaves the time of day alone.
+        hours, minutes, seconds = _times_of_day(self.fields[0])
+        minute, second = divmod(-(-time_ms // _SECOND_MS), 60)
+        hour, minute = divmod(minute, 60)
+        total = bisect_left(hours, hour) * len(minutes) * len(seconds)
+        if hour in hours:
+            total += bisect_left(minutes, minute) * len(seconds)
+            if minute in minutes:
+                total += bisect_left(seconds, second)
+        return total
 
     def to_json(self) -> dict[str, Any]:
         """`cron`, its text, or `fields`, APScheduler's."""
@@ -198,20 +243,44 @@ def _evaluator(fields: Fields, block: int) -> Any:
     return CronTrigger(**dict(fields), timezone=UTC, end_date=end)
 
 
+@lru_cache(maxsize=_EVALUATORS_KEPT)
+def _times_of_day(fields: Fields) -> tuple[list[int], ...]:
+    """The hours, minutes and seconds that fit."""
+    made = {one.name: one for one in _evaluator(fields, 0).fields}
+    units = (("hour", 24), ("minute", 60), ("second", 60))
+    return tuple(
+        [
+            value
+            for value in range(size)
+            if made[name].get_next_value(_EPOCH + timedelta(**{f"{name}s": value})) == value
+        ]
+        for name, size in units
+    )
+
+
 def _fields_of(text: object) -> list[str]:
     if not isinstance(text, str):
         raise TriggerError(f"a cron must be text such as '30 2 * * *', not {shown(text)}.")
     if len(text) > TEXT_MAX:
         raise TriggerError(f"a cron has {TEXT_MAX:,} characters at most, not {len(text):,}.")
     given = text.lower().split()
-    if len(given) == 1 and given[0].startswith("@"):
+    if (len(given) == 1 and given[0].startswith("@")) or given[:1] == ["@every"]:
         if given[0] not in MACROS:
-            raise TriggerError(f"cron {shown(text)} is unknown; there are {', '.join(MACROS)}.")
+            hint = _MACRO_HINTS.get(given[0], "")
+            raise TriggerError(
+                f"cron {shown(text)} is unknown; there are {', '.join(MACROS)}{hint}."
+            )
         given = MACROS[given[0]].split()
+    if given and "=" in given[0]:
+        raise TriggerError(
+            f"cron {shown(text)} has a variable, {shown(given[0])}; leave it out, and give the "
+            f"zone as tz."
+        )
     if len(given) not in (5, 6):
+        years = "; it has no years: choose start and end" if len(given) == _WITH_YEARS else ""
         raise TriggerError(
             f"cron {shown(text)} has {len(given)} fields; it must have 5: minute, hour, day of "
-            f"month, month, day of week; or 6, with the second first."
+            f"month, month, day of week; or 6, with the second first{years}."
         )
     return given
 
@@ -219,8 +288,12 @@ def _fields_of(text: object) -> list[str]:
 def _compiled(one: Field, held: str, text: str) -> str:
     """A field as APScheduler reads it: numbers and ranges, weekdays by name."""
     values: set[int] = set()
-    for item in held.split(","):
+    items = held.split(",")
+    days = [item for item in items if item != _LAST] if one.key == "day" else items
+    for item in days:
         values.update(_values(one, item, held, text))
+    if len(days) < len(items):
+        return ",".join([*_ranges(sorted(values)), "last"])
     if one.key == "day_of_week":
         # Both 0 and 7 are Sunday.
         return ",".join(_DAYS[value] for value in sorted({(value - 1) % 7 for value in values}))
@@ -256,7 +329,7 @@ def _values(one: Field, item: str, held: str, text: str) -> range:
 def _number(one: Field, value: str, held: str, text: str) -> int:
     if value in one.names:
         return one.names.index(value) + one.low
-    if value[:_LETTERS] in one.names:
+    if value[:_LETTERS] in one.names and value[_LETTERS:] != _LAST:
         raise _refused(one, held, text, f"write {value[:_LETTERS]} for {value}")
     if not value.isdigit() or not one.low <= int(value) <= one.high:
         raise _refused(one, held, text)
@@ -264,11 +337,15 @@ def _number(one: Field, value: str, held: str, text: str) -> int:
 
 
 def _refused(one: Field, held: str, text: str, hint: str = "") -> TriggerError:
-    hint = hint or _HINTS.get(re.sub("[0-9]", "", held), "")
+    items = held.split(",")
+    hints = (told for way, told in _HINTS for item in items if re.fullmatch(way, item))
+    hint = hint or next(hints, "")
     names = f" or {one.names[0]}-{one.names[-1]}" if one.names else ""
+    last = ", L for the last" if one.key == "day" else ""
     return TriggerError(
         f"the {one.name} of cron {shown(text)} is {shown(held)}; it may hold {one.low}-{one.high}"
-        f"{names}, *, ranges a-b, lists a,b and steps */n and a-b/n{'; ' + hint if hint else ''}."
+        f"{names}{last}, *, ranges a-b, lists a,b and steps */n and a-b/n"
+        f"{'; ' + hint if hint else ''}."
     )
 
 

@@ -85,6 +85,7 @@ class Scheduled:
         name: str | None = None,
         start: Due | None = None,
         end: Due | None = None,
+        at_start: bool = False,
         **options: Unpack[ScheduleOptions],
     ) -> Schedule:
         """Put a message again and again, each time after an interval.
@@ -95,6 +96,7 @@ class Scheduled:
             name: Its name, 1 to 200 printable characters; as its trigger reads, unless given.
             start: When it fires first; None: one interval from now.
             end: It fires no later.
+            at_start: Whether it fires right away, once made; instead of a start.
             options: As `ScheduleOptions` names them.
 
         Returns:
@@ -104,7 +106,7 @@ class Scheduled:
             UsageError: If something cannot be used; nothing was written.
             KeyTaken: If another schedule has the name.
         """
-        make = chosen(every=interval, start=start, end=end)
+        make = chosen(every=interval, start=start, end=end, at_start=at_start)
         return self.schedules._home.make(make, body, name=name, **options)
 
     def cron(

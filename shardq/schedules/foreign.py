@@ -144,9 +144,8 @@ def _revived(kind: str, state: str) -> Any:
     Raises:
         TriggerError: If it cannot be made.
     """
-    made = class_of(kind)
     try:
-        return decoded(json.loads(state), made)
+        return decoded(json.loads(state), class_of(kind))
     except UsageError:
         raise
     except Exception as error:

@@ -9,7 +9,7 @@ from shardq.errors import BadBody, BadSetting, UsageError, shown
 from shardq.lifecycle.keyedputs import CHOICES
 from shardq.model import names
 from shardq.model.message import HEADER_BYTES_MAX, body_bytes, headers_json
-from shardq.model.times import duration_ms, duration_text, moment_of
+from shardq.model.times import due_ms, duration_ms, duration_text, moment_of
 from shardq.schedules.definition import NAME_MAX, Definition, Job
 from shardq.schedules.firing import HEADERS
 from shardq.schedules.policy import Policies, PolicyOptions
@@ -27,10 +27,13 @@ if TYPE_CHECKING:
 
 Make: TypeAlias = "Callable[[int], Trigger]"
 """Makes a trigger as of a time, epoch milliseconds: one without a start of its own begins there."""
+Retime: TypeAlias = "Callable[[Definition, int], Definition]"
+"""Gives a schedule another trigger as of a time, epoch milliseconds."""
 
 BODY_BYTES_MAX = 40 << 10
 _HEADER_ROOM = 1_024
 """Of those of a message, for the headers that a schedule writes: its name and two times."""
+_BOUNDS = ("start", "end")
 _LOOKED_AT = 100
 """How many fire times are looked at for the shortest time between two."""
 
@@ -67,6 +70,18 @@ class ScheduleOptions(PolicyOptions, JobOptions, total=False):
     count: int | None
 
 
+class ChangeOptions(ScheduleOptions, total=False):
+    """What can be changed of a schedule, beside its trigger and its body.
+
+    Attributes:
+        start: It fires no sooner; with an interval, then for the first time. None takes it back.
+        end: It fires no later. None takes it back.
+    """
+
+    start: Due | None
+    end: Due | None
+
+
 class Preview(NamedTuple):
     """A fire time ahead.
 
@@ -98,6 +113,7 @@ def chosen(
     tz: str | tzinfo | None = None,
     start: Due | None = None,
     end: Due | None = None,
+    at_start: bool = False,
 ) -> Make | None:
     """The trigger that was chosen in one of its three ways; None where none was.
 
@@ -107,27 +123,79 @@ def chosen(
     ways = [one for one in (trigger, every, cron) if one is not None]
     if len(ways) > 1:
         raise UsageError("give every, cron or a trigger, one of them.")
-    if not ways and (tz, start, end) != (None, None, None):
-        raise UsageError("tz, start and end go with every, cron or a trigger; give that as well.")
     if every is not None and tz is not None:
         raise UsageError("tz has no use with every: an interval is the same in every zone.")
     if not ways:
         return None
     if isinstance(trigger, Trigger):
         if (tz, start, end) != (None, None, None):
-            raise UsageError("a Trigger has its zone, start and end; make another one.")
+            raise _complete()
         return lambda _now_ms: trigger
     begun = None if trigger is None else begun_at(trigger)
 
     def make(now_ms: int) -> Trigger:
         if every is not None:
-            return Trigger.every(every, start=start, end=end, now_ms=now_ms)
+            return Trigger.every(every, start=start, end=end, at_start=at_start, now_ms=now_ms)
         if cron is not None:
             return Trigger.cron(cron, tz=tz or "UTC", start=start, end=end)
         of = trigger if begun is None else begun(now_ms)
         return Trigger.of(of, tz=tz, start=start, end=end, now_ms=now_ms)
 
     return make
+
+
+def retimed(
+    trigger: BaseTrigger | Trigger | None = None,
+    *,
+    every: Duration | None = None,
+    cron: str | None = None,
+    tz: str | tzinfo | None = None,
+    bounds: Mapping[str, Due | None],
+) -> Retime | None:
+    """What gives a schedule another trigger, zone, start or end; None where none was given.
+
+    What is not given stays; a trigger of APScheduler has a zone of its own, and may have bounds.
+
+    Args:
+        trigger: When it fires; or instead:
+        every: An interval.
+        cron: A cron text.
+        tz: The zone.
+        bounds: `start` and `end`, as far as they are given; None takes one back.
+
+    Raises:
+        UsageError: If something cannot be used.
+    """
+    make = None
+    if (trigger, every, cron) != (None, None, None):
+        if isinstance(trigger, Trigger) and bounds:
+            raise _complete()
+        make = chosen(trigger, every=every, cron=cron, tz=tz)
+    elif tz is None and not bounds:
+        return None
+    given = {name: None if at is None else due_ms(at, name=name) for name, at in bounds.items()}
+
+    def change(now: Definition, now_ms: int) -> Definition:
+        if isinstance(trigger, Trigger):
+            return replace(now, trigger=trigger, made_ms=now_ms)
+        made_ms = now.made_ms if make is None and "start" not in given else now_ms
+        made, stays = now.trigger, dict(zip(_BOUNDS, now.trigger.bounds(now.made_ms), strict=True))
+        if make is not None:
+            made = make(now_ms)
+            own = zip(_BOUNDS, made.bounds(now_ms), strict=True)
+            stays |= {name: at_ms for name, at_ms in own if at_ms is not None}
+        zone = now.trigger.zone if cron is not None and tz is None else tz
+        if zone is not None:
+            made = made.in_zone(zone)
+        bounded = stays | given
+        made = made.within(bounded["start"], bounded["end"], made_ms)
+        return replace(now, trigger=made, made_ms=made_ms)
+
+    return change
+
+
+def _complete() -> UsageError:
+    return UsageError("a Trigger has its zone, start and end; make another one.")
 
 
 def draft(
@@ -185,8 +253,11 @@ def applied(definition: Definition, options: Mapping[str, Any]) -> Definition:
     )
     _check_clock(definition.trigger, policies, options, whose)
     job = _applied_job(definition.job, options, whose)
+    own, was_queued = f"schedule {definition.name}", definition.policies.overlap == "queue"
     if policies.overlap == "queue" and job.group is None:
-        job = replace(job, group=f"schedule {definition.name}")
+        job = replace(job, group=own)
+    elif policies.overlap != "queue" and was_queued and job.group == own and "group" not in options:
+        job = replace(job, group=None)
     count = options.get("count", definition.count)
     if count is not None and (type(count) is not int or count < 1):
         raise BadSetting(f"{whose}: count must be 1 or more, not {shown(count)}.")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
 from zlib import crc32
 
 from shardq.errors import BadSetting, shown
+from shardq.model import names
 from shardq.model.times import duration_ms, duration_text
 
 if TYPE_CHECKING:
@@ -41,7 +41,8 @@ class PolicyOptions(TypedDict, total=False):
         overlap: What to do while the run before is not done: `allow` another beside it, `skip` the
             fire time, `queue` it behind that run, or `cancel` that run; `allow` unless given.
         twice: At which of them a local time fires that comes twice: `first`, `last` or `both`.
-            Unless given, a cron whose hours begin with `*` fires at both, any other at the first.
+            Unless given, a cron whose minutes or hours begin with `*` fires at both, any other at
+            the first.
         gap: What becomes of a local time that does not exist: `shift` it by the gap, or `skip` it.
             An interval, which knows no local times, takes neither of the two.
         jitter: Each firing is up to so long late, by a number that follows from schedule and fire
@@ -92,9 +93,7 @@ class Policies:
                 span_ms = None if value is None else duration_ms(value, name=f"{whose}: {name}")
                 changed[f"{name}_ms"] = span_ms if name == "window" else span_ms or 0
             elif name not in _CHOICES:
-                known = [*_CHOICES, *_SPANS]
-                near = get_close_matches(name, known, 1)
-                hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}."
+                hint = names.hint(name, [*_CHOICES, *_SPANS])
                 raise BadSetting(f"{whose}: unknown option {name!r}; {hint}")
             elif value not in _CHOICES[name] and not (name == "twice" and value is None):
                 raise BadSetting(

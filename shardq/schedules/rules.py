@@ -83,6 +83,13 @@ class Every:
         at_ms = self.first_ms + rounds * self.every_ms
         return Fire(at_ms) if at_ms <= LATEST_MS else None
 
+    def count(self, after_ms: int, until_ms: int) -> int:
+        """How many fire times there are after an instant, to another, which is included."""
+        before, by = (
+            (at_ms - self.first_ms) // self.every_ms + 1 for at_ms in (after_ms, until_ms)
+        )
+        return max(0, by) - max(0, before)
+
     def to_json(self) -> dict[str, Any]:
         """`every_ms` and `first_ms`."""
         return {"every_ms": self.every_ms, "first_ms": self.first_ms}

@@ -11,7 +11,6 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias, Unpack
 
 from shardq.errors import (
@@ -26,20 +25,22 @@ from shardq.errors import (
     shown,
 )
 from shardq.model import names
+from shardq.model.message import JOB_HEADERS
 from shardq.model.times import due_ms as epoch_ms
 from shardq.model.times import iso, moment_of
 from shardq.schedules.ahead import ahead
 from shardq.schedules.definition import Definition
 from shardq.schedules.listing import Listing
 from shardq.schedules.options import (
+    ChangeOptions,
     Preview,
     ScheduleOptions,
     applied,
     check,
-    chosen,
     content_of,
     draft,
     previewed,
+    retimed,
     unlike,
 )
 from shardq.schedules.policy import Policies
@@ -57,7 +58,7 @@ if TYPE_CHECKING:
     from shardq.model.message import Message
     from shardq.model.times import Due, Duration
     from shardq.records.home import QueueHome
-    from shardq.schedules.options import Make
+    from shardq.schedules.options import Make, Retime
     from shardq.schedules.ticks import Found
 
 State: TypeAlias = Literal["waiting", "firing", "paused"]
@@ -133,11 +134,11 @@ class Schedule:
         every: Duration | None = None,
         cron: str | None = None,
         tz: str | tzinfo | None = None,
-        start: Due | None = None,
-        end: Due | None = None,
-        **options: Unpack[ScheduleOptions],
+        **options: Unpack[ChangeOptions],
     ) -> Schedule:
         """Change it: when this returns, nothing fires any more as it was before.
+
+        What is not given stays: the zone, start and end too where only the times are changed.
 
         What is due within 1.75 s, on SQLite 0.15 s, may be put already.
 
@@ -146,10 +147,9 @@ class Schedule:
             trigger: When it fires; or instead:
             every: An interval.
             cron: A cron text.
-            tz: Of a cron: its zone; UTC unless given.
-            start: Of what is given: the first time.
-            end: Likewise, the last.
-            options: As when it was made.
+            tz: The zone whose wall clock decides.
+            options: As when it was made, `start` and `end` among them. None takes one back. Headers
+                take the place of all others, but for those that name the task of a job.
 
         Returns:
             It as it is now.
@@ -158,8 +158,12 @@ class Schedule:
             UsageError: If something cannot be used; nothing was changed.
             UnknownSchedule: If it is gone.
         """
-        make = chosen(trigger, every=every, cron=cron, tz=tz, start=start, end=end)
-        return self._of.change(self.name, make, body, options)
+        given: dict[str, Any] = dict(options)
+        bounds: dict[str, Due | None] = {
+            name: given.pop(name) for name in ("start", "end") if name in given
+        }
+        retime = retimed(trigger, every=every, cron=cron, tz=tz, bounds=bounds)
+        return self._of.change(self.name, retime, body, given)
 
     def pause(self) -> Schedule:
         """Let it not fire until `resume`; fire times meanwhile are passed by."""
@@ -232,7 +236,7 @@ class Book:
         self._clock = home.clock
         self._producer = producer
         self._queue = home.register.name
-        self.listing = Listing(home.store, home.clock, self._queue)
+        self.listing: Listing = Listing(home.store, home.clock, self._queue)
         self._ticks: Ticks | None = None
 
     # Reading --------------------------------------------------------------------------------------
@@ -347,22 +351,21 @@ class Book:
     def change(
         self,
         name: str,
-        make: Make | None,
+        retime: Retime | None,
         body: bytes | str | None,
         options: Mapping[str, Any],
     ) -> Schedule:
         """As `Schedule.change`."""
         now_ms = self._clock.now_ms()
-        trigger = None if make is None else make(now_ms)
         content = None if body is None else content_of(body)
 
         def changed(now: Definition) -> Definition:
-            made = now
-            if trigger is not None:
-                made = replace(made, trigger=trigger, made_ms=now_ms)
+            made = now if retime is None else retime(now, now_ms)
             if content is not None:
                 made = replace(made, job=replace(made.job, body=content))
             made = applied(made, options)
+            own = {one: text for one, text in now.job.headers.items() if one in JOB_HEADERS}
+            made = replace(made, job=replace(made.job, headers=own | {**made.job.headers}))
             self._check_priority(made)
             check(made, now_ms)
             return replace(made, declared=now.declared or (now if now.revision else None))
@@ -529,7 +532,8 @@ class Book:
         self.listing.write(made)
         try:
             with begun("the schedule is listed"):
-                ticks.put(Tick(made, None).aimed(self._first_ms(made)))
+                # A fire time that comes right now counts where the trigger begins with it.
+                ticks.put(Tick(made, None).aimed(made.made_ms - 1))
         except KeyTaken:
             self._relist(made.name)
             return False
@@ -626,8 +630,8 @@ class Book:
         return None
 
     def _gone(self, name: str) -> UnknownSchedule:
-        near = get_close_matches(name, self.names(), 1)
-        hint = f"; did you mean {near[0]!r}?" if near else ", or not any more."
+        near = names.nearest(name, self.names())
+        hint = ", or not any more." if near is None else f"; did you mean {near!r}?"
         return UnknownSchedule(f"queue {self._queue!r} has no schedule {name!r}{hint}")
 
     def _schedule(self, name: str, found: Found) -> Schedule:
@@ -659,13 +663,6 @@ class Book:
             unique_for=None if held_ms is None else timedelta(milliseconds=held_ms),
             _of=self,
         )
-
-    def _first_ms(self, definition: Definition) -> int:
-        """The time after which it is to fire first, epoch milliseconds.
-
-        A fire time that comes right now counts where the trigger begins with it.
-        """
-        return max(definition.made_ms, self._clock.now_ms()) - 1
 
     def _relist(self, name: str) -> None:
         """List what the tick of a name is: a change of it that was refused has listed another."""

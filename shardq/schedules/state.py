@@ -58,8 +58,8 @@ def class_of(kind: str) -> Any:
 
     module, _, path = kind.partition(":")
     try:
-        allowed = os.environ.get(TRIGGERS_VARIABLE, "").split(",")
-        may_import = module.startswith(_TRIGGERS) or module in allowed
+        allowed = {name.strip() for name in os.environ.get(TRIGGERS_VARIABLE, "").split(",")}
+        may_import = module.startswith(_TRIGGERS) or module in allowed - {""}
         found: Any = import_module(module) if may_import else sys.modules[module]
         for name in path.split("."):
             found = getattr(found, name)

@@ -28,7 +28,7 @@ _PAUSED_MS = 5 * 365 * 86_400_000
 FIRES_MAX = 100
 """Fire times that one firing puts jobs of; the others follow at once, in the next."""
 _MISSED_MAX = 1_000
-"""So many missed fire times are counted; where there are more, what lies between is passed by."""
+"""So many missed fire times are looked at; where there are more, the others are but counted."""
 _BACK_MS = 1_000
 _CACHED_CHARS_MAX = 2_000
 _encoded = json.JSONEncoder().encode
@@ -173,6 +173,11 @@ class Tick(NamedTuple):
         policies = self.definition.policies
         return self.definition.trigger.after(time_ms, twice=policies.twice, gap=policies.gap)
 
+    def times_between(self, from_ms: int, until_ms: int) -> int:
+        """How many fire times there are from one time to another, which is excluded."""
+        twice, gap = self.definition.policies.of_hours
+        return self.definition.trigger.count(from_ms - 1, until_ms - 1, twice=twice, gap=gap)
+
     def aimed(self, after_ms: int) -> Tick:
         """The same, with the first fire time after a time as its next."""
         found = None if self.is_spent else self.after(after_ms)
@@ -232,26 +237,25 @@ class Tick(NamedTuple):
         policies = self.definition.policies
         window_ms, tick = policies.window_ms, self
         first_ms = aim_ms - window_ms if window_ms is not None else None
-        passed: list[int] = []
-        while tick.next_ms is not None and (at_ms := tick.at_ms(tick.next_ms)) < missed_ms:
+        passed, last_ms, has_leapt = 0, 0, False
+        while (time_ms := tick.next_ms) is not None and (at_ms := tick.at_ms(time_ms)) < missed_ms:
             is_of_use = first_ms is None or at_ms >= first_ms
             if policies.missed == "all" and is_of_use:
                 if len(firings) >= FIRES_MAX:
-                    return tick
+                    break
                 tick = tick.put_next(firings, aim_ms + len(firings), is_missed=True)
                 continue
-            if len(passed) == _MISSED_MAX:
-                tick = tick.leap(missed_ms, first_ms)
-                passed.pop()
-            if tick.next_ms is not None:
-                passed.append(tick.next_ms)
-                tick = tick.aimed(tick.next_ms)
+            if passed == _MISSED_MAX and not has_leapt:
+                tick, has_leapt = tick.leap(missed_ms, first_ms), True
+                passed += tick.times_between(time_ms, tick.next_ms or missed_ms)
+                continue
+            passed, last_ms = passed + 1, time_ms
+            tick = tick.aimed(time_ms)
         if policies.missed != "once" or not passed:
-            return tick._replace(skipped=tick.skipped + len(passed))
-        last_ms = passed[-1]
+            return tick._replace(skipped=tick.skipped + passed)
         if first_ms is not None and tick.at_ms(last_ms) < first_ms:
-            return tick._replace(skipped=tick.skipped + len(passed))
-        tick = tick._replace(skipped=tick.skipped + len(passed) - 1, next_ms=last_ms)
+            return tick._replace(skipped=tick.skipped + passed)
+        tick = tick._replace(skipped=tick.skipped + passed - 1, next_ms=last_ms)
         return tick.put_next(firings, aim_ms + len(firings), is_missed=True)
 
     def leap(self, missed_ms: int, first_ms: int | None) -> Tick:
@@ -285,10 +289,7 @@ class Tick(NamedTuple):
         while tick.next_ms is not None and tick.at_ms(tick.next_ms) < from_ms:
             tick = tick.aimed(tick.next_ms)
         if definition.count is not None and tick.next_ms is not None:
-            before = cls(definition, None).aimed(definition.made_ms - 1)
-            while before.next_ms is not None and before.next_ms < tick.next_ms:
-                before = before._replace(fired=before.fired + 1).aimed(before.next_ms)
-            tick = tick._replace(fired=before.fired)
+            tick = tick._replace(fired=tick.times_between(definition.made_ms, tick.next_ms))
             tick = tick._replace(next_ms=None) if tick.is_spent else tick
         return tick
 

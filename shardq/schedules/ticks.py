@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from shardq.model.message import Row
     from shardq.records.keyrow import KeyRow
+    from shardq.records.keys import Keys
     from shardq.records.standing import Standing
     from shardq.schedules.definition import Definition
 
@@ -73,14 +74,14 @@ class Ticks:
         stats = StatsLog(
             store, clock, register.layout, member, lambda: register.totals_key, keeper=home.keeper
         )
-        self._own = QueueHome(store, clock, register, stats, keeper=home.keeper, chores=home.chores)
+        self._own = home.of_queue(register, stats)
         self._settler = Settler(store, clock, register, member, stats.note_farthest)
         groups = Groups(store, clock, register, self._settler)
         self._producer = Producer(
             store, clock, register, self._settler, groups, stats, self._own.on_put
         )
         self._keyed = Keyed(self._own, self._settler, groups, _keep)
-        self.keys = self._settler.keys
+        self.keys: Keys = self._settler.keys
 
     @classmethod
     def made(cls, home: QueueHome) -> Ticks:

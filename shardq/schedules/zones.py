@@ -15,6 +15,7 @@ Which local times a schedule fires at, `cron` and `calendar` know: the `Walls` h
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, timezone, tzinfo
 from functools import lru_cache
@@ -42,6 +43,10 @@ _STRETCHES_MAX = 1_000
 """How many stretches are searched for a fire time: two hundred years of them or more."""
 _NEAR = 0.8
 """How much of two names is the same where one is taken for the other; `PST` is not `MST`."""
+_OFFSET = re.compile(r"(?:UTC|GMT)? ?([+-])(\d{1,2})(?::?(\d\d))?\Z", re.ASCII | re.IGNORECASE)
+_ABBREVIATION = re.compile(r"[A-Z]{2,4}\Z")
+_SIGNED = re.compile(r"[+-]\d")
+_EXAMPLES = "take one such as 'Europe/Berlin', or an offset such as '+02:00'."
 _NOT_PORTABLE = ("posix/", "right/", "localtime", "posixrules", "Factory")
 """What a machine's own database of zones has beside zones."""
 
@@ -90,8 +95,8 @@ class Walls(Protocol):
     """Local times at which a schedule fires, whatever the zone: a frozen value."""
 
     @property
-    def is_every_hour(self) -> bool:
-        """Whether it means to go by elapsed time, and fires in both of two same hours."""
+    def is_wild(self) -> bool:
+        """True if it goes by elapsed time, and so fires in both of two same hours."""
 
     def to_json(self) -> dict[str, Any]:
         """The local times, as JSON can hold them."""
@@ -101,6 +106,9 @@ class Walls(Protocol):
 
         None where there is none in the next fifty years, or ever.
         """
+
+    def count(self, from_ms: int, until_ms: int) -> int:
+        """How many there are from a local time to another, which is excluded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +125,36 @@ class Local:
 
     def after(self, after_ms: int, *, twice: Twice | None, gap: Gap) -> Fire | None:
         """As `next_fire`; where it is not said, what fires in every hour fires in both of two."""
-        if twice is None:
-            twice = "both" if self.walls.is_every_hour else "first"
+        twice = self._twice(twice)
         return next_fire(self.walls, zone_of(self.zone), after_ms, twice=twice, gap=gap)
+
+    def count(self, after_ms: int, until_ms: int, *, twice: Twice | None, gap: Gap) -> int:
+        """How many fire times there are after an instant, to another, which is included."""
+        zone, chosen = zone_of(self.zone), self._twice(twice)
+        total, from_ms = 0, after_ms + 1
+        while from_ms <= until_ms:
+            stretch = stretch_of(zone, from_ms)
+            end_ms = min(stretch.end_ms, until_ms + 1)
+            window, *shifted = _windows(stretch, chosen, gap)
+            for one in shifted:
+                # A time that was moved may meet another there, and both are one.
+                shifted_ms = min(one.end_ms, end_ms)
+                while (fire := self.after(from_ms - 1, twice=twice, gap=gap)) is not None:
+                    if fire.at_ms >= shifted_ms:
+                        break
+                    total, from_ms = total + 1, fire.at_ms + 1
+                from_ms = max(from_ms, shifted_ms)
+            start_ms, stop_ms = max(from_ms, window.start_ms), min(end_ms, window.end_ms)
+            if start_ms < stop_ms:
+                offset_ms = window.offset_ms
+                total += self.walls.count(start_ms + offset_ms, stop_ms + offset_ms)
+            from_ms = end_ms
+        return total
+
+    def _twice(self, twice: Twice | None) -> Twice:
+        if twice is None:
+            return "both" if self.walls.is_wild else "first"
+        return twice
 
     def to_json(self) -> dict[str, Any]:
         """That of the local times, with `tz`."""
@@ -349,8 +384,8 @@ def _change_ms(zone: tzinfo, low_ms: int, high_ms: int) -> int:
 def _named(name: str) -> tzinfo:
     if name == "UTC":
         return UTC
-    if name[:1] in ("+", "-"):
-        return _fixed(name)
+    if (fixed := _fixed(name)) is not None:
+        return fixed
     if not name.startswith(_NOT_PORTABLE):
         try:
             return ZoneInfo(name)
@@ -360,10 +395,21 @@ def _named(name: str) -> tzinfo:
 
 
 def _hint(name: str) -> str:
-    """The zone that may be meant, by its whole name or its city's."""
+    """The zone that may be meant, by its whole name or its city's; never one of another offset."""
     from difflib import get_close_matches
 
-    zones = sorted(zone for zone in available_timezones() if zone not in _NOT_PORTABLE)
+    if (offset := _OFFSET.match(name)) is not None:
+        sign, hours, minutes = offset.groups(default="00")
+        if _fixed(fixed := f"{sign}{hours:0>2}:{minutes}") is not None:
+            return f"did you mean {fixed!r}?"
+    if _ABBREVIATION.match(name) or _SIGNED.search(name):
+        # What is near to one lies elsewhere: CEST is not EST, and Etc/GMT+2 is two hours behind.
+        return _EXAMPLES
+    zones = sorted(
+        zone
+        for zone in available_timezones()
+        if zone not in _NOT_PORTABLE and not _SIGNED.search(zone)
+    )
     cities = {zone.rpartition("/")[2].casefold(): zone for zone in zones}
     asked = name.replace(" ", "_").casefold()
     meant = cities.get(asked.rpartition("/")[2])
@@ -371,14 +417,16 @@ def _hint(name: str) -> str:
         known = cities | {zone.casefold(): zone for zone in zones}
         near = get_close_matches(asked, known, 1, _NEAR)
         if not near:
-            return "take one such as 'Europe/Berlin'."
+            return _EXAMPLES
         meant = known[near[0]]
     return f"did you mean {meant!r}?"
 
 
-def _fixed(name: str) -> tzinfo:
+def _fixed(name: str) -> tzinfo | None:
+    """The zone of an offset such as `+02:00`; None of any other name."""
+    if name[:1] not in ("+", "-"):
+        return None
     try:
-        zone = datetime.fromisoformat(f"1970-01-01T00:00:00{name}").tzinfo
-    except ValueError as error:
-        raise BadSetting(f"zone {shown(name)} is no offset such as '+02:00'.") from error
-    return zone or UTC
+        return datetime.fromisoformat(f"1970-01-01T00:00:00{name}").tzinfo
+    except ValueError:
+        return None

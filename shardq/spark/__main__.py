@@ -52,6 +52,7 @@ def exit_codes() -> list[str]:
 
 class _Jobs(cli.Commands):
     room = commands.__name__
+    elsewhere: ClassVar[Mapping[str, str]] = {}
     table: ClassVar[Mapping[str, tuple[str, str]]] = {
         "schedule": ("schedule", "Put the rows of a file into a queue, each due at its own time."),
         "unschedule": ("schedule", "Take back what a schedule of the same file has put."),

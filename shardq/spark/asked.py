@@ -20,6 +20,7 @@ from shardq.errors import BadSetting, UsageError, shown
 from shardq.model.message import BODY_BYTES_MAX, HEADER_BYTES_MAX, RESERVED_HEADER
 from shardq.model.times import DELAY_MAX_MS
 from shardq.spark import expressions as x
+from shardq.spark.columns import columns_in
 from shardq.spark.complaint import translated
 
 if TYPE_CHECKING:
@@ -232,7 +233,7 @@ def _column(frame: DataFrame, named: Named) -> Column:
     if isinstance(named, Column):
         return named
     # A name may have dots, and is then no field of a column.
-    return F.col(f"`{named}`" if named in frame.columns else named)
+    return F.col(f"`{named}`" if named.lower() in columns_in(frame) else named)
 
 
 def _body(frame: DataFrame, body: Named | None) -> Column:
@@ -258,11 +259,12 @@ def _headers(frame: DataFrame, headers: Named) -> Column:
 def _type(frame: DataFrame, named: Named, what: str) -> str:
     if not isinstance(named, (str, Column)):
         raise BadSetting(f"{what} must be a column or the name of one, not {shown(named)}.")
-    known = frame.columns
-    if isinstance(named, str) and not {named, named.partition(".")[0]} & set(known):
+    if isinstance(named, str) and not (
+        {named.lower(), named.lower().partition(".")[0]} & columns_in(frame)
+    ):
         raise UsageError(
             f"the frame has no column {shown(named)} for {what}; it has "
-            f"{', '.join(known) or 'none at all'}."
+            f"{', '.join(frame.columns) or 'none at all'}."
         )
     with translated():
         return frame.select(_column(frame, named)).schema[0].dataType.simpleString()

@@ -126,14 +126,12 @@ def _in_minutes(bounds: Bounds, one: Filter, value: Any, layout: Layout) -> Boun
 
 def _times(one: Filter, value: Any) -> tuple[int, int]:
     """The first and the last millisecond of what a filter on a time lets pass, or more."""
-    values = [value] if isinstance(value, datetime) else value
-    if not isinstance(values, (list, tuple)):
-        return 0, FAR_MS
+    values = value if isinstance(one, In) else (value,)
     moments = [moment for moment in values if moment is not None]
     if not all(isinstance(m, datetime) and m.tzinfo is not None for m in moments):
         return 0, FAR_MS
     millis = [(moment - _EPOCH) // _MILLISECOND for moment in moments]
-    if _values(one, values) is not None:
+    if isinstance(one, (EqualTo, EqualNullSafe, In)):
         return min(millis, default=FAR_MS), max(millis, default=-1) + 1
     if isinstance(one, (GreaterThan, GreaterThanOrEqual)):
         return millis[0], FAR_MS

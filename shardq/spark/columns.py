@@ -16,6 +16,7 @@ from shardq.errors import UsageError, shown
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
     from shardq.spark.options import Options
@@ -144,11 +145,16 @@ def of_view(options: Options) -> Columns:
         return tuple(one for one in every if options.bodies or one is not BODY)
     known = {one.name: one for one in every}
     for name in options.columns:
-        if name not in known:
+        if name.lower() not in known:
             raise UsageError(
                 f"view {options.view!r} has no column {shown(name)}; it has {', '.join(known)}."
             )
-    return tuple(known[name] for name in options.columns)
+    return tuple(known[name.lower()] for name in options.columns)
+
+
+def columns_in(frame: DataFrame) -> set[str]:
+    """The names of a frame's columns, in lower case: to Spark upper and lower case are one."""
+    return {name.lower() for name in frame.columns}
 
 
 def ddl(columns: Sequence[Column]) -> str:

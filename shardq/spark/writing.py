@@ -416,12 +416,15 @@ def _sum(messages: Sequence[WriterCommitMessage | None]) -> Tally:
 
 
 def checked(schema: StructType) -> tuple[str, ...]:
-    """The names of a frame's columns, where all of them can be written.
+    """The names of a frame's columns as a queue has them, where all of them can be written.
+
+    Upper and lower case are one, as they are to Spark.
 
     Raises:
         UsageError: If one is missing, unknown or of a wrong type.
     """
-    found = {field.name: field.dataType.simpleString() for field in schema.fields}
+    names_of = [field.name.lower() for field in schema.fields]
+    found = {name: one.dataType.simpleString() for name, one in zip(names_of, schema, strict=True)}
     known = _LAID_OUT if "bin" in found else _PLAIN
     for name, (*types,) in known.items():
         if name not in found and name not in _OPTIONAL:
@@ -445,7 +448,7 @@ def checked(schema: StructType) -> tuple[str, ...]:
             )
     if len(found) < len(schema.fields):
         raise UsageError(f"two columns of the frame have one name: {schema.fieldNames()}.")
-    return tuple(schema.fieldNames())
+    return tuple(names_of)
 
 
 def cut(binned: Iterable[tuple[str, list[Row]]], size: int) -> Iterator[Piece]:

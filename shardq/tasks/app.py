@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Iterable
-from functools import partial
-from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, Unpack, overload
 
 from shardq.connection import Connection
-from shardq.engine.handler import is_any
+from shardq.engine.handler import check_function, is_any
 from shardq.errors import BadSetting, UsageError, shown
 from shardq.lifecycle.keyed import Answer
 from shardq.model import names
@@ -20,7 +17,9 @@ from shardq.tasks.arguments import Signature
 from shardq.tasks.declared import Declarations
 from shardq.tasks.definition import Definition
 from shardq.tasks.job import Job
+from shardq.tasks.naming import name_of, shorter_names
 from shardq.tasks.options import TASK_HEADER, Options, Policy
+from shardq.tasks.parameters import is_method
 from shardq.tasks.registry import Registry
 from shardq.tasks.schedules import AppSchedules
 from shardq.tasks.task import BatchTask, Bound, Task
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     from apscheduler.triggers.base import BaseTrigger
 
     from shardq.lifecycle.keyed import Snapshot
+    from shardq.model.message import Message
     from shardq.model.times import Due, Duration
     from shardq.queue import Queue
     from shardq.schedules.policy import PolicyOptions
@@ -78,6 +78,7 @@ class App:
         store: A url as `shardq.connect` takes it, or a connection; None: the environment variable
             `SHARDQ_STORE`, else `sqlite:///shardq.db`, a file in the current directory.
         middleware: What is done around each put and run, the outermost first.
+        on_dead: Called by workers with each job that dies, as that of a `Consumer`.
         options: Of all its tasks that choose no others; the queue is `default`.
 
     Raises:
@@ -89,6 +90,7 @@ class App:
         store: str | Connection | None = None,
         *,
         middleware: Sequence[Middleware] = (),
+        on_dead: Callable[[Message], object] | None = None,
         **options: Unpack[TaskOptions],
     ) -> None:
         if store is not None and not isinstance(store, (str, Connection)):
@@ -106,7 +108,9 @@ class App:
         usual = Options(DEFAULT_QUEUE, {}, {}, Policy())
         self._options = usual.with_(options, "App", is_call=False)
         self._tasks: dict[str, Task[..., Any, Any] | BatchTask[Any, Any]] = {}
-        self._home = Registry(store, middleware)
+        if on_dead is not None:
+            check_function(on_dead, "on_dead")
+        self._home = Registry(store, middleware, on_dead)
         self._declarations = Declarations(self._home)
 
     def __repr__(self) -> str:
@@ -137,6 +141,8 @@ class App:
         *,
         name: str | None = None,
         aliases: Sequence[str] = (),
+        cancellable: bool = False,
+        on_dead: Callable[[Message], object] | None = None,
         **options: Unpack[TaskOptions],
     ) -> Declare: ...
     @overload
@@ -146,6 +152,7 @@ class App:
         batch: int,
         name: str | None = None,
         aliases: Sequence[str] = (),
+        on_dead: Callable[[Message], object] | None = None,
         **options: Unpack[TaskOptions],
     ) -> DeclareBatch: ...
     def task(  # type: ignore[misc] # mypy (2.4) does not see that `options` takes a TypedDict's keys
@@ -156,6 +163,8 @@ class App:
         batch: int | None = None,
         name: str | None = None,
         aliases: Sequence[str] = (),
+        cancellable: bool = False,
+        on_dead: Callable[[Message], object] | None = None,
         **options: Any,
     ) -> Any:
         """Make a function a task: `@app.task`, or `@app.task(queue="mail", attempts=3)`.
@@ -164,9 +173,13 @@ class App:
             function: The function, plain or `async`. What it takes and returns is JSON, by its type
                 hints.
             batch: The function takes a list: of up to so many jobs at once, 1 to 1,000. It succeeds
-                or fails for all of them.
+                or fails for all of them, unless it returns a list with an error among others: an
+                outcome for each.
             name: By which jobs find it; its module and name unless given.
             aliases: Other names, of jobs that were put before it was renamed.
+            cancellable: Let a cancel by its job's key reach a coroutine that runs, as
+                `asyncio.CancelledError`, within some 1 s. One read of the key a second.
+            on_dead: Called with each of its jobs that dies, instead of the app's.
             options: As `TaskOptions` names them.
 
         Raises:
@@ -175,7 +188,9 @@ class App:
         """
 
         def declare(function: Callable[..., Any]) -> Task[..., Any, Any] | BatchTask[Any, Any]:
-            return self._declare(function, batch, name, former, options)
+            return self._declare(
+                function, batch, name, former, options, cancellable=cancellable, on_dead=on_dead
+            )
 
         if isinstance(function, str):
             raise BadSetting(
@@ -183,6 +198,39 @@ class App:
             )
         former = names.several(aliases, what="aliases")
         return declare if function is None else declare(function)
+
+    def on_start(self, function: Callable[[], A], /) -> Callable[[], A]:
+        """Let each worker call a function before it runs jobs: `@app.on_start`.
+
+        In the order in which they are declared. A coroutine runs in the worker's loop, where a
+        client that others share has to be made. A worker does not start if one fails: where another
+        had ended before, it calls what `on_stop` has.
+
+        Args:
+            function: Takes no arguments, plain or `async`.
+
+        Raises:
+            BadSetting: If it is no function, or has a `yield`.
+        """
+        _check_function(function, "on_start")
+        self._home.on_start.append(function)
+        return function
+
+    def on_stop(self, function: Callable[[], A], /) -> Callable[[], A]:
+        """Let each worker call a function once its jobs have ended: `@app.on_stop`.
+
+        The last that was declared first. Coroutines run in the worker's loop, each no longer than
+        the worker's deadline. What fails is logged. A worker that is killed calls none.
+
+        Args:
+            function: As for `on_start`.
+
+        Raises:
+            BadSetting: If it is no function, or has a `yield`.
+        """
+        _check_function(function, "on_stop")
+        self._home.on_stop.append(function)
+        return function
 
     @property
     def tasks(self) -> Mapping[str, Task[..., Any, Any] | BatchTask[Any, Any]]:
@@ -257,7 +305,7 @@ class App:
         if task is not None:
             definition = self._home.find(task)
             if definition is None:
-                raise UsageError(f"there is no task {task!r} in this app; it has {self._known}.")
+                raise UsageError(f"there is no task {task!r} in this app; {self._home.known(task)}")
         if queue is None and definition is not None:
             queue = definition.options.queue
         if queue is None:
@@ -286,6 +334,7 @@ class App:
         revision: int = 1,
         start: Due | None = None,
         end: Due | None = None,
+        at_start: bool = False,
         count: int | None = None,
         **policies: Unpack[PolicyOptions],
     ) -> None:
@@ -301,8 +350,10 @@ class App:
                 `every("15m", sync.using(key="crm"))`.
             name: The schedule's, unique in the task's queue; the task's name unless given.
             revision: From 1. Of two programs that declare one name, the higher one decides.
-            start: When it fires first; None: one interval after it was made.
+            start: When it fires first, the same in each run of the program; None: one interval
+                after it was made.
             end: It fires no later.
+            at_start: Whether it fires as soon as it is made; instead of a start.
             count: How often it fires; None: for ever.
             policies: As `PolicyOptions` names them.
 
@@ -310,7 +361,7 @@ class App:
             UsageError: If something cannot be used, the function does not take the arguments, or
                 the app declares another schedule of the name.
         """
-        made = chosen(every=interval, start=start, end=end)
+        made = chosen(every=interval, start=start, end=end, at_start=at_start)
         self._declarations.add(made, call, name, revision, {"count": count, **policies})
 
     def cron(
@@ -437,13 +488,23 @@ class App:
         name: str | None,
         aliases: tuple[str, ...],
         given: Mapping[str, Any],
+        *,
+        cancellable: bool,
+        on_dead: Callable[[Message], object] | None,
     ) -> Task[..., Any, Any] | BatchTask[Any, Any]:
         if isinstance(function, Bound):
             raise UsageError(
                 f"{shown(function)} is a task already; declare its function, {function.name}."
             )
-        name = names.label(name or _name_of(function), what="task name")
-        _check_function(function, name)
+        is_named = name is not None
+        name = names.label(name or name_of(function), what="task name")
+        if is_method(function):
+            raise BadSetting(
+                f"task {name} is a method, and a worker has no object to call it on; make it a "
+                f"function that takes what it needs, or, outside of the class, a task of one "
+                f"object's, app.task(Shop().send)."
+            )
+        _check_function(function, f"task {name}")
         for one in aliases:
             names.label(one, what=f"alias of task {name}")
         options = self._options.with_(given, f"task {name}", is_call=False)
@@ -453,7 +514,10 @@ class App:
             options,
             name=name,
             aliases=aliases,
+            shorter=() if is_named else tuple(shorter_names(function)),
             batch=batch,
+            cancellable=cancellable,
+            on_dead=on_dead,
         )
         self._home.add(definition)
         made: Task[..., Any, Any] | BatchTask[Any, Any]
@@ -486,50 +550,17 @@ class App:
             key=found.key,
         )
 
-    @property
-    def _known(self) -> str:
-        return ", ".join(self._tasks) or "none"
 
-
-def _check_function(function: object, name: str) -> None:
+def _check_function(function: object, what: str) -> None:
     """Refuse what a call of does not do its work, nor gives a coroutine that does.
 
     Raises:
         BadSetting: If it cannot be called, is a class, or has a `yield`.
     """
     if not callable(function) or isinstance(function, type):
-        raise BadSetting(f"task {name} must be a function, not {shown(function)}.")
-    if any(
-        is_any(one, function) for one in (inspect.isgeneratorfunction, inspect.isasyncgenfunction)
-    ):
+        raise BadSetting(f"{what} must be a function, not {shown(function)}.")
+    lazy = (inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+    if any(is_any(one, function) for one in lazy):
         raise BadSetting(
-            f"task {name} has a yield, so a call of it runs nothing; let it run to its end."
+            f"{what} has a yield, so a call of it runs nothing; let it run to its end."
         )
-
-
-def _name_of(function: Callable[..., Any]) -> str:
-    """Module and name of a function, also where its module is the program that was started."""
-    while isinstance(function, partial):
-        function = function.func
-    module = getattr(function, "__module__", None) or ""
-    if module == "__main__":
-        main = sys.modules["__main__"]
-        spec = getattr(main, "__spec__", None)
-        path = getattr(main, "__file__", None)
-        # A worker imports it by its name.
-        module = spec.name.removesuffix(".__main__") if spec else _module_of(path)
-    qualified = getattr(function, "__qualname__", type(function).__qualname__)
-    return ".".join(part for part in (module, qualified.replace(".<locals>", "")) if part)
-
-
-def _module_of(script: str | None) -> str:
-    """The name by which a worker here imports a program that was started by its path."""
-    if script is None:
-        return ""
-    path = Path(script).absolute()
-    parts = [path.stem]
-    for directory in path.parents:
-        if directory == Path.cwd() or not (directory / "__init__.py").is_file():
-            break
-        parts.insert(0, directory.name)
-    return ".".join(parts)

@@ -22,8 +22,10 @@ from msgspec.structs import asdict
 
 from shardq.errors import BadArguments, BadResult
 from shardq.model.message import BODY_BYTES_MAX
+from shardq.tasks.elsewhere import option_here
 from shardq.tasks.options import CallOptions
 from shardq.tasks.parameters import Parameters
+from shardq.tasks.unhinted import Unhinted
 from shardq.tasks.values import UNREADABLE, Codec, Unfit, name_of, plain_json, plain_value
 
 if TYPE_CHECKING:
@@ -40,11 +42,13 @@ class _Coder(NamedTuple):
     Attributes:
         bind: Takes them as the function does, and gives a struct; else raises `TypeError`.
         codec: Writes and reads that struct.
+        unhinted: Checks what has no hint; None where all has one.
         call: What to call the function with, for a struct.
     """
 
     bind: Callable[..., Given]
     codec: Codec
+    unhinted: Unhinted | None
     call: Callable[[Given], Call]
 
 
@@ -63,13 +67,15 @@ class Signature:
         shown: Its parameters for people, `(user: str, *, lang: str = 'en')`.
 
     Raises:
-        BadArguments: If its parameters cannot be read, or are not those of a batch.
+        BadArguments: If its parameters cannot be read, are not those of a batch, or are not what
+            its decorator takes.
     """
 
     def __init__(self, function: Callable[..., Any], *, name: str, batch: bool = False) -> None:
         self._task = f"task {name}"
         self._batch = batch
         self._parameters = Parameters(function, self._task)
+        self._parameters.check_decorators(function, is_batch=batch)
         self._coder: _Coder | None = None
         self._result: Codec | None = None
         self._item_shown = ""
@@ -103,16 +109,16 @@ class Signature:
             BadArguments: If it does not take them, or they are not what its hints say, cannot be
                 JSON or are larger than 1 MiB.
         """
-        bind, codec, _ = self._coder or self._made()
+        bind, codec, unhinted, _ = self._coder or self._made()
         try:
             given = bind(*args, **kwargs)
         except TypeError as error:
             misbound = self._parameters.misbound(args, kwargs)
-            options = [one for one in kwargs if one in CallOptions.__annotations__]
-            hint = f" An option goes before: using({options[0]}=..).put(..)." if options else ""
-            raise BadArguments(f"{self._task} {misbound}{hint}") from error
+            raise BadArguments(f"{self._task} {misbound}{_of_an_option(kwargs)}") from error
         try:
             body = codec.write(given)
+            if unhinted is not None:
+                unhinted.check(given)
         except Unfit as unfit:
             self._refuse(unfit, asdict(given))
         if len(body) > BODY_BYTES_MAX:
@@ -128,7 +134,7 @@ class Signature:
         Raises:
             BadArguments: If the function does not take what is in it.
         """
-        _, codec, call = self._coder or self._made()
+        _, codec, _, call = self._coder or self._made()
         try:
             given = codec.read(body)
         except Unfit as unfit:
@@ -198,7 +204,8 @@ class Signature:
         parameters = self._parameters
         hints = {name: parameters.hint_of(name) for name in parameters.names}
         struct = parameters.struct(hints)
-        return _Coder(parameters.binder(struct), self._codec(struct, hints), parameters.caller())
+        codec = self._codec(struct, hints)
+        return _Coder(parameters.binder(struct), codec, _unhinted(struct), parameters.caller())
 
     def _item_coder(self) -> _Coder:
         name = self._parameters.names[0]
@@ -212,7 +219,7 @@ class Signature:
         self._item_shown = "" if item is Any else name_of(item)
         struct = msgspec.defstruct("Item", [(name, item)], forbid_unknown_fields=True)
         codec = self._codec(struct, {name: item})
-        return _Coder(struct, codec, lambda given: ((), asdict(given)))
+        return _Coder(struct, codec, _unhinted(struct), lambda given: ((), asdict(given)))
 
     def _codec(self, struct: type[Given], hints: Mapping[str, Any]) -> Codec:
         """The codec of a struct of arguments, or the error of the one that has none."""
@@ -283,3 +290,19 @@ class Signature:
             misbound = self._parameters.misbound((), values)
             raise BadArguments(f"{self._task} {misbound}") from unfit
         self._refuse(unfit, values)
+
+
+def _unhinted(struct: type[Given]) -> Unhinted | None:
+    found = Unhinted(struct)
+    return found if found.is_there else None
+
+
+def _of_an_option(kwargs: Iterable[str]) -> str:
+    """What to do where an option was given among arguments; empty where none was."""
+    for name in kwargs:
+        instead = option_here(name)
+        if name in CallOptions.__annotations__:
+            return f" An option goes before: using({name}=..).put(..)."
+        if instead is not None:
+            return f" As an option, in using(..).put(..): {instead}."
+    return ""

@@ -8,9 +8,10 @@ steps the worker, all wait in its thread, until nothing more is due.
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shardq import locks
+from shardq.engine.outcome import Bury
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -74,3 +75,22 @@ class Batches:
             batches, self._open = list(self._open.values()), {}
         for batch in batches:
             batch.work(batch.runs)
+
+
+def errors_of(value: Any, count: int, task: str) -> list[BaseException | None]:
+    """What each job of a batch has failed by, None where it is done, as its function returned it.
+
+    Args:
+        value: What that was: a list with an error among others, as `asyncio.gather` of coroutines
+            gives it, is one outcome a job. Of anything else all are done.
+        count: How many jobs there were.
+        task: The task's name, for errors.
+    """
+    is_each = isinstance(value, list | tuple)
+    if not is_each or not any(isinstance(one, BaseException) for one in value):
+        return [None] * count
+    if len(value) != count:
+        return [
+            Bury(f"task {task} returned {len(value):,} outcomes for a batch of {count:,}")
+        ] * count
+    return [one if isinstance(one, BaseException) else None for one in value]

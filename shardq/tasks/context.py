@@ -29,9 +29,13 @@ class Context:
     Attributes:
         task: The task's name.
         on_progress: The worker's; told of progress. None where none is kept.
+        is_stopped: The worker's; true if the function was told that the job was cancelled by its
+            key.
     """
 
-    __slots__ = ("_began_ms", "_is_over", "_message", "_policy", "on_progress", "task")
+    __slots__ = (
+        "_began_ms", "_is_over", "_message", "_policy", "is_stopped", "on_progress", "task"
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -54,6 +58,7 @@ class Context:
         self._began_ms = began_ms
         self.on_progress: Callable[[float, str], None] | None = None
         self._is_over = False
+        self.is_stopped: bool = False
 
     def __repr__(self) -> str:
         return f"<Context {self.task} {self.id}, attempt {self.attempt}>"
@@ -117,10 +122,17 @@ class Context:
     def is_cancelled(self) -> bool:
         """Whether a cancel by its key asks it to stop, or its time is over.
 
-        To be asked now and then by a function that runs for long; it may end as it likes. One read
+        To be asked now and then by a function that runs for long; it may end as it likes. A job
+        whose function returns once it was told of a cancel ends as cancelled, not as done. One read
         of its key, at most every 0.25 s.
         """
-        return self._is_over or (self._message is not None and self._message.is_cancelled)
+        if self.is_asked_to_stop():
+            self.is_stopped = True
+        return self._is_over or self.is_stopped
+
+    def is_asked_to_stop(self) -> bool:
+        """Called by the worker: whether it was cancelled by its key, and does not know yet."""
+        return not self._is_over and self._message is not None and self._message.is_cancelled
 
     def progress(self, fraction: float, note: str = "") -> None:
         """Tell how far the job is, for `Job.progress`; nothing where it keeps no result.

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from shardq.schedules.definition import Definition
     from shardq.schedules.options import Make
     from shardq.schedules.ticks import Found
+    from shardq.tasks.definition import Definition as Task
     from shardq.tasks.registry import Registry
     from shardq.tasks.task import ScheduledCall, WithoutArguments
 
@@ -180,6 +181,15 @@ class Declarations:
             if made.name == name and queue in (None, made.call.queue):
                 raise _contradiction(made, removal)
         self._removed[name, queue] = removal
+
+    def triggers(self, task: Task) -> dict[str, str]:
+        """When each declared schedule of a task fires, by the schedule's name."""
+        now_ms = self._registry.clock.now_ms()
+        return {
+            one.name: str(one.make(now_ms))
+            for one in self._declared.values()
+            if one.call.task is task
+        }
 
     # Reconciling ----------------------------------------------------------------------------------
 
@@ -367,6 +377,11 @@ def _told(one: _Conflict) -> str:
     if one.there.revision == 0:
         found = f"{known.trigger}, made at run time"
         remedy = "; remove that one, or give this another name"
+    elif known.trigger.starts_otherwise(one.found.asked.trigger):
+        remedy = (
+            "; a start that is computed anew in each run is another one each time: give a fixed "
+            "one, or at_start=True"
+        )
     unlike = ", ".join({"body": "arguments"}.get(name, name) for name in one.found.unlike)
     return (
         f"schedule {made.name!r} of queue {made.call.queue!r} is declared at {made.place}, "

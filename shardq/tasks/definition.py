@@ -6,13 +6,14 @@ import inspect
 import string
 from typing import TYPE_CHECKING, Any
 
-from shardq.engine.handler import is_any
+from shardq.engine.handler import check_function, is_any
 from shardq.errors import BadArguments, BadSetting, shown
 from shardq.tasks.options import BATCH_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from shardq.model.message import Message
     from shardq.tasks.arguments import Signature
     from shardq.tasks.options import Options
 
@@ -23,15 +24,19 @@ class Definition:
     Attributes:
         name: By which jobs name it.
         aliases: Other names under which jobs find it.
+        shorter: Names under which it is found where no other task has them.
         function: The user's.
         signature: Of the function.
         options: Of all its puts.
         batch: How many jobs its function takes at once; None where it takes one.
+        cancellable: True if a cancel by a job's key cancels its coroutine.
+        on_dead: Called with each of its jobs that dies; None: what the app says.
         is_async: Whether a call of it gives a coroutine.
     """
 
     __slots__ = (
-        "aliases", "batch", "function", "is_async", "name", "options", "signature"
+        "aliases", "batch", "cancellable", "function", "is_async", "name", "on_dead", "options",
+        "shorter", "signature",
     )  # fmt: skip
 
     def __init__(
@@ -42,15 +47,28 @@ class Definition:
         *,
         name: str,
         aliases: tuple[str, ...],
+        shorter: tuple[str, ...],
         batch: int | None,
+        cancellable: bool = False,
+        on_dead: Callable[[Message], object] | None = None,
     ) -> None:
         self.name: str = name
         self.aliases: tuple[str, ...] = aliases
+        self.shorter: tuple[str, ...] = shorter
         self.function: Callable[..., Any] = function
         self.signature: Signature = signature
         self.options: Options = options
         self.batch: int | None = batch
+        if on_dead is not None:
+            check_function(on_dead, f"task {name}: on_dead")
+        self.on_dead: Callable[[Message], object] | None = on_dead
         self.is_async: bool = is_any(inspect.iscoroutinefunction, function)
+        self.cancellable: bool = cancellable
+        if cancellable and (batch is not None or not self.is_async):
+            raise BadSetting(
+                f"task {name}: only an async function of one job is cancellable; let another one "
+                f"ask current().is_cancelled now and then."
+            )
         if batch is not None and not (type(batch) is int and 1 <= batch <= BATCH_MAX):
             raise BadSetting(f"task {name}: batch must be 1 to {BATCH_MAX:,}, not {shown(batch)}.")
         for option in ("key", "group"):

@@ -84,6 +84,7 @@ _ENDS = {
     results.DONE: JobState.DONE,
     results.FAILED: JobState.FAILED,
     results.EXPIRED: JobState.EXPIRED,
+    results.CANCELLED: JobState.CANCELLED,
 }
 _PLACES = {
     Where.RUNNING: JobState.RUNNING,
@@ -403,6 +404,8 @@ class Job(Generic[R]):
         """The value of a result that is an end, or its error."""
         if found.state == results.DONE:
             return cast("R", self._decoded(found.value))
+        if found.state == results.CANCELLED:
+            raise JobCancelled(f"{self._named} was cancelled while it ran.")
         if found.state == results.EXPIRED:
             why = f": {first_line(found.error)}" if found.error else ""
             raise JobExpired(f"{self._named} was of no use any more when it was to run{why}.")

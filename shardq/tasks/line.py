@@ -1,7 +1,7 @@
 """A worker process's line to its supervisor: a socket that it inherits.
 
 ```
- process ──► supervisor    ready · overrun · failed · done · alive
+ process ──► supervisor    ready · overrun · failed · died · done · alive
  process ◄── supervisor    a byte now and then: does it live? · its end: the supervisor has died
 ```
 
@@ -29,6 +29,7 @@ VARIABLE = "SHARDQ_SUPERVISOR"
 READY = "ready"
 OVERRUN = "overrun"
 FAILED = "failed"
+DIED = "died"
 DONE = "done"
 ALIVE = "alive"
 
@@ -80,6 +81,10 @@ class Line:
             text: The sentence that it would print if it were alone.
         """
         self._say(FAILED, code, text)
+
+    def died(self) -> None:
+        """Say that a job has died here."""
+        self._say(DIED)
 
     def done(self) -> None:
         """Say that nothing is left to do, so that nobody takes this process's place."""

@@ -3,7 +3,7 @@
 ```
  any thread ── submit, waits while all slots are taken ──► inbox ──► task ──┬─ ends ─► done
                                                             over its limit ─┤ cancelled
-                                                   swallows that for 1 s ───┴─► done, told
+       swallows that, or a call in a thread of `executor.py` does not end, for 1 s ─┴─► done, told
  guard, a thread ── does the loop turn? ── not for 1 s ──► logged, where it stands
                                            limits are over meanwhile ──► done, told
 ```
@@ -33,6 +33,7 @@ from shardq.engine.hanging import span_text, stack_text
 from shardq.engine.outcome import Snooze, is_own
 from shardq.model.times import duration_text
 from shardq.tasks.clockloop import ClockLoop
+from shardq.tasks.executor import Call, Executor, calls_of, place_of_calls
 from shardq.tasks.limits import TimeLimit
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ class _Job:
     """A coroutine that is to run, or runs.
 
     Attributes:
+        calls: Those that it has made in threads of the loop's executor, while they run.
         chance: Emptied by whoever tells its end, the first that asks: by one step of C.
         over_us: Time since boot at which its limit is over; None without one.
         has_begun: Whether any of it has run.
@@ -73,6 +75,7 @@ class _Job:
     """
 
     __slots__ = (
+        "calls",
         "chance",
         "context",
         "done",
@@ -99,6 +102,7 @@ class _Job:
         self.context = context
         self.limit_s = limit_s
         self.name = name
+        self.calls: set[Call] = set()
         self.chance: list[None] = [None]
         self.over_us: int | None = None
         self.has_begun = False
@@ -147,6 +151,7 @@ class Loop:
     def _begin(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
+        self._executor = Executor()
         self._inbox: deque[_Job] = deque()
         self._is_woken = False
         self._in_flight = 0
@@ -170,6 +175,7 @@ class Loop:
         limit_s: float | None,
         name: str,
         is_stopping: Callable[[], bool] | None = None,
+        has_slot: bool = True,
     ) -> Callable[[], str] | None:
         """Let a coroutine run; waits while as many run as may at once.
 
@@ -183,6 +189,7 @@ class Loop:
             limit_s: How many seconds it may take from now; None: as long as it takes.
             name: The task's, for the log.
             is_stopping: Tells whether nothing is to begin any more.
+            has_slot: False where it begins at once, however many run.
 
         Returns:
             What tells where it stands, as `Ending.where`; None where it does not run, for
@@ -197,7 +204,7 @@ class Loop:
             return job.where
         with self._lock:
             has_waited = False
-            while self._in_flight >= self._at_once and not self._is_stopped:
+            while has_slot and self._in_flight >= self._at_once and not self._is_stopped:
                 self._clock.wait(self._freed, None)
                 has_waited = True
             if self._is_stopped:
@@ -226,7 +233,7 @@ class Loop:
             self._freed.notify_all()
             self._look.notify_all()
             loop, thread = self._loop, self._thread
-        if loop is None or self._is_parents:
+        if loop is None or self._is_parents or loop.is_closed():
             return
         if thread is None:
             _in_no_loop(partial(self._end_here, loop))
@@ -243,6 +250,7 @@ class Loop:
 
     def _start(self) -> None:
         loop = asyncio.new_event_loop()
+        loop.set_default_executor(self._executor)
         thread = threading.Thread(target=self._run, args=(loop,), name="shardq-loop", daemon=True)
         guard = threading.Thread(target=self._guard, args=(loop,), name="shardq-guard", daemon=True)
         try:
@@ -322,6 +330,7 @@ class Loop:
             self._forget(job)
             return
         job.has_begun = True
+        calls_of.set(job.calls)
         try:
             value = await job.make()
         # All of it: SystemExit would end the loop, and what it was to run would be held for ever.
@@ -346,6 +355,7 @@ class Loop:
             job.timer.cancel()
         # What they know refers to each other.
         job.task = job.timer = None
+        self._lose_threads(job)
         self._jobs.discard(job)
         if self._is_stopped or self._loop is None:
             return
@@ -374,6 +384,21 @@ class Loop:
             place = job.where()
             stands = f"; it stands at:\n{place}" if place else ""
             self._say(f"task {job.name} {job.error()}, and goes on though cancelled{stands}")
+
+    def _lose_threads(self, job: _Job) -> None:
+        """It has ended: threads that it has made calls in are others' to replace."""
+        if job.calls and self._executor.lose(job.calls) and job.is_over and self._loop is not None:
+            self._loop.call_later(_SWALLOW_S, self._look_at_threads, job)
+
+    def _look_at_threads(self, job: _Job) -> None:
+        """Say so if a call of a coroutine that was cancelled, for its limit was over, runs on."""
+        if job.calls:
+            place = place_of_calls(job.calls)
+            stands = f"; it stands at:\n{place}" if place else ""
+            self._say(
+                f"task {job.name} {job.error()}, and what it calls in a thread cannot be "
+                f"stopped{stands}"
+            )
 
     def _tell_end(self, job: _Job, value: Any, error: BaseException | None) -> bool:
         """Tell the end of a job, unless it was told; in any thread."""
@@ -457,13 +482,16 @@ class Loop:
         said += f" by task {task.get_name()}" if task is not None else ""
         place = _place_of(self._thread)
         stands = f"; it stands at:\n{place}" if place else ""
-        if blocked_us >= self._tell_us:
-            self._tell_us = 2 * blocked_us
-            log.warning("%s%s", said, stands)
         # A copy in one step: a loop that just turns again changes it.
         jobs = [*self._jobs.copy(), *self._inbox.copy()]
         over = [job for job in jobs if job.over_us is not None and job.over_us <= now_us]
-        if not over and blocked_us < _STUCK_US:
+        is_lost = bool(over) or blocked_us >= _STUCK_US
+        if blocked_us >= self._tell_us:
+            self._tell_us = 2 * blocked_us
+            # Who is told that it is lost logs it as well.
+            if self._is_told or not is_lost:
+                log.warning("%s%s", said, stands)
+        if not is_lost:
             return
         # All of them, before it is said.
         for job in over:

@@ -14,14 +14,14 @@ import json
 import random
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, cast
 
 from shardq.errors import BadSetting, UsageError, shown
-from shardq.model import names
+from shardq.model import message, names
 from shardq.model.message import headers_json
-from shardq.model.times import DELAY_MAX_MS, duration_ms
+from shardq.model.times import DELAY_MAX_MS, duration_ms, duration_text
 from shardq.records.results import KEEP_MS_MAX
+from shardq.tasks.elsewhere import option_here
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -31,8 +31,7 @@ if TYPE_CHECKING:
 ATTEMPTS = 5
 ATTEMPTS_MAX = 10_000
 BATCH_MAX = 1_000
-TASK_HEADER = "task"
-OPTIONS_HEADER = "task-options"
+TASK_HEADER, OPTIONS_HEADER = message.JOB_HEADERS
 _BACKOFFS_MAX = 1_000
 _FACTOR_MAX = 100
 
@@ -246,6 +245,23 @@ def error_names(kind: type[BaseException]) -> list[str]:
     return [f"{one.__module__}.{one.__qualname__}" for one in kind.__mro__]
 
 
+def backoff_text(backoff: BackoffLike) -> str:
+    """A back-off for people.
+
+    >>> backoff_text(Backoff("1s", factor=3, longest="10m")), backoff_text(("1s", "1m"))
+    ('1s x3 to 10m', '1s 1m')
+    """
+    if isinstance(backoff, Backoff):
+        first, longest = (
+            duration_text(duration_ms(one)) for one in (backoff.first, backoff.longest)
+        )
+        return f"{first} x{backoff.factor:g} to {longest}"
+    if callable(backoff):
+        return f"by {getattr(backoff, '__name__', 'a function')}"
+    several = backoff if isinstance(backoff, (list, tuple)) else [cast("Duration", backoff)]
+    return " ".join(duration_text(duration_ms(one)) for one in several)
+
+
 def _backoff_json(backoff: BackoffLike | None) -> Any:
     if isinstance(backoff, Backoff):
         return {
@@ -328,8 +344,8 @@ class Options:
         known = _CALL_NAMES if is_call else _TASK_NAMES
         for name in given:
             if name not in known:
-                near = get_close_matches(name, known, 1)
-                hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}."
+                instead = option_here(name)
+                hint = names.hint(name, known) if instead is None else f"{instead}."
                 raise BadSetting(f"{whose}: unknown option {name!r}; {hint}")
         putting = dict(self.putting)
         if "due" in given:

@@ -19,6 +19,7 @@ from msgspec import UNSET, UnsetType
 from msgspec.structs import asdict
 
 from shardq.errors import BadArguments, shown
+from shardq.tasks.hints import readable
 from shardq.tasks.values import UNREADABLE, name_of
 
 if TYPE_CHECKING:
@@ -33,6 +34,9 @@ _BY_PLACE = {Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD}
 _BY_NAME = {Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY}
 _STARS: dict[Any, str] = {Parameter.VAR_POSITIONAL: "*", Parameter.VAR_KEYWORD: "**"}
 
+_REST = "make a task of a function that takes the rest, and calls this one"
+"""What to do where a decorator gives arguments."""
+
 
 class Parameters:
     """The parameters of one function.
@@ -46,15 +50,21 @@ class Parameters:
         shown: All of them for people, `(user: str, *, lang: str = 'en')`.
 
     Raises:
-        BadArguments: If they cannot be read.
+        BadArguments: If they cannot be read, or one has a name of Python's own.
     """
 
     def __init__(self, function: Callable[..., Any], task: str) -> None:
         self._task = task
-        self._globals = _globals_of(function)
+        self._globals = globals_of(function)
         self._signature = _signature_of(function, task)
         self._all = self._signature.parameters
+        self._is_decorated = hasattr(function, "__wrapped__")
         self.names = list(self._all)
+        if hidden := [name for name in self.names if name.startswith("__")]:
+            raise BadArguments(
+                f"{task}: argument {hidden[0]} has a name of those that Python keeps for itself; "
+                f"name it without the underscores, before a / if it is to be given by place."
+            )
         self.shown = _as_written(self._signature)
 
     def takes_a_list(self) -> bool:
@@ -62,6 +72,48 @@ class Parameters:
         kinds = [one.kind for one in self._all.values()]
         needed = [one.name for one in self._all.values() if _is_needed(one)]
         return bool(kinds) and kinds[0] in _BY_PLACE and needed in ([], self.names[:1])
+
+    def check_decorators(self, function: Any, *, is_batch: bool) -> None:
+        """Refuse a decorator that cannot be called as a worker calls the function beneath it.
+
+        What one makes of `*args, **kwargs` nobody knows.
+
+        Args:
+            function: The outermost.
+            is_batch: Whether it is called with a list, by place.
+
+        Raises:
+            BadArguments: If there is one.
+        """
+        calls: list[tuple[list[None], dict[str, None]]] = (
+            [([None], {})]
+            if is_batch
+            else [
+                (
+                    [None for one in taken if one.kind is Parameter.POSITIONAL_ONLY],
+                    {one.name: None for one in taken if one.kind in _BY_NAME},
+                )
+                for taken in (list(self._all.values()), [*filter(_is_needed, self._all.values())])
+            ]
+        )
+        while hasattr(function, "__wrapped__") and not hasattr(function, "__signature__"):
+            if inspect.ismethod(function):
+                return
+            try:
+                own = inspect.signature(function, follow_wrapped=False)
+            except ValueError:
+                # It is built into Python.
+                return
+            try:
+                for args, kwargs in calls:
+                    own.bind(*args, **kwargs)
+            except TypeError as error:
+                raise BadArguments(
+                    f"{self._task}: the function of its decorator takes {_as_written(own)}, and is "
+                    f"to be called with what the one beneath it takes, {self.shown}, by name; "
+                    f"{_REST}."
+                ) from error
+            function = function.__wrapped__
 
     # Hints ----------------------------------------------------------------------------------------
 
@@ -79,6 +131,13 @@ class Parameters:
                 f"{self._task}: the type hint of argument {name}, {name_of(one.annotation)}, "
                 f"cannot be resolved: {error}; define or import it at the top of the module."
             ) from error
+        try:
+            hint = readable(hint)
+        except UNREADABLE as error:
+            raise BadArguments(
+                f"{self._task}: argument {name} is of a type that JSON cannot give back, "
+                f"{self.written_hint(name)}: {error}."
+            ) from error
         if one.kind is Parameter.VAR_POSITIONAL:
             return tuple.__class_getitem__((hint, ...))
         if one.kind is Parameter.VAR_KEYWORD:
@@ -92,7 +151,7 @@ class Parameters:
         Raises:
             TypeError, NameError, AttributeError, SyntaxError: If it cannot be resolved.
         """
-        return self._resolved(self._signature.return_annotation)
+        return readable(self._resolved(self._signature.return_annotation))
 
     def shown_name(self, name: str) -> str:
         """The name of an argument in a body for people: `*` is that of `*numbers`, say."""
@@ -162,7 +221,10 @@ class Parameters:
 
     def misbound(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
         """Why the function does not take these arguments, to be read after the task's name."""
-        return f"{self._misfit(args, kwargs)}; it takes {self.shown}."
+        misfit = self._misfit(args, kwargs)
+        is_left = self._is_decorated and misfit.startswith("needs ")
+        hint = f" If a decorator gives it, {_REST}." if is_left else ""
+        return f"{misfit}; it takes {self.shown}.{hint}"
 
     def _misfit(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
         kinds = {one.kind for one in self._all.values()}
@@ -218,7 +280,7 @@ class Parameters:
 # Reading a function -------------------------------------------------------------------------------
 
 
-def _globals_of(function: Any) -> dict[str, Any]:
+def globals_of(function: Any) -> dict[str, Any]:
     """The names of the module in which a function's hints are written."""
     function = inspect.unwrap(function)
     while isinstance(function, functools.partial):
@@ -227,6 +289,15 @@ def _globals_of(function: Any) -> dict[str, Any]:
         # An object that can be called.
         function = inspect.unwrap(type(function).__call__)
     return getattr(function, "__globals__", {})
+
+
+def is_method(function: object) -> bool:
+    """True if a function is to be called with an object or a class that nobody gives it here."""
+    if not inspect.isfunction(function):
+        return isinstance(function, classmethod)
+    scope = function.__qualname__.rpartition(".")[0]
+    first = function.__code__.co_varnames[:1] if function.__code__.co_argcount else ()
+    return bool(scope) and not scope.endswith("<locals>") and first in (("self",), ("cls",))
 
 
 def _signature_of(function: Callable[..., Any], task: str) -> inspect.Signature:

@@ -3,7 +3,7 @@
 ```
                   ┌─ died: killed, out of memory, os._exit ─► another, at once or a while later
  start ─► ready ──┼─ overran, or grew too large ────────────► another at once; it ends gracefully
-   │              ├─ a file has changed ────────────────────► likewise
+   │              ├─ a file has changed, or SIGHUP ─────────► likewise
    │              ├─ answers nothing for a minute ──────────► killed, so died
    │              └─ has nothing left to do ────────────────► nobody
    └─ cannot begin ─► all end with its error; where others work, or files are watched: another later
@@ -30,14 +30,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from shardq.clock import SystemClock
 from shardq.errors import ShardqError, UsageError
 from shardq.tasks import line
-from shardq.tasks.sources import Sources
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
     from types import FrameType
 
     from shardq.clock import Clock
+    from shardq.tasks.sources import Sources
 
 PROCESSES_MAX = 64
 
@@ -58,6 +57,8 @@ _BEGIN_US = 30_000_000
 """A process that is not ready after so long is told of once: its app may never be imported."""
 _STARTS_MAX = 3
 """How often in a row a process may die before it was ready, while no other works."""
+_CHANGES_MAX = 3
+"""A file that has changed so often in a row soon after a start is said to be written by the app."""
 _READ_BYTES = 65_536
 
 
@@ -68,18 +69,22 @@ class Outcome(NamedTuple):
         code: 0, or what the process that could not begin exited with.
         text: What that one said.
         killed: How many were killed, because they still worked when the deadline was over.
+        has_deaths: True if jobs have died, as processes said.
     """
 
     code: int = 0
     text: str = ""
     killed: int = 0
+    has_deaths: bool = False
 
 
 class Supervisor:
     """Keeps so many processes of one command running, until SIGTERM or SIGINT.
 
     The first signal lets each end gracefully, a second one is passed on; what still runs 5 s after
-    the deadline, or after a second signal, is killed. Call `run` in the main thread.
+    the deadline, or after a second signal, is killed. SIGHUP replaces all of them; where stdin is
+    a terminal, it asks for an end, and where it is ignored, it stays so. Call `run` in the main
+    thread.
 
     Args:
         command: What each process runs; it takes `Line.inherited()` and heeds SIGTERM.
@@ -88,7 +93,7 @@ class Supervisor:
         report: Called with a sentence about each process that is replaced or killed.
         memory_bytes: What a process may have resident before another takes its place; None: any
             size.
-        reload: The directory whose `*.py` files are watched; None: none is.
+        reload: The files that are watched; None: none is.
         clock: A clock; the machine's if None.
 
     Raises:
@@ -103,7 +108,7 @@ class Supervisor:
         deadline_s: float,
         report: Callable[[str], object],
         memory_bytes: int | None = None,
-        reload: Path | None = None,
+        reload: Sources | None = None,
         clock: Clock | None = None,
     ) -> None:
         if not 1 <= processes <= PROCESSES_MAX:
@@ -113,13 +118,16 @@ class Supervisor:
         self._report = report
         self._memory_bytes = memory_bytes
         self._clock: Clock = clock or SystemClock()
-        self._sources = None if reload is None else Sources(reload)
+        self._sources = reload
+        self._changes: dict[str, int] = {}
+        """The files that changed last, and how often in a row soon after a start."""
         self._slots = [_Slot() for _ in range(processes)]
         self._children: list[_Child] = []
         """All that have not been reaped: those of the slots, and those that end."""
         self._selector = selectors.DefaultSelector()
         self._caught: list[int] = []
         self._heeded = 0
+        self._hangups: list[int] = []
         self._is_stopping = False
         self._is_measured = False
         self._told: set[str] = set()
@@ -139,7 +147,7 @@ class Supervisor:
             ShardqError: If processes die before they are ready.
             UsageError: If one has more memory than `memory_bytes` before it has done anything.
         """
-        with self._selector, _woken(self._selector, self._caught):
+        with self._selector, _woken(self._selector, self._caught, self._hangups):
             while True:
                 self._heed_signals()
                 self._start_due()
@@ -182,6 +190,10 @@ class Supervisor:
     # Ends -----------------------------------------------------------------------------------------
 
     def _heed_signals(self) -> None:
+        if self._hangups and not self._is_stopping:
+            self._report("SIGHUP: the processes are replaced.")
+            self._replace_all()
+        self._hangups.clear()
         if len(self._caught) == self._heeded:
             return
         is_second = self._is_stopping or len(self._caught) > 1
@@ -263,7 +275,8 @@ class Supervisor:
             delay = self._start_later(slot, is_quick=True)
             self._report(f"{why}; it is tried again{delay}.")
         elif child.error is not None:
-            self._outcome = Outcome(*child.error)
+            code, text = child.error
+            self._outcome = self._outcome._replace(code=code, text=text)
             self._stop_all()
         else:
             self._error = ShardqError(f"no process can begin: {why}, as others did.")
@@ -304,6 +317,16 @@ class Supervisor:
                 return True
         return False
 
+    def _replace_all(self) -> None:
+        """Let others begin at once, also where none was to begin before a file changes."""
+        self._told.clear()
+        for slot in self._slots:
+            if slot.child is not None:
+                self._replace(slot.child)
+            elif slot.is_waiting or slot.start_us is not None:
+                slot.start_us = self._now_us()
+            slot.is_waiting, slot.quick_ends = False, 0
+
     # What it learns of them -----------------------------------------------------------------------
 
     def _hear(self, child: _Child) -> None:
@@ -316,6 +339,8 @@ class Supervisor:
             elif word == line.FAILED:
                 child.error = (rest[0], rest[1])
                 self._let_end(child)
+            elif word == line.DIED:
+                self._outcome = self._outcome._replace(has_deaths=True)
             elif word == line.DONE:
                 child.is_done = True
                 self._let_end(child)
@@ -345,13 +370,21 @@ class Supervisor:
             return
         others = f" and {len(changed) - 1:,} more" if len(changed) > 1 else ""
         self._report(f"{changed[0]}{others} changed; the processes are replaced.")
-        self._told.clear()
-        for slot in self._slots:
-            if slot.child is not None:
-                self._replace(slot.child)
-            elif slot.is_waiting or slot.start_us is not None:
-                slot.start_us = self._now_us()
-            slot.is_waiting, slot.quick_ends = False, 0
+        self._note_changes(changed)
+        self._replace_all()
+
+    def _note_changes(self, changed: list[str]) -> None:
+        """Say which file changes whenever processes start, for the app may write it."""
+        began = [slot.child.ready_us for slot in self._slots if slot.child is not None]
+        is_soon = not any(us and self._now_us() - us >= _SETTLED_US for us in began)
+        before = self._changes if is_soon else {}
+        self._changes = {path: before.get(path, 0) + 1 for path in changed}
+        for path, count in self._changes.items():
+            if count == _CHANGES_MAX:
+                self._report(
+                    f"{path} has changed {count} times in a row soon after a start, as what an "
+                    f"app writes when it is imported; leave it out by --reload-exclude {path}."
+                )
 
     def _measure(self) -> None:
         for child in self._children:
@@ -583,8 +616,16 @@ def _mb(count: int) -> str:
 
 
 @contextmanager
-def _woken(selector: selectors.BaseSelector, caught: list[int]) -> Iterator[None]:
-    """Let signals end the waits of a selector: those that ask for an end, and of ended children."""
+def _woken(
+    selector: selectors.BaseSelector, caught: list[int], hangups: list[int]
+) -> Iterator[None]:
+    """Let signals end the waits of a selector: those that ask for an end, and of ended children.
+
+    Args:
+        selector: The selector.
+        caught: Filled with those that ask for an end.
+        hangups: Filled with those that ask for other processes.
+    """
     reader, writer = socket.socketpair()
     reader.setblocking(False)
     writer.setblocking(False)
@@ -592,10 +633,21 @@ def _woken(selector: selectors.BaseSelector, caught: list[int]) -> Iterator[None
     def catch(number: int, _frame: FrameType | None) -> None:
         caught.append(number)
 
+    def hang_up(number: int, _frame: FrameType | None) -> None:
+        if not is_in_terminal:
+            hangups.append(number)
+        elif not caught:
+            # A terminal that is closed may send several.
+            caught.append(number)
+
     def pass_over(_number: int, _frame: FrameType | None) -> None:
         """A handler, without which nothing would be written to the socket."""
 
+    # Once it is closed, nothing tells that it was one.
+    is_in_terminal = sys.stdin is not None and sys.stdin.isatty()
     handlers = {signal.SIGTERM: catch, signal.SIGINT: catch, signal.SIGCHLD: pass_over}
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        handlers[signal.SIGHUP] = hang_up
     with reader, writer:
         selector.register(reader, selectors.EVENT_READ, partial(reader.recv, _READ_BYTES))
         before = {number: signal.signal(number, handler) for number, handler in handlers.items()}

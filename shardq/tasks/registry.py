@@ -6,19 +6,21 @@ import os
 import sys
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shardq import locks
 from shardq.clock import SystemClock
 from shardq.connection import STORE_VARIABLE, Connection, connect
 from shardq.errors import UnknownQueue, UsageError
+from shardq.model import names
 from shardq.stores.url import anchored
-from shardq.tasks.options import ATTEMPTS
+from shardq.tasks.options import ATTEMPTS, TASK_HEADER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from shardq.clock import Clock
+    from shardq.model.message import Message
     from shardq.queue import Queue
     from shardq.tasks.definition import Definition
     from shardq.tasks.middleware import Middleware
@@ -34,14 +36,25 @@ class Registry:
     Args:
         store: A url, or a connection; None: as the environment says.
         middleware: What is done around each put and run.
+        on_dead: Called with each job that dies and whose task says nothing else.
 
     Attributes:
         middleware: What was given.
         definitions: The tasks, by their own names.
+        on_start: What a worker calls before jobs run.
+        on_stop: What it calls after that, the last first.
     """
 
-    def __init__(self, store: str | Connection | None, middleware: Sequence[Middleware]) -> None:
+    def __init__(
+        self,
+        store: str | Connection | None,
+        middleware: Sequence[Middleware],
+        on_dead: Callable[[Message], object] | None = None,
+    ) -> None:
         self.middleware: tuple[Middleware, ...] = tuple(middleware)
+        self._on_dead = on_dead
+        self.on_start: list[Callable[[], Any]] = []
+        self.on_stop: list[Callable[[], Any]] = []
         self.definitions: dict[str, Definition] = {}
         self._by_name: dict[str, Definition] = {}
         self._store = store
@@ -78,8 +91,33 @@ class Registry:
         self._queues.pop(definition.options.queue, None)
 
     def find(self, name: str) -> Definition | None:
-        """The task of a name or an alias; None if there is none."""
-        return self._by_name.get(name)
+        """The task of a name or an alias, else the only one of a shorter name; None without one."""
+        found = self._by_name.get(name)
+        if found is None:
+            shorter = [one for one in self.definitions.values() if name in one.shorter]
+            found = shorter[0] if len(shorter) == 1 else None
+        return found
+
+    def meant(self, name: str) -> str:
+        """The name of a task that is like one that none has; empty if none is."""
+        return names.nearest(name, self.definitions) or ""
+
+    def known(self, name: str) -> str:
+        """What tasks there are, for the error of a name that none has."""
+        if meant := self.meant(name):
+            return f"did you mean {meant!r}?"
+        return f"it has {', '.join(self.definitions) or 'none'}."
+
+    @property
+    def hears_of_dead(self) -> bool:
+        """True if anything is to be called with jobs that die."""
+        return self._on_dead is not None or any(one.on_dead for one in self.definitions.values())
+
+    def on_dead(self, message: Message) -> object:
+        """Call what a dead job's task says, or else the app; returns what that does."""
+        task = self.find(message.headers.get(TASK_HEADER, ""))
+        call = self._on_dead if task is None or task.on_dead is None else task.on_dead
+        return None if call is None else call(message)
 
     @property
     def queue_names(self) -> list[str]:

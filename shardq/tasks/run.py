@@ -23,7 +23,8 @@ class Ended(NamedTuple):
         queue: Its queue's name.
         attempt: Its number, from 1.
         seconds: How long it ran.
-        state: `done`, `retrying`, `failed` (it is dead now), `snoozed`, `expired` or `unknown`.
+        state: `done`, `retrying`, `failed` (it is dead now), `snoozed`, `expired`, `cancelled` (it
+            was, while it ran, and has heeded that) or `unknown`.
         error: Why, in a line; empty where it is done.
         delay_ms: After how long it comes again; None where it does not.
     """

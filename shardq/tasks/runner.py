@@ -13,6 +13,7 @@ do, or when their time is over, whichever is first (`engine/ending.py`).
 
 from __future__ import annotations
 
+import asyncio
 import contextvars
 import logging
 from contextlib import ExitStack, contextmanager
@@ -30,6 +31,8 @@ from shardq.model.message import first_line, spent_reason
 from shardq.model.times import duration_text
 from shardq.records import results
 from shardq.schedules.firing import NAME_HEADER
+from shardq.tasks.batches import errors_of
+from shardq.tasks.cancelling import cancelled_by_key
 from shardq.tasks.context import Context, running
 from shardq.tasks.keeping import result_of
 from shardq.tasks.limits import TimeLimit
@@ -55,6 +58,7 @@ _PLANS_MAX = 1_000
 _SECOND_MS = 1_000
 _IF_ASYNC = "await it in the function, or in the decorator below @app.task, and make that async"
 _IF_LAZY = "run it to its end"
+_STOPPED = "cancelled while it ran"
 _UNKNOWN_MS = 1_000
 _UNKNOWN_MS_MAX = 3_600_000
 """A job of an unknown task is looked at again after as long as it has waited, between these."""
@@ -121,13 +125,16 @@ class Runner:
             return
         if is_plain:
             args, kwargs = task.signature.decode(message.body)
-            token = running.set(Context(task.name, message, policy))
+            context = Context(task.name, message, policy)
+            token = running.set(context)
             try:
                 value = task.function(*args, **kwargs)
                 if value is not None:
                     _checked(plan, finished(value))
             finally:
                 running.reset(token)
+            if context.is_stopped:
+                raise Discard(_STOPPED)
             return
         run = self._begun(message, plan)
         if task.batch is not None:
@@ -173,7 +180,7 @@ class Runner:
             since_ms = max(row.order[0], row.entered_us // 1_000)
             waited_ms = self._clock.now_ms() - since_ms
             delay_ms = min(max(waited_ms, _UNKNOWN_MS), _UNKNOWN_MS_MAX)
-            raise Snooze(f"{delay_ms}ms", _unknown(headers))
+            raise Snooze(f"{delay_ms}ms", self._unknown(headers))
         policy = task.options.policy.of_job(headers)
         is_held = (
             task.is_async
@@ -187,6 +194,21 @@ class Runner:
             self._plans.clear()
         self._plans[message._row.headers] = plan
         return plan
+
+    def _unknown(self, headers: Mapping[str, str]) -> str:
+        """Why a job waits whose task the app does not have, and what helps."""
+        name = headers.get(TASK_HEADER)
+        if not name:
+            return "its headers name no task"
+        meant = self._registry.meant(name)
+        said = (
+            f"this worker's app has no task {name}{meant and f', but {meant}'}; let it import the "
+            f"module that declares it, or, if it was renamed, declare it with aliases=[{name!r}]"
+        )
+        schedule = headers.get(NAME_HEADER)
+        if schedule is not None:
+            said += f"; app.unschedule({schedule!r}) ends the schedule that puts it"
+        return said
 
     def _expired(self, message: Message, expires_ms: int) -> str:
         """Why a job is of no use any more; empty where it is."""
@@ -255,7 +277,10 @@ class Runner:
             running.set(first.context)
             self._begin(runs)
             with self._around(runs):
-                return _checked(first.plan, await call())
+                called = call()
+                if first.plan.task.cancellable and first.message.key is not None:
+                    called = cancelled_by_key(called, first.context)
+                return _checked(first.plan, await called)
 
         def done(value: Any, error: BaseException | None) -> None:
             if self._process is not process:
@@ -328,10 +353,18 @@ class Runner:
     def _conclude(self, runs: list[Run], value: Any, error: BaseException | None) -> bool:
         """End runs; returns whether they had not ended.
 
+        What a batch has returned may say of each of its jobs how it has ended.
+
         Raises:
             BaseException: The error, of one whose handler is to raise it.
         """
-        were_running = [self._conclude_one(run, value, error) for run in runs]
+        errors = [error] * len(runs)
+        task = runs[0].plan.task
+        if task.batch is not None and error is None:
+            errors = errors_of(value, len(runs), task.name)
+        were_running = [
+            self._conclude_one(run, value, one) for run, one in zip(runs, errors, strict=True)
+        ]
         return all(were_running)
 
     def _conclude_one(self, run: Run, value: Any, error: BaseException | None) -> bool:
@@ -339,6 +372,9 @@ class Runner:
             if run.is_over:
                 return False
             run.is_over = True
+        is_heeded = error is None or isinstance(error, asyncio.CancelledError)
+        if is_heeded and run.context.is_stopped and run.plan.task.batch is None:
+            error = Discard(_STOPPED)
         run.context.end()
         if run.plan.policy.keep_ms is None:
             return self._end(run, error)
@@ -351,7 +387,7 @@ class Runner:
             except BaseException as raised:  # noqa: BLE001 - the user's class may raise anything
                 error = raised
         outcome = ACKED if error is None else self._judged(run.message, run.plan, error)
-        state = _KEPT.get(outcome.fate)
+        state = results.CANCELLED if outcome.reason == _STOPPED else _KEPT.get(outcome.fate)
         if state is None:
             return self._end(run, error, outcome)
         kept = result_of(
@@ -418,6 +454,8 @@ class Runner:
     ) -> None:
         if self._on_end is None:
             return
+        if outcome.reason == _STOPPED:
+            state = "cancelled"
         ended = Ended(
             task,
             message.id,
@@ -436,21 +474,6 @@ class Runner:
 
     def _begin_child(self) -> None:
         self._process = object()
-
-
-def _unknown(headers: Mapping[str, str]) -> str:
-    """Why a job waits whose task the app does not have, and what helps."""
-    name = headers.get(TASK_HEADER)
-    if not name:
-        return "its headers name no task"
-    said = (
-        f"this worker's app has no task {name}; let it import the module that declares it, or, if "
-        f"it was renamed, declare it with aliases=[{name!r}]"
-    )
-    schedule = headers.get(NAME_HEADER)
-    if schedule is not None:
-        said += f"; app.unschedule({schedule!r}) ends the schedule that puts it"
-    return said
 
 
 def _checked(plan: Plan, value: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Unpack
 
 from shardq.errors import UnknownSchedule
+from shardq.model import names
 from shardq.tasks.declared import scheduled
 from shardq.tasks.task import check_attempts
 
@@ -54,7 +55,10 @@ class AppSchedules:
         found = self.get(name)
         if found is None:
             searched = ", ".join(self._registry.queue_names) or "no queue"
-            raise UnknownSchedule(f"there is no schedule {name!r} in {searched}, or not any more.")
+            known = [one for queue in self._queues(None) for one in queue.schedules._home.names()]
+            near = names.nearest(name, known)
+            hint = ", or not any more." if near is None else f"; did you mean {near!r}?"
+            raise UnknownSchedule(f"there is no schedule {name!r} in {searched}{hint}")
         return found
 
     def __iter__(self) -> Iterator[Schedule]:
@@ -69,6 +73,7 @@ class AppSchedules:
         name: str | None = None,
         start: Due | None = None,
         end: Due | None = None,
+        at_start: bool = False,
         count: int | None = None,
         **policies: Unpack[PolicyOptions],
     ) -> Schedule:
@@ -80,6 +85,7 @@ class AppSchedules:
             name: The schedule's, unique in the task's queue; the task's name unless given.
             start: When it fires first; None: one interval from now.
             end: It fires no later.
+            at_start: Whether it fires right away, once made; instead of a start.
             count: How often it fires; None: for ever.
             policies: As `PolicyOptions` names them.
 
@@ -95,6 +101,7 @@ class AppSchedules:
             name=name or job.task.name,
             start=start,
             end=end,
+            at_start=at_start,
             count=count,
             **job.options,
             **policies,

@@ -7,23 +7,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 _PASSED_OVER = {"__pycache__", "node_modules", "site-packages"}
 
 
 class Sources:
-    """What `*.py` files are below a directory, as they were when it was last looked at.
+    """What `*.py` files are below some directories, as they were when these were last looked at.
 
     Hidden folders, virtual environments, `site-packages`, `__pycache__` and `node_modules` are
     passed over.
 
     Args:
-        directory: It.
+        directories: They.
+        excludes: Patterns of files and folders that are passed over as well, by `Path.match`:
+            `gen` and `*_pb2.py` are found at any depth.
     """
 
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
+    def __init__(self, *directories: Path, excludes: Sequence[str] = ()) -> None:
+        self._directories = directories
+        self._excludes = excludes
         self._seen = dict(self._stamps())
         self._changed: set[str] = set()
 
@@ -34,7 +37,7 @@ class Sources:
         look that finds all as the one before it did.
 
         Returns:
-            Paths from the directory on, sorted; empty where there is nothing to tell.
+            Paths from their directory on, sorted; empty where there is nothing to tell.
         """
         now = dict(self._stamps())
         differing = {path for path, _ in now.items() ^ self._seen.items()}
@@ -47,19 +50,29 @@ class Sources:
 
     def _stamps(self) -> Iterator[tuple[str, tuple[int, int, int]]]:
         """Each file, and what differs once it was written, or another took its name."""
-        for folder, folders, files in os.walk(self._directory):
-            if "pyvenv.cfg" in files:
-                folders.clear()
-                continue
-            folders[:] = [name for name in folders if name[0] != "." and name not in _PASSED_OVER]
-            for name in files:
-                if not name.endswith(".py") or name[0] == ".":
-                    continue
-                path = Path(folder, name)
+        for directory in self._directories:
+            for path in self._files(directory):
                 try:
                     stat = path.stat()
                 except OSError:
                     # Deleted since, or a link to nowhere.
                     continue
                 stamp = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
-                yield str(path.relative_to(self._directory)), stamp
+                yield str(path.relative_to(directory)), stamp
+
+    def _files(self, directory: Path) -> Iterator[Path]:
+        for folder, folders, files in os.walk(directory):
+            if "pyvenv.cfg" in files:
+                folders.clear()
+                continue
+            folders[:] = [
+                name
+                for name in folders
+                if name[0] != "." and name not in _PASSED_OVER and self._is_watched(folder, name)
+            ]
+            for name in files:
+                if name.endswith(".py") and name[0] != "." and self._is_watched(folder, name):
+                    yield Path(folder, name)
+
+    def _is_watched(self, folder: str, name: str) -> bool:
+        return not any(Path(folder, name).match(pattern) for pattern in self._excludes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import string
 from contextlib import ExitStack
 from typing import (
     TYPE_CHECKING,
@@ -20,12 +21,13 @@ from typing import (
 
 from shardq.errors import BadArguments, BadSetting, UsageError, shown
 from shardq.model.message import Sealed, headers_json
+from shardq.tasks.elsewhere import FromElsewhere
 from shardq.tasks.job import Job
 from shardq.tasks.middleware import Draft, entered_put
 from shardq.tasks.options import OPTIONS_HEADER, TASK_HEADER
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from shardq.lifecycle.producer import Item
     from shardq.queue import Queue
@@ -48,6 +50,26 @@ _NOT_SCHEDULED = {
 }
 """Options of a put that make no sense with a schedule, why, and what to do."""
 _SWALLOWED = "nothing was put, and middleware keeps the error to itself; let its put(draft) raise."
+
+
+class _Given(string.Formatter):
+    """Fills in a template; what is None gives no name."""
+
+    def get_field(
+        self, field_name: str, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[Any, Any]:
+        """The value of a field, and the argument that it is in.
+
+        Raises:
+            ValueError: If it is None.
+        """
+        value, argument = super().get_field(field_name, args, kwargs)
+        if value is None:
+            raise ValueError(f"{field_name} is None")
+        return value, argument
+
+
+_given = _Given()
 
 
 class Call(Generic[P]):
@@ -101,7 +123,7 @@ class ScheduledCall(NamedTuple):
     options: JobOptions
 
 
-class Bound(Generic[P, R]):
+class Bound(FromElsewhere, Generic[P, R]):
     """A task with options, ready to be put. Made by `Task.using`.
 
     From any thread.
@@ -150,7 +172,7 @@ class Bound(Generic[P, R]):
         """
         self._task.signature.check(result=self._options.policy.keep_ms is not None)
 
-    def put(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
+    def put(self, /, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
         """Put a job: the function is to be called with these arguments.
 
         Returns:
@@ -217,7 +239,7 @@ class Bound(Generic[P, R]):
         self._check_attempts(queue)
         return queue.put_many(self._messages(items), ids=ids)
 
-    def of(self, *args: P.args, **kwargs: P.kwargs) -> Call[P]:
+    def of(self, /, *args: P.args, **kwargs: P.kwargs) -> Call[P]:
         """Arguments for `put_many` and for schedules, which a type checker can check."""
         return Call(self, args, kwargs)
 
@@ -278,7 +300,7 @@ class Bound(Generic[P, R]):
         filled = {}
         for name, template in self._templates.items():
             try:
-                filled[name] = template.format(**bound.arguments)
+                filled[name] = _given.vformat(template, (), bound.arguments)
             except (LookupError, AttributeError, ValueError, TypeError) as error:
                 raise UsageError(
                     f"task {self.name}: {name} {shown(template)} cannot be filled in with its "
@@ -382,7 +404,7 @@ class Task(_Declared[P, R], Generic[P, R, T]):
     Called, it is the function itself, here and now.
     """
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
+    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Call the function, here and now."""
         result: T = self._task.function(*args, **kwargs)
         return result

@@ -16,9 +16,20 @@ from __future__ import annotations
 import math
 import re
 import sys
+import typing
+from collections.abc import Container, Iterable, Reversible
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from ipaddress import (
+    IPv4Address,
+    IPv4Interface,
+    IPv4Network,
+    IPv6Address,
+    IPv6Interface,
+    IPv6Network,
+)
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 from msgspec import inspect
@@ -26,7 +37,7 @@ from msgspec import inspect
 from shardq.errors import shown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterator
 
 _PYDANTIC_MIN = (2, 11)
 """From it on a model reads what it wrote, whatever aliases its fields have."""
@@ -35,6 +46,13 @@ _WANTED = re.compile(r"Expected `(?P<wanted>[^`]*)`, got `(?P<got>[^`]*)`")
 _STEP = re.compile(r"\.(\*{1,2}|\w+)|\[(\d+)\]")
 UNREADABLE = (TypeError, NameError, AttributeError)
 """What a hint raises that cannot be evaluated, or of which msgspec cannot make a reader."""
+_AS_TEXT = (
+    PurePath, IPv4Address, IPv4Interface, IPv4Network, IPv6Address, IPv6Interface, IPv6Network
+)  # fmt: skip
+"""Of these msgspec knows nothing, and text makes each of them."""
+_AS_LIST = (Iterable, Reversible, Container)
+"""Abstract kinds that msgspec does not know; a list is one."""
+_NAME_IT = "name its type in the type hint"
 _JSON_WORDS = {"array": "list", "object": "dict", "null": "None"}
 
 
@@ -72,7 +90,7 @@ class Codec:
             # What follows repeats the hint in full.
             raise TypeError(_lowered(str(error).partition(" - type `")[0])) from error
         for custom in _customs(inspect.type_info(hint)):
-            if not (custom is object or _is_of_time(custom) or _is_model(custom)):
+            if not (_is_known(custom) or is_model(custom)):
                 raise TypeError(f"{name_of(custom)} is no plain type, dataclass or pydantic model")
 
     def write(self, value: Any) -> bytes:
@@ -107,6 +125,43 @@ class Codec:
             raise Unfit(f"must be JSON: {_lowered(str(error))}") from error
         except RecursionError as error:
             raise _too_deep() from error
+
+
+class _Any(type):
+    def __instancecheck__(cls, _value: object) -> bool:
+        # msgspec asks whether what was read is one.
+        return True
+
+
+class Choice(metaclass=_Any):
+    """A union of which JSON tells the members apart by a field, or by what it holds.
+
+    `hints.py` derives the classes that stand for one in a hint; none of them has an object.
+
+    Attributes:
+        tag: The field; empty where only one member is an object.
+        by_tag: By the field's value, what reads such an object.
+        rest: What reads all else; None where there is nothing else.
+    """
+
+    tag: ClassVar[str]
+    by_tag: ClassVar[dict[Any, Codec]]
+    rest: ClassVar[Codec | None]
+
+    @classmethod
+    def read(cls, plain: Any) -> Any:
+        """A member, from what its JSON holds.
+
+        Raises:
+            ValueError: If it is of none of them.
+        """
+        found = cls.rest
+        if isinstance(plain, dict):
+            value = plain.get(cls.tag, "")
+            found = cls.by_tag.get(value, found) if isinstance(value, str | int) else found
+        if found is None:
+            raise ValueError(f"its {cls.tag} must be one of {', '.join(map(repr, cls.by_tag))}")
+        return _read_by(found, plain)
 
 
 def plain_json(value: Any) -> bytes:
@@ -149,6 +204,14 @@ def name_of(hint: Any) -> str:
 # What msgspec does not know ---------------------------------------------------------------------
 
 
+def _is_known(custom: Any) -> bool:
+    """Whether a type that msgspec does not know is one of those that are read here."""
+    is_named = isinstance(custom, type) and issubclass(custom, (Choice, *_AS_TEXT, *_TIMES))
+    return custom is object or custom in _AS_LIST or is_named
+
+
+_TIMES = (date, time)
+"""Of these pendulum has its own, and a test that has frozen the time."""
 _PLAIN: tuple[tuple[type, Callable[[Any], Any]], ...] = (
     (date, lambda value: value.isoformat()),
     (time, lambda value: value.isoformat()),
@@ -158,13 +221,14 @@ _PLAIN: tuple[tuple[type, Callable[[Any], Any]], ...] = (
     (float, float.__pos__),
     (Decimal, str),
     (bytes, bytes),
+    *((kind, str) for kind in _AS_TEXT),
 )
 """Of these msgspec does not know what others have derived from them, and how it is plain."""
 
 
 def _write_custom(value: Any) -> Any:
     """What msgspec writes in place of a value of a type that it does not know."""
-    if _is_model(type(value)):
+    if is_model(type(value)):
         return msgspec.Raw(_model_json(value))
     for made, plain in _PLAIN:
         if isinstance(value, made):
@@ -184,8 +248,17 @@ def _read_custom(hint: Any, plain: Any) -> Any:
     """A value of a type that msgspec does not know, from what its JSON holds."""
     if hint is object:
         return plain
-    if _is_of_time(hint):
+    kind = typing.get_origin(hint) or hint
+    if kind in _AS_LIST:
+        return _read_by(Codec(list.__class_getitem__(typing.get_args(hint) or Any)), plain)
+    if issubclass(kind, Choice):
+        return kind.read(plain)
+    if issubclass(kind, _TIMES):
         return hint.fromisoformat(plain)
+    if issubclass(kind, _AS_TEXT):
+        if not isinstance(plain, str):
+            raise TypeError(f"must be {kind.__name__}, not {_kind(plain)}")
+        return hint(plain)
     pydantic = sys.modules["pydantic"]
     try:
         # As JSON again, by whose rules a strict model takes a date from text.
@@ -196,12 +269,19 @@ def _read_custom(hint: Any, plain: Any) -> Any:
         raise ValueError(f"{hint.__name__}{path and '.'}{path}: {first['msg']}") from error
 
 
-def _is_of_time(made: Any) -> bool:
-    """Whether a type is a date or time, pendulum's or one that a test has frozen too."""
-    return isinstance(made, type) and issubclass(made, date | time)
+def _read_by(codec: Codec, plain: Any) -> Any:
+    """A value of another hint, from what its JSON holds.
+
+    Raises:
+        ValueError: If it is none.
+    """
+    try:
+        return codec.read(msgspec.json.encode(plain))
+    except Unfit as unfit:
+        raise ValueError(f"{unfit.path and f'its {unfit.path} '}{unfit.text}") from unfit
 
 
-def _is_model(made: Any) -> bool:
+def is_model(made: Any) -> bool:
     """Whether a type is a model of pydantic, which is not imported for it.
 
     Raises:
@@ -222,6 +302,11 @@ _encoder = msgspec.json.Encoder(enc_hook=_write_custom)
 
 def _customs(info: object) -> Iterator[Any]:
     """The types in a hint that msgspec does not know."""
+    return (node.cls for node in nodes(info) if isinstance(node, inspect.CustomType))
+
+
+def nodes(info: object) -> Iterator[object]:
+    """All types that a hint consists of."""
     seen: set[int] = set()
     left: list[object] = [info]
     while left:
@@ -229,9 +314,8 @@ def _customs(info: object) -> Iterator[Any]:
         if id(node) in seen:
             continue
         seen.add(id(node))
-        if isinstance(node, inspect.CustomType):
-            yield node.cls
-        elif isinstance(node, tuple):
+        yield node
+        if isinstance(node, tuple):
             left.extend(node)
         elif isinstance(node, inspect.Type | inspect.Field):
             left.extend(msgspec.structs.astuple(node))
@@ -303,12 +387,14 @@ def _lost(given: Any, back: Any, path: str) -> Unfit | None:
         return _lost_of_fields(given, back, path)
     elif given == back:
         return None
-    name = type(back).__name__
-    text = f"must be {name}, not {_kind(given)}"
+    return _of_another_type(given, back, path)
+
+
+def _of_another_type(given: Any, back: Any, path: str) -> Unfit:
     if isinstance(back, str | int | float | list | dict):
         # Its hint may be none as well.
-        text = f"is {_kind(given)}, which JSON gives back as {name}: name its type in the type hint"
-    return Unfit(text, path, _kind(given))
+        return changed(given, type(back), path)
+    return Unfit(f"must be {type(back).__name__}, not {_kind(given)}", path, _kind(given))
 
 
 def _lost_of_dict(given: dict[Any, Any], back: dict[Any, Any], path: str) -> Unfit | None:
@@ -317,7 +403,7 @@ def _lost_of_dict(given: dict[Any, Any], back: dict[Any, Any], path: str) -> Unf
             continue
         instead = "its type hint does not know"
         if not isinstance(key, str):
-            instead = "JSON gives back as text: name its type in the type hint"
+            instead = f"JSON gives back as text: {_NAME_IT}"
         return Unfit(f"has the key {shown(key)}, which {instead}", path)
     return _first(_lost(one, back[key], f"{path}[{key!r}]") for key, one in given.items())
 
@@ -326,7 +412,7 @@ def _lost_of_fields(given: Any, back: Any, path: str) -> Unfit | None:
     """What is lost of a value that is read as one of its type."""
     if given == back or _is_same_moment(given, back):
         return None
-    names = _field_names(given)
+    names = field_names(given)
     if not names:
         said = "which JSON cannot hold exactly"
         if shown(back) != shown(given):
@@ -335,6 +421,12 @@ def _lost_of_fields(given: Any, back: Any, path: str) -> Unfit | None:
     return _first(
         _lost(getattr(given, name), getattr(back, name, None), f"{path}.{name}") for name in names
     )
+
+
+def changed(value: Any, back: type, path: str) -> Unfit:
+    """What is wrong with a value that JSON gives back as one of another type."""
+    text = f"is {_kind(value)}, which JSON gives back as {back.__name__}: {_NAME_IT}"
+    return Unfit(text, path, _kind(value))
 
 
 def _first(found: Iterable[Unfit | None]) -> Unfit | None:
@@ -351,11 +443,11 @@ def _is_same_moment(given: object, back: object) -> bool:
     )
 
 
-def _field_names(value: Any) -> list[str]:
+def field_names(value: Any) -> list[str]:
     """The fields of a dataclass, an attrs class, a struct or a model of pydantic."""
     if isinstance(value, msgspec.Struct):
         return list(value.__struct_fields__)
-    if _is_model(type(value)):
+    if is_model(type(value)):
         return [*type(value).model_fields, *(value.model_extra or ())]
     attrs = getattr(type(value), "__attrs_attrs__", ())
     return list(getattr(type(value), "__dataclass_fields__", ())) or [one.name for one in attrs]

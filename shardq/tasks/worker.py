@@ -9,6 +9,8 @@ from shardq import consumer
 from shardq.consumer import Consumer
 from shardq.errors import BadSetting, UsageError, shown
 from shardq.model import names
+from shardq.model.times import duration_ms
+from shardq.tasks import hooks
 from shardq.tasks.batches import Batches
 from shardq.tasks.keeping import Keeping
 from shardq.tasks.limits import Watch
@@ -48,6 +50,7 @@ class Worker:
         report: Told each run that has ended, in the thread that it ended in; it is not to wait.
         on_overrun: Told, in a sentence, of a function that still runs though its time is over, or
             that blocks the event loop: this process is to be replaced. It is logged anyway.
+        on_dead: Called with each job that dies here, before what the app has for that.
         on_stop: Told, when `run` is to end, how many jobs run that it waits for, if there are any.
 
     Raises:
@@ -66,6 +69,7 @@ class Worker:
         deadline: Duration = consumer.DEADLINE,
         report: Callable[[Ended], object] | None = None,
         on_overrun: Callable[[str], object] | None = None,
+        on_dead: Callable[[Message], object] | None = None,
         on_stop: Callable[[int], object] | None = None,
     ) -> None:
         if type(coroutines) is not int or not 1 <= coroutines <= COROUTINES_MAX:
@@ -81,11 +85,13 @@ class Worker:
         self._app = app
         self._report = report
         self._on_overrun = on_overrun
+        self._on_dead = on_dead
         self._on_stop = on_stop
         clock = app.connection._home.clock
         self._loop = Loop(coroutines, on_overrun=self._overrun, clock=clock)
         self._watch = Watch(clock)
-        self._has_run = self._is_stepped = self._is_closed = False
+        self._deadline_s = duration_ms(deadline, name="deadline") / 1_000
+        self._has_run = self._is_stepped = self._is_closed = self._is_begun = False
         self._keepings: list[Keeping] = []
         self._batches: list[Batches] = []
         self._consumers = [
@@ -105,6 +111,7 @@ class Worker:
             UsageError: If it was run before.
             UnknownQueue: If a queue is dropped.
             ClockError: If the clock turns out to be too far off.
+            BadApp: If an `on_start` of the app fails.
         """
         if self._has_run:
             raise UsageError("this worker was run before; make another one to run again.")
@@ -112,6 +119,7 @@ class Worker:
             raise UsageError("this worker is driven by step(); make another one to run.")
         self._has_run = True
         try:
+            self._begin()
             consumer.run_company(self._consumers, until_empty=until_empty, on_stop=self._on_stop)
         finally:
             self._end()
@@ -157,6 +165,7 @@ class Worker:
 
         Raises:
             UsageError: If it was run, or closed.
+            BadApp: If an `on_start` of the app fails.
         """
         if self._has_run:
             raise UsageError("this worker has threads of its own, which step it.")
@@ -170,13 +179,24 @@ class Worker:
         for one, keeping, batches in parts:
             keeping.is_threaded = batches.is_threaded = False
             one.finish_by(batches.finish)
+        self._begin()
 
     def stop(self) -> None:
         """Ask for a graceful end and return. A signal's handler may do so."""
         for one in self._consumers:
             one.stop()
 
+    def _begin(self) -> None:
+        for hook in self._app._home.on_start:
+            hooks.start(hook, self._loop)
+            # What it has made is closed, though the next one fails.
+            self._is_begun = True
+        self._is_begun = True
+
     def _end(self) -> None:
+        if self._is_begun:
+            self._is_begun = False
+            hooks.stop(self._app._home.on_stop, self._loop, self._deadline_s)
         self._loop.stop()
         self._watch.stop()
         for keeping in self._keepings:
@@ -198,7 +218,20 @@ class Worker:
             on_end=self._report,
             on_overrun=self._overrun,
         )
-        return _Consumer(queue, runner, threads=threads, prefetch=prefetch, deadline=deadline)
+        hears = self._on_dead is not None or self._app._home.hears_of_dead
+        return _Consumer(
+            queue,
+            runner,
+            threads=threads,
+            prefetch=prefetch,
+            deadline=deadline,
+            on_dead=self._dead if hears else None,
+        )
+
+    def _dead(self, message: Message) -> object:
+        if self._on_dead is not None:
+            self._on_dead(message)
+        return self._app._home.on_dead(message)
 
     def _overrun(self, said: str) -> None:
         log.warning("%s", said)

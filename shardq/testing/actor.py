@@ -31,6 +31,7 @@ class Actor:
         store: Where its queue is.
         queue: The name of that.
         wake_us: When it is to be stepped next, epoch microseconds; `NEVER` if nobody puts anything.
+        is_firing: Whether it fires schedules right now.
     """
 
     def __init__(self, consumer: Consumer, store: MemoryStore, clock: SandboxClock) -> None:
@@ -41,6 +42,9 @@ class Actor:
         self._clock = clock
         self._fruitless = 0
         self.wake_us = 0
+        self.is_firing = False
+        # A firing that waits must not begin another.
+        self._step_ticker, consumer._fire = consumer._fire, self._fire  # noqa: SLF001 - it is ours
         self._engine.rest.is_alone = True
 
     def note(self, queue: str, due_ms: int) -> None:
@@ -83,6 +87,28 @@ class Actor:
             return 0
         pace_us = max(round(delay * 1e6), _STEP_US)
         return min(pace_us << (self._fruitless // _AT_PACE), _PACE_US_MAX)
+
+    @property
+    def tick_us(self) -> int:
+        """When a schedule of its queue fires next, epoch microseconds; `NEVER` without any."""
+        rest = self._engine.rest.along()
+        until_ms = None if rest is None else rest.until_ms()
+        return NEVER if until_ms is None else until_ms * 1_000
+
+    def tick(self, at_us: int) -> None:
+        """Let time pass until then, epoch microseconds, and fire the schedules of its queue."""
+        if (rest := self._engine.rest.along()) is not None:
+            with suppress(StoreUnavailable, StoreTimeout):
+                rest.pass_to(at_us // 1_000)
+        self._clock.advance_to(at_us)
+        self._fire()
+
+    def _fire(self) -> float:
+        self.is_firing = True
+        try:
+            return self._step_ticker()
+        finally:
+            self.is_firing = False
 
     def pass_to(self, until_us: int) -> None:
         """Be ready for time that passes until then, epoch microseconds."""

@@ -190,11 +190,20 @@ class SandboxClock(ManualClock):
         start_us: Epoch microseconds that it shows first.
         on_sleep: Told for how many seconds something outside of jobs sleeps; returns whether it has
             let them pass.
+        on_pass: Told until when time is about to pass, epoch microseconds; it may let a part of it
+            pass by itself.
     """
 
-    def __init__(self, start_us: int, *, on_sleep: Callable[[float], bool]) -> None:
+    def __init__(
+        self,
+        start_us: int,
+        *,
+        on_sleep: Callable[[float], bool],
+        on_pass: Callable[[int], None],
+    ) -> None:
         super().__init__(start_us)
         self._on_sleep = on_sleep
+        self._on_pass = on_pass
 
     def begin(self, start_us: int) -> None:
         """Show this, epoch microseconds, without that any time has passed."""
@@ -225,7 +234,9 @@ class SandboxClock(ManualClock):
 
     def advance(self, seconds: float) -> None:
         """Let time pass, here and for the tool that has it."""
-        self._move(round(seconds * 1e6))
+        until_us = self.true_us() + round(seconds * 1e6)
+        self._on_pass(until_us)
+        self.advance_to(until_us)
 
     def advance_to(self, at_us: int) -> None:
         """Let time pass until then, epoch microseconds, where it is not later already."""
@@ -240,7 +251,7 @@ class SandboxClock(ManualClock):
 
     def wait(self, condition: threading.Condition, seconds: float | None) -> None:  # noqa: ARG002
         """Wait on a held condition, by moving the hands: nothing else happens meanwhile."""
-        self.advance(seconds or 0.0)
+        self._move(round((seconds or 0.0) * 1e6))
 
     def sleep(self, seconds: float) -> None:
         """Let so many seconds pass; outside of jobs, what is due on the way is run."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from shardq.clock import SystemClock
@@ -22,8 +23,10 @@ from shardq.consumer import Consumer
 from shardq.errors import BadSetting, BadTime, UsageError, shown
 from shardq.lifecycle.fate import Fate, decided
 from shardq.model.ids import row_ids
+from shardq.model.message import read_headers
 from shardq.model.names import SCHEDULES_SUFFIX
 from shardq.model.times import due_ms, duration_ms, moment_of
+from shardq.schedules.firing import NAME_HEADER
 from shardq.stores.url import shown as shown_url
 from shardq.tasks.app import App
 from shardq.tasks.registry import guarded
@@ -55,6 +58,8 @@ if TYPE_CHECKING:
 
 _STEPS_MAX = 1_000
 """So many steps are made at one moment: in each all runs that is due by then."""
+_FIRED_MAX = 10_000
+"""So often schedules fire while one job takes time."""
 _MOMENTS_MAX = 10_000
 """At so many moments a drain lets jobs put others."""
 _IN_MEMORY = "sqlite://"
@@ -100,7 +105,7 @@ class Sandbox:
         self.raises: Literal["death", "failure", "nothing"] = raises
         self._faults = Faults()
         self._start_us = None if start is None else due_ms(start, name="start") * 1_000
-        self._clock = SandboxClock(_now_us(), on_sleep=self._sleep)
+        self._clock = SandboxClock(_now_us(), on_sleep=self._sleep, on_pass=self._fire_until)
         self._is_begun = False
         self._stores: list[MemoryStore] = []
         self._defaults = {"history": history, "lanes": 1}
@@ -358,6 +363,8 @@ class Sandbox:
                         break
                     bounds.note_moment(self._journal.put_count)
                     self._let_pass(at_us)
+                elif until_us is not None and now_us > until_us and not self._is_owed(until_us):
+                    break
                 actor.step()
                 self._raise_errors()
                 if not bounds.note_step(is_draining=until_us is None):
@@ -374,6 +381,21 @@ class Sandbox:
         if until_us is None:
             return all(store.is_empty(queue) for store, queue in self._by_queue)
         return next_us > until_us
+
+    def _is_owed(self, until_us: int) -> bool:
+        """True if more is to run, though a job has taken longer than the journey.
+
+        What schedules fire after its end is left to the next journey.
+        """
+        now_us = self._clock.true_us()
+        queues = {place.queue for place in self._by_queue}
+        waiting = (row for store in self._stores for row in store.waiting())
+        return any(
+            row.due_ms * 1_000 <= now_us
+            and row.shard.queue in queues
+            and (row.due_ms * 1_000 <= until_us or NAME_HEADER not in read_headers(row))
+            for row in waiting
+        )
 
     @contextmanager
     def _running(self) -> Iterator[None]:
@@ -423,6 +445,21 @@ class Sandbox:
         finally:
             self.raises = raises
         return True
+
+    def _fire_until(self, until_us: int) -> None:
+        """Fire schedules while a job takes time, each at its fire time, as a worker does.
+
+        Args:
+            until_us: When the job goes on, epoch microseconds.
+        """
+        actors = self._actors()
+        if not self._is_running or any(one.is_firing for one in actors):
+            return
+        for _ in range(_FIRED_MAX):
+            at_us, actor = min(((one.tick_us, one) for one in actors), key=itemgetter(0))
+            if at_us > until_us:
+                break
+            actor.tick(at_us)
 
     # Beginning ------------------------------------------------------------------------------------
 

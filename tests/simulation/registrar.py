@@ -106,7 +106,8 @@ class Registrar(Clerk):
         """What a schedule is to be, as `Schedule.change` takes it."""
         if spec is None:
             return {}
-        given = {"body": spec.body, **spec.options()}
+        # A change takes back the start that it had before.
+        given = {"body": spec.body, "start": None, **spec.options()}
         if spec.is_cron:
             return {**given, "cron": f"*/{spec.every_s} * * * * *"}
         if spec.first_s is not None:

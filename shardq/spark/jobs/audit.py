@@ -40,7 +40,7 @@ from shardq.inspection.audit import (
 from shardq.model.times import iso, moment_of
 from shardq.records.ledger import End
 from shardq.spark.batches import of_marks
-from shardq.spark.columns import HISTORY, arrow_schema
+from shardq.spark.columns import HISTORY, arrow_schema, columns_in
 from shardq.stores.store import Entry
 
 if TYPE_CHECKING:
@@ -361,7 +361,7 @@ def run(
         BadTime: If nothing lies between `since` and `until`.
         UsageError: If `expected` has no such column.
     """
-    if expected is not None and key not in expected.columns:
+    if expected is not None and key.lower() not in columns_in(expected):
         columns = ", ".join(expected.columns)
         raise UsageError(f"the expected ids have no column {shown(key)}; there is {columns}.")
     here, register = queue.place(), queue.register()

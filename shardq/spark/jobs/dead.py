@@ -23,6 +23,7 @@ from shardq.records.ledger import CLOCK_AHEAD_MS
 from shardq.spark import acts
 from shardq.spark.acts import DELETE, REDRIVE, Done, Plan
 from shardq.spark.bins import tasks_of
+from shardq.spark.columns import columns_in
 from shardq.spark.complaint import translated
 from shardq.spark.queue import FORMAT
 from shardq.spark.runs import Run
@@ -227,7 +228,7 @@ def positions(frame: DataFrame) -> DataFrame:
     Raises:
         UsageError: If one of these is missing.
     """
-    missing = [name for name in _POSITION if name not in frame.columns]
+    missing = [name for name in _POSITION if name not in columns_in(frame)]
     if missing:
         raise UsageError(
             f"the frame has no column {', '.join(missing)}; keep {', '.join(_POSITION)} of the "

@@ -49,6 +49,7 @@ from shardq.errors import (
     StoreTimeout,
     StoreUnavailable,
 )
+from shardq.stores.cassandra.nodes import NEEDED
 
 DRIVER_ERRORS: tuple[type[Exception], ...] = (
     DriverException,
@@ -82,6 +83,7 @@ _NOT_APPLIED = (
 )
 _TOO_MANY_TOMBSTONES = 1
 """A replica's reason for a failed read, by protocol 5."""
+_OLDER_PROTOCOL = "while using explicitly set client protocol_version"
 _LOGIN = (AuthenticationFailed, BadCredentials)
 
 
@@ -121,9 +123,18 @@ def _for_good(error: Exception, place: str, said: str) -> StoreError | SchemaErr
         return StoreRefused(f"{place} does not allow this user to do that: {said}.")
     if isinstance(error, InvalidRequest) and _names_no_table(str(error)):
         return SchemaMissing(f"{place} lacks shardq's tables ({said}); run `shardq init`.")
+    if _speaks_older_protocol(error):
+        return StoreRefused(
+            f"{place} does not speak protocol 5 of Cassandra, and {NEEDED}; upgrade it."
+        )
     if _is_or_holds(error, _REFUSED):
         return StoreRefused(f"{place} refuses this for good: {said}.")
     return None
+
+
+def _speaks_older_protocol(error: Exception) -> bool:
+    # The driver (3.30) has no class of its own for it.
+    return any(_OLDER_PROTOCOL in str(cause) for cause in [error, *_causes(error)])
 
 
 def _names_no_table(text: str) -> bool:

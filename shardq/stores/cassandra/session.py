@@ -47,6 +47,7 @@ from shardq.errors import (
 from shardq.stores.cassandra.failures import DRIVER_ERRORS, store_error
 from shardq.stores.cassandra.inherited import leave
 from shardq.stores.cassandra.named import named_nodes
+from shardq.stores.cassandra.nodes import NodeWatch, many_centres, refuse_old
 from shardq.stores.cassandra.slow import SlowLast, SlowNodes
 
 if TYPE_CHECKING:
@@ -55,6 +56,8 @@ if TYPE_CHECKING:
     from cassandra.policies import LoadBalancingPolicy, SpeculativeExecutionPolicy
 
     from shardq.stores.cassandra.address import Address
+
+log = logging.getLogger(__name__)
 
 WINDOW = 24
 """Requests of one call in flight: enough to keep a node busy, few enough to bound memory."""
@@ -78,6 +81,10 @@ _TRACE_SECONDS = 5.0
 _LWT_SECONDS = 3.0
 """Asked a second time it is decided before the lease that it renews is over."""
 _ELSEWHERE_SECONDS = 0.5
+_AWAY_US = 30_000_000
+"""By then a node that only restarts is back, and the driver has found it."""
+_AGAIN_US = 10_000_000
+_SAID_US = 60_000_000
 _HEARTBEAT_SECONDS = 5.0
 _HEARTBEAT_TIMEOUT_SECONDS = 3.0
 """The driver's 30 s each would have requests sent to a node that stands still for a minute."""
@@ -139,6 +146,7 @@ class _Live:
 
     cluster: Any
     session: Any
+    nodes: NodeWatch
     prepared: dict[str, Any] = field(default_factory=dict)
 
 
@@ -155,7 +163,9 @@ class Session:
         self._lock = locks.new()
         self._driver = locks.Door()
         self._live: _Live | None = None
-        self._slow = SlowNodes(SystemClock(0, corrected=False))
+        self._has_warned = False
+        self._clock = SystemClock(0, corrected=False)
+        self._slow = SlowNodes(self._clock)
         locks.in_child(self, Session._forget)
 
     # Connecting -----------------------------------------------------------------------------------
@@ -191,12 +201,45 @@ class Session:
     def _connected(self) -> _Live:
         live = self._live
         if live is not None:
-            return live
+            return live if live.nodes.since_us is None else self._connected_anew(live)
         locks.refuse_within(self._lock)
         with self._lock:
             if self._live is None:
                 self._live = self._connect()
             return self._live
+
+    def _connected_anew(self, live: _Live) -> _Live:
+        """Connect from the url again, where no node has been up for long.
+
+        Returns:
+            The same, until that succeeds. One thread tries; others are refused by the driver.
+        """
+        nodes, now_us = live.nodes, self._clock.boot_us()
+        away_us = now_us - (nodes.since_us or now_us)
+        if away_us < _AWAY_US or now_us - nodes.tried_us < _AGAIN_US:
+            return live
+        locks.refuse_within(self._lock, self._driver)
+        if not locks.is_free(self._lock):
+            return live
+        with self._lock:
+            if self._live is not live or nodes.since_us is None:
+                return self._live or live
+            nodes.tried_us = now_us
+            try:
+                made = self._connect()
+            except (StoreError, BadUrl) as error:
+                if not nodes.said_us or now_us - nodes.said_us >= _SAID_US:
+                    nodes.said_us = now_us
+                    why = str(error).removesuffix(".")
+                    log.warning("no node for %d s; trying the url again: %s", away_us // 10**6, why)
+                # The caller's own request fails as well, with an error that says what to do.
+                return live
+            finally:
+                nodes.tried_us = self._clock.boot_us()
+            self._live = made
+        log.warning("connected anew to %s, after %d s", self.address.shown, away_us // 10**6)
+        self._driver.through(live.cluster.shutdown)
+        return made
 
     def _connect(self) -> _Live:
         address = self.address
@@ -242,10 +285,24 @@ class Session:
                     f"there are {', '.join(sorted(found))}."
                 ) from error
             raise store_error(error, place=address.shown, write=False) from error
+        self._judge(cluster)
         # Times that are not a row's birth are the servers' to give: their clocks agree.
         session.use_client_timestamp = False
         session.default_fetch_size = FETCH_ROWS
-        return _Live(cluster, session)
+        return _Live(cluster, session, NodeWatch(cluster, self._clock))
+
+    def _judge(self, cluster: Any) -> None:
+        """Refuse a cluster that is too old, and warn once where the url leaves open what to use."""
+        nodes = self._driver.through(cluster.metadata.all_hosts)
+        try:
+            refuse_old(self.address, nodes)
+        except StoreRefused:
+            cluster.shutdown()
+            raise
+        warning = many_centres(self.address, nodes)
+        if warning is not None and not self._has_warned:
+            self._has_warned = True
+            log.warning(warning)
 
     # Statements -----------------------------------------------------------------------------------
 

@@ -18,16 +18,21 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 from shardq import locks
-from shardq.errors import SchemaMissing, StoreUnavailable
+from shardq.errors import SchemaMissing, StoreRefused, StoreUnavailable
 from shardq.stores.sqlite import schema
 from shardq.stores.sqlite.failures import Failures
 from shardq.stores.sqlite.file import File, Opened
+from shardq.stores.sqlite.turn import Turn
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
+_VERSION_MIN = (3, 32)
+"""The first with `iif`."""
 _STATEMENTS = 64
+LOG_BYTES = 32 << 20
+"""What the log is cut to once its pages are in the file; a usual one is 4 MiB, in bulk 20 MiB."""
 _WAL_TRIES = 100
 """How often the change to WAL is tried, where other processes are opening the new file as well."""
 
@@ -88,6 +93,7 @@ class Database:
         self._reader = self._writer if path is None else _Channel()
         self._channels = {self._writer, self._reader}
         self._failures = Failures(self._file, self._writer, self._channels, busy_ms)
+        self._turn = Turn()
         self._halted: list[_Channel] = []
         """Those whose locks a fork that is under way has taken."""
         self._is_open = False
@@ -104,12 +110,18 @@ class Database:
                 0.1.0.
             SchemaNewer: If a newer shardq made it.
             StoreCorrupt: If the file is not a database.
+            StoreRefused: If this Python's SQLite is too old.
             StoreUnavailable: If the file cannot be opened, or stays locked.
         """
         locks.refuse_within(self._writer.lock, self._reader.lock)
         with self._writer.lock:
             if self._is_open:
                 return
+            if sqlite3.sqlite_version_info < _VERSION_MIN:
+                raise StoreRefused(
+                    f"{self.shown} needs SQLite {_VERSION_MIN[0]}.{_VERSION_MIN[1]} or newer, and "
+                    f"this Python has {sqlite3.sqlite_version}; take a Python with a newer one."
+                )
             self._file.examine()
             with self._failures.told(writing=False):
                 connection = self._connect(self._writer)
@@ -120,6 +132,8 @@ class Database:
                     connection.close()
                     raise
             self._writer.use(connection)
+            if self.path is not None and self._file.only_reads is None:
+                self._turn = Turn(self._file.log_path)
             self._is_open = True
             self._is_parents = False
 
@@ -128,6 +142,11 @@ class Database:
         """A directory for what members keep beside the file; None where nothing is written."""
         return None if self._file.only_reads is not None else self._file.members_path
 
+    @property
+    def log_bytes(self) -> int:
+        """The size of the log beside the file; 0 where there is none."""
+        return self._file.log_bytes()
+
     def close(self) -> None:
         """Close all connections. Idempotent."""
         locks.refuse_within(self._writer.lock, self._reader.lock)
@@ -135,6 +154,8 @@ class Database:
             with channel.lock:
                 self._is_open = False
                 channel.close()
+                if channel is self._writer:
+                    self._turn.close()
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
@@ -163,7 +184,11 @@ class Database:
         with channel.lock:
             try:
                 connection = channel.connection or self._reconnect(channel)
-                rows = connection.execute(statement, values).rowcount
+                try:
+                    self._turn.take()
+                    rows = connection.execute(statement, values).rowcount
+                finally:
+                    self._turn.give_back()
             except sqlite3.Error as error:
                 raise self._failures.error_of(error, writing=True) from error
             self._file.check(channel)
@@ -176,8 +201,12 @@ class Database:
         with self._writer.lock, self._failures.told(writing=True):
             connection = self._writer.connection or self._reconnect(self._writer)
             # Immediate: one that begins by reading could not wait for a writer, only fail.
-            with _transaction(connection, "BEGIN IMMEDIATE"):
-                yield connection
+            try:
+                self._turn.take()
+                with _transaction(connection, "BEGIN IMMEDIATE"):
+                    yield connection
+            finally:
+                self._turn.give_back()
             self._file.check(self._writer)
 
     def changed(self) -> int | None:
@@ -212,6 +241,7 @@ class Database:
             self._halted.append(channel)
             if self.path is not None:
                 channel.close()
+        self._turn.close()
 
     def after_fork_in_parent(self) -> None:
         """Let the threads in again."""
@@ -242,6 +272,8 @@ class Database:
             connection.execute(f"PRAGMA synchronous = {self._synchronous}")
             # Debian's build writes zeros over what is deleted, for which acks would pay.
             connection.execute("PRAGMA secure_delete = OFF")
+            # While another program reads, the log grows, and would stay as large as it was.
+            connection.execute(f"PRAGMA journal_size_limit = {LOG_BYTES}")
         except BaseException:
             connection.close()
             raise

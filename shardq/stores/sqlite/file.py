@@ -240,6 +240,13 @@ class File:
         age_us = machine_us() - found.st_mtime_ns // 1_000
         return (found.st_size, found.st_mtime_ns) if age_us > _LOG_SETTLED_US else None
 
+    def log_bytes(self) -> int:
+        """The size of the write-ahead log; 0 where there is none."""
+        try:
+            return os.stat(self.log_path).st_size
+        except OSError:
+            return 0
+
     @contextmanager
     def _looking(self) -> Iterator[None]:
         try:

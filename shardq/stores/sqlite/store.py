@@ -199,6 +199,7 @@ class SqliteStore(SqliteRegisters, SqliteHistory):
                 0.1.0.
             SchemaNewer: If a newer shardq made it.
             StoreCorrupt: If the file is not a database.
+            StoreRefused: If this Python's SQLite is too old.
             StoreUnavailable: If the file cannot be opened, or stays locked.
         """
         self._database.open()
@@ -210,6 +211,11 @@ class SqliteStore(SqliteRegisters, SqliteHistory):
         It need not be there.
         """
         return self._database.beside
+
+    @property
+    def log_bytes(self) -> int:
+        """The size of the log beside the file; 0 where there is none."""
+        return self._database.log_bytes
 
     def close(self) -> None:
         """Close the connections. Idempotent; ends a database in memory."""

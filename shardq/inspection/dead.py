@@ -1,0 +1,87 @@
+"""Reading a dead-letter queue: a dead message is due when it died, and stays where it is."""
+
+from __future__ import annotations
+
+import heapq
+from itertools import chain, groupby
+from operator import attrgetter
+from typing import TYPE_CHECKING
+
+from shardq.inspection import scan
+from shardq.model.shard import spans
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from shardq.model.message import Row
+    from shardq.model.shard import Shard
+    from shardq.records.home import QueueHome
+    from shardq.records.register import Register
+    from shardq.stores.store import Store
+
+_AHEAD_MS = 3_600_000
+"""Clocks differ."""
+_MINUTE = attrgetter("minute")
+_DIED = attrgetter("due_ms", "entered_us")
+
+
+def shards(store: Store, register: Register, since_ms: int, until_ms: int) -> Iterator[Shard]:
+    """The shards with what died in a span, the last minute first.
+
+    Args:
+        store: Where they are.
+        register: Of the dead-letter queue.
+        since_ms: Epoch milliseconds; 0: all of its life.
+        until_ms: Epoch milliseconds, included.
+    """
+    layout = register.layout
+    made_ms = register.settings.lane_made_ms(0) - layout.offset_ms
+    if since_ms == 0 and (first := store.next_minute(layout.queue, 0)) is not None:
+        # The clock may have been set back since it was made.
+        made_ms = min(made_ms, layout.start_ms(first))
+    start = layout.minute_of(max(since_ms, made_ms, 0))
+    minutes = range(start, max(layout.minute_of(until_ms) + 1, start))
+    for part in reversed(list(spans(minutes, scan.PROBE_MINUTES))):
+        yield from sorted(store.occupied(layout.queue, part, layout.lanes()), reverse=True)
+
+
+def last(home: QueueHome, limit: int, is_wanted: Callable[[Row], bool]) -> list[Row]:
+    """The rows of those that died last, the last one first.
+
+    Args:
+        home: The dead-letter queue's.
+        limit: The most to return.
+        is_wanted: Asked of each, without its body.
+    """
+    register = home.register
+    register.refresh()
+    rows: list[Row] = []
+    found = shards(home.store, register, 0, home.clock.now_ms() + _AHEAD_MS)
+    for _, some in groupby(found, key=_MINUTE):
+        wanted = filter(is_wanted, _kept(home, some, bodies=False))
+        rows += heapq.nlargest(limit - len(rows), wanted, key=_DIED)
+        if len(rows) == limit:
+            break
+    whole = [row.checked() for row in home.store.find([row.position for row in rows])]
+    return sorted(whole, key=_DIED, reverse=True)
+
+
+def every(home: QueueHome, *, bodies: bool = True) -> Iterator[Row]:
+    """The rows of all, those of the last minute first; without `bodies` they come with empty ones.
+
+    Args:
+        home: The dead-letter queue's.
+        bodies: Whether to read them.
+    """
+    register = home.register
+    register.refresh()
+    found = shards(home.store, register, 0, home.clock.now_ms() + _AHEAD_MS)
+    return _kept(home, found, bodies=bodies)
+
+
+def _kept(home: QueueHome, some: Iterator[Shard], *, bodies: bool) -> Iterator[Row]:
+    """The rows of shards that no purge has reached."""
+    register = home.register
+    pages = scan.pages(home.store, register.layout, some, purpose="peek", bodies=bodies)
+    purged_us = register.settings.purged_before_us
+    return (row for row in chain.from_iterable(pages) if row.entered_us >= purged_us)

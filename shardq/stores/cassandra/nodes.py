@@ -1,0 +1,91 @@
+"""A cluster's nodes: what they are when it is connected, and since when all of them are down.
+
+The driver (3.30) goes on with the addresses that it knows. Where all nodes come back under others,
+as containers do, only the url's name leads to them.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from cassandra.policies import HostDistance, HostStateListener
+
+from shardq.errors import StoreRefused
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from shardq.clock import Clock
+    from shardq.stores.cassandra.address import Address
+
+RELEASE_MIN = (4, 1)
+"""The parser of 4.0 refuses some of the statements."""
+NEEDED = "shardq needs Cassandra 4.1 or newer"
+_RELEASE = re.compile(r"(\d+)\.(\d+)")
+
+
+def refuse_old(address: Address, nodes: Iterable[Any]) -> None:
+    """Refuse a cluster that is too old.
+
+    Args:
+        address: Where it is.
+        nodes: The driver's hosts.
+
+    Raises:
+        StoreRefused: If a node has a release before `RELEASE_MIN`.
+    """
+    for node in nodes:
+        found = _RELEASE.match(node.release_version or "")
+        if found and (int(found[1]), int(found[2])) < RELEASE_MIN:
+            raise StoreRefused(
+                f"node {node.endpoint} of {address.shown} is a Cassandra {node.release_version}, "
+                f"and {NEEDED}; upgrade it."
+            )
+
+
+def many_centres(address: Address, nodes: Iterable[Any]) -> str | None:
+    """A warning if a url names none of several data centres; else None."""
+    centres = sorted({node.datacenter for node in nodes if node.datacenter})
+    if address.dc is not None or len(centres) < 2:
+        return None
+    return (
+        f"{address.shown} has the data centres {', '.join(centres)}, and its url names none: "
+        f"processes that use different ones deliver messages twice; add dc={centres[0]}, the same "
+        f"one in every url"
+    )
+
+
+class NodeWatch(HostStateListener):  # type: ignore[misc] # the driver has no types
+    """Since when a cluster has had no node.
+
+    Args:
+        cluster: The driver's, connected.
+        clock: Tells the time since boot.
+
+    Attributes:
+        since_us: When the last node went down, microseconds since boot; None while one is up.
+        tried_us: When the cluster was connected anew last, likewise; 0: not since then.
+        said_us: When that was logged last.
+    """
+
+    def __init__(self, cluster: Any, clock: Clock) -> None:
+        self._cluster = cluster
+        self._clock = clock
+        self.since_us: int | None = None
+        self.tried_us = self.said_us = 0
+        cluster.register_listener(self)
+
+    def _look(self, _node: object) -> None:
+        # Nodes of other data centres are not asked, and nobody tells whether they are up.
+        distance = self._cluster.profile_manager.distance
+        is_up = any(
+            node.is_up and distance(node) != HostDistance.IGNORED
+            for node in self._cluster.metadata.all_hosts()
+        )
+        if is_up:
+            self.since_us = None
+        elif self.since_us is None:
+            self.since_us, self.tried_us = self._clock.boot_us(), 0
+
+    on_up = on_down = on_add = on_remove = _look

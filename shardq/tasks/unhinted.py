@@ -1,0 +1,199 @@
+"""What is in arguments at places without a type hint: plain values of JSON, of these very types.
+
+JSON would give a tuple back as a list there, and a member of an enum as its value. Where a hint
+says what is wanted, `values.py` compares with that. A pydantic model may read more than JSON has,
+by its validators, so of a field of one it is what comes back that decides.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+import msgspec
+from msgspec import UnsetType, inspect
+
+from shardq.tasks.values import (
+    UNREADABLE,
+    Choice,
+    Codec,
+    Unfit,
+    changed,
+    field_names,
+    is_model,
+    nodes,
+    plain_json,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_PLAIN = {str, int, float, bool, type(None)}
+_SKIPPED = {*_PLAIN, UnsetType}
+
+
+class _Place(NamedTuple):
+    info: Any
+    value: Any
+    path: str
+
+
+class Unhinted:
+    """Finds what is in arguments at places without a type hint.
+
+    Args:
+        struct: Of the arguments, as `Parameters.struct` makes it.
+
+    Attributes:
+        is_there: Whether there is such a place.
+    """
+
+    def __init__(self, struct: type[msgspec.Struct]) -> None:
+        info = cast("inspect.StructType", inspect.type_info(struct))
+        fields = [one for one in info.fields if any(map(_may_be_free, nodes(one.type)))]
+        self._fields = [(one.name, one.type, f".{one.encode_name}") for one in fields]
+        self.is_there = bool(fields)
+
+    def check(self, arguments: msgspec.Struct) -> None:
+        """Refuse what JSON gives back as a value of another type.
+
+        Args:
+            arguments: Which JSON can hold, and the hints take.
+
+        Raises:
+            Unfit: If there is something.
+        """
+        for name, info, path in self._fields:
+            value = getattr(arguments, name)
+            # On the path of each put: mostly it is a plain value.
+            if type(value) not in _SKIPPED:
+                _check(info, value, path)
+
+
+def _check(info: Any, value: Any, path: str) -> None:
+    left = [_Place(info, value, path)]
+    while left:
+        place = left.pop()
+        if _is_free(place.info):
+            if not _is_plain(place.value):
+                _check_plain(place.value, place.path)
+        elif isinstance(place.info, inspect.CustomType):
+            left += _custom(*place)
+        else:
+            left += _items(*place)
+            left += _fields(*place)
+
+
+def _custom(info: Any, value: Any, path: str) -> Iterator[_Place]:
+    """A value of one of several classes by its hint; a model is checked by what comes back."""
+    kind: Any = type(value)
+    if (hints := _hints(kind)) is not None:
+        extras = value.model_extra or {}
+        for name, hint in (*hints.items(), *((name, inspect.AnyType()) for name in extras)):
+            _check_field(hint, value, name, path)
+    elif isinstance(info.cls, type) and issubclass(info.cls, Choice):
+        own = inspect.type_info(kind)
+        if hasattr(own, "fields"):
+            yield _Place(own, value, path)
+
+
+def _check_field(hint: Any, model: Any, name: str, path: str) -> None:
+    value = getattr(model, name)
+    try:
+        _check(hint, value, f"{path}.{name}")
+    except Unfit:
+        back = Codec(type(model)).read(plain_json(model))
+        if not _is_same(value, getattr(back, name, None)):
+            raise
+
+
+@cache
+def _hints(kind: Any) -> dict[str, Any] | None:
+    """The types of a model's fields that may hold what has none; None of any other class."""
+    if not is_model(kind):
+        return None
+    found: dict[str, Any] = {}
+    for name, field in kind.model_fields.items():
+        # What cannot be read here pydantic's own rules are for.
+        with suppress(*UNREADABLE):
+            info = inspect.type_info(field.annotation)
+            if any(map(_may_be_free, nodes(info))):
+                found[name] = info
+    return found
+
+
+def _is_same(given: Any, back: Any) -> bool:
+    """Whether two values are equal, and all that is in them is of the same types."""
+    if type(given) is not type(back):
+        return False
+    if isinstance(given, list | tuple):
+        return len(given) == len(back) and all(map(_is_same, given, back))
+    if isinstance(given, dict):
+        return _is_same([*given], [*back]) and all(_is_same(given[key], back[key]) for key in back)
+    names = field_names(given)
+    if names:
+        return all(_is_same(getattr(given, name), getattr(back, name, None)) for name in names)
+    return bool(given == back)
+
+
+def _may_be_free(info: object) -> bool:
+    """Whether a place is free, or a model, which may have free ones."""
+    return _is_free(info) or isinstance(info, inspect.CustomType)
+
+
+def _is_free(info: object) -> bool:
+    return isinstance(info, inspect.AnyType) or getattr(info, "cls", None) is object
+
+
+def _items(info: Any, value: Any, path: str) -> Iterator[_Place]:
+    """What a value consists of that is a union, a list or a dict by its hint."""
+    if isinstance(info, inspect.UnionType):
+        for one in info.types:
+            yield _Place(one, value, path)
+    elif isinstance(info, inspect.CollectionType) and isinstance(value, list | tuple):
+        for at, one in enumerate(value):
+            yield _Place(info.item_type, one, f"{path}[{at}]")
+    elif isinstance(info, inspect.TupleType) and isinstance(value, tuple):
+        for at, (kind, one) in enumerate(zip(info.item_types, value, strict=True)):
+            yield _Place(kind, one, f"{path}[{at}]")
+    elif isinstance(info, inspect.DictType) and isinstance(value, dict):
+        for key, one in value.items():
+            yield _Place(info.value_type, one, f"{path}[{key!r}]")
+
+
+def _fields(info: Any, value: Any, path: str) -> Iterator[_Place]:
+    """The fields of a value that is of a class by its hint."""
+    fields = getattr(info, "fields", ())
+    if isinstance(info, inspect.TypedDictType) and isinstance(value, dict):
+        for field in fields:
+            if field.name in value:
+                yield _Place(field.type, value[field.name], f"{path}[{field.name!r}]")
+    elif isinstance(value, getattr(info, "cls", ())):
+        for field in fields:
+            yield _Place(field.type, getattr(value, field.name), f"{path}.{field.name}")
+
+
+def _is_plain(value: Any) -> bool:
+    kind = type(value)
+    if kind is list:
+        return _PLAIN.issuperset(map(type, value)) or all(map(_is_plain, value))
+    if kind is dict:
+        return {str}.issuperset(map(type, value)) and all(map(_is_plain, value.values()))
+    return kind in _PLAIN
+
+
+def _check_plain(value: Any, path: str) -> None:
+    """Raise the error of the first value in one that is not plain."""
+    kind = type(value)
+    if kind is list:
+        for at, one in enumerate(value):
+            _check_plain(one, f"{path}[{at}]")
+    elif kind is dict:
+        for key, one in value.items():
+            if type(key) is not str:
+                raise changed(key, str, path)
+            _check_plain(one, f"{path}[{key!r}]")
+    elif kind not in _PLAIN:
+        back = next((one for one in (str, int, float, dict) if isinstance(value, one)), list)
+        raise changed(value, back, path)
