@@ -385,10 +385,8 @@ class _Declared(Bound[P, R]):
         self.__wrapped__: Callable[..., Any] = function
         if inspect.isfunction(function):
             # By these `inspect`, and frameworks that await what is async, take it for a function.
-            self.__code__ = function.__code__
-            self.__defaults__ = function.__defaults__
-            self.__kwdefaults__ = function.__kwdefaults__
-            self.__annotations__ = function.__annotations__
+            for name in ("__code__", "__defaults__", "__kwdefaults__", "__annotations__"):
+                setattr(self, name, getattr(function, name))
 
     def __repr__(self) -> str:
         return f"<task {self.name} of queue {self._options.queue!r}>"
