@@ -397,6 +397,16 @@ def test_what_a_task_did_that_died_before_it_said_so_is_counted_once_the_run_is_
     assert (queue.totals().put, queue.dead.totals().acked) == (60, 30)
 
 
+def test_what_a_run_puts_back_to_be_due_far_off_is_in_the_depth(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    died(queue, 20)
+    start_ms = stage.clock.now_ms() + 30 * 86_400_000
+    plan = a_plan(queue._home.register, start_ms=start_ms)
+    one = actor(stage._store, stage.clock, a_run(stage), plan)
+    assert do(one, positions_of(queue.dead)).rows == 20
+    assert queue.depth().waiting == 20
+
+
 @pytest.mark.parametrize("history", ["off", "7d"])
 def test_what_was_begun_over_an_hour_ago_on_nodes_is_told_and_not_put_back(history: str) -> None:
     with Stage(history=history) as stage:

@@ -16,13 +16,13 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shardq.errors import BadTime, StoreCorrupt, UsageError, shown
 from shardq.model import ids
-from shardq.model.times import moment_of
+from shardq.model.times import LATEST_MS, moment_of
 from shardq.records.folded import stored_totals
 from shardq.stores.store import Entry, Mark
 from shardq.stores.tables import STATS
@@ -222,6 +222,9 @@ def write_totals(
         suffix: Tells totals of a run from others of it.
     """
     as_of_ms = run.as_of_us // 1_000
+    if totals.put:
+        # No line says when its last row is due: whoever counts looks as far as there may be rows.
+        totals = replace(totals, farthest_ms=LATEST_MS)
     try:
         mended_ms = stored_totals(store, register.totals_key).mended_ms
     except StoreCorrupt:
