@@ -108,6 +108,15 @@ def run() -> Iterator[Run]:
     made.loop.stop()
 
 
+@pytest.fixture
+def watched(run: Run, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """A loop that is looked at often, and is blocked after 50 ms."""
+    monkeypatch.setattr(module, "_LOOK_S", 0.02)
+    monkeypatch.setattr(module, "_BLOCKED_US", 50_000)
+    run.loop._tell_us = 50_000
+    return run
+
+
 async def forever() -> None:
     await asyncio.Event().wait()
 
@@ -385,12 +394,9 @@ def test_where_a_coroutine_waits_is_told_from_the_user_s_code_on(run: Run) -> No
 
 
 def test_a_loop_that_is_blocked_is_said_where_and_what_it_holds_ends_or_runs_elsewhere(
-    run: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    watched: Run, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(module, "_LOOK_S", 0.02)
-    monkeypatch.setattr(module, "_BLOCKED_US", 50_000)
     go = threading.Event()
-    run.loop._tell_us = 50_000
 
     def block() -> None:
         assert go.wait(WAIT_S)
@@ -405,25 +411,25 @@ def test_a_loop_that_is_blocked_is_said_where_and_what_it_holds_ends_or_runs_els
         begun.append("begun")
 
     with caplog.at_level(logging.WARNING, logger="shardq"):
-        run.submit(forever, "limited", limit_s=0.1)
-        run.submit(work, "blocks", limit_s=0.1)
-        run.submit(begin, "waits")
-        run.submit(begin, "waits too", limit_s=0.1)
+        watched.submit(forever, "limited", limit_s=0.1)
+        watched.submit(work, "blocks", limit_s=0.1)
+        watched.submit(begin, "waits")
+        watched.submit(begin, "waits too", limit_s=0.1)
         for name in ("limited", "blocks"):
-            value, error = run.wait(name)
+            value, error = watched.wait(name)
             assert value is None
             assert isinstance(error, TimeLimit)
         for name in ("waits", "waits too"):
-            value, error = run.wait(name)
+            value, error = watched.wait(name)
             assert isinstance(error, Snooze)
             assert "the event loop is blocked for" in error.reason
-        run.ends.wait_until(lambda: bool(run.ends.overruns))
+        watched.ends.wait_until(lambda: bool(watched.ends.overruns))
         go.set()
-        run.submit(seven, "next")
-        assert run.wait("next") == (7, None)
+        watched.submit(seven, "next")
+        assert watched.wait("next") == (7, None)
         assert begun == []
-    assert run.ends.threads["blocks"] == "shardq-guard"
-    [said] = run.ends.overruns
+    assert watched.ends.threads["blocks"] == "shardq-guard"
+    [said] = watched.ends.overruns
     assert said.startswith("the event loop is blocked for ")
     assert " by task blocks; it stands at:\n" in said
     assert ", in block" in said
@@ -431,45 +437,39 @@ def test_a_loop_that_is_blocked_is_said_where_and_what_it_holds_ends_or_runs_els
     blocked = [text for text in caplog.messages if text.startswith("the event loop is blocked")]
     assert all(", in block" in text for text in blocked)
     # What it returned at last is told to nobody.
-    assert [len(told) for told in run.ends.told.values()] == [1] * len(run.ends.told)
+    assert [len(told) for told in watched.ends.told.values()] == [1] * len(watched.ends.told)
 
 
 def test_a_blocked_loop_that_is_not_lost_is_in_the_log_alone(
-    run: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    watched: Run, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(module, "_LOOK_S", 0.02)
-    monkeypatch.setattr(module, "_BLOCKED_US", 50_000)
-    run.loop._tell_us = 50_000
     go = threading.Event()
 
     async def work() -> None:
         assert go.wait(WAIT_S)
 
-    run.submit(work, "blocks")
+    watched.submit(work, "blocks")
     wait_for(lambda: " by task blocks; it stands at:\n" in caplog.text, "it is in the log")
     go.set()
-    assert run.wait("blocks") == (None, None)
+    assert watched.wait("blocks") == (None, None)
     assert ", in work" in caplog.text
-    assert run.ends.overruns == []
+    assert watched.ends.overruns == []
 
 
 def test_a_blocked_loop_that_is_lost_at_once_is_said_once(
-    run: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    watched: Run, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(module, "_LOOK_S", 0.02)
-    monkeypatch.setattr(module, "_BLOCKED_US", 50_000)
-    run.loop._tell_us = 50_000
     go = threading.Event()
 
     async def work() -> None:
         assert go.wait(WAIT_S)
 
-    run.submit(work, "blocks", limit_s=0.01)
-    run.ends.wait_until(lambda: bool(run.ends.overruns))
+    watched.submit(work, "blocks", limit_s=0.01)
+    watched.ends.wait_until(lambda: bool(watched.ends.overruns))
     blocked = [text for text in caplog.messages if text.startswith("the event loop is blocked")]
     go.set()
     assert blocked == []
-    assert len(run.ends.overruns) == 1
+    assert len(watched.ends.overruns) == 1
 
 
 def test_a_loop_that_is_blocked_again_is_seen_again_though_telling_it_has_raised(

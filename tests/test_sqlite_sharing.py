@@ -21,7 +21,7 @@ from shardq.stores.store import LeaseState
 from shardq.stores.tables import BLOCKED, LANES, MEMBERS
 
 if TYPE_CHECKING:
-    pass
+    from collections.abc import Iterator
 
 # Several connections and processes ---------------------------------------------------------------
 
@@ -157,62 +157,58 @@ def test_of_those_that_write_all_the_time_none_waits_for_many_of_the_others(path
         one.close()
 
 
-def test_a_writer_goes_on_without_its_turn_where_another_keeps_it(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(turn, "_PATIENCE_S", 0.01)
-    store = SqliteStore(path)
-    store.open()
-    keeper = os.open(f"{path}-wal", os.O_RDONLY)
-    fcntl.flock(keeper, fcntl.LOCK_EX)
-    store.insert([make_row()])
-    store.insert([make_row(), make_row()])
-    assert len(store.read(ALL)) == 3
-    fcntl.flock(keeper, fcntl.LOCK_UN)
-    for one in threading.enumerate():
-        if one.name == "shardq-turn":
-            one.join(60)
-    fcntl.flock(keeper, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    os.close(keeper)
-    store.close()
+@pytest.fixture
+def keeper(path: Path, store: SqliteStore) -> Iterator[int]:
+    """Keeps the turn of the store's file, as another process that stands still."""
+    descriptor = os.open(f"{path}-wal", os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    yield descriptor
+    os.close(descriptor)
 
 
 def turn_waiters() -> list[threading.Thread]:
     return [one for one in threading.enumerate() if one.name == "shardq-turn" and one.is_alive()]
 
 
-def test_one_wait_for_a_turn_is_left_however_much_is_written_meanwhile(
-    path: Path, monkeypatch: pytest.MonkeyPatch
+def join_turn_waiters() -> None:
+    for one in turn_waiters():
+        one.join(60)
+
+
+def test_a_writer_goes_on_without_its_turn_where_another_keeps_it(
+    store: SqliteStore, keeper: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(turn, "_PATIENCE_S", 0.01)
-    store = SqliteStore(path)
-    store.open()
-    keeper = os.open(f"{path}-wal", os.O_RDONLY)
-    fcntl.flock(keeper, fcntl.LOCK_EX)
+    store.insert([make_row()])
+    store.insert([make_row(), make_row()])
+    assert len(store.read(ALL)) == 3
+    fcntl.flock(keeper, fcntl.LOCK_UN)
+    join_turn_waiters()
+    fcntl.flock(keeper, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_one_wait_for_a_turn_is_left_however_much_is_written_meanwhile(
+    store: SqliteStore, keeper: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turn, "_PATIENCE_S", 0.01)
     store.insert([make_row()])
     files = os.listdir("/proc/self/fd")
     for _ in range(20):
         store.insert([make_row()])
     assert len(turn_waiters()) == 1
     assert len(os.listdir("/proc/self/fd")) == len(files)
-    os.close(keeper)
-    for one in turn_waiters():
-        one.join(60)
+    fcntl.flock(keeper, fcntl.LOCK_UN)
+    join_turn_waiters()
     store.insert([make_row()])
     assert turn_waiters() == []
-    store.close()
 
 
-def test_an_interrupt_when_a_turn_has_just_come_does_not_keep_it(path: Path) -> None:
-    store = SqliteStore(path)
-    store.open()
-    keeper = os.open(f"{path}-wal", os.O_RDONLY)
-    fcntl.flock(keeper, fcntl.LOCK_EX)
-
+def test_an_interrupt_when_a_turn_has_just_come_does_not_keep_it(
+    store: SqliteStore, keeper: int
+) -> None:
     def come_and_raise(*_: object) -> None:
         fcntl.flock(keeper, fcntl.LOCK_UN)
-        for one in turn_waiters():
-            one.join(60)
+        join_turn_waiters()
         raise KeyboardInterrupt
 
     def interrupt() -> None:
@@ -228,8 +224,6 @@ def test_an_interrupt_when_a_turn_has_just_come_does_not_keep_it(path: Path) -> 
     interrupter.join(60)
     signal.signal(signal.SIGUSR1, before)
     fcntl.flock(keeper, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    os.close(keeper)
-    store.close()
 
 
 def test_a_store_is_used_on_both_sides_of_a_fork(path: Path) -> None:
