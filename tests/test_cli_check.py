@@ -209,7 +209,6 @@ def test_a_log_that_another_program_keeps_large_is_told_and_then_shortened(
     shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(database, "LOG_BYTES", 1 << 20)
-    monkeypatch.setattr(judged, "_LOG_BYTES_MAX", 2 << 20)
     file = shell.directory / "jobs.db"
     with (
         shardq.connect(f"{shell.url}?synchronous=normal") as db,
