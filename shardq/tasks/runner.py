@@ -58,10 +58,16 @@ _PLANS_MAX = 1_000
 _SECOND_MS = 1_000
 _IF_ASYNC = "await it in the function, or in the decorator below @app.task, and make that async"
 _IF_LAZY = "run it to its end"
-_STOPPED = "cancelled while it ran"
 _UNKNOWN_MS = 1_000
 _UNKNOWN_MS_MAX = 3_600_000
 """A job of an unknown task is looked at again after as long as it has waited, between these."""
+
+
+class _Stopped(Discard):
+    """A job has ended as it was told to, by a cancel."""
+
+    def __init__(self) -> None:
+        super().__init__("cancelled while it ran")
 
 
 class Runner:
@@ -134,7 +140,7 @@ class Runner:
             finally:
                 running.reset(token)
             if context.is_stopped:
-                raise Discard(_STOPPED)
+                raise _Stopped
             return
         run = self._begun(message, plan)
         if task.batch is not None:
@@ -374,7 +380,7 @@ class Runner:
             run.is_over = True
         is_heeded = error is None or isinstance(error, asyncio.CancelledError)
         if is_heeded and run.context.is_stopped and run.plan.task.batch is None:
-            error = Discard(_STOPPED)
+            error = _Stopped()
         run.context.end()
         if run.plan.policy.keep_ms is None:
             return self._end(run, error)
@@ -387,7 +393,7 @@ class Runner:
             except BaseException as raised:  # noqa: BLE001 - the user's class may raise anything
                 error = raised
         outcome = ACKED if error is None else self._judged(run.message, run.plan, error)
-        state = results.CANCELLED if outcome.reason == _STOPPED else _KEPT.get(outcome.fate)
+        state = results.CANCELLED if isinstance(error, _Stopped) else _KEPT.get(outcome.fate)
         if state is None:
             return self._end(run, error, outcome)
         kept = result_of(
@@ -418,7 +424,8 @@ class Runner:
         if outcome is None:
             outcome = ACKED if error is None else self._judged(run.message, run.plan, error)
         seconds = (self._clock.boot_us() - run.began_us) / 1e6
-        self._tell(run.plan.task.name, run.message, seconds, _STATES[outcome.fate], outcome)
+        state = "cancelled" if isinstance(error, _Stopped) else _STATES[outcome.fate]
+        self._tell(run.plan.task.name, run.message, seconds, state, outcome)
         asked = (run.message.id, id(error))
         if error is not None:
             self._outcomes[asked] = outcome
@@ -454,8 +461,6 @@ class Runner:
     ) -> None:
         if self._on_end is None:
             return
-        if outcome.reason == _STOPPED:
-            state = "cancelled"
         ended = Ended(
             task,
             message.id,
