@@ -46,8 +46,7 @@ def app_of(name: str, url: str | None) -> App:
     if given:
         os.environ[options.STORE_VARIABLE] = given
     app = load(name, App)
-    store = app._home.store
-    own = store_of(store).shown if isinstance(store, str) else store.url_shown
+    own = _store_of(app)
     if given and store_of(given).shown != own:
         raise UsageError(
             f"app {name} has a store of its own, {own}; leave --store out, or the store of App(..)."
@@ -60,7 +59,7 @@ def tell_store(app: App) -> None:
     """Say where an app has a store of its own, and the one of the environment is not used."""
     from shardq.stores import store_of
 
-    chosen, own = os.environ.get(options.STORE_VARIABLE), app.connection.url_shown
+    chosen, own = os.environ.get(options.STORE_VARIABLE), _store_of(app)
     if not chosen:
         return
     try:
@@ -74,6 +73,14 @@ def tell_store(app: App) -> None:
             f"another, is not used.",
             err=True,
         )
+
+
+def _store_of(app: App) -> str:
+    """The url of an app's store, to be shown; nothing is connected to."""
+    from shardq.stores import store_of
+
+    store = app._home.store
+    return store_of(store).shown if isinstance(store, str) else store.url_shown
 
 
 def arguments_of(text: str | None) -> dict[str, Any] | list[Any]:

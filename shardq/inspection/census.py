@@ -6,6 +6,7 @@ import heapq
 from collections import Counter
 from dataclasses import dataclass
 from itertools import groupby
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from shardq.inspection import scan
@@ -208,7 +209,7 @@ class Census:
         found = 0
         for part in scan.unsealed_minutes(self._store, self._register, now_ms + _PEEK_MS):
             occupied = self._store.occupied(self._register.name, part, layout.lanes())
-            for _, shards in groupby(sorted(occupied, key=_by_minute), key=_minute_of):
+            for _, shards in groupby(sorted(occupied, key=_by_minute), key=attrgetter("minute")):
                 rows = self._first_of(list(shards), limit)
                 found += len(rows)
                 yield from rows
@@ -239,7 +240,3 @@ def _by_due(row: Row) -> tuple[int, int]:
 
 def _by_minute(shard: Shard) -> tuple[int, int]:
     return shard.minute, shard.lane
-
-
-def _minute_of(shard: Shard) -> int:
-    return shard.minute

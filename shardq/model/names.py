@@ -157,12 +157,11 @@ def nearest(asked: str, known: Iterable[str]) -> str | None:
     return meant[found[0]] if found else None
 
 
-def hint(asked: str, known: Iterable[str]) -> str:
-    """What to say after a name that is not known: the one that may be meant, else all.
+def hint(asked: str, known: Iterable[str], otherwise: str) -> str:
+    """What to say after a name that is not known: the one that may be meant, or something else.
 
-    >>> hint("qeue", ["queue", "body"])
+    >>> hint("qeue", ["queue", "body"], "there are queue, body.")
     "did you mean 'queue'?"
     """
-    names = list(known)
-    near = nearest(asked, names)
-    return f"there are {', '.join(names)}." if near is None else f"did you mean {near!r}?"
+    near = nearest(asked, known)
+    return otherwise if near is None else f"did you mean {near!r}?"

@@ -93,7 +93,8 @@ class Policies:
                 span_ms = None if value is None else duration_ms(value, name=f"{whose}: {name}")
                 changed[f"{name}_ms"] = span_ms if name == "window" else span_ms or 0
             elif name not in _CHOICES:
-                hint = names.hint(name, [*_CHOICES, *_SPANS])
+                known = [*_CHOICES, *_SPANS]
+                hint = names.hint(name, known, f"there are {', '.join(known)}.")
                 raise BadSetting(f"{whose}: unknown option {name!r}; {hint}")
             elif value not in _CHOICES[name] and not (name == "twice" and value is None):
                 raise BadSetting(

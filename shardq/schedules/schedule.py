@@ -630,9 +630,7 @@ class Book:
         return None
 
     def _gone(self, name: str) -> UnknownSchedule:
-        near = names.nearest(name, self.names())
-        hint = ", or not any more." if near is None else f"; did you mean {near!r}?"
-        return UnknownSchedule(f"queue {self._queue!r} has no schedule {name!r}{hint}")
+        return unknown(f"queue {self._queue!r} has no schedule {name!r}", name, self.names())
 
     def _schedule(self, name: str, found: Found) -> Schedule:
         tick, definition = found.tick, found.tick.definition
@@ -692,3 +690,15 @@ class Book:
                 "unique_for": None if held_ms is None else timedelta(milliseconds=held_ms),
             }
         return given
+
+
+def unknown(said: str, name: str, known: Iterable[str]) -> UnknownSchedule:
+    """The error of a name that no schedule has.
+
+    Args:
+        said: What it is, without its end.
+        name: The name.
+        known: Those that there are, of which one may be meant.
+    """
+    hint = names.hint(name, known, "")
+    return UnknownSchedule(f"{said}; {hint}" if hint else f"{said}, or not any more.")

@@ -6,9 +6,9 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
 from shardq.errors import BadSetting, shown
+from shardq.model.message import JOB_HEADERS
 from shardq.model.times import moment_of
 from shardq.schedules.firing import HEADERS, Firing
-from shardq.tasks.options import OPTIONS_HEADER, TASK_HEADER
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -110,7 +110,7 @@ class Context:
         """The headers that it was put with, but for those of its task and its schedule."""
         if self._message is None:
             return {}
-        own = (TASK_HEADER, OPTIONS_HEADER, *HEADERS)
+        own = (*JOB_HEADERS, *HEADERS)
         return {name: text for name, text in self._message.headers.items() if name not in own}
 
     @property

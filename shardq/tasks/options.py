@@ -345,7 +345,9 @@ class Options:
         for name in given:
             if name not in known:
                 instead = option_here(name)
-                hint = names.hint(name, known) if instead is None else f"{instead}."
+                hint = f"{instead}."
+                if instead is None:
+                    hint = names.hint(name, known, f"there are {', '.join(known)}.")
                 raise BadSetting(f"{whose}: unknown option {name!r}; {hint}")
         putting = dict(self.putting)
         if "due" in given:
@@ -375,7 +377,7 @@ _CONFLICTS = ("keep", "replace", "reject", "debounce")
 
 def _checked_headers(given: Mapping[str, str], whose: str) -> Mapping[str, str]:
     headers_json(given)
-    for name in (TASK_HEADER, OPTIONS_HEADER):
+    for name in message.JOB_HEADERS:
         if name in given:
             raise BadSetting(f"{whose}: header {name!r} is the app's own; choose another name.")
     return given

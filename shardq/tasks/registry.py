@@ -104,9 +104,8 @@ class Registry:
 
     def known(self, name: str) -> str:
         """What tasks there are, for the error of a name that none has."""
-        if meant := self.meant(name):
-            return f"did you mean {meant!r}?"
-        return f"it has {', '.join(self.definitions) or 'none'}."
+        every = ", ".join(self.definitions) or "none"
+        return names.hint(name, self.definitions, f"it has {every}.")
 
     @property
     def hears_of_dead(self) -> bool:

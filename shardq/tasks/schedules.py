@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Unpack
 
-from shardq.errors import UnknownSchedule
-from shardq.model import names
+from shardq.schedules.schedule import unknown
 from shardq.tasks.declared import scheduled
 from shardq.tasks.task import check_attempts
 
@@ -56,9 +55,7 @@ class AppSchedules:
         if found is None:
             searched = ", ".join(self._registry.queue_names) or "no queue"
             known = [one for queue in self._queues(None) for one in queue.schedules._home.names()]
-            near = names.nearest(name, known)
-            hint = ", or not any more." if near is None else f"; did you mean {near!r}?"
-            raise UnknownSchedule(f"there is no schedule {name!r} in {searched}{hint}")
+            raise unknown(f"there is no schedule {name!r} in {searched}", name, known)
         return found
 
     def __iter__(self) -> Iterator[Schedule]:

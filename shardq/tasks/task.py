@@ -20,7 +20,7 @@ from typing import (
 )
 
 from shardq.errors import BadArguments, BadSetting, UsageError, shown
-from shardq.model.message import Sealed, headers_json
+from shardq.model.message import JOB_HEADERS, Sealed, headers_json
 from shardq.tasks.elsewhere import FromElsewhere
 from shardq.tasks.job import Job
 from shardq.tasks.middleware import Draft, entered_put
@@ -284,11 +284,7 @@ class Bound(FromElsewhere, Generic[P, R]):
             return self._headers
         draft = Draft(self.name, self._options.queue, args, kwargs, dict(self._options.headers))
         entered_put(stack, middleware, draft)
-        own = {
-            name: self._headers[name]
-            for name in (TASK_HEADER, OPTIONS_HEADER)
-            if name in self._headers
-        }
+        own = {name: self._headers[name] for name in JOB_HEADERS if name in self._headers}
         return draft.headers | own
 
     def _filled(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from shardq.errors import UsageError, shown
-from shardq.model.message import key_of, read_headers
+from shardq.model.message import JOB_HEADERS, TASK_HEADER, key_of, read_headers
 from shardq.model.times import moment_of
-from shardq.tasks.options import OPTIONS_HEADER, TASK_HEADER
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -99,8 +98,8 @@ def put_of(row: Row, at_ms: int, definition: Definition | None, task: str) -> Pu
         definition: Its task; None where it is not known here.
         task: The name of that.
     """
-    own, key = (TASK_HEADER, OPTIONS_HEADER), key_of(row)
-    headers = {name: text for name, text in read_headers(row).items() if name not in own}
+    key = key_of(row)
+    headers = {name: text for name, text in read_headers(row).items() if name not in JOB_HEADERS}
     return Put(
         row.message_id,
         row.shard.queue,
