@@ -262,7 +262,8 @@ def test_an_idle_consumer_and_a_caller_of_receive_notice_a_file_that_is_gone(pat
         with pytest.raises(StoreCorrupt, match=GONE):
             queue.receive(wait="1m")
         with pytest.raises(StoreCorrupt, match=GONE):
-            queue.put("hello")
+            # What is written is looked at every 0.1 s, and by others than what is read.
+            list(map(queue.put, ["hello"] * 100_000))
         with pytest.raises(StoreCorrupt, match=GONE):
             consumer.join(60)
     assert not os.path.exists(path.parent)

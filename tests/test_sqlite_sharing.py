@@ -146,13 +146,13 @@ def test_of_those_that_write_all_the_time_none_waits_for_many_of_the_others(path
 
     def write(me: int) -> None:
         start.wait(60)
-        while max(counts) < 100:
+        while max(counts) < 1_000:
             opened[me].insert([make_row()])
             counts[me] += 1
 
     with ThreadPoolExecutor(len(opened)) as pool:
         list(pool.map(write, range(len(opened))))
-    assert min(counts) > 30, counts
+    assert min(counts) > 300, counts
     for one in opened:
         one.close()
 
