@@ -145,6 +145,7 @@ class Intake:
                 for one in self.known.values():
                     if one.row.shard.lane == number and not one.claimed:
                         lane.rows += 1
+        self._groups.look_for_listed([self.lanes[number] for number in new])
         self.polled = [lane for lane in self.lanes.values() if not lane.quiet]
         return dropped
 
@@ -152,7 +153,7 @@ class Intake:
         """Forget rows that were not handed out, and read them again where their lane stays ours."""
         for one in self._groups.give_up(unwanted):
             self.leave(one)
-        for one in self._ready.remove(lambda one: one.row.group is None and unwanted(one)):
+        for one in self._ready.remove(lambda one: not one.grouped and unwanted(one)):
             if self._lies_behind_seal(one):
                 # Who reads the lane next begins after that, and looks back minutes later at best.
                 self._on_put_off(one, self._clock.now_ms())
@@ -171,7 +172,7 @@ class Intake:
     def leave(self, one: Delivery) -> None:
         """Forget a row that waits nowhere any more, and read it again where its shard is ours."""
         self.forget(one)
-        if one.careful and one.row.group is None:
+        if one.careful and not one.grouped:
             one.lease.give_back()
         lane = self.lanes.get(one.row.shard.lane)
         if lane is not None:
@@ -271,10 +272,9 @@ class Intake:
         mine = {
             row.id: row
             for row in rows
-            if row.group is None
-            and row.due_ms <= soon_ms
+            if row.due_ms <= soon_ms
             and (lane := self.lanes.get(row.shard.lane)) is not None
-            and not (lane.quiet or lane.retry_ms)
+            and not (lane.quiet or lane.retry_ms or lane.of_groups)
         }
         self.accept(sorted(mine.values()))
 
@@ -308,16 +308,16 @@ class Intake:
         """Count rows of a lane as in memory, under a lease of it; gives their deliveries."""
         if not rows:
             return []
-        known, lane = self.known, self.lanes[lease.shard.lane]
-        minute, band = rows[0].shard.minute, lane.band
+        known, lane = self.known, self.lanes[rows[0].shard.lane]
+        minute, is_grouped = rows[0].shard.minute, lane.of_groups
         taken: list[Delivery] = []
         self.leased_rows[lease.shard] += len(rows)
         lane.rows += len(rows)
         lane.used[minute] = lane.used.get(minute, 0) + len(rows)
         lane.stirred = lane.stirred or lane.quiet
         for row in rows:
-            one = Delivery(row, row.priority if lane.of_groups else band, lease)
-            if row.due_ms <= lease.taken_ms and row.group is None:
+            one = Delivery(row, row.priority if is_grouped else lane.band, lease, grouped=is_grouped)
+            if row.due_ms <= lease.taken_ms and not is_grouped:
                 one.careful = lease.needs_care()
             known[row.id] = one
             self.body_bytes += len(row.body)
@@ -333,24 +333,20 @@ class Intake:
         refused: dict[int, int] = {}
         for shard, rows_of_shard in groupby(rows, key=_shard_of):
             lane = self.lanes[shard.lane]
-            if shard not in unheld and shard.minute not in lane.refused and not lane.of_groups:
+            if shard not in unheld and not lane.of_groups:
                 continue
-            of_shard = list(rows_of_shard)
-            first_ms = min(row.due_ms for row in of_shard)
+            first_ms = min(row.due_ms for row in rows_of_shard)
             lease = self._leases.get(keys[shard])
             if lease is None:
                 now_ms = self._clock.now_ms()
                 after_ms = _EAGER_RETRY_MS if now_ms < lane.eager_until_ms else _RETRY_MS
-                lane.refuse(shard.minute, first_ms, now_ms + after_ms)
+                lane.retry_ms = now_ms + after_ms
                 # Not from the shard's start: each try would go through what that one has settled.
                 refused[shard.lane] = min(first_ms, refused.get(shard.lane, first_ms))
-            elif lane.of_groups:
-                if not self._groups.owns(lane.number, lease):
-                    due_ms = self._groups.take_over(lane, lease)
-                    if due_ms is not None:
-                        refused[lane.number] = min(due_ms, first_ms)
-            elif (due_ms := lane.refused.pop(shard.minute, first_ms)) < first_ms:
-                self._go_back_to(lane, due_ms)
+            elif lane.of_groups and not self._groups.owns(lane.number, lease):
+                due_ms = self._groups.take_over(lane, lease)
+                if due_ms is not None:
+                    refused[lane.number] = min(due_ms, first_ms)
         return refused
 
     def _free(self, rows: Sequence[Row]) -> set[Shard]:

@@ -17,7 +17,7 @@ from shardq.stores.tables import LANES
 
 if TYPE_CHECKING:
     from shardq.clock import Clock
-    from shardq.engine.heads import Heads
+    from shardq.engine.groups.room import GroupLanes
     from shardq.engine.intake import Intake
     from shardq.engine.reader import Reader
     from shardq.records.membership import Membership
@@ -33,7 +33,7 @@ class Lanes:
     """The lanes of one member; `intake.lanes` holds each as it is read.
 
     Args:
-        heads: Told of lanes whose blocks may have changed while others read them.
+        groups: The group lanes.
         isolated: Whether only ended minutes are read, and nobody's lanes adopted.
 
     Attributes:
@@ -49,7 +49,7 @@ class Lanes:
         register: Register,
         intake: Intake,
         membership: Membership,
-        heads: Heads,
+        groups: GroupLanes,
         reader: Reader,
         *,
         isolated: bool,
@@ -59,7 +59,7 @@ class Lanes:
         self._register = register
         self._intake = intake
         self._membership = membership
-        self._heads = heads
+        self._groups = groups
         self._isolated = isolated
         self._reader = reader
         self._is_reading = False
@@ -77,7 +77,8 @@ class Lanes:
     @property
     def told(self) -> tuple[int, ...]:
         """The lanes that others may give this member messages in: those that it polls."""
-        return tuple(sorted(lane.number for lane in self._intake.polled))
+        polled = self._intake.polled
+        return tuple(sorted(lane.number for lane in polled if not lane.of_groups))
 
     def assign_anew(self) -> None:
         """Let the next step assign lanes, whether members have changed or not."""
@@ -124,7 +125,11 @@ class Lanes:
         """This member's place in line for each lane; 0 is the one that should read it."""
         layout, filled = self._register.layout, self._register.settings.lanes_filled
         lanes = layout.lanes()
-        return self._membership.ranks(lanes, now_ms, bands=layout.bands, filled=filled)
+        ranks = self._membership.ranks(lanes, now_ms, bands=layout.bands, filled=filled)
+        if self._register.settings.groups_used:
+            # At no time of the wall: a group lane passed on each second would not get on.
+            ranks |= self._membership.ranks(layout.lanes_of_groups(), 0)
+        return ranks
 
     def follow(self, *, has_news: bool) -> None:
         """Read the settings anew where news may be that a band was put to for the first time."""
@@ -137,14 +142,15 @@ class Lanes:
     def _keep(self, lanes: set[int]) -> None:
         if lanes != set(self._intake.lanes):
             name = self._register.name
-            if self._register.settings.purged_before_us:
-                self._heads.doubt(lanes - set(self._intake.lanes))
             self._intake.keep(lanes, lambda: self._store.notes(LANES, (name,)))
             log.info("queue %s: reading lanes %s", name, sorted(lanes))
 
     def guard(self) -> None:
         """Adopt lanes whose rightful reader leaves due rows alone for a second."""
-        lanes = self._register.layout.lanes()
+        layout = self._register.layout
+        lanes = list(layout.lanes())
+        if self._register.settings.groups_used:
+            lanes += layout.lanes_of_groups()
         others = [lane for lane in lanes if lane not in self._intake.lanes]
         has_no_use = self._isolated or self.only_keeps or self.is_leaving or not self._is_reading
         if has_no_use or not others or not self._looks_after.is_due():
@@ -158,24 +164,3 @@ class Lanes:
             for number in adopted:
                 self._intake.lanes[number].adopted_until_ms = now_ms + _ADOPTED_MS
             log.info("queue %s: adopted lanes %s", self._register.name, sorted(adopted))
-
-    def give_back(self) -> None:
-        """Leave adopted lanes whose reader is there after all, where all that is in hand waits.
-
-        Each has a shard that the other is to read first: neither's groups would go on.
-        """
-        lanes = self._intake.lanes
-        adopted = {n for n in self._intake.shared & lanes.keys() if lanes[n].adopted_until_ms}
-        if not adopted:
-            return
-        in_hand = [one for one in self._intake.known.values() if one.row.shard.lane in adopted]
-        # What is to be worked with care is not left as if its holder had ended cleanly.
-        of_use = {
-            one.row.shard.lane
-            for one in in_hand
-            if one.row.group is None or one.begun_us or one.careful
-        }
-        waiting = {one.row.shard.lane for one in in_hand} - of_use
-        if waiting:
-            self._keep(set(lanes) - waiting)
-            self._looks_after.put_off()

@@ -24,6 +24,7 @@ from shardq import locks
 from shardq.engine.groups.lane import GroupLane, place_of
 from shardq.errors import StoreTimeout, StoreUnavailable
 from shardq.model.ids import from_order_key
+from shardq.model.message import SERIALS_AFTER_TAKEOVER
 from shardq.stores.store import Slice
 
 if TYPE_CHECKING:
@@ -101,7 +102,10 @@ class GroupLanes:
         self._far: list[tuple[Group, Delivery]] = []
         self._is_hungry = False
         self._notes: dict[Position, Row] = {}
-        self._ended: list[Position] = []
+        self._untold: list[Row] = []
+        """Notes that are still to be written."""
+        self._unclaimed: list[Row] = []
+        """Rows claimed for callers that do not get them, as they are to be edited back."""
         self._tidied_ms = 0
         self.ahead_ms = _NEVER_MS
         self.intake: Intake
@@ -113,12 +117,19 @@ class GroupLanes:
     @property
     def is_idle(self) -> bool:
         """True if nothing waits to be stored or looked at."""
-        return not (self._notes or self._ended)
+        return not (self._notes or self._untold or self._unclaimed)
 
     @property
     def has_room(self) -> bool:
         """True if more heads may be read."""
         return self._rows() < HEADS_MAX + ROWS_MAX
+
+    @property
+    def is_at_work(self) -> bool:
+        """True if a head is at a handler, or may be."""
+        with self._lock:
+            groups = (group for mine in self._lanes.values() for group in mine.groups.values())
+            return any(group.head is not None and not group.waits for group in groups)
 
     def next_ms(self) -> int:
         """When a head that waits comes due, or a row that was read ahead, epoch milliseconds."""
@@ -138,6 +149,19 @@ class GroupLanes:
 
     # Lanes ----------------------------------------------------------------------------------------
 
+    def look_for_listed(self, lanes: Sequence[Lane]) -> None:
+        """Read lanes that are new here from their first listed row on."""
+        if wanted := {lane.number: lane for lane in lanes if lane.of_groups}:
+            found = self._store.waiting(self._layout.queue, sorted(wanted))
+            for number, listed in found.items():
+                if listed:
+                    wanted[number].reread_listed(listed, self._layout)
+
+    def owns(self, lane: int, lease: Lease) -> bool:
+        """True if a lane has been owned since this lease was taken."""
+        mine = self._lanes.get(lane)
+        return mine is not None and mine.lease is lease
+
     def take_over(self, lane: Lane, lease: Lease) -> int | None:
         """Begin to own a lane: read its list.
 
@@ -147,6 +171,7 @@ class GroupLanes:
         mine = GroupLane(lane.number, lease)
         listed = self._store.waiting(self._layout.queue, [lane.number]).get(lane.number, {})
         mine.listed, mine.touched = dict(listed), set(listed)
+        self.drop([lane.number])
         with self._lock:
             self._lanes[lane.number] = mine
             for (number, name), one in list(self._begun.items()):
@@ -174,7 +199,7 @@ class GroupLanes:
         now_ms = self._clock.now_ms()
         kept: list[Row] = []
         with self._lock:
-            mine = self._lanes[lane.number]
+            mine, lane.seen_ms = self._lanes[lane.number], now_ms
             room = self._room()
             for row in rows:
                 if row.due_ms > now_ms:
@@ -468,6 +493,71 @@ class GroupLanes:
                 end_ms = layout.end_ms(minute) - 1
                 return rows, None if end_ms >= until_ms else (end_ms, b"\xff" * 16)
         return [], None
+
+    # Edits ----------------------------------------------------------------------------------------
+
+    def numbered(self, one: Delivery, row: Row) -> Row:
+        """An edit of a delivery's row, with its serial.
+
+        The first edit under a lease skips the serials that a former owner may have under way, and
+        an edit by another than the owner those of the owner's next one.
+        """
+        by = 1 if one.is_edited else SERIALS_AFTER_TAKEOVER
+        return row._replace(
+            serial=one.row.serial + (by if self._leases.is_valid(one.lease) else 2)
+        )
+
+    def edit(self, edits: Sequence[tuple[Delivery, Row]]) -> set[bytes]:
+        """Edit rows in place; a repeat with the same rows is safe.
+
+        Returns:
+            The ids of rows that somebody else has settled or edited, since their lease was over.
+        """
+        others = [(one, row) for one, row in edits if not self._leases.is_valid(one.lease)]
+        lost: set[bytes] = set()
+        if others:
+            there = {row.id: row for row in self._store.find([row.position for _, row in others])}
+            lost = {
+                row.id
+                for one, row in others
+                if row.id not in there
+                or there[row.id].serial not in (one.row.serial, row.serial)
+            }
+        self._store.edit([row for _, row in edits if row.id not in lost])
+        for one, _ in edits:
+            one.is_edited = True
+        self.tell(one for one, row in others if row.id not in lost)
+        return lost
+
+    def tell(self, ended: Iterable[Delivery]) -> None:
+        """Rows were settled or edited: let the owners of lanes that are not ours look at them."""
+        planner = self._settler.planner
+        self._untold += [
+            planner.note(one.row.position)
+            for one in ended
+            if one.grouped and not self._leases.is_valid(one.lease)
+        ]
+
+    def unclaim(self, rows: Iterable[Row]) -> None:
+        """Rows may be claimed for callers that do not get them: they are edited back."""
+        self._unclaimed += [
+            row._replace(
+                claim=None, not_before_ms=None, attempt=row.attempt - 1, serial=row.serial + 1
+            )
+            for row in rows
+        ]
+
+    def flush(self) -> None:
+        """Write what is to be told others, and edit back what no caller got."""
+        if self._untold:
+            self._store.insert(self._untold)
+            self._untold = []
+        if self._unclaimed:
+            self._store.edit(self._unclaimed)
+            rows, self._unclaimed = self._unclaimed, []
+            for row in rows:
+                if (one := self.intake.known.get(row.id)) is not None and not one.begun_us:
+                    self._apply(one, row)
 
     # Notes ----------------------------------------------------------------------------------------
 
