@@ -95,4 +95,3 @@ class Delivery:
     def attempt(self) -> int:
         """The number of this delivery, from 1."""
         return self.row.attempt if self.counted else self.row.attempt + 1
-

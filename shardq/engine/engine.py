@@ -13,11 +13,13 @@ One thread steps it; handlers work beside it through `ready` and `outbox`. In-pr
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shardq import locks
 from shardq.engine.courier import Courier
 from shardq.engine.failures import Failures
+from shardq.engine.groups.gifts import Gifts
 from shardq.engine.groups.room import GroupLanes
 from shardq.engine.hanging import Hanging
 from shardq.engine.intake import READ_AHEAD_MS, Intake
@@ -195,6 +197,9 @@ class Engine:
             self.groups,
             self.reader,
             isolated=isolated,
+        )
+        self._gifts = Gifts(
+            clock, self._membership, self.groups, self.lanes, self.outbox, threads=threads
         )
         self._begin_in_time()
         self.sharing = Sharing(
@@ -395,6 +400,7 @@ class Engine:
         self.sweeper.sweep(rung)
         self.groups.serve()
         self.lanes.guard()
+        self._gifts.step()
         self.sharing.share()
         return new
 
@@ -618,9 +624,10 @@ class Engine:
         return self._is_arriving
 
     def _told(self) -> Heartbeat:
-        return self.sharing.told(
+        told = self.sharing.told(
             self.lanes.told, version=self._register.version, holder=self.leases.holder
         )
+        return replace(told, gave=self.lanes.given)
 
     def _bury_dead(self) -> bool:
         """Count the dead of this machine as members no more; whether there were any."""
@@ -645,8 +652,7 @@ class Engine:
     def _watch_progress(self) -> None:
         """A member with due rows and no slot lets others have its lanes, until it has a slot.
 
-        After 5 s where another has a slot and what is due cannot be shared, as rows of groups; else
-        after 30 s.
+        After 5 s where another has a slot and what is due cannot be shared; else after 30 s.
         """
         begun = self.outbox.begun
         now_us = self._clock.boot_us()
@@ -695,7 +701,9 @@ class Engine:
                 continue
             lane = intake.lanes.get(shard.lane)
             if layout.is_of_groups(shard.lane):
-                if lane is None or not (self.groups.is_needed(lane.number) or lane.seen_ms > kept_ms):
+                if lane is None or not (
+                    self.groups.is_needed(lane.number) or lane.seen_ms > kept_ms
+                ):
                     idle.append(shard)
                 continue
             end_ms = layout.end_ms(shard.minute)

@@ -82,8 +82,10 @@ class Guard:
             if row.due_ms <= now_ms - _ALONE_MS * max(ranks[lane], 1)
         ]
         layout = self._register.layout
-        grouped = sorted({lane for lane, _ in ranks.items() if layout.is_of_groups(lane)}
-                         & {row.shard.lane for row in waiting})
+        grouped = sorted(
+            {lane for lane, _ in ranks.items() if layout.is_of_groups(lane)}
+            & {row.shard.lane for row in waiting}
+        )
         locks = self._store.locks([r.position for r in waiting if r.shard.lane not in grouped])
         free = {shard.lane for shard, state in locks.items() if state.lock is None}
         states = self._store.lane_locks(layout.queue, grouped) if grouped else {}

@@ -299,7 +299,7 @@ class Intake:
             if not lane.of_groups:
                 taken += self.take_in(list(rows_of_shard), lease)
             elif lane.number not in refused:
-                self._groups.place(lane, lease, rows_of_shard)
+                self._groups.place(lane, rows_of_shard)
         self._ready.add(taken)
         # Leases may have run out meanwhile: a cursor that went on would pass what was left.
         return _earliest(refused, self._left)
@@ -316,7 +316,9 @@ class Intake:
         lane.used[minute] = lane.used.get(minute, 0) + len(rows)
         lane.stirred = lane.stirred or lane.quiet
         for row in rows:
-            one = Delivery(row, row.priority if is_grouped else lane.band, lease, grouped=is_grouped)
+            one = Delivery(
+                row, row.priority if is_grouped else lane.band, lease, grouped=is_grouped
+            )
             if row.due_ms <= lease.taken_ms and not is_grouped:
                 one.careful = lease.needs_care()
             known[row.id] = one

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from shardq.model.message import Row
     from shardq.model.shard import Layout
 
 SWEPT = 1 << 62
@@ -286,4 +287,3 @@ class Ladder:
 
     def _sealed_minute(self, rung: int, now_ms: int) -> int:
         return self._layout.newest_sealable(now_ms) - rung
-

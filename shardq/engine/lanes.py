@@ -16,6 +16,8 @@ from shardq.records.membership import PASS_ON_MS
 from shardq.stores.tables import LANES
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from shardq.clock import Clock
     from shardq.engine.groups.room import GroupLanes
     from shardq.engine.intake import Intake
@@ -66,6 +68,8 @@ class Lanes:
         self.only_keeps = False
         self.is_leaving = False
         self.auto = AutoLanes(clock, register)
+        self._given: dict[int, tuple[str, int]] = {}
+        """Group lane -> whom it was given to, and until when that one keeps it."""
         self.begin_in_time()
 
     def begin_in_time(self) -> None:
@@ -104,7 +108,8 @@ class Lanes:
         # Where the store fails in between, the next step assigns them.
         self._assigned_turn = None
         ranks = self._ranks(now_ms) if is_reading else {}
-        mine = {lane for lane, rank in ranks.items() if rank == 0}
+        self._given = {n: (to, ms) for n, (to, ms) in self._given.items() if ms > now_ms}
+        mine = {lane for lane, rank in ranks.items() if rank == 0 and lane not in self._given}
         if self.only_keeps:
             mine &= self._intake.lanes.keys()
         adopted = {
@@ -160,7 +165,31 @@ class Lanes:
         watched = self._quiet.of_others(others, now_ms)
         adopted = self._looks_after.left_alone({lane: ranks[lane] for lane in watched})
         if adopted:
-            self._keep(set(self._intake.lanes) | adopted)
-            for number in adopted:
-                self._intake.lanes[number].adopted_until_ms = now_ms + _ADOPTED_MS
+            self.adopt(adopted)
             log.info("queue %s: adopted lanes %s", self._register.name, sorted(adopted))
+
+    def adopt(self, lanes: set[int]) -> None:
+        """Read lanes for a while that are not this member's by rank."""
+        new = lanes - self._intake.lanes.keys()
+        if not new or self.is_leaving or self.only_keeps or not self._is_reading:
+            return
+        self._keep(set(self._intake.lanes) | new)
+        for number in new:
+            self._intake.lanes[number].adopted_until_ms = self._clock.now_ms() + _ADOPTED_MS
+
+    @property
+    def given(self) -> tuple[tuple[int, str], ...]:
+        """The group lanes that were given to others lately, and to whom."""
+        return tuple((lane, name) for lane, (name, _) in sorted(self._given.items()))
+
+    def may_give(self, lane: int) -> bool:
+        """True if a lane is read here, and was not given to this member just now."""
+        mine = self._intake.lanes.get(lane)
+        return mine is not None and mine.adopted_until_ms <= self._clock.now_ms()
+
+    def give(self, lanes: Mapping[int, str]) -> None:
+        """Leave group lanes to the members that they are given to."""
+        until_ms = self._clock.now_ms() + _ADOPTED_MS
+        self._given |= {lane: (name, until_ms) for lane, name in lanes.items()}
+        self._keep(set(self._intake.lanes) - lanes.keys())
+        self._membership.hurry()

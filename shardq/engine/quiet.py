@@ -107,7 +107,10 @@ class Quiet:
         Once a minute the others are looked through: their reader may not do so.
         """
         layout = self._layout
-        expected = [*expected_lanes(self._register.settings, layout, now_ms), *layout.lanes_of_groups()]
+        expected = [
+            *expected_lanes(self._register.settings, layout, now_ms),
+            *layout.lanes_of_groups(),
+        ]
         quiet = set(lanes).difference(expected)
         self._watched = {lane: until for lane, until in self._watched.items() if until > now_ms}
         last = self._last_minute(now_ms)

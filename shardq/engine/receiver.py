@@ -273,12 +273,8 @@ class Receiver:
 
     def _claim(self, engine: Engine, count: int, visibility_ms: int) -> list[Message]:
         taken, starts = self._take(engine, count)
-        planned = {
-            one: self._plan(engine, one, visibility_ms) for one in taken if not one.grouped
-        }
-        edits = {
-            one: self._plan_edit(engine, one, visibility_ms) for one in taken if one.grouped
-        }
+        planned = {one: self._plan(engine, one, visibility_ms) for one in taken if not one.grouped}
+        edits = {one: self._plan_edit(engine, one, visibility_ms) for one in taken if one.grouped}
         try:
             # All this took its time, and another may have leased a shard since.
             lapsed = [one for one in taken if not engine.leases.is_valid(one.lease)]
@@ -303,9 +299,7 @@ class Receiver:
             else:
                 engine.outbox.hand_over(one)
         made = [
-            (one.row.wanted_ms, move.new)
-            for one, move in claims
-            if move.old not in gone | unknown
+            (one.row.wanted_ms, move.new) for one, move in claims if move.old not in gone | unknown
         ]
         for one, row in claimed:
             if row.id in lost:

@@ -44,16 +44,18 @@ class Group:
         head: The first row: in `ready`, at a handler, being stored, or waiting for its time.
         waits: True if the head waits for its time, and is read again before it is handed out.
         rows: A heap of the rows behind the head.
+        coming: How many rows are kept that are still to be added.
         last: The place of the last row that was kept.
         after: Rows after this place are left in the store; None: none are.
     """
 
-    __slots__ = ("after", "head", "last", "rows", "waits")
+    __slots__ = ("after", "coming", "head", "last", "rows", "waits")
 
     def __init__(self) -> None:
         self.head: Delivery | None = None
         self.waits = False
         self.rows: list[tuple[Place, Delivery]] = []
+        self.coming = 0
         self.last: Place = (-1, b"")
         self.after: Place | None = None
 
@@ -61,6 +63,12 @@ class Group:
     def is_hungry(self) -> bool:
         """True if rows are left in the store, and few are in memory."""
         return self.after is not None and not self.waits and len(self.rows) < GROUP_ROWS_MIN
+
+    def has_room(self, *, in_memory: bool) -> bool:
+        """True if one more row is kept: the first in any case, others where memory has room."""
+        count = len(self.rows) + self.coming
+        is_first = self.head is None and not count
+        return is_first or (in_memory and not self.waits and count < GROUP_ROWS_MAX)
 
     def keep(self, place: Place, *, has_room: bool) -> bool:
         """Decide whether a row that was read is kept in memory.
@@ -72,15 +80,16 @@ class Group:
         if self.after is not None and place > self.after:
             return False
         if place > self.last:
-            is_first = self.head is None and not self.rows
-            if not is_first and (self.waits or not has_room or len(self.rows) >= GROUP_ROWS_MAX):
+            if not self.has_room(in_memory=has_room):
                 self.after = self.last
                 return False
             self.last = place
+        self.coming += 1
         return True
 
     def add(self, one: Delivery) -> None:
         """Add a row that is kept."""
+        self.coming = max(self.coming - 1, 0)
         heapq.heappush(self.rows, (place_of(one.row), one))
 
     def next(self) -> Delivery | None:
@@ -159,9 +168,7 @@ class GroupLane:
         """Groups with few rows in memory and more in the store."""
         return {name: group for name, group in self.groups.items() if group.is_hungry}
 
-    def reread(
-        self, rows: Iterable[Row], until: Place | None, *, room: int
-    ) -> list[Row]:
+    def reread(self, rows: Iterable[Row], until: Place | None, *, room: int) -> list[Row]:
         """Choose the rows to keep, of those read from the first place on that a hungry group needs.
 
         Args:
@@ -171,7 +178,6 @@ class GroupLane:
         """
         opened = {name for name, group in self.groups.items() if group.after is not None}
         chosen: list[Row] = []
-        counts: dict[str, int] = {}
         for row in rows:
             name, place = row.group or "", place_of(row)
             if name not in opened:
@@ -179,14 +185,11 @@ class GroupLane:
             group = self.groups[name]
             if group.after is not None and place <= group.after:
                 continue
-            count = counts.get(name, 0)
-            is_first = group.head is None and not group.rows and not count
-            has_room = room > 0 and len(group.rows) + count < GROUP_ROWS_MAX and not group.waits
-            if not (is_first or has_room):
+            if not group.has_room(in_memory=room > 0):
                 group.after = group.last
                 opened.discard(name)
                 continue
-            counts[name] = count + 1
+            group.coming += 1
             group.last = group.after = place
             room -= 1
             chosen.append(row)
@@ -198,10 +201,16 @@ class GroupLane:
                 group.after = group.last = max(until, group.last)
         return chosen
 
+    def skip(self, row: Row) -> None:
+        """A row that was kept is gone."""
+        self.groups[row.group or ""].coming -= 1
+
     def forget(self, name: str) -> None:
         """Forget a group of which nothing is in memory, or left."""
         group = self.groups.get(name)
-        if group is not None and group.head is None and not group.rows and group.after is None:
+        if group is None or group.head is not None or group.rows or group.coming:
+            return
+        if group.after is None:
             del self.groups[name]
 
     def rows(self) -> list[Delivery]:

@@ -97,7 +97,7 @@ class GroupLanes:
         self._lanes: dict[int, GroupLane] = {}
         self._begun: dict[tuple[int, str], Delivery] = {}
         """Heads at handlers whose lanes were given up since."""
-        self._waiting: list[tuple[int, int, GroupLane, Delivery]] = []
+        self._waiting: list[tuple[int, int, Delivery]] = []
         self._numbers = count()
         self._far: list[tuple[Group, Delivery]] = []
         self._is_hungry = False
@@ -107,6 +107,7 @@ class GroupLanes:
         self._unclaimed: list[Row] = []
         """Rows claimed for callers that do not get them, as they are to be edited back."""
         self._tidied_ms = 0
+        self._wished: set[int] = set()
         self.ahead_ms = _NEVER_MS
         self.intake: Intake
 
@@ -130,6 +131,27 @@ class GroupLanes:
         with self._lock:
             groups = (group for mine in self._lanes.values() for group in mine.groups.values())
             return any(group.head is not None and not group.waits for group in groups)
+
+    def with_due_heads(self) -> list[int]:
+        """Lanes with a head that is due and that no handler has."""
+        with self._lock:
+            return [
+                number
+                for number, mine in self._lanes.items()
+                if any(
+                    group.head is not None and not (group.waits or group.head.begun_us)
+                    for group in mine.groups.values()
+                )
+            ]
+
+    def pass_on(self, lane: int) -> None:
+        """A row of a lane is to come to another member, so the lane is given away."""
+        self._wished.add(lane)
+
+    def take_wished(self) -> set[int]:
+        """Lanes that are to be given away; each once."""
+        wished, self._wished = self._wished, set()
+        return wished
 
     def next_ms(self) -> int:
         """When a head that waits comes due, or a row that was read ahead, epoch milliseconds."""
@@ -194,7 +216,7 @@ class GroupLanes:
 
     # Rows -----------------------------------------------------------------------------------------
 
-    def place(self, lane: Lane, lease: Lease, rows: Iterable[Row]) -> None:
+    def place(self, lane: Lane, rows: Iterable[Row]) -> None:
         """Place rows of a shard that were read, in order; what memory has no room for is left."""
         now_ms = self._clock.now_ms()
         kept: list[Row] = []
@@ -238,7 +260,7 @@ class GroupLanes:
             if one is None:
                 mine.forget(name)
             elif one.is_stale or one.row.ready_ms > now_ms:
-                self._wait(mine, group, one, one.row.ready_ms)
+                self._wait(group, one, one.row.ready_ms)
             else:
                 one.careful = mine.needs_care(one.row)
                 heads.append(one)
@@ -252,9 +274,9 @@ class GroupLanes:
             return False
         return group.waits or bool(self._ready.remove(lambda one: one is head))
 
-    def _wait(self, mine: GroupLane, group: Group, one: Delivery, until_ms: int) -> None:
+    def _wait(self, group: Group, one: Delivery, until_ms: int) -> None:
         group.waits = one.is_stale = True
-        heapq.heappush(self._waiting, (until_ms, next(self._numbers), mine, one))
+        heapq.heappush(self._waiting, (until_ms, next(self._numbers), one))
         if until_ms > self._clock.now_ms() + _FAR_MS:
             self._far.append((group, one))
 
@@ -305,7 +327,7 @@ class GroupLanes:
             (head,) = self.intake.take_in([row], mine.lease)
             head.is_edited = True
             group.head = head
-            self._wait(mine, group, head, max(row.ready_ms, after_ms))
+            self._wait(group, head, max(row.ready_ms, after_ms))
 
     def release(self, one: Delivery) -> None:
         """A head could not be handed out; it is tried again soon."""
@@ -387,9 +409,9 @@ class GroupLanes:
         due: list[tuple[GroupLane, Group, Delivery]] = []
         with self._lock:
             while self._waiting and self._waiting[0][0] <= now_ms and len(due) < _FIND_ROWS:
-                _, _, mine, one = heapq.heappop(self._waiting)
-                _, group = self._group_of(one.row)
-                if group is not None and group.head is one and group.waits:
+                _, _, one = heapq.heappop(self._waiting)
+                mine, group = self._group_of(one.row)
+                if mine is not None and group is not None and group.head is one and group.waits:
                     due.append((mine, group, one))
         return due
 
@@ -400,7 +422,7 @@ class GroupLanes:
         except (StoreUnavailable, StoreTimeout):
             with self._lock:
                 for mine, group, one in due:
-                    self._wait(mine, group, one, self._clock.now_ms() + _AGAIN_MS)
+                    self._wait(group, one, self._clock.now_ms() + _AGAIN_MS)
             raise
         for mine, group, one in due:
             self._renew(mine, group, one, there.get(one.row.id))
@@ -419,7 +441,7 @@ class GroupLanes:
         with self._lock:
             if row.ready_ms > self._clock.now_ms() or not self._leases.is_valid(mine.lease):
                 until_ms = max(row.ready_ms, self._clock.now_ms() + _AGAIN_MS)
-                self._wait(mine, group, one, until_ms)
+                self._wait(group, one, until_ms)
                 return
             group.waits = one.is_stale = False
             one.careful = mine.needs_care(row)
@@ -456,11 +478,13 @@ class GroupLanes:
             if purged:
                 self._on_purged(purged)
             kept = [
-                found[row.id]
-                for row in chosen
-                if row.id in found and row.entered_us >= before_us
+                found[row.id] for row in chosen if row.id in found and row.entered_us >= before_us
             ]
             with self._lock:
+                ids = {row.id for row in kept}
+                for row in chosen:
+                    if row.id not in ids:
+                        mine.skip(row)
                 self._take_in(mine, kept)
                 for name in hungry:
                     mine.forget(name)
@@ -477,7 +501,8 @@ class GroupLanes:
         The next rows may be minutes later: what lies between is sealed, and not in the list.
         """
         layout, lane = self._layout, self.intake.lanes[mine.number]
-        until_ms = min(lane.read_ms, self._clock.now_ms())
+        # The whole of its due: what was read of it may have been left.
+        until_ms = min(lane.cursor_ms, self._clock.now_ms())
         minutes = {m for m in mine.listed if m >= layout.minute_of(after[0])}
         first = max(lane.sealed + 1, layout.minute_of(after[0]))
         minutes.update(range(first, layout.minute_of(until_ms) + 1))
@@ -503,9 +528,7 @@ class GroupLanes:
         an edit by another than the owner those of the owner's next one.
         """
         by = 1 if one.is_edited else SERIALS_AFTER_TAKEOVER
-        return row._replace(
-            serial=one.row.serial + (by if self._leases.is_valid(one.lease) else 2)
-        )
+        return row._replace(serial=one.row.serial + (by if self._leases.is_valid(one.lease) else 2))
 
     def edit(self, edits: Sequence[tuple[Delivery, Row]]) -> set[bytes]:
         """Edit rows in place; a repeat with the same rows is safe.
@@ -520,8 +543,7 @@ class GroupLanes:
             lost = {
                 row.id
                 for one, row in others
-                if row.id not in there
-                or there[row.id].serial not in (one.row.serial, row.serial)
+                if row.id not in there or there[row.id].serial not in (one.row.serial, row.serial)
             }
         self._store.edit([row for _, row in edits if row.id not in lost])
         for one, _ in edits:
@@ -616,9 +638,7 @@ class GroupLanes:
         wanted = Slice(layout.queue, [minute], [lane], *ends, 1, purpose="list", bodies=False)
         return next(iter(self._store.read(wanted)), None)
 
-    def _write_list(
-        self, mine: GroupLane, listed: dict[int, int], erased: Collection[int]
-    ) -> bool:
+    def _write_list(self, mine: GroupLane, listed: dict[int, int], erased: Collection[int]) -> bool:
         lease = mine.lease
         if not self._store.list_minutes(lease.shard, lease.lock, listed, erased):
             return False
