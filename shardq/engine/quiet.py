@@ -61,8 +61,7 @@ class Quiet:
     def follow(self, *, has_news: bool) -> None:
         """Read the settings anew where news may be that a band was put to for the first time."""
         now_us = self._clock.boot_us()
-        has_unused = self._register.has_unused_bands or not self._register.settings.groups_used
-        if has_news and has_unused and now_us >= self._read_us:
+        if has_news and self._register.has_unused_lanes and now_us >= self._read_us:
             self._read_us = now_us + _SETTINGS_US
             self._register.refresh(force=True)
 
@@ -107,11 +106,8 @@ class Quiet:
         Once a minute the others are looked through: their reader may not do so.
         """
         layout = self._layout
-        expected = [
-            *expected_lanes(self._register.settings, layout, now_ms),
-            *layout.lanes_of_groups(),
-        ]
-        quiet = set(lanes).difference(expected)
+        expected = expected_lanes(self._register.settings, layout, now_ms)
+        quiet = set(lanes).difference(expected, layout.lanes_of_groups())
         self._watched = {lane: until for lane, until in self._watched.items() if until > now_ms}
         last = self._last_minute(now_ms)
         if quiet and last > self._watched_to:
