@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from shardq.engine.delivery import Delivery
-from shardq.engine.groups.lane import GROUP_ROWS_MAX, GroupLane, place_of
+from shardq.engine.groups.lane import GroupLane, place_of
 from shardq.engine.lease import Lease
 from shardq.model.message import Row
 from shardq.model.shard import Shard
@@ -28,8 +28,8 @@ def lane(rows: Sequence[Row] = (), lease: Lease = LEASE) -> GroupLane:
     return made
 
 
-def take(made: GroupLane, rows: Sequence[Row], *, has_room: bool = True) -> list[Row]:
-    kept = [one for one in rows if made.keep(one, has_room=has_room)]
+def take(made: GroupLane, rows: Sequence[Row], *, room: int = 100) -> list[Row]:
+    kept = [one for one in rows if made.keep(one, room)]
     for one in kept:
         made.groups[one.group or ""].add(Delivery(one, 0, LEASE, grouped=True))
     return kept
@@ -76,26 +76,26 @@ def test_a_row_found_late_comes_before_a_head_that_no_handler_has():
 
 def test_without_room_a_group_keeps_its_first_row_and_goes_on_after_it():
     made = lane()
-    assert take(made, [row(1), row(2), row(1, "b")], has_room=False) == [row(1), row(1, "b")]
+    assert take(made, [row(1), row(2), row(1, "b")], room=0) == [row(1), row(1, "b")]
     assert made.groups["a"].after == place_of(row(1))
     assert take(made, [row(3)]) == []
 
 
 def test_one_group_leaves_room_to_others():
     made = lane()
-    rows = [row(due_ms) for due_ms in range(GROUP_ROWS_MAX + 5)]
-    assert len(take(made, rows)) == GROUP_ROWS_MAX
+    assert len(take(made, [row(due_ms) for due_ms in range(20)], room=20)) == 10
+    assert len(take(made, [row(30, "b")], room=0)) == 1
 
 
 def test_a_late_row_before_what_is_left_is_kept_without_room():
     made = lane([row(1), row(9)])
-    take(made, [row(10)], has_room=False)
-    assert take(made, [row(5)], has_room=False) == [row(5)]
+    take(made, [row(10)], room=0)
+    assert take(made, [row(5)], room=0) == [row(5)]
 
 
 def test_what_was_left_is_chosen_in_order_when_the_group_is_hungry():
     made = lane()
-    take(made, [row(1), row(2), row(3), row(4)], has_room=False)
+    take(made, [row(1), row(2), row(3), row(4)], room=0)
     head(made)
     assert list(made.hungry()) == ["a"]
     chosen = made.reread([row(2), row(3), row(4)], place_of(row(4)), room=2)
@@ -107,7 +107,7 @@ def test_what_was_left_is_chosen_in_order_when_the_group_is_hungry():
 
 def test_a_hungry_group_gets_one_row_though_memory_is_full():
     made = lane()
-    take(made, [row(1), row(2), row(3)], has_room=False)
+    take(made, [row(1), row(2), row(3)], room=0)
     head(made)
     end(made)
     assert made.reread([row(2), row(3)], None, room=0) == [row(2)]
@@ -116,7 +116,7 @@ def test_a_hungry_group_gets_one_row_though_memory_is_full():
 
 def test_rereading_for_one_group_serves_the_others():
     made = lane()
-    take(made, [row(1), row(2, "b"), row(3), row(4, "b")], has_room=False)
+    take(made, [row(1), row(2, "b"), row(3), row(4, "b")], room=0)
     chosen = made.reread([row(3), row(4, "b")], None, room=10)
     assert chosen == [row(3), row(4, "b")]
     assert not made.hungry()
@@ -124,11 +124,11 @@ def test_rereading_for_one_group_serves_the_others():
 
 def test_a_pass_that_ends_early_lets_the_group_go_on_where_it_ended():
     made = lane()
-    take(made, [row(1), row(5)], has_room=False)
+    take(made, [row(1), row(5)], room=0)
     head(made)
     assert made.reread([row(2, "b")], place_of(row(3)), room=10) == []
     assert made.groups["a"].after == place_of(row(3))
-    assert take(made, [row(2)], has_room=False) == [row(2)]
+    assert take(made, [row(2)], room=0) == [row(2)]
 
 
 def test_a_group_whose_head_waits_leaves_the_rest_and_is_not_hungry():

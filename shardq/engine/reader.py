@@ -448,7 +448,8 @@ class Reader:
 
     def _within_bytes(self, pages: list[_Page]) -> list[_Page]:
         """As many as may hold 4 MiB together, those that lag most; one while sizes are unknown."""
-        pages.sort(key=lambda page: page.wanted.after_ms)
+        # Lanes of groups last: what is due in others holds their heads back until they are read.
+        pages.sort(key=lambda page: (page.lane.of_groups, page.wanted.after_ms))
         if not self._knows_bodies:
             return pages[:1]
         rows = accumulate(page.wanted.limit for page in pages)

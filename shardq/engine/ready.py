@@ -103,6 +103,14 @@ class Ready:
                 self._leader = None
                 self._changed.notify(len(deliveries))
 
+    def offer(self, place: tuple[int, bytes], one: Delivery, *, is_taken: bool) -> None:
+        """Add one row that is due, as `add` does."""
+        with self._lock:
+            heapq.heappush(self._due[one.band], (*place, one))
+            if not is_taken:
+                self._leader = None
+                self._changed.notify()
+
     def take(self) -> Delivery | None:
         """The first row that is due, or None."""
         with self._lock:

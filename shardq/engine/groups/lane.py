@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 Place: TypeAlias = tuple[int, bytes]
 """Due and order of the row id: where a row comes in its lane."""
-GROUP_ROWS_MAX = 1_000
-"""Rows of one group in memory, so that one group leaves room to the others."""
+_GROUP_PART = 2
+"""One group takes at most this part of the room that is left, so that others find some."""
 GROUP_ROWS_MIN = 250
 """A group with fewer rows in memory, and more in the store, is hungry."""
 
@@ -64,23 +64,23 @@ class Group:
         """True if rows are left in the store, and few are in memory."""
         return self.after is not None and not self.waits and len(self.rows) < GROUP_ROWS_MIN
 
-    def has_room(self, *, in_memory: bool) -> bool:
+    def has_room(self, room: int) -> bool:
         """True if one more row is kept: the first in any case, others where memory has room."""
         count = len(self.rows) + self.coming
         is_first = self.head is None and not count
-        return is_first or (in_memory and not self.waits and count < GROUP_ROWS_MAX)
+        return is_first or (not self.waits and count < room // _GROUP_PART)
 
-    def keep(self, place: Place, *, has_room: bool) -> bool:
+    def keep(self, place: Place, room: int) -> bool:
         """Decide whether a row that was read is kept in memory.
 
         Args:
             place: The row's.
-            has_room: Whether memory has room for a row that is not the first of its group.
+            room: For how many rows behind heads memory has room.
         """
         if self.after is not None and place > self.after:
             return False
         if place > self.last:
-            if not self.has_room(in_memory=has_room):
+            if not self.has_room(room):
                 self.after = self.last
                 return False
             self.last = place
@@ -134,10 +134,21 @@ class GroupLane:
         groups: Those with rows in memory, or left in the store.
         listed: Minute -> due of its first row, of the minutes in the lane's list.
         touched: Listed minutes in which a row has ended since they were last looked at.
+        is_dense: Whether most rows that were reread last were chosen: bodies are read with them.
+        looked_ms: When the dues in the list were last renewed, epoch milliseconds.
         cared: Groups whose head that was due at the take-over has been handed out with care.
     """
 
-    __slots__ = ("cared", "groups", "lease", "listed", "looked_ms", "number", "touched")
+    __slots__ = (
+        "cared",
+        "groups",
+        "is_dense",
+        "lease",
+        "listed",
+        "looked_ms",
+        "number",
+        "touched",
+    )
 
     def __init__(self, number: int, lease: Lease) -> None:
         self.number = number
@@ -147,14 +158,15 @@ class GroupLane:
         self.touched: set[int] = set()
         self.cared: set[str] = set()
         self.looked_ms = 0
+        self.is_dense = True
 
-    def keep(self, row: Row, *, has_room: bool) -> bool:
+    def keep(self, row: Row, room: int) -> bool:
         """Decide whether a row that was read is kept in memory; the first of a group is."""
         name = row.group or ""
         group = self.groups.get(name)
         if group is None:
             group = self.groups[name] = Group()
-        return group.keep(place_of(row), has_room=has_room)
+        return group.keep(place_of(row), room)
 
     def needs_care(self, row: Row) -> bool:
         """Whether a head may be the row that the former owner died of; True once a group."""
@@ -185,7 +197,7 @@ class GroupLane:
             group = self.groups[name]
             if group.after is not None and place <= group.after:
                 continue
-            if not group.has_room(in_memory=room > 0):
+            if not group.has_room(room):
                 group.after = group.last
                 opened.discard(name)
                 continue

@@ -21,14 +21,14 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from shardq import locks
-from shardq.engine.groups.lane import GroupLane, place_of
+from shardq.engine.groups.lane import GROUP_ROWS_MIN, GroupLane, place_of
 from shardq.errors import StoreTimeout, StoreUnavailable
 from shardq.model.ids import from_order_key
 from shardq.model.message import SERIALS_AFTER_TAKEOVER
 from shardq.stores.store import Slice
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from shardq.clock import Clock
     from shardq.engine.delivery import Delivery
@@ -54,6 +54,8 @@ _FAR_MS = 2_000
 _AGAIN_MS = 100
 """How soon a head that could not be handed out is tried again."""
 _PAGE = 1_000
+_PAGE_BYTES = 4 << 20
+_ROW_BYTES = 100
 _TURN_US = 250_000
 _FIND_ROWS = 500
 _TIDY_MS = 1_000
@@ -184,26 +186,29 @@ class GroupLanes:
         mine = self._lanes.get(lane)
         return mine is not None and mine.lease is lease
 
-    def take_over(self, lane: Lane, lease: Lease) -> int | None:
-        """Begin to own a lane: read its list.
+    def take_over(self, leases: Mapping[int, Lease]) -> dict[int, int]:
+        """Begin to own lanes: read their lists.
 
         Returns:
-            The due from which on the lane is to be read anew; None where nothing is listed.
+            Lane -> the due from which on it is to be read anew, where something is listed.
         """
-        mine = GroupLane(lane.number, lease)
-        listed = self._store.waiting(self._layout.queue, [lane.number]).get(lane.number, {})
-        mine.listed, mine.touched = dict(listed), set(listed)
-        self.drop([lane.number])
+        found = self._store.waiting(self._layout.queue, sorted(leases)) if leases else {}
+        self.drop(leases)
+        first_ms: dict[int, int] = {}
         with self._lock:
-            self._lanes[lane.number] = mine
-            for (number, name), one in list(self._begun.items()):
-                if number == lane.number:
-                    mine.keep(one.row, has_room=True)
-                    mine.groups[name].head = self._begun.pop((number, name))
-        if not listed:
-            return None
-        lane.reread_listed(listed, self._layout)
-        return min(listed.values())
+            for number, lease in leases.items():
+                mine = self._lanes[number] = GroupLane(number, lease)
+                mine.listed = dict(found.get(number, {}))
+                mine.touched = set(mine.listed)
+                for (lane, name), one in list(self._begun.items()):
+                    if lane == number:
+                        mine.keep(one.row, ROWS_MAX)
+                        mine.groups[name].head = self._begun.pop((lane, name))
+                        mine.groups[name].coming = 0
+                if mine.listed:
+                    self.intake.lanes[number].reread_listed(mine.listed, self._layout)
+                    first_ms[number] = min(mine.listed.values())
+        return first_ms
 
     def drop(self, lanes: Iterable[int]) -> None:
         """Own these lanes no more; their rows that have not begun were given up."""
@@ -234,7 +239,7 @@ class GroupLanes:
                 minute = row.shard.minute
                 if minute <= lane.sealed and row.due_ms < mine.listed.get(minute, _NEVER_MS):
                     mine.touched.add(minute)
-                if mine.keep(row, has_room=room > len(kept)):
+                if mine.keep(row, room - len(kept)):
                     kept.append(row)
             self._take_in(mine, kept)
 
@@ -289,16 +294,28 @@ class GroupLanes:
             one: The delivery.
             is_last: Whether the calling thread takes another row from `ready` at once.
         """
-        row = one.row
+        shard, name = one.row.shard, one.row.group or ""
         with self._lock:
-            mine, group = self._group_of(row)
+            mine = self._lanes.get(shard.lane)
+            group = None if mine is None else mine.groups.get(name)
             if mine is None or group is None or group.head is not one:
                 self._forget_begun(one)
                 return
             group.head, group.waits = None, False
-            heads = self._offer(mine, (row.group or "",))
-            is_awaited = group.is_hungry or (group.head is not None and group.waits)
-        self._ready.add(heads, is_taken=is_last)
+            rows = group.rows
+            if rows and not (rows[0][1].is_stale or rows[0][1].row.not_before_ms):
+                # The path of every message in a backlog.
+                place, head = heapq.heappop(rows)
+                group.head = head
+                if mine.lease.window:
+                    head.careful = mine.needs_care(head.row)
+                self._ready.offer(place, head, is_taken=is_last)
+            else:
+                self._ready.add(self._offer(mine, (name,)))
+            is_awaited = (group.head is None and group.after is not None) or group.waits
+            if group.after is not None and len(rows) < GROUP_ROWS_MIN:
+                is_awaited = is_awaited or len(rows) == GROUP_ROWS_MIN - 1
+                self._is_hungry = True
         if is_awaited:
             self._on_news()
 
@@ -308,7 +325,9 @@ class GroupLanes:
         mine = self._lanes.get(row.shard.lane)
         if mine is not None and row.shard.minute in mine.listed:
             mine.touched.add(row.shard.minute)
-        self.ended(one)
+        group = None if mine is None else mine.groups.get(row.group or "")
+        if group is None or group.head is one:
+            self.ended(one)
 
     def again(self, one: Delivery, row: Row, after_ms: int = 0) -> None:
         """A head is not over: it waits for its time, and is read again.
@@ -472,7 +491,11 @@ class GroupLanes:
                 known = self.intake.known
                 new = [row for row in rows if row.id not in known and not row.is_note]
                 chosen = mine.reread(new, until, room=self._room())
-            found = {row.id: row for row in self._store.find([row.position for row in chosen])}
+            found = {row.id: row for row in chosen}
+            if not mine.is_dense:
+                there = self._store.find([row.position for row in chosen])
+                found = {row.id: row for row in there}
+            mine.is_dense = 2 * len(chosen) > len(rows)
             before_us = self._register.settings.purged_before_us
             purged = [row for row in found.values() if row.entered_us < before_us]
             if purged:
@@ -496,13 +519,15 @@ class GroupLanes:
                 return
 
     def _read_after(self, mine: GroupLane, after: Place) -> tuple[list[Row], Place | None]:
-        """A page of positions after a place, and the place up to which it reads; None: the cursor.
+        """A page of rows after a place, and the place up to which it reads; None: the cursor.
 
         The next rows may be minutes later: what lies between is sealed, and not in the list.
         """
         layout, lane = self._layout, self.intake.lanes[mine.number]
         # The whole of its due: what was read of it may have been left.
         until_ms = min(lane.cursor_ms, self._clock.now_ms())
+        mean_bytes = self.intake.body_bytes // (len(self.intake.known) or 1) + _ROW_BYTES
+        limit = max(min(_PAGE, _PAGE_BYTES // mean_bytes), 1)
         minutes = {m for m in mine.listed if m >= layout.minute_of(after[0])}
         first = max(lane.sealed + 1, layout.minute_of(after[0]))
         minutes.update(range(first, layout.minute_of(until_ms) + 1))
@@ -510,9 +535,9 @@ class GroupLanes:
         for minute in sorted(minutes):
             if layout.start_ms(minute) > after_ms:
                 after_ms, after_id = layout.start_ms(minute) - 1, None
-            place = after_ms, until_ms, _PAGE, after_id, "group", False
+            place = after_ms, until_ms, limit, after_id, "group", mine.is_dense
             rows = self._store.read(Slice(layout.queue, [minute], [mine.number], *place))
-            if len(rows) >= _PAGE:
+            if len(rows) >= limit:
                 return rows, place_of(rows[-1])
             if rows:
                 end_ms = layout.end_ms(minute) - 1
