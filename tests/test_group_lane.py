@@ -98,10 +98,10 @@ def test_what_was_left_is_chosen_in_order_when_the_group_is_hungry():
     take(made, [row(1), row(2), row(3), row(4)], room=0)
     head(made)
     assert list(made.hungry()) == ["a"]
-    chosen = made.reread([row(2), row(3), row(4)], place_of(row(4)), room=2)
+    chosen = made.reread([row(2), row(3), row(4)], place_of(row(4)), room=5)
     assert chosen == [row(2), row(3)]
     assert made.groups["a"].after == place_of(row(3))
-    assert made.reread([row(4)], None, room=2) == [row(4)]
+    assert made.reread([row(4)], None, room=9) == [row(4)]
     assert made.groups["a"].after is None
 
 

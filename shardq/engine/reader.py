@@ -130,9 +130,10 @@ class Reader:
         current: list[Lane] = []
         lagging: list[Lane] = []
         dozing: list[Lane] = []
-        wakes = self._wakes()
         layout = self._layout
         polled = self._intake.polled
+        ahead_ms = READ_AHEAD_MS if at_rest and polled and self._is_ahead_due() else 0
+        wakes = self._wakes() or ahead_ms > 0
         self._polled = sum(not lane.of_groups for lane in polled) or 1
         for lane in polled:
             is_current = lane.is_current(until_ms, layout)
@@ -148,11 +149,10 @@ class Reader:
                 dozing.append(lane)
         before = len(self._intake.known)
         if current:
-            ahead_ms = READ_AHEAD_MS if at_rest and self._is_ahead_due() else 0
             self._read_current(current, until_ms, back_ms, ahead_ms)
         if dozing:
             # Apart: from their cursors on the others would be read through their tombstones again.
-            self._read_current(dozing, until_ms, back_ms, 0)
+            self._read_current(dozing, until_ms, back_ms, ahead_ms)
         if lagging:
             self._go_back(lagging, until_ms)
             self._set_horizon(until_ms)
