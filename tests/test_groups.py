@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from reading import write
 
 from shardq import Bury, Consumer, Message, Retry, Snooze
 from shardq.testing import Recorder, Stage
@@ -238,3 +239,30 @@ def test_a_group_behind_a_long_backoff_costs_no_memory(stage: Stage) -> None:
     stage.drive(consumer, seconds=5)
     assert seen.texts == ["head", *(f"{n}" for n in range(20))]
     assert len(consumer._engine.intake.known) == 1
+
+
+def test_what_was_stored_late_while_the_lane_was_another_s_goes_first_once_it_is_ours(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail", group_lanes=1)
+    queue.put("keeps the lane", group="h")
+    holder = Consumer(queue, Recorder(stage.clock))._engine
+    while not holder.leases.held():
+        stage.clock.advance(0.01)
+        holder.step()
+    other = Consumer(stage.connect().queue("mail"), Recorder(stage.clock))._engine
+    lane = queue._home.register.layout.group_lane("g")
+    other.intake.keep([lane], dict)
+    other.intake.lanes[lane].advance(stage.clock.now_ms())
+    write(stage, queue, stage.clock.now_ms() - 100, b"1", group="g")
+    other.reader.poll(back_ms=500)
+    assert not other.intake.known
+    holder.retire()
+    holder.release_idle()
+    write(stage, queue, stage.clock.now_ms() + 10, b"2", group="g")
+    taken: list[bytes] = []
+    for _ in range(20):
+        stage.clock.advance(0.3)
+        other.reader.poll()
+        taken += [one.row.body for one in iter(other.ready.take, None)]
+    assert taken == [b"keeps the lane", b"1"]

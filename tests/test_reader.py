@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import pytest
 from reading import reading, write
 
 from shardq import Consumer
 from shardq.errors import StoreUnavailable
-from shardq.lifecycle.settle import Settler
 from shardq.model.message import Row
 from shardq.testing import Recorder, Stage
 

@@ -351,9 +351,7 @@ def test_what_is_found_behind_the_seal_of_a_lane_that_lags_holds_up_nothing(
         if minute == 20:
             queue.put("twenty", group="g")
         stage.clock.advance(60)
-    write(
-        stage, queue, queue._home.register.layout.start_ms(sealed - 1), b"late"
-    )
+    write(stage, queue, queue._home.register.layout.start_ms(sealed - 1), b"late")
     seen = Recorder(stage.clock, lambda _: stage.clock.advance(0.01))
     stage.drain(queue, Consumer(queue, seen, prefetch=100), within="60s")
     texts = seen.texts

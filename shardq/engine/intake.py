@@ -351,6 +351,9 @@ class Intake:
                 lane.retry_ms = now_ms + after_ms
                 # Not from the shard's start: each try would go through what that one has settled.
                 refused[shard.lane] = min(first_ms, refused.get(shard.lane, first_ms))
+                if lane.of_groups:
+                    # What a sweep has found comes before what is read next.
+                    self._go_back_to(lane, first_ms)
         return refused
 
     def _free(self, rows: Sequence[Row]) -> set[Shard]:

@@ -132,8 +132,6 @@ class Reader:
         dozing: list[Lane] = []
         layout = self._layout
         polled = self._intake.polled
-        ahead_ms = READ_AHEAD_MS if at_rest and polled and self._is_ahead_due() else 0
-        wakes = self._wakes() or ahead_ms > 0
         self._polled = sum(not lane.of_groups for lane in polled) or 1
         for lane in polled:
             is_current = lane.is_current(until_ms, layout)
@@ -145,8 +143,12 @@ class Reader:
                 lagging.append(lane)
             elif not (lane.of_groups and now_ms - lane.seen_ms > _DOZE_MS):
                 current.append(lane)
-            elif wakes:
+            else:
                 dozing.append(lane)
+        has_current = bool(current or dozing)
+        ahead_ms = READ_AHEAD_MS if at_rest and has_current and self._is_ahead_due() else 0
+        if not (self._wakes() or ahead_ms):
+            dozing.clear()
         before = len(self._intake.known)
         if current:
             self._read_current(current, until_ms, back_ms, ahead_ms)
