@@ -75,7 +75,7 @@ def test_a_seal_never_passes_a_shard_that_is_not_empty(stage: Stage) -> None:
     recorder = Recorder(stage.clock, handle)
     consumer = Consumer(queue, recorder)
     queue.put("a", group="g")
-    lane = queue._home.register.layout.group_lane("g", 0)
+    lane = queue._home.register.layout.group_lane("g")
     for _ in range(300):
         stage.drive(consumer, seconds=0.1)
         sealed = stage._store.notes(LANES, ("mail",))

@@ -338,7 +338,7 @@ class Intake:
         lane.used[minute] = lane.used.get(minute, 0) + len(rows)
         lane.stirred = lane.stirred or lane.quiet
         for row in rows:
-            one = Delivery(row, band, lease)
+            one = Delivery(row, band if row.group is None else row.priority, lease)
             if row.due_ms <= lease.taken_ms:
                 one.careful = lease.needs_care(is_grouped=row.group is not None)
             known[row.id] = one

@@ -41,7 +41,7 @@ class Lane:
 
     Attributes:
         number: The lane.
-        band: Its priority.
+        band: Its priority; 0 for a lane of groups, whose rows have priorities of their own.
         sealed: The last minute up to which all its shards are done with.
         cursor_ms: Rows due before this have been read once.
         cursor_id: Rows due at `cursor_ms` up to this id have been read; None: all of them.
@@ -112,7 +112,7 @@ class Lane:
         back = _swept_back(layout)
         return cls(
             number,
-            layout.band_of(number),
+            0 if layout.is_of_groups(number) else layout.band_of(number),
             sealed,
             layout.start_ms(sealed + 1) - 1,
             again_ms=layout.start_ms(sealed + 1) - 1,

@@ -86,7 +86,7 @@ class Lanes:
     def turn_has_changed(self) -> bool:
         """Whether lanes are to be assigned anew, though no member has come or gone."""
         now_ms = self._clock.now_ms()
-        if len(self._membership.others) < self._register.settings.lanes_filled:
+        if len(self._membership.others) < self._register.settings.lanes_written:
             return self._assigned_turn is None
         return self._assigned_turn != now_ms // PASS_ON_MS
 
@@ -122,9 +122,11 @@ class Lanes:
 
     def _ranks(self, now_ms: int) -> dict[int, int]:
         """This member's place in line for each lane; 0 is the one that should read it."""
-        layout, filled = self._register.layout, self._register.settings.lanes_filled
-        lanes = layout.lanes()
-        return self._membership.ranks(lanes, now_ms, bands=layout.bands, filled=filled)
+        layout, filled = self._register.layout, self._register.settings.lanes_written
+        ranks = self._membership.ranks(layout.lanes(), now_ms, bands=layout.bands, filled=filled)
+        if layout.groups_used:
+            ranks |= self._membership.ranks(layout.lanes_of_groups(), now_ms)
+        return ranks
 
     def follow(self, *, has_news: bool) -> None:
         """Read the settings anew where news may be that a band was put to for the first time."""
@@ -144,7 +146,7 @@ class Lanes:
 
     def guard(self) -> None:
         """Adopt lanes whose rightful reader leaves due rows alone for a second."""
-        lanes = self._register.layout.lanes()
+        lanes = self._register.layout.all_lanes()
         others = [lane for lane in lanes if lane not in self._intake.lanes]
         has_no_use = self._isolated or self.only_keeps or self.is_leaving or not self._is_reading
         if has_no_use or not others or not self._looks_after.is_due():

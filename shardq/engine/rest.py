@@ -157,7 +157,7 @@ class Rest:
             wanted = Slice(
                 layout.queue,
                 range(first, first + 1),
-                layout.lanes(),
+                layout.all_lanes(),
                 max(after_ms, layout.start_ms(first) - 1),
                 layout.end_ms(first) - 1,
                 limit=1,
