@@ -58,17 +58,18 @@ Quantiles: TypeAlias = "tuple[float, float] | None"
 
 @dataclass(frozen=True, slots=True)
 class LaneView:
-    """A lane of one band.
+    """A lane of one band, or a lane for groups in which messages are due.
 
     Attributes:
-        lane: Its number within its band, below the `lanes` of the queue's settings.
-        band: Its priority; 0 is first.
+        lane: Its number within its band, below the `lanes` of the queue's settings; of one for
+            groups below the `group_lanes`.
+        band: Its priority; 0 is first. None: it is for groups.
         owner: The member that reads it, or None.
         lag_ms: How long the oldest message that is due has not been settled; 0 without any.
     """
 
     lane: int
-    band: int
+    band: int | None
     owner: str | None
     lag_ms: int
 
@@ -337,7 +338,7 @@ class _Watch:
     def _lanes(
         self, layout: Layout, reader: Mapping[int, str], now_ms: int, boot_us: int
     ) -> Iterable[LaneView]:
-        lanes = layout.lanes()
+        lanes = layout.all_lanes()
         oldest = self._oldest(layout, now_ms, boot_us)
         # Who holds what is due; of lanes without such rows the heartbeats tell enough.
         locks = self._store.locks([row.position for row in oldest.values()])
@@ -347,11 +348,13 @@ class _Watch:
         for lane in lanes:
             row, lock = oldest.get(lane), holders.get(lane)
             owner = member_of(lock) if lock else reader.get(lane)
-            if lane not in expected and owner is None and row is None:
+            is_of_groups = layout.is_of_groups(lane)
+            if row is None and (is_of_groups or (lane not in expected and owner is None)):
                 continue
+            first = layout.first_group_lane
             yield LaneView(
-                lane=layout.index_of(lane),
-                band=layout.band_of(lane),
+                lane=lane - first if is_of_groups else layout.index_of(lane),
+                band=None if is_of_groups else layout.band_of(lane),
                 owner=owner,
                 lag_ms=0 if row is None else now_ms - row.wanted_ms,
             )
@@ -368,7 +371,7 @@ class _Watch:
         near_ms = layout.start_ms(layout.minute_of(now_ms) - _NEAR_MINUTES + 1)
         groups: dict[int, list[int]] = {}
         near = [from_ms for from_ms in self._from_ms.values() if from_ms >= near_ms]
-        for lane in layout.lanes():
+        for lane in layout.all_lanes():
             from_ms = self._from_ms.get(lane, near_ms)
             together = min(near) if near and from_ms >= near_ms else from_ms
             groups.setdefault(together, []).append(lane)
@@ -376,7 +379,7 @@ class _Watch:
         for from_ms, lanes in groups.items():
             found |= self._oldest_of(layout, lanes, from_ms, now_ms)
         self._from_ms = {
-            lane: found[lane].due_ms if lane in found else now_ms for lane in layout.lanes()
+            lane: found[lane].due_ms if lane in found else now_ms for lane in layout.all_lanes()
         }
         return found
 
@@ -387,7 +390,7 @@ class _Watch:
         newest = layout.newest_sealable(now_ms)
         first = self._store.next_minute(layout.queue, register.life_minute)
         starts = {}
-        for lane in layout.lanes():
+        for lane in layout.all_lanes():
             minute = min(register.unsealed_minute(lane, sealed), newest + 1)
             if first is not None:
                 # As readers do: rows may lie behind seals, where the clock was set back.
@@ -434,7 +437,11 @@ def _member(name: str, beat: Heartbeat, layout: Layout, now_ms: int) -> MemberVi
         longest_ms=beat.longest_ms,
         unsettled=beat.busy,
         ready=beat.ready,
-        lanes=tuple((layout.index_of(lane), layout.band_of(lane)) for lane in beat.lanes),
+        lanes=tuple(
+            (layout.index_of(lane), layout.band_of(lane))
+            for lane in beat.lanes
+            if not layout.is_of_groups(lane)
+        ),
         isolated=beat.isolated,
         shortest_ms=beat.shortest_ms,
         runs=tuple((message, max(now_ms - begun_ms, 0)) for message, begun_ms in beat.runs),
@@ -467,7 +474,7 @@ def dead_count(store: Store, queue: str, now_ms: int) -> int:
     minutes = range(layout.minute_of(from_ms), layout.minute_of(now_ms) + 1)
     count = 0
     for part in spans_with_rows(store, name, minutes, _BACK_MINUTES_MAX):
-        wanted = Slice(name, part, layout.lanes(), purged_ms, now_ms, _PAGE, purpose="observe")
+        wanted = Slice(name, part, layout.all_lanes(), purged_ms, now_ms, _PAGE, purpose="observe")
         count += sum(tally.rows for tally in store.count(wanted).values())
     return count
 
@@ -519,11 +526,11 @@ def open_shards(queue: Queue) -> dict[int, list[tuple[int, int]]]:
         queue: The queue.
     """
     home = queue._home
-    home.register.refresh(force=home.register.has_unused_bands)
+    home.register.refresh(force=home.register.has_unused_lanes)
     layout = home.register.layout
     now_ms = home.clock.now_ms()
     minutes = range(layout.newest_sealable(now_ms) + 1, layout.minute_of(now_ms) + 2)
-    lanes = layout.lanes_used()
+    lanes = layout.all_used()
     due, rows = (
         home.store.count(Slice(queue.name, minutes, lanes, -1, until, 0, purpose="observe"))
         for until in (now_ms, layout.end_ms(minutes[-1]))

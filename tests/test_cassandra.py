@@ -114,9 +114,7 @@ def test_a_delete_that_overtakes_its_insert_wins(
     assert store.find([row.position]) == []
 
 
-def test_an_edit_after_the_delete_brings_nothing_back(
-    store: CassandraStore, queue: str
-) -> None:
+def test_an_edit_after_the_delete_brings_nothing_back(store: CassandraStore, queue: str) -> None:
     row = make_row(queue)
     store.insert([row])
     store.delete([row.position])

@@ -153,7 +153,7 @@ def test_a_member_without_a_free_handler_for_5_s_lets_others_have_its_rows() -> 
                 mine, others = stuck._engine.intake.lanes, helper._engine.intake.lanes
                 if mine and others and not set(mine) & set(others):
                     break
-            groups = [f"g{n}" for n in range(200) if layout.group_lane(f"g{n}", 0) in mine]
+            groups = [f"g{n}" for n in range(200) if layout.group_lane(f"g{n}") in mine]
             queue.put("blocks", group=groups[0])
             assert started.wait(WAIT_S)
             queue.put("waits", group=groups[1])

@@ -133,7 +133,7 @@ class CalendarCounter:
             StoreCorrupt: If totals or rows are damaged.
         """
         register = self._register
-        register.refresh(force=register.has_unused_bands)
+        register.refresh(force=register.has_unused_lanes)
         stored = stored_totals(self._store, register.totals_key)
         depth = DepthCounter(self._store, self._clock, register).depth(lambda: stored)
         rows: Counter[int] = Counter()
@@ -200,7 +200,7 @@ class CalendarCounter:
         """(start of a minute, messages) of each shard."""
         layout = self._register.layout
         wanted = Slice(
-            layout.queue, minutes, layout.lanes_used(), after_ms, until_ms, _PAGE
+            layout.queue, minutes, layout.all_used(), after_ms, until_ms, _PAGE
         )._replace(purpose="calendar")
         for shard, tally in self._store.count(wanted).items():
             yield layout.start_ms(shard.minute), tally.rows - tally.claims
@@ -210,7 +210,7 @@ class CalendarCounter:
     ) -> Iterator[tuple[int, int]]:
         """(due, 1) of each row that no purge has reached; rows are read without their bodies."""
         layout, before_us = self._register.layout, self._register.settings.purged_before_us
-        shards = self._store.occupied(layout.queue, minutes, layout.lanes())
+        shards = self._store.occupied(layout.queue, minutes, layout.all_lanes())
         pages = scan.pages(self._store, layout, shards, purpose="calendar", bodies=False)
         for row in (row for page in pages for row in page):
             is_live = row.claim is None and row.entered_us >= before_us

@@ -104,12 +104,12 @@ class Census:
             stored: The totals of the queue.
             firings: Those of its schedules.
         """
-        self._register.refresh(force=self._register.has_unused_bands)
+        self._register.refresh(force=self._register.has_unused_lanes)
         now_ms = self._clock.now_ms()
         layout = self._register.layout
         minutes = range(layout.minute_of(now_ms), layout.minute_of(now_ms + horizon_ms) + 1)
         counts = dict.fromkeys(minutes, 0)
-        lanes = layout.lanes_used()
+        lanes = layout.all_used()
         is_doomed = may_be_doomed(self._register, stored)
         for part in spans(minutes, scan.PROBE_MINUTES):
             wanted = Slice(layout.queue, part, lanes, now_ms, _FAR_MS, _PAGE, bodies=False)
@@ -192,15 +192,14 @@ class Census:
 
         A producer put it there that had not read of the drop yet.
         """
-        return row.shard.lane not in self._register.layout.lanes()
+        return not self._register.layout.has_lane(row.shard.lane)
 
     def _moved_to_now(self, row: Row) -> Move:
         move = self._settler.planner.place(row, 0)
-        if not self._is_astray(row):
+        if row.group is not None or not self._is_astray(row):
             return move
         layout, due_ms = self._register.layout, move.new.due_ms
-        lane = layout.lane(0, 0) if row.group is None else layout.group_lane(row.group, 0)
-        return move._replace(new=move.new._replace(shard=layout.shard(due_ms, lane)))
+        return move._replace(new=move.new._replace(shard=layout.shard(due_ms, layout.lane(0, 0))))
 
     def _near_rows(self, limit: int) -> Iterator[Row]:
         """The first rows of each lane up to an hour ahead, stopping when a stretch has enough."""
@@ -208,7 +207,7 @@ class Census:
         now_ms = self._clock.now_ms()
         found = 0
         for part in scan.unsealed_minutes(self._store, self._register, now_ms + _PEEK_MS):
-            occupied = self._store.occupied(self._register.name, part, layout.lanes())
+            occupied = self._store.occupied(self._register.name, part, layout.all_lanes())
             for _, shards in groupby(sorted(occupied, key=_by_minute), key=attrgetter("minute")):
                 rows = self._first_of(list(shards), limit)
                 found += len(rows)

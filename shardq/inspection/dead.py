@@ -42,7 +42,7 @@ def shards(store: Store, register: Register, since_ms: int, until_ms: int) -> It
     start = layout.minute_of(max(since_ms, made_ms, 0))
     minutes = range(start, max(layout.minute_of(until_ms) + 1, start))
     for part in reversed(list(spans(minutes, scan.PROBE_MINUTES))):
-        yield from sorted(store.occupied(layout.queue, part, layout.lanes()), reverse=True)
+        yield from sorted(store.occupied(layout.queue, part, layout.all_lanes()), reverse=True)
 
 
 def last(home: QueueHome, limit: int, is_wanted: Callable[[Row], bool]) -> list[Row]:

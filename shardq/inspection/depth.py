@@ -133,7 +133,7 @@ class DepthCounter:
         Args:
             read_totals: Reads what has happened in the queue.
         """
-        self._register.refresh(force=self._register.has_unused_bands)
+        self._register.refresh(force=self._register.has_unused_lanes)
         running = self._running()
         now_ms = self._clock.now_ms()
         counted, until_ms = self._near(now_ms)
@@ -195,7 +195,7 @@ class DepthCounter:
                 yield 0.0
         for part in _parts(minutes):
             if settings.purged_before_us:
-                for row in self._rows_of(part, layout.lanes()):
+                for row in self._rows_of(part, layout.all_lanes()):
                     is_former = self._register.is_former(row)
                     former += is_former
                     rows += not is_former
@@ -222,7 +222,7 @@ class DepthCounter:
         is_indexed = self._store.next_minute(layout.queue, 0) is not None
         most = _INDEXED_ROWS_MAX if is_indexed else _PROBED_ROWS_MAX
         ahead = self._with_rows(now_ms) if is_indexed else self._probed(now_ms, counted)
-        lanes = layout.lanes_used()
+        lanes = layout.all_used()
         part = range(0)
         for spans, part in enumerate(ahead, 1):
             later, claims = self._tally([part], now_ms, _FAR_MS, since_us, lanes)
@@ -252,7 +252,7 @@ class DepthCounter:
             counted: What was counted in those before.
         """
         layout, settings = self._register.layout, self._register.settings
-        few_ms = _HORIZON_SHARDS // len(layout.lanes_used()) * layout.minute_ms
+        few_ms = _HORIZON_SHARDS // len(layout.all_used()) * layout.minute_ms
         # Parked rows are known from others only where they are counted, and dues up to NEAR_MS
         # ahead are not noted.
         least_ms = max(settings.visibility_ms, NEAR_MS) + layout.minute_ms
@@ -285,7 +285,7 @@ class DepthCounter:
         """
         rows = claims = 0
         layout = self._register.layout
-        lanes = layout.lanes() if lanes is None else lanes
+        lanes = layout.all_lanes() if lanes is None else lanes
         for part in filter(None, parts):
             if since_us:
                 for row in self._rows_of(part, lanes):

@@ -299,7 +299,9 @@ class Finder:
         if look.mark is not None:
             born_ms = ids.birth_us(look.mark.entry.id) // 1_000
         minute = layout.minute_of(max(due_ms, born_ms))
-        return here.first(wanted, [Shard(layout.queue, minute, lane) for lane in layout.lanes()])
+        return here.first(
+            wanted, [Shard(layout.queue, minute, lane) for lane in layout.all_lanes()]
+        )
 
     def _near(self, wanted: Wanted, look: Look, here: _Reader) -> Row | None:
         """In the minutes that readers have not left for good, and up to an hour ahead."""
@@ -386,7 +388,7 @@ def open_shards(
     layout = register.layout
     for part in scan.unsealed_minutes(store, register, until_ms):
         if minutes := range(max(part.start, since), part.stop):
-            yield from store.occupied(layout.queue, minutes, lanes or layout.lanes())
+            yield from store.occupied(layout.queue, minutes, lanes or layout.all_lanes())
 
 
 def _by_due(row: Row) -> tuple[int, int]:

@@ -118,7 +118,7 @@ def unsealed_minutes(store: Store, register: Register, now_ms: int) -> Iterator[
     """The minutes from the oldest unsealed one of a queue to now, in stretches."""
     layout = register.layout
     sealed = store.notes(LANES, (register.name,))
-    oldest = min(register.unsealed_minute(lane, sealed) for lane in layout.lanes())
+    oldest = min(register.unsealed_minute(lane, sealed) for lane in layout.all_lanes())
     # The clock may have been set back since, and what an index tells needs no seal.
     oldest = min(oldest, layout.newest_sealable(now_ms) + 1)
     first = store.next_minute(layout.queue, register.life_minute)
@@ -130,7 +130,7 @@ def whole(layout: Layout, shard: Shard, limit: int, purpose: str) -> Slice:
     """All of a shard."""
     queue, minute, lane = shard
     after_ms, until_ms = layout.start_ms(minute) - 1, layout.end_ms(minute) - 1
-    if lane not in layout.lanes():
+    if not layout.has_lane(lane):
         # Of a dropped queue of this name, whose minutes may have been of another length.
         after_ms, until_ms = -1, _FAR_MS
     return Slice(queue, [minute], [lane], after_ms, until_ms, limit, purpose=purpose)

@@ -19,7 +19,7 @@ from shardq.inspection import scan
 from shardq.inspection.finder import Finder, open_shards
 from shardq.inspection.state import Found, State, Where
 from shardq.model import ids
-from shardq.model.message import died_after, is_snooze_reason, last_error
+from shardq.model.message import died_after, is_snooze_reason, last_error, priority_of
 from shardq.model.names import is_dead_queue, served_queue
 from shardq.model.shard import Shard
 from shardq.model.times import due_ms, moment_of
@@ -210,7 +210,7 @@ class Whereabouts:
         if register.settings.paused:
             return replace(state, where=Where.PAUSED)
         sealed = self._store.notes(LANES, (layout.queue,)).get(row.shard.lane, -1)
-        if row.shard.minute <= sealed or row.shard.lane not in layout.lanes():
+        if row.shard.minute <= sealed or not layout.has_lane(row.shard.lane):
             return replace(state, where=Where.PASSED)
         head = None if is_head else self._head(row, beats, state.at)
         if head is not None:
@@ -227,7 +227,7 @@ class Whereabouts:
         lease = self._store.locks([row.position]).get(row.shard)
         if lease is None or lease.lock is None:
             busy = sum(beat.busy for beat in beats.values())
-            ahead = self._ahead(row, self._register.layout.lanes(), state.at) - busy
+            ahead = self._ahead(row, self._register.layout.all_lanes(), state.at) - busy
             return replace(state, where=Where.READY, ahead=max(ahead, 0))
         member = member_of(lease.lock)
         beat = beats.get(member)
@@ -239,11 +239,15 @@ class Whereabouts:
         return replace(held, busy=beat.running, threads=beat.threads)
 
     def _ahead(self, row: Row, lanes: Sequence[int], at: datetime) -> int:
-        """How many due rows of lanes go before a row: those of bands before its own, and older."""
+        """How many due rows of lanes go before a row: those of bands before its own, and older.
+
+        In lanes for groups, those that are older.
+        """
         layout, now_ms = self._register.layout, due_ms(at)
-        band = layout.band_of(row.shard.lane)
-        before = [lane for lane in lanes if layout.band_of(lane) < band]
-        beside = [lane for lane in lanes if layout.band_of(lane) == band]
+        band = priority_of(row, layout)
+        of_groups = set(filter(layout.is_of_groups, lanes))
+        before = [n for n in lanes if n not in of_groups and layout.band_of(n) < band]
+        beside = [n for n in lanes if n in of_groups or layout.band_of(n) == band]
         count = 0
         for some, until_ms in ((before, now_ms), (beside, row.due_ms - 1)):
             if not some or until_ms < 0:

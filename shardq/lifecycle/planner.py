@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from shardq.lifecycle.fate import Fate, Outcome, decided
 from shardq.model import ids
 from shardq.model.ids import row_ids
-from shardq.model.message import AS_NEW, dead_headers, failed, moved, placed, revived
+from shardq.model.message import AS_NEW, dead_headers, failed, moved, placed, priority_of, revived
 from shardq.model.times import ceil_ms
 from shardq.records.stats import NEAR_MS
 from shardq.stores.store import Move
@@ -47,9 +47,10 @@ class Settlement(NamedTuple):
 
 
 def lane_after(layout: Layout, row: Row) -> int:
-    """The lane that a row moves to: one of a group stays, others leave what nobody fills."""
-    lane = row.shard.lane
-    return lane if row.group is not None else layout.written_lane(lane)
+    """The lane that a row moves to: its group's, or else its own while producers fill that."""
+    if row.group is not None:
+        return layout.group_lane(row.group)
+    return layout.written_lane(row.shard.lane)
 
 
 def counted(row: Row, delivery: int) -> int:
@@ -212,17 +213,22 @@ class Planner:
         dead = self._register.dead()
         layout = dead.layout
         now_us = self._clock.now_us()
-        band = self._register.layout.band_of(row.shard.lane)
-        headers = dead_headers(row, band, reason, attempt, now_us // 1_000, traceback)
+        priority = priority_of(row, self._register.layout)
+        headers = dead_headers(row, priority, reason, attempt, now_us // 1_000, traceback)
         due_ms = ceil_ms(now_us)
+        lane = layout.lane(0, 0)
+        if row.group is not None:
+            dead.use_groups()
+            lane = layout.group_lane(row.group)
         new = placed(
             row,
-            layout.shard(due_ms, layout.lane(0, 0)),
+            layout.shard(due_ms, lane),
             due_ms,
             _id_after(row, max(now_us, dead.settings.purged_before_us)),
             headers=headers,
             name=row.message_id,
             origin_ms=row.order[0],
+            priority=0,
             **AS_NEW,
         )
         return Move(row.position, new)

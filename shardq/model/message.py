@@ -173,7 +173,7 @@ _SOUND: tuple[Callable[[object], bool], ...] = (
     _is_text, _is_moment, _is_text, _is_moment, _is_text, _is_count, _is_count,
 )  # fmt: skip
 """Of each column but the shard, whether it can hold a value."""
-AS_NEW: Final[Mapping[str, Any]] = dict.fromkeys(
+AS_NEW: Final[dict[str, Any]] = dict.fromkeys(
     ("first", "claim", "since_ms", "not_before_ms", "error")
 ) | {"attempt": 0}
 """The columns of a message that enters a queue anew: no delivery has been begun there."""
@@ -244,7 +244,7 @@ def revived(row: Row, layout: Layout, due_ms: int, row_id: bytes, *, index: int)
         layout: Of the queue that it goes back to.
         due_ms: When it is due there.
         row_id: Its new one.
-        index: Which lane of its priority it goes to; one of a group goes to its group's.
+        index: Which lane of its priority it goes to, where it has no group.
 
     Raises:
         StoreCorrupt: If its headers are none.
@@ -252,8 +252,7 @@ def revived(row: Row, layout: Layout, due_ms: int, row_id: bytes, *, index: int)
     headers = read_headers(row)
     band = min(int(headers.get("shardq-priority", "0")), layout.bands - 1)
     own = {name: value for name, value in headers.items() if not name.startswith(RESERVED_HEADER)}
-    in_group = row.group is not None
-    lane = layout.group_lane(row.group or "", band) if in_group else layout.lane(band, index)
+    lane = layout.lane(band, index) if row.group is None else layout.group_lane(row.group)
     return placed(
         row,
         layout.shard(due_ms, lane),
@@ -262,6 +261,7 @@ def revived(row: Row, layout: Layout, due_ms: int, row_id: bytes, *, index: int)
         headers=headers.get(_DAMAGED) or (write_headers(own) if own else None),
         name=row.message_id,
         origin_ms=None,
+        priority=0 if row.group is None else band,
         **AS_NEW,
     )
 
@@ -419,7 +419,7 @@ class Message:
     @property
     def priority(self) -> int:
         """The priority; 0 is first."""
-        return self._signer.layout.band_of(self._row.shard.lane)
+        return priority_of(self._row, self._signer.layout)
 
     @property
     def receipt(self) -> str:
@@ -678,8 +678,13 @@ def died_after(buried: Row, row: Row) -> int:
     return int(headers.get("shardq-attempts", row.attempt))
 
 
+def priority_of(row: Row, layout: Layout) -> int:
+    """The priority of a message: of one without a group its lane's band."""
+    return layout.band_of(row.shard.lane) if row.group is None else row.priority
+
+
 GroupKey: TypeAlias = tuple[int, str]
-"""Lane and group: a group of two priorities is two groups, for its rows live in two lanes."""
+"""Lane and group."""
 
 
 def group_of(row: Row) -> GroupKey | None:

@@ -114,7 +114,11 @@ class KeyChanges:
         now_us = self._clock.now_us()
         layout = self._register.layout
         due_ms = max(row.due_ms, ceil_ms(now_us))
-        lane = row.shard.lane if row.group is not None else layout.written_lane(row.shard.lane)
+        lane = (
+            layout.written_lane(row.shard.lane)
+            if row.group is None
+            else layout.group_lane(row.group)
+        )
         new = moved(
             row,
             layout.shard(due_ms, lane),

@@ -435,10 +435,7 @@ class Ticker:
         definition, layout = tick.definition, self._layout
         name = id_of(definition.name, firing.time_ms)
         group, priority = definition.job.group, definition.job.priority
-        if group is None:
-            lane = layout.named_lane(name, priority)
-        else:
-            lane = layout.group_lane(group, priority)
+        lane = layout.named_lane(name, priority) if group is None else layout.group_lane(group)
         since_ms = tick.at_ms(firing.time_ms)
         is_later = since_ms != firing.at_ms and not firing.is_missed
         born_us, purged_us = aim_ms * 1_000 - _BORN_US, self._register.settings.purged_before_us
@@ -454,6 +451,7 @@ class Ticker:
             name=name,
             group=group,
             since_ms=since_ms if is_later else None,
+            priority=0 if group is None else priority,
         )
 
     def _step_of(self, tick: Tick, row: Row, due_ms: int, aim_ms: int) -> Step:

@@ -295,7 +295,7 @@ class Actor:
     def _put_back(self, rows: list[Row], at_ms: int) -> list[Row]:
         """Put rows back; gives those whose keys others have, which stay."""
         moves = [Move(row.position, self.new_row(row, at_ms)) for row in rows]
-        self._register.use_bands_of(move.new.shard for move in moves)
+        self._register.use_lanes_of(move.new.shard for move in moves)
         keyed = [move for move in moves if move.new.key is not None]
         if keyed:
             _, left = self._settler.revive(keyed)

@@ -116,10 +116,11 @@ SHARDS: Columns = (
     Column("minute", "BIGINT"),
     Column("start", "TIMESTAMP"),
     Column("lane", "INT"),
-    Column("priority", "INT"),
+    Column("priority", "INT", is_nullable=True),
     Column("rows", "BIGINT"),
     Column("in_flight", "BIGINT"),
 )
+"""`priority` null: a lane for groups, whose messages have priorities of their own."""
 
 VIEWS: dict[str, Columns] = {
     "messages": MESSAGES,

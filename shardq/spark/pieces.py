@@ -274,7 +274,7 @@ class Pieces:
         line = known.get(entry, Line())
         if line.says is not None:
             return self._written_before(piece, checksum, line.says)
-        self._register.use_bands_of(row.shard for row in piece.rows)
+        self._register.use_lanes_of(row.shard for row in piece.rows)
         at_ms = self._begin(entry, line, piece.rows)
         rows = raised(piece.rows, at_ms, self._register.layout)
         doubtful: list[Row] = []

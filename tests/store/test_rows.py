@@ -575,7 +575,8 @@ def test_of_two_edits_with_one_serial_one_stands_whole(store: Store, queue: str)
     rows = [make_row(queue, BASE_MS + n) for n in range(20)]
     store.insert(rows)
     one = [row._replace(serial=4, attempt=1, claim="a") for row in rows]
-    other = [row._replace(serial=4, attempt=2, not_before_ms=BASE_MS, error="2:s:b") for row in rows]
+    state = {"serial": 4, "attempt": 2, "not_before_ms": BASE_MS, "error": "2:s:b"}
+    other = [row._replace(**state) for row in rows]
     with ThreadPoolExecutor(2) as threads:
         list(threads.map(store.edit, (one, other)))
     found = read_back(store, rows)

@@ -87,9 +87,7 @@ def item(values: Sequence[bytes]) -> bytes:
 
 def record(fields: Sequence[bytes | None]) -> bytes:
     """A value of a user-defined type, its fields serialised already; None: null."""
-    return b"".join(
-        [_NULL if field is None else _INT.pack(len(field)) + field for field in fields]
-    )
+    return b"".join([_NULL if field is None else _INT.pack(len(field)) + field for field in fields])
 
 
 def partition(place: tuple[str, int, int]) -> tuple[bytes, bytes, bytes]:

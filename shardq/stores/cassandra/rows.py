@@ -51,7 +51,7 @@ BUFFER_BYTES = 8 << 20
 DELETE_ROWS = 1_000
 FIND_ROWS = 500
 DELETED_AFTER_US = 1_000_000
-"""Later than every write to the row: the insert at its birth, attempts microseconds after it."""
+"""Later than every write to the row: the insert at its birth, edits microseconds after it."""
 
 _SPAN_CUT = 16
 """What is refused takes 50 ms and more, what is empty 1."""
@@ -89,8 +89,8 @@ _EDIT = (
 _ROWS = (
     "SELECT minute, lane, toUnixTimestamp(due), timeuuidAsBlob(id), body, headers, state.attempt, "
     'timeuuidAsBlob(first), name, toUnixTimestamp(origin), "group", state.claim, '
-    "toUnixTimestamp(since), key, state.not_before, state.error, priority, state.serial "
-    "FROM {}.messages"
+    "toUnixTimestamp(since), key, toUnixTimestamp(state.not_before), state.error, priority, "
+    "state.serial FROM {}.messages"
 )
 _FIND = f"{_ROWS} WHERE queue = ? AND minute = ? AND lane = ? AND (due, id) IN ?"
 _IN_SHARDS = "WHERE queue = ? AND minute IN ? AND lane IN ?"

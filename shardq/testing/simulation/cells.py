@@ -141,7 +141,7 @@ class Cells:
         key = row.position
         with self._lock:
             before = self._edits.get(key)
-            if before is not None and before[0] >= at_us or self._dead.get(key, -1) >= at_us:
+            if (before is not None and before[0] >= at_us) or self._dead.get(key, -1) >= at_us:
                 return
             self._edits[key] = (at_us, row)
             written_us = self._written.get(key)

@@ -43,7 +43,8 @@ _COLUMNS = (
 )  # fmt: skip
 _ROWS = """\
 SELECT queue, minute, lane, due, id, body, headers, attempt, first, name, origin, in_group, claim,
-    since, key, not_before, error, priority, serial FROM messages WHERE queue = ? ORDER BY minute, lane, due, id"""
+    since, key, not_before, error, priority, serial
+FROM messages WHERE queue = ? ORDER BY minute, lane, due, id"""
 _TRIGGERS = {
     "written": ("INSERT", "NEW"),
     "deleted": ("DELETE", "OLD"),
