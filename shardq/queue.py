@@ -97,6 +97,7 @@ class Queue(Scheduled):
         self._receiver = Receiver(
             store, clock, register, background=background, make_ticker=self._ticker
         )
+        self._settler.is_looked_at = self._receiver.looks_at
         self._home.listeners.append(self._receiver.on_put)
 
     def __reduce__(self) -> NoReturn:

@@ -146,6 +146,15 @@ class Receiver:
         if engine is not None:
             engine.on_put(due_ms)
 
+    def looks_at(self, position: Position) -> bool:
+        """Let the next call look at a row of a group that was settled or edited just now.
+
+        Returns:
+            Whether its lane is owned here; else its owner is to be told by a note.
+        """
+        engine = self._engine
+        return engine is not None and engine.groups.look_at(position)
+
     def store_stats(self) -> None:
         """Store what was counted since the last turn.
 
@@ -276,6 +285,9 @@ class Receiver:
         planned = {one: self._plan(engine, one, visibility_ms) for one in taken if not one.grouped}
         edits = {one: self._plan_edit(engine, one, visibility_ms) for one in taken if one.grouped}
         try:
+            if not engine.outbox.is_empty:
+                # What is buried is not to wait for the next call.
+                engine.outbox.flush()
             # All this took its time, and another may have leased a shard since.
             lapsed = [one for one in taken if not engine.leases.is_valid(one.lease)]
             claims = [(one, move) for one, move in planned.items() if one not in lapsed]
@@ -314,11 +326,11 @@ class Receiver:
         if not claims:
             return set()
         try:
-            return engine.groups.edit(claims)
+            return engine.groups.edit(claims, looks_first=True)
         except StoreTimeout:
             try:
                 # The very same once more, which tells what became of it.
-                return engine.groups.edit(claims)
+                return engine.groups.edit(claims, looks_first=True)
             except StoreTimeout:
                 engine.groups.unclaim(row for _, row in claims)
                 raise

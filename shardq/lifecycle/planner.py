@@ -43,6 +43,9 @@ if TYPE_CHECKING:
     from shardq.model.shard import Layout, Position
     from shardq.records.register import Register
 
+_NOTE_MS = 20
+"""A note is due so much later than now, that no poll has passed that when it is stored."""
+
 
 class Settlement(NamedTuple):
     """What a delivery that was not acked comes to.
@@ -174,7 +177,7 @@ class Planner:
     def note(self, position: Position) -> Row:
         """A note for the owner of a group lane: the row at this position was settled or edited."""
         now_us = self._clock.now_us()
-        return note_of(position, row_ids.next(now_us), ceil_ms(now_us))
+        return note_of(position, row_ids.next(now_us), ceil_ms(now_us) + _NOTE_MS)
 
     def place(self, row: Row, due_ms: int) -> Move:
         """The move of a row that waits: nothing but its place changes."""

@@ -59,6 +59,8 @@ class Settler:
         planner: Plans what becomes of them.
         ledger: Where ends are recorded.
         keys: The names of its messages.
+        is_looked_at: Lets a row be looked at by the owner of its group lane; False where that is in
+            no receiver of this process.
         on_beside: Told the rows beside moves (`Move.beside`) once these are done.
         on_found_beside: Told those that were there already, by a try before.
     """
@@ -79,6 +81,7 @@ class Settler:
         self.keys: Keys = Keys(store, clock, register)
         self._pointers = KeyPointers(self.keys)
         self._begun = Begun()
+        self.is_looked_at: Callable[[Position], bool] = _no
         self.on_beside: Callable[[list[Row]], object] = _nothing
         self.on_found_beside: Callable[[list[Row]], object] = _nothing
 
@@ -300,7 +303,9 @@ class Settler:
         notes = [
             self.planner.note(row.position)
             for row in rows
-            if row.shard.queue == layout.queue and layout.is_of_groups(row.shard.lane)
+            if row.shard.queue == layout.queue
+            and layout.is_of_groups(row.shard.lane)
+            and not self.is_looked_at(row.position)
         ]
         if not notes:
             return
@@ -351,3 +356,7 @@ class Settler:
 
 def _nothing(_rows: list[Row]) -> None:
     pass
+
+
+def _no(_position: Position) -> bool:
+    return False

@@ -104,6 +104,7 @@ class GroupLanes:
         self._far: list[tuple[Group, Delivery]] = []
         self._is_hungry = False
         self._notes: dict[Position, Row] = {}
+        self._looks: set[Position] = set()
         self._untold: list[Row] = []
         """Notes that are still to be written."""
         self._unclaimed: list[Row] = []
@@ -120,7 +121,7 @@ class GroupLanes:
     @property
     def is_idle(self) -> bool:
         """True if nothing waits to be stored or looked at."""
-        return not (self._notes or self._untold or self._unclaimed)
+        return not (self._notes or self._looks or self._untold or self._unclaimed)
 
     @property
     def has_room(self) -> bool:
@@ -215,6 +216,10 @@ class GroupLanes:
         with self._lock:
             for number in lanes:
                 mine = self._lanes.pop(number, None)
+                planner = self._settler.planner
+                lost = {at for at in self._looks if at.shard.lane == number}
+                self._untold += map(planner.note, lost)
+                self._looks -= lost
                 for name, group in () if mine is None else mine.groups.items():
                     if group.head is not None and group.head.begun_us:
                         self._begun[number, name] = group.head
@@ -412,7 +417,7 @@ class GroupLanes:
         self._leave_far()
         while due := self._due(now_ms):
             self._reread_heads(due)
-        if self._notes:
+        if self._notes or self._looks:
             self._look_at_noted()
         if self._is_hungry:
             self._is_hungry = False
@@ -555,19 +560,25 @@ class GroupLanes:
         by = 1 if one.is_edited else SERIALS_AFTER_TAKEOVER
         return row._replace(serial=one.row.serial + (by if self._leases.is_valid(one.lease) else 2))
 
-    def edit(self, edits: Sequence[tuple[Delivery, Row]]) -> set[bytes]:
+    def edit(
+        self, edits: Sequence[tuple[Delivery, Row]], *, looks_first: bool = False
+    ) -> set[bytes]:
         """Edit rows in place; a repeat with the same rows is safe.
 
+        Args:
+            edits: Deliveries, and their rows as they are to be.
+            looks_first: Whether to read all rows first, not those alone whose lease is over.
+
         Returns:
-            The ids of rows that somebody else has settled or edited, since their lease was over.
+            The ids of rows that were read and that somebody else has settled or edited.
         """
         others = [(one, row) for one, row in edits if not self._leases.is_valid(one.lease)]
         lost: set[bytes] = set()
-        if others:
-            there = {row.id: row for row in self._store.find([row.position for _, row in others])}
+        if asked := edits if looks_first else others:
+            there = {row.id: row for row in self._store.find([row.position for _, row in asked])}
             lost = {
                 row.id
-                for one, row in others
+                for one, row in asked
                 if row.id not in there or there[row.id].serial not in (one.row.serial, row.serial)
             }
         self._store.edit([row for _, row in edits if row.id not in lost])
@@ -608,11 +619,34 @@ class GroupLanes:
 
     # Notes ----------------------------------------------------------------------------------------
 
+    def look_at(self, position: Position) -> bool:
+        """Read a row again by the next step, which another in this process has changed.
+
+        From any thread.
+
+        Returns:
+            Whether its lane is owned here.
+        """
+        with self._lock:
+            mine = self._lanes.get(position.shard.lane)
+            if mine is None or not self._leases.is_valid(mine.lease):
+                return False
+            self._looks.add(position)
+        self._on_news()
+        return True
+
     def _look_at_noted(self) -> None:
         """Read the rows again that notes name, and delete the notes."""
         notes = list(self._notes.values())
-        noted = {note.noted for note in notes}
-        there = {row.position: row for row in self._store.find(noted)}
+        with self._lock:
+            looks, self._looks = self._looks, set()
+        noted = looks.union(note.noted for note in notes)
+        try:
+            there = {row.position: row for row in self._store.find(noted)}
+        except (StoreUnavailable, StoreTimeout):
+            with self._lock:
+                self._looks |= looks
+            raise
         fresh: list[Row] = []
         for at in noted:
             row, one = there.get(at), self.intake.known.get(at.id)
@@ -621,8 +655,10 @@ class GroupLanes:
             elif not one.begun_us:
                 self._apply(one, row)
         if fresh:
+            # Late ones, as a rule behind the seal: their minutes are listed.
             self.intake.accept(sorted(fresh, key=lambda row: (row.shard, *place_of(row))))
-        self._store.delete([note.position for note in notes])
+        if notes:
+            self._store.delete([note.position for note in notes])
         for note in notes:
             self._notes.pop(note.position, None)
 
