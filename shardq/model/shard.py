@@ -38,6 +38,10 @@ def spans(minutes: range, length: int) -> Iterator[range]:
         yield range(start, min(start + length, minutes.stop))
 
 
+LANE_LEASE = -1
+"""Stands for the minute where the lease of a whole lane for groups is meant."""
+
+
 class Shard(NamedTuple):
     """One partition. A tuple, because drains hash one for every row: 0.1 us against 0.6."""
 
@@ -157,6 +161,10 @@ class Layout:
     def is_of_groups(self, lane: int) -> bool:
         """True if a lane is one for groups, of this queue or of a dropped one of its name."""
         return lane >= FIRST_GROUP_LANE
+
+    def lane_lease(self, lane: int) -> Shard:
+        """What the lease of a lane for groups is taken of."""
+        return Shard(self.queue, LANE_LEASE, lane)
 
     def lanes_of_groups(self) -> range:
         """Every lane for groups, whether a message with a group was ever put or not."""

@@ -2,7 +2,7 @@
 
 ```
  Rows       insert delete find move move_once edit read count occupied next_minute shards
- Leases     take renew release locks
+ Leases     take renew release locks lane_locks waiting list_minutes
  Registers  note notes erase records write_records
  Logs       record recorded history insert_once
  Store      all of these, and open close clocks changed
@@ -29,7 +29,7 @@ from shardq.model.times import is_epoch_ms
 
 if TYPE_CHECKING:
     from collections import Counter
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from shardq.model.message import Row
@@ -321,7 +321,11 @@ class Rows(Protocol):
 
 
 class Leases(Protocol):
-    """The exclusive, expiring right to read a shard."""
+    """The exclusive, expiring right to read a shard.
+
+    The lease of a whole lane for groups is taken of `Layout.lane_lease`, and with it go the minutes
+    of the lane that are listed as having rows left.
+    """
 
     def take(
         self, seen: Mapping[Shard, str | None], *, lock: str, holder: str, window: int, ttl_ms: int
@@ -345,6 +349,45 @@ class Leases(Protocol):
         """Lease states, read beside rows: one plain read a shard, and maybe a moment old.
 
         Shards whose row is gone are left out.
+        """
+
+    def lane_locks(self, queue: str, lanes: Sequence[int]) -> dict[int, LeaseState]:
+        """Lease states of lanes for groups: one plain read, and maybe a moment old.
+
+        Lanes that were never leased are left out.
+        """
+
+    def waiting(self, queue: str, lanes: Sequence[int]) -> dict[int, dict[int, int]]:
+        """The listed minutes of lanes for groups: one plain read.
+
+        A holder reads after its `take` what those before it have listed, to the last one.
+
+        Returns:
+            Lane -> minute, ascending -> the due of its first row left, epoch milliseconds. Lanes
+            without a listed minute are left out.
+        """
+
+    def list_minutes(
+        self, lease: Shard, lock: str, listed: Mapping[int, int], erased: Collection[int] = ()
+    ) -> bool:
+        """List minutes of a lane and erase others, where its lease is ours. Idempotent.
+
+        Cassandra: a conditional batch for each 100 minutes. SQLite: one transaction. An unknown
+        outcome is resolved inside.
+
+        Args:
+            lease: The lane's (`Layout.lane_lease`).
+            lock: Our token.
+            listed: Minute -> the due of its first row left; what is listed already is replaced.
+            erased: Minutes to be taken off the list, whether they are on it or not.
+
+        Returns:
+            False: the lease is not ours any more, and nothing was written, or not all. True also
+            where nothing is to be written.
+
+        Raises:
+            StoreTimeout: Some of it may be written; repeating is safe.
+            StoreUnavailable: Likewise.
         """
 
 

@@ -62,6 +62,14 @@ CREATE TABLE leases (
     PRIMARY KEY (queue, minute, lane)
 ) WITHOUT ROWID""",
     """\
+CREATE TABLE waiting (
+    queue  TEXT    NOT NULL,
+    lane   INTEGER NOT NULL, -- a lane for groups; its lease is in leases, minute -1
+    minute INTEGER NOT NULL, -- a minute before the seal in which rows are left
+    due    INTEGER NOT NULL, -- of the first of them when it was listed, epoch milliseconds
+    PRIMARY KEY (queue, lane, minute)
+) WITHOUT ROWID""",
+    """\
 CREATE TABLE lanes (
     queue  TEXT    NOT NULL,
     lane   INTEGER NOT NULL,

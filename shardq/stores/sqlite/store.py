@@ -22,7 +22,7 @@ from shardq import clock
 from shardq.errors import StoreCorrupt
 from shardq.model.ids import order_key
 from shardq.model.message import Row
-from shardq.model.shard import Shard
+from shardq.model.shard import LANE_LEASE, Shard
 from shardq.stores.sqlite import schema
 from shardq.stores.sqlite.address import BUSY_MS, read_url
 from shardq.stores.sqlite.database import Database
@@ -32,7 +32,7 @@ from shardq.stores.store import NEVER, LeaseState, Tally
 
 if TYPE_CHECKING:
     import sqlite3
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from shardq.model.shard import Position
     from shardq.stores.store import Mark, Move, Slice
@@ -120,6 +120,11 @@ WHERE queue = :queue AND minute = :minute AND lane = :lane AND lock = :lock AND 
 _RELEASE = f"""\
 DELETE FROM leases
 WHERE queue = :queue AND minute = :minute AND lane = :lane AND lock = :lock AND {IN_FORCE}"""
+_WAITING = """\
+SELECT lane, minute, due FROM waiting WHERE queue = ? AND lane IN (SELECT value FROM json_each(?))
+ORDER BY lane, minute"""
+_LIST = "INSERT OR REPLACE INTO waiting (queue, lane, minute, due) VALUES (?, ?, ?, ?)"
+_UNLIST = "DELETE FROM waiting WHERE queue = ? AND lane = ? AND minute = ?"
 _SYNCHRONOUS = {"full": "FULL", "normal": "NORMAL"}
 
 _key = itemgetter(0, 1, 2, 3, 4)
@@ -457,6 +462,35 @@ class SqliteStore(SqliteRegisters, SqliteHistory):
     def locks(self, positions: Iterable[Position]) -> dict[Shard, LeaseState]:
         """Lease states of the shards of those rows that are there."""
         return self.lease_states(list({row.shard for row in self.find(positions)}))
+
+    def lane_locks(self, queue: str, lanes: Sequence[int]) -> dict[int, LeaseState]:
+        """Lease states of lanes for groups."""
+        states = self.lease_states([Shard(queue, LANE_LEASE, lane) for lane in lanes])
+        return {shard.lane: state for shard, state in states.items() if state != LeaseState()}
+
+    def waiting(self, queue: str, lanes: Sequence[int]) -> dict[int, dict[int, int]]:
+        """The listed minutes of lanes for groups."""
+        found: dict[int, dict[int, int]] = {}
+        with self._database.reading() as connection:
+            self.counters["reads"] += 1
+            asked = (queue, json.dumps(list(lanes)))
+            for lane, minute, due_ms in connection.execute(_WAITING, asked):
+                found.setdefault(lane, {})[minute] = due_ms
+        return found
+
+    def list_minutes(
+        self, lease: Shard, lock: str, listed: Mapping[int, int], erased: Collection[int] = ()
+    ) -> bool:
+        """List minutes of a lane and erase others, where its lease is ours; one transaction."""
+        queue, _, lane = lease
+        if not listed and not erased:
+            return True
+        with self._lease_changes(1) as connection:
+            if _lease_state(connection, lease, self._now()).lock != lock:
+                return False
+            connection.executemany(_LIST, [(queue, lane, *one) for one in listed.items()])
+            connection.executemany(_UNLIST, [(queue, lane, minute) for minute in erased])
+        return True
 
     # Time and news -------------------------------------------------------------------------------
 

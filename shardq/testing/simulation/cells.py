@@ -21,7 +21,7 @@ from shardq.stores.store import LeaseState, Tally
 from shardq.testing.simulation.marks import MarkCells
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from shardq.model.message import Row
     from shardq.model.shard import Position
@@ -82,6 +82,7 @@ class Cells:
         self._dead: dict[Position, int] = {}
         self._edits: dict[Position, tuple[int, Row]] = {}
         self._leases: dict[Shard, list[Any]] = {}
+        self._waiting: dict[tuple[str, int], dict[int, int]] = {}
         self._notes: dict[tuple[str, Partition], dict[Any, _Note]] = {}
         self.marks = MarkCells(machine_us)
 
@@ -292,6 +293,28 @@ class Cells:
             if is_ours:
                 del self._leases[shard]
             return is_ours
+
+    def list_minutes(
+        self, lease: Shard, lock: str, listed: Mapping[int, int], erased: Collection[int]
+    ) -> bool:
+        """List minutes of a lane and erase others, where its lock is this one."""
+        with self._lock:
+            is_ours = self.lease(lease).lock == lock
+            if is_ours:
+                minutes = self._waiting.setdefault((lease.queue, lease.lane), {})
+                minutes.update(listed)
+                for minute in erased:
+                    minutes.pop(minute, None)
+            return is_ours
+
+    def waiting(self, queue: str, lanes: Iterable[int]) -> dict[int, dict[int, int]]:
+        """The listed minutes of lanes, ascending."""
+        with self._lock:
+            return {
+                lane: dict(sorted(minutes.items()))
+                for lane in lanes
+                if (minutes := self._waiting.get((queue, lane)))
+            }
 
     # Notes: the latest time wins. Records: compared and set in one step ---------------------------
 

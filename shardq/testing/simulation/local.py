@@ -26,7 +26,7 @@ from shardq.testing.simulation.network import DONE, REFUSED
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from shardq.model.shard import Position
@@ -355,6 +355,24 @@ class LocalStore(Calls):
         """Lease states of the shards of those rows that are there."""
         wanted = list(positions)
         return self._read("locks", lambda: self._store.locks(wanted))
+
+    def lane_locks(self, queue: str, lanes: Sequence[int]) -> dict[int, LeaseState]:
+        """Lease states of lanes for groups."""
+        return self._read("lane_locks", lambda: self._store.lane_locks(queue, lanes))
+
+    def waiting(self, queue: str, lanes: Sequence[int]) -> dict[int, dict[int, int]]:
+        """The listed minutes of lanes for groups."""
+        return self._read("waiting", lambda: self._store.waiting(queue, lanes))
+
+    def list_minutes(
+        self, lease: Shard, lock: str, listed: Mapping[int, int], erased: Collection[int] = ()
+    ) -> bool:
+        """List minutes of a lane and erase others, where its lease is ours."""
+
+        def work() -> bool:
+            return self._store.list_minutes(lease, lock, listed, erased)
+
+        return self._write("list_minutes", lease, work)
 
     # Registers ------------------------------------------------------------------------------------
 
