@@ -70,9 +70,15 @@ class Care:
                 if not self._is_there(one):
                     return LEFT
                 if one.careful:
-                    serial = row.serial + SERIALS_AFTER_TAKEOVER
-                    self._store.edit([row._replace(attempt=row.attempt + 1, serial=serial)])
-                    one.row = row._replace(serial=serial)
+                    # No longer before any time: by that a retry is told from what runs.
+                    edit = row._replace(
+                        attempt=row.attempt + 1,
+                        not_before_ms=None,
+                        serial=row.serial + SERIALS_AFTER_TAKEOVER,
+                    )
+                    self._store.edit([edit])
+                    one.row = edit._replace(attempt=row.attempt)
+                    one.is_edited = True
             except StoreTimeout as error:
                 # Maybe recorded: given up now, each new try could use up one more attempt.
                 log.warning("message %s waits: %s", row.message_id, error)

@@ -224,12 +224,12 @@ class Keyed:
     def _follow(self, old: Row, new: Row) -> None:
         """What a row that was replaced takes along."""
         self._home.stats.add(replaced=1)
+        layout = self._register.layout
         with begun("the message is replaced"):
             self._settler.ledger.make_up([new])
-            self._settler.repair([new])
-        if new.order != old.order:
-            # It is not the head of its group any more: what waits behind it goes on.
-            self._settler.tell([old])
+            if new.shard != old.shard or not layout.is_of_groups(new.shard.lane):
+                self._settler.repair([new])
+        self._settler.tell([old, new])
         self._home.on_put(new.due_ms)
 
     def _end(self, row: Row | None, key: KeyRow) -> None:

@@ -197,8 +197,11 @@ class Planner:
     def kept(self, row: Row) -> Row:
         """The new row of a message that waits, and changes: due as it is, or now if that is past.
 
-        It is as late as before, and has its place in its group.
+        It is as late as before, and has its place in its group, whose rows have that by their dues.
         """
+        if self._register.layout.is_of_groups(row.shard.lane):
+            # At its own due, though that is past: its owner is told, and reads it there.
+            return placed(row, row.shard, row.due_ms, row_ids.next(self._clock.now_us()), claim=None)
         return self._anew(row, row.due_ms, origin_ms=row.order[0], since_ms=row.wanted_ms)
 
     def _anew(self, row: Row, due_ms: int, *, origin_ms: int, since_ms: int | None) -> Row:
@@ -213,6 +216,7 @@ class Planner:
             row_ids.next(now_us),
             origin_ms=None if origin_ms == due_ms else origin_ms,
             claim=None,
+            not_before_ms=None,
             since_ms=None if since_ms == due_ms else since_ms,
         )
 
