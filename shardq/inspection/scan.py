@@ -37,7 +37,7 @@ def pages(
     together_max: int = _TOGETHER_MAX,
     bodies: bool = True,
 ) -> Iterator[list[Row]]:
-    """All rows of shards; without leases, beside the consumers of the queue.
+    """All rows of shards but notes; without leases, beside the consumers of the queue.
 
     Args:
         layout: The queue's.
@@ -71,27 +71,31 @@ def first_kept(store: Rows, slices: Sequence[Slice], is_kept: Callable[[Row], bo
     Raises:
         StoreCorrupt: If a row is damaged.
     """
+
+    def is_shown(row: Row) -> bool:
+        return not row.is_note and is_kept(row)
+
     rows = [row.checked() for row in store.read(*slices)]
-    crowded = {row.shard for row in rows if not is_kept(row)}
+    crowded = {row.shard for row in rows if not is_shown(row)}
     kept = [row for row in rows if row.shard not in crowded]
     # There may be any number of others before a row that is kept.
     for one in slices:
         for minute, lane in product(one.minutes, one.lanes) if crowded else ():
             if Shard(one.queue, minute, lane) in crowded:
                 left = rows_of(store, one._replace(minutes=[minute], lanes=[lane]))
-                kept += islice(filter(is_kept, left), one.limit)
+                kept += islice(filter(is_shown, left), one.limit)
     return sorted(kept, key=attrgetter("shard"))
 
 
 def _pages(store: Rows, slices: Iterable[Slice], together_max: int) -> Iterator[list[Row]]:
-    """All rows of slices, whatever their limit, so many slices at a time."""
+    """All rows of slices but notes, whatever their limit, so many slices at a time."""
     iterator = iter(slices)
     limit, together = _PAGE_ROWS[0], 1
     while left := [one._replace(limit=limit) for one in islice(iterator, together)]:
         while left:
             rows = [row.checked() for row in store.read(*left)]
-            if rows:
-                yield rows
+            if messages := [row for row in rows if not row.is_note]:
+                yield messages
             left = _continued(left, rows)
             size = sum(len(row.body) for row in rows) + _ROW_BYTES * len(rows)
             if size < _PAGE_BYTES // 4:

@@ -292,17 +292,20 @@ class Rows(Protocol):
         """
 
     def read(self, *wanted: Slice) -> list[Row]:
-        """Rows of slices of one queue, ordered by (minute, lane), then (due, row id).
+        """Rows of slices of one queue, notes too, ordered by (minute, lane), then (due, row id).
 
         `limit` of each shard at most. No two slices may name the same shard; they are read for the
         purpose of the first, and with bodies if it is.
         """
 
     def count(self, wanted: Slice) -> dict[Shard, Tally]:
-        """Rows and claims of each non-empty shard of a slice; its limit is ignored."""
+        """Rows and claims of each non-empty shard of a slice, without notes.
+
+        The slice's limit is ignored.
+        """
 
     def occupied(self, queue: str, minutes: Sequence[int], lanes: Sequence[int]) -> list[Shard]:
-        """Those of minutes x lanes that have a row, ordered by (minute, lane). Cheap for thousands.
+        """Those of minutes x lanes with a row or note, by (minute, lane). Cheap for thousands.
 
         One that is too full of deleted rows to tell is named as well.
         """

@@ -41,6 +41,8 @@ CREATE TABLE messages (
     not_before INTEGER,        -- when it may be handed out, unless as soon as it is due; edited
     error    TEXT,             -- the last error: epoch milliseconds, f or s (failed or snoozed) and
                                -- a text, colons between them; edited in place
+    note     TEXT,             -- minute, due and row id of a row of this lane at which its owner is
+                               -- to look, colons between them; unless the row is a message
     priority INTEGER NOT NULL DEFAULT 0, -- of a message with a group
     serial   INTEGER NOT NULL DEFAULT 0, -- the number of the last edit; 0 since the insert
     PRIMARY KEY (queue, minute, lane, due, id)

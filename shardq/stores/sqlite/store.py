@@ -49,8 +49,8 @@ _READ_BEFORE_US = 1_000_000
 
 _INSERT = """\
 INSERT INTO messages (queue, minute, lane, due, id, body, headers, attempt, first, name, origin,
-    in_group, claim, since, key, not_before, error, priority)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+    in_group, claim, since, key, not_before, error, note, priority)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (queue, minute, lane, due, id) DO NOTHING"""
 _INSERT_PLAIN = """\
 INSERT INTO messages (queue, minute, lane, due, id, body, attempt) VALUES (?, ?, ?, ?, ?, ?, ?)
@@ -62,7 +62,7 @@ _INSERT_KEYED = """\
 INSERT INTO messages (queue, minute, lane, due, id, body, attempt, key)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (queue, minute, lane, due, id) DO NOTHING"""
 """The sqlite3 module takes 1 us for each None and each bytes, which it offers to adapters first."""
-_PLAIN = [None] * 9 + [0, 0]
+_PLAIN = [None] * 10 + [0, 0]
 """What follows the attempt where a short statement writes the row; the key may stand in it."""
 _KEY = 6
 _DELETE = "DELETE FROM messages WHERE queue = ? AND minute = ? AND lane = ? AND due = ? AND id = ?"
@@ -71,18 +71,18 @@ UPDATE messages SET attempt = ?, not_before = ?, claim = ?, error = ?, serial = 
 WHERE queue = ? AND minute = ? AND lane = ? AND due = ? AND id = ? AND serial < ?"""
 _FIND = """\
 SELECT due, id, body, headers, attempt, first, name, origin, in_group, claim, since, key,
-    not_before, error, priority, serial
+    not_before, error, note, priority, serial
 FROM messages
 WHERE queue = ? AND minute = ? AND lane = ? AND due = ? AND id = ?"""
 _READ = """\
 SELECT due, id, body, headers, attempt, first, name, origin, in_group, claim, since, key,
-    not_before, error, priority, serial
+    not_before, error, note, priority, serial
 FROM messages
 WHERE queue = ? AND minute = ? AND lane = ? AND due <= ? AND due > ?
 ORDER BY due, id LIMIT ?"""
 _READ_FROM_ID = """\
 SELECT due, id, body, headers, attempt, first, name, origin, in_group, claim, since, key,
-    not_before, error, priority, serial
+    not_before, error, note, priority, serial
 FROM messages
 WHERE queue = ? AND minute = ? AND lane = ? AND due <= ? AND (due, id) > (?, ?)
 ORDER BY due, id LIMIT ?"""
@@ -90,10 +90,10 @@ _NO_BODY = "iif(typeof(body) = 'blob', x'', body)"
 """Told by the row's head; what is no body is damaged, and read to be named."""
 _BARE = {one: one.replace(" body,", f" {_NO_BODY},") for one in (_READ, _READ_FROM_ID)}
 _COUNT = """\
-SELECT count(*), count(claim) FROM messages
+SELECT count(*) - count(note), count(claim) FROM messages
 WHERE queue = ? AND minute = ? AND lane = ? AND due <= ? AND due > ?"""
 _COUNT_FROM_ID = """\
-SELECT count(*), count(claim) FROM messages
+SELECT count(*) - count(note), count(claim) FROM messages
 WHERE queue = ? AND minute = ? AND lane = ? AND due <= ? AND (due, id) > (?, ?)"""
 _OCCUPIED = """\
 SELECT minutes.value, lanes.value FROM json_each(?) AS minutes CROSS JOIN json_each(?) AS lanes
@@ -640,10 +640,11 @@ def _rows(shard: Shard, found: Iterable[tuple[Any, ...]]) -> list[Row]:
         return [
             new(Row, (
                 shard, due, born[4:8] + born[2:4] + born[:2] + born[8:], body, headers, attempt,
-                first, name, origin, group, claim, since, key, not_before, error, priority, serial,
+                first, name, origin, group, claim, since, key, not_before, error, note, priority,
+                serial,
             ))
             for due, born, body, headers, attempt, first, name, origin, group, claim, since, key,
-                not_before, error, priority, serial
+                not_before, error, note, priority, serial
             in found
         ]  # fmt: skip
     except TypeError as error:

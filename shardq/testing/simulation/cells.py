@@ -199,7 +199,8 @@ class Cells:
         tallies = {}
         with self._lock:
             for shard in self._live_shards(wanted.queue, wanted.minutes, wanted.lanes):
-                rows = self._slice(shard, wanted, len(self._live[shard]))
+                found = self._slice(shard, wanted, len(self._live[shard]))
+                rows = [row for row in found if not row.is_note]
                 if rows:
                     tallies[shard] = Tally(len(rows), sum(row.claim is not None for row in rows))
         return tallies
