@@ -69,6 +69,9 @@ class Care:
             try:
                 if not self._is_there(one):
                     return LEFT
+                if one.is_stale:
+                    # Another has edited it: its lane places it anew.
+                    return GIVEN_UP
                 if one.careful:
                     # No longer before any time: by that a retry is told from what runs.
                     edit = row._replace(
@@ -100,10 +103,11 @@ class Care:
         if now_us < one.there_until_us:
             return True
         asked = self._with_next(one)
-        there = {row.id for row in self._store.find(each.row.position for each in asked)}
+        there = {row.id: row for row in self._store.find(each.row.position for each in asked)}
         for each in asked:
-            if each.row.id in there:
+            if (row := there.get(each.row.id)) is not None:
                 each.there_until_us = now_us + _LOOKED_US
+                each.is_stale = each.grouped and row.serial != each.row.serial
         return one.row.id in there
 
     def _with_next(self, one: Delivery) -> list[Delivery]:

@@ -177,7 +177,9 @@ class Planner:
     def note(self, position: Position) -> Row:
         """A note for the owner of a group lane: the row at this position was settled or edited."""
         now_us = self._clock.now_us()
-        return note_of(position, row_ids.next(now_us), ceil_ms(now_us) + _NOTE_MS)
+        due_ms = ceil_ms(now_us) + _NOTE_MS
+        shard = self._register.layout.shard(due_ms, position.shard.lane)
+        return note_of(position, shard, due_ms, row_ids.next(now_us))
 
     def place(self, row: Row, due_ms: int) -> Move:
         """The move of a row that waits: nothing but its place changes."""
