@@ -135,11 +135,11 @@ def test_a_group_whose_head_waits_leaves_the_rest_and_is_not_hungry():
     made = lane([row(1), row(2)])
     head(made)
     group = made.groups["a"]
-    group.waits = True
+    group.waits = 1
     assert [one.row for one in group.leave()] == [row(2)]
     assert take(made, [row(3)]) == []
     assert not group.is_hungry
-    group.waits = False
+    group.waits = 0
     assert group.is_hungry
 
 

@@ -42,7 +42,8 @@ class Group:
 
     Attributes:
         head: The first row: in `ready`, at a handler, being stored, or waiting for its time.
-        waits: True if the head waits for its time, and is read again before it is handed out.
+        waits: Not 0 if the head waits for its time, and is read again before it is handed out: the
+            number of its wait.
         rows: A heap of the rows behind the head.
         coming: How many rows are kept that are still to be added.
         last: The place of the last row that was kept.
@@ -53,7 +54,7 @@ class Group:
 
     def __init__(self) -> None:
         self.head: Delivery | None = None
-        self.waits = False
+        self.waits = 0
         self.rows: list[tuple[Place, Delivery]] = []
         self.coming = 0
         self.last: Place = (-1, b"")
@@ -107,7 +108,7 @@ class Group:
         """Put a head that no handler has behind the rows that come before it."""
         if self.head is not None:
             self.add(self.head)
-            self.head, self.waits = None, False
+            self.head, self.waits = None, 0
 
     def leave(self) -> list[Delivery]:
         """Leave the rows behind the head in the store; returns them."""

@@ -100,7 +100,7 @@ class GroupLanes:
         self._begun: dict[tuple[int, str], Delivery] = {}
         """Heads at handlers whose lanes were given up since."""
         self._waiting: list[tuple[int, int, Delivery]] = []
-        self._numbers = count()
+        self._numbers = count(1)
         self._far: list[tuple[Group, Delivery]] = []
         self._is_hungry = False
         self._notes: dict[Position, Row] = {}
@@ -282,11 +282,12 @@ class GroupLanes:
         head = group.head
         if head is None or head.begun_us:
             return False
-        return group.waits or bool(self._ready.remove(lambda one: one is head))
+        return bool(group.waits or self._ready.remove(lambda one: one is head))
 
     def _wait(self, group: Group, one: Delivery, until_ms: int) -> None:
-        group.waits = one.is_stale = True
-        heapq.heappush(self._waiting, (until_ms, next(self._numbers), one))
+        # Of several entries of a head the last one counts.
+        group.waits, one.is_stale = next(self._numbers), True
+        heapq.heappush(self._waiting, (until_ms, group.waits, one))
         if until_ms > self._clock.now_ms() + _FAR_MS:
             self._far.append((group, one))
 
@@ -306,7 +307,7 @@ class GroupLanes:
             if mine is None or group is None or group.head is not one:
                 self._forget_begun(one)
                 return
-            group.head, group.waits = None, False
+            group.head, group.waits = None, 0
             rows = group.rows
             if rows and not (rows[0][1].is_stale or rows[0][1].row.not_before_ms):
                 # The path of every message in a backlog.
@@ -380,7 +381,7 @@ class GroupLanes:
                     head = group.head
                     if head is not None and head in heads and (group.waits or head in out):
                         taken.append(head)
-                        group.head, group.waits = None, False
+                        group.head, group.waits = None, 0
                         mine.cared.discard(name)
                     if taken:
                         removed += taken
@@ -433,9 +434,9 @@ class GroupLanes:
         due: list[tuple[GroupLane, Group, Delivery]] = []
         with self._lock:
             while self._waiting and self._waiting[0][0] <= now_ms and len(due) < _FIND_ROWS:
-                _, _, one = heapq.heappop(self._waiting)
+                _, number, one = heapq.heappop(self._waiting)
                 mine, group = self._group_of(one.row)
-                if mine is not None and group is not None and group.head is one and group.waits:
+                if mine is not None and group is not None and group.waits == number:
                     due.append((mine, group, one))
         return due
 
@@ -467,7 +468,7 @@ class GroupLanes:
                 until_ms = max(row.ready_ms, self._clock.now_ms() + _AGAIN_MS)
                 self._wait(group, one, until_ms)
                 return
-            group.waits = one.is_stale = False
+            group.waits, one.is_stale = 0, False
             one.careful = mine.needs_care(row)
             heads = [one]
             if group.is_passed():
@@ -671,7 +672,7 @@ class GroupLanes:
             if group.head is one:
                 if not self._take_out(group):
                     return
-                group.waits = True
+                group.waits = next(self._numbers)
             elif row is None:
                 group.remove(lambda other: other is one)
         if group.head is one:
