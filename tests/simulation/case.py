@@ -140,6 +140,7 @@ class Case:
         self.causes: Counter[str] = Counter()
         self._lines: dict[bytes, dict[bytes, int]] = {}
         self.by_token: dict[int, list[Delivery]] = _Lists()
+        self.place_of = {id(one): place for place, one in enumerate(history.deliveries)}
         self.ran_in: dict[Shard, list[Delivery]] = {}
         for one in history.deliveries:
             self.by_token.setdefault(one.token, []).append(one)
@@ -610,8 +611,9 @@ class Case:
 
     def is_forked(self, shards: Collection[Shard], begun_us: int, until_us: int) -> bool:
         """Whether two may have had one of these shards at once, since a fork had released it."""
+        leased = {leased_as(shard) for shard in shards}
         return any(
-            fork.shard in {leased_as(shard) for shard in shards} and fork.us <= until_us and self.noticed_us(fork) >= begun_us
+            fork.shard in leased and fork.us <= until_us and self.noticed_us(fork) >= begun_us
             for fork in self.history.forks
         )
 

@@ -22,8 +22,6 @@ from shardq.engine.lane import Lane
 from shardq.engine.lease import Leases
 from shardq.engine.outbox import Outbox
 from shardq.engine.reader import Reader
-from shardq.engine.ready import Ready
-from shardq.engine.receiver import Receiver
 from shardq.engine.sharing import Sharing
 from shardq.engine.starts import Starts
 from shardq.engine.sweeper import Sweeper
