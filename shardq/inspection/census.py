@@ -156,6 +156,8 @@ class Census:
                 for row in live
                 if row.shard.minute <= sealed.get(row.shard.lane, -1) or self._is_astray(row)
             ]
+            # One that was astray may be the first with a group in this queue.
+            self._register.use_lanes_of(move.new.shard for move in moves)
             gone, _ = self._settler.carry_out(moves)
             moved += len(moves) - len(gone)
             # What this visit has moved it meets again, where it went.
