@@ -86,11 +86,9 @@ class Quiet:
         for lane in self._intake.lanes.values():
             # As `expected_lanes` does.
             is_used = lane.band < layout.bands_used
-            if layout.is_of_groups(lane.number):
-                continue
-            if is_used and layout.index_of(lane.number) < filled:
+            if lane.of_groups or (is_used and layout.index_of(lane.number) < filled):
                 lane.quiet = False
-            elif lane.stirred or lane.rows + lane.grouped:
+            elif lane.stirred or lane.rows:
                 # Found by the sweep of a seal, or by a look before its minute began.
                 if not is_used:
                     self._register.use_band(lane.band)

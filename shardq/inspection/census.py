@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
     from shardq.clock import Clock
     from shardq.inspection.calendar import Firings
-    from shardq.lifecycle.groups import Groups
     from shardq.lifecycle.settle import Settler
     from shardq.model.message import Row
     from shardq.model.shard import Shard
@@ -78,14 +77,12 @@ class Census:
         clock: Clock,
         register: Register,
         settler: Settler,
-        groups: Groups,
         stats: StatsLog,
     ) -> None:
         self._store = store
         self._clock = clock
         self._register = register
         self._settler = settler
-        self._groups = groups
         self._stats = stats
 
     def first(self, limit: int) -> list[Row]:
@@ -182,7 +179,7 @@ class Census:
 
     def _end_purged(self, rows: Sequence[Row]) -> int:
         """Delete rows, and count them as purged; returns how many are of a dropped queue."""
-        self._groups.end(rows, End.PURGED)
+        self._settler.end(rows, End.PURGED)
         of_former = sum(map(self._register.is_former, rows))
         self._stats.add(purged=len(rows) - of_former)
         return of_former

@@ -62,7 +62,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from shardq.clock import Clock
-    from shardq.lifecycle.groups import Groups
     from shardq.lifecycle.settle import Settler
     from shardq.model.shard import Layout
     from shardq.model.times import Due, Duration
@@ -191,7 +190,6 @@ class Producer:
         clock: Clock,
         register: Register,
         settler: Settler,
-        groups: Groups,
         stats: StatsLog,
         on_put: Callable[[int], None],
     ) -> None:
@@ -200,7 +198,7 @@ class Producer:
         self._register = register
         self._settler = settler
         self._ledger = settler.ledger
-        self._keyed = KeyedPuts(store, clock, register, settler, groups, stats)
+        self._keyed = KeyedPuts(store, clock, register, settler, stats)
         self._stats = stats
         self._on_put = on_put
         # Producers start in different lanes, so that few of them already fill all.

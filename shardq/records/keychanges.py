@@ -158,7 +158,7 @@ class KeyChanges:
     def begin(self, row: Row) -> Change:
         """Let a row's delivery begin, before it is handed out or claimed."""
         key = own_key(row)
-        state = keyrow.begun(row.position, _nonce())
+        state = keyrow.begun(row.position, _nonce(), row.serial)
         live = keyrow.message_in(first_of(row), key.generation)
         return self._change(key.name, {"live": live}, {"live": live, "state": state})
 

@@ -33,7 +33,6 @@ from shardq.errors import (
     UnknownQueue,
 )
 from shardq.lifecycle.fate import Fate, Outcome, Step
-from shardq.lifecycle.groups import Groups
 from shardq.lifecycle.keyed import Keyed
 from shardq.lifecycle.producer import Producer
 from shardq.lifecycle.settle import Settler
@@ -124,8 +123,7 @@ class Ticker:
         self._own_layout = home.register.layout
         self._listing = Listing(home.store, home.clock, home.register.name)
         self._settler = Settler(home.store, home.clock, home.register, "", home.stats.note_farthest)
-        self._groups = Groups(home.store, home.clock, home.register, self._settler)
-        self._keyed = Keyed(home, self._settler, self._groups, _keep_dead)
+        self._keyed = Keyed(home, self._settler, _keep_dead)
         self._is_stopping = False
         self._thread: threading.Thread | None = None
         self._again_us = 0
@@ -143,7 +141,6 @@ class Ticker:
             home.clock,
             home.register,
             self._settler,
-            self._groups,
             home.stats,
             home.on_put,
         )

@@ -29,7 +29,6 @@ from shardq.engine.starts import Starts
 from shardq.engine.sweeper import Sweeper
 from shardq.inspection import audit
 from shardq.lifecycle import planner, pointers
-from shardq.lifecycle.groups import Groups
 from shardq.lifecycle.keyed import Keyed
 from shardq.lifecycle.keyedputs import KeyedPuts
 from shardq.lifecycle.planner import Planner
@@ -169,27 +168,6 @@ MUTANTS: dict[str, Edits] = {
     "a careful window is ignored": (
         (Leases, "_hold", "1_000, careful, now_ms)", "1_000, 0, now_ms)"),
     ),
-    "a blocked group is forgotten": (
-        (Lane, "blocked_until", "if until_ms <= row.due_ms", "if True or until_ms <= row.due_ms"),
-        (Intake, "_waits", "return until_ms > now_ms", "return False and until_ms > now_ms"),
-    ),
-    "a group has no turns": (
-        (Ready, "_offer", "if not heap or group in self._busy:", "if not heap:"),
-    ),
-    "receive blocks no group": (
-        (Receiver, "_plan", "engine.outbox.heads.block_behind(one, move.new.due_ms)", "pass"),
-        (Receiver, "_plan", "engine.outbox.heads.note_block(one)", "pass"),
-    ),
-    "what was put off is handed out last first": (
-        (
-            Ready,
-            "_queue",
-            "(place_of(one), one))",
-            "(((1 << 50) - one.row.order[0], b'', place_of(one)[2])\n"
-            "        if one.row.first and self._clock.now_ms() - one.row.order[0] > 2_100\n"
-            "        else place_of(one), one))",
-        ),
-    ),
     "what is due together goes last first": (
         (
             ready,
@@ -303,18 +281,9 @@ MUTANTS: dict[str, Edits] = {
     "what is put back has spent an attempt": (
         (planner, "revived", "attempt=0", "attempt=1"),
     ),
-    "rows read ahead go before those put since": (
-        (Ready, "_is_reached", "return max(", "return True or max("),
-    ),
     "what is put is read seconds later": (
         (Reader, "_until_ms", "return now_ms\n", "return now_ms - 2_500\n"),
         (Reader, "_is_ahead_due", "if self._isolated or (", "if True or ("),
-    ),
-    "what waits behind a settled head is not pulled": (
-        (
-            Groups, "_shift_from", "if self.blocks.is_near(from_ms):",
-            "if until_ms is None or self.blocks.is_near(from_ms):",
-        ),
     ),
     "a claim's receipt is stale from the first": (
         (Receipts, "is_over", "+ CLAIM_MARGIN_MS", "+ 60_000"),

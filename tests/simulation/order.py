@@ -31,11 +31,11 @@ _WAITS_AGAIN = {
 
 def ordered(case: Case) -> Iterator[Breach]:
     """Messages of a group run one at a time, in the order of their first due."""
-    groups: dict[tuple[str, int], list[Put]] = defaultdict(list)
+    groups: dict[str, list[Put]] = defaultdict(list)
     for put in case.history.puts.values():
         letter = put.letter
         if letter.group is not None and put.outcome == "acked" and case.by_token[letter.number]:
-            groups[letter.group, letter.priority].append(put)
+            groups[letter.group].append(put)
     for puts in groups.values():
         yield from _overlaps(case, puts)
         yield from _inversions(case, puts)

@@ -221,12 +221,13 @@ class Cells:
                 yield shard
 
     def rows(self, queue: str) -> list[Row]:
-        """All rows of a queue."""
+        """All rows of a queue, but notes."""
         with self._lock:
             return [
                 entry[2]
                 for shard in sorted(shard for shard in self._live if shard.queue == queue)
                 for entry in self._live[shard]
+                if not entry[2].is_note
             ]
 
     def _live_shards(self, queue: str, minutes: Sequence[int], lanes: Sequence[int]) -> list[Shard]:
