@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from shardq.errors import SchemaNewer, StoreCorrupt
-from shardq.inspection.scan import first_kept, spans_with_rows
+from shardq.inspection.scan import first_kept, spans_with_rows, waiting_minutes
 from shardq.model.names import dead_queue, is_dead_queue
 from shardq.model.settings import expected_lanes, layout_of
 from shardq.model.shard import Shard
@@ -341,8 +341,12 @@ class _Watch:
         lanes = layout.all_lanes()
         oldest = self._oldest(layout, now_ms, boot_us)
         # Who holds what is due; of lanes without such rows the heartbeats tell enough.
-        locks = self._store.locks([row.position for row in oldest.values()])
+        ordinary = [row.position for row in oldest.values() if row.group is None]
+        locks = self._store.locks(ordinary)
         holders = {shard.lane: state.lock for shard, state in locks.items()}
+        if of_groups := list(filter(layout.is_of_groups, oldest)):
+            states = self._store.lane_locks(layout.queue, of_groups)
+            holders |= {lane: state.lock for lane, state in states.items()}
         settings = self._queue._home.register.settings
         expected = set(expected_lanes(settings, layout, now_ms))
         for lane in lanes:
@@ -356,7 +360,8 @@ class _Watch:
                 lane=lane - first if is_of_groups else layout.index_of(lane),
                 band=None if is_of_groups else layout.band_of(lane),
                 owner=owner,
-                lag_ms=0 if row is None else now_ms - row.wanted_ms,
+                # The first of a lane for groups may be put off; what is behind it is not looked at.
+                lag_ms=0 if row is None else max(now_ms - row.wanted_ms, 0),
             )
 
     def _oldest(self, layout: Layout, now_ms: int, boot_us: int) -> dict[int, Row]:
@@ -387,11 +392,13 @@ class _Watch:
         sealed = self._store.notes(LANES, (layout.queue,))
         bound = layout.minute_of(now_ms) - _BACK_MINUTES_MAX
         register = self._queue._home.register
+        waiting = waiting_minutes(self._store, register)
         newest = layout.newest_sealable(now_ms)
         first = self._store.next_minute(layout.queue, register.life_minute)
         starts = {}
         for lane in layout.all_lanes():
             minute = min(register.unsealed_minute(lane, sealed), newest + 1)
+            minute = min([minute, *waiting.get(lane, ())])
             if first is not None:
                 # As readers do: rows may lie behind seals, where the clock was set back.
                 minute = min(minute, first)

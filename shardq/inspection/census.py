@@ -126,6 +126,8 @@ class Census:
         self._register.refresh(force=True)
         before_us = self._register.settings.purged_before_us
         sealed = self._store.notes(LANES, (self._register.name,))
+        # After the seals: a minute is listed before its lane's seal passes it.
+        listed = scan.waiting_minutes(self._store, self._register)
         shards = rows = moved = purged = dropped = 0
         present = ended = farthest_ms = 0
         own: set[bytes] = set()
@@ -151,8 +153,14 @@ class Census:
             moves = [
                 self._moved_to_now(row)
                 for row in live
-                if row.shard.minute <= sealed.get(row.shard.lane, -1) or self._is_astray(row)
+                if self._is_astray(row)
+                or (
+                    row.shard.minute <= sealed.get(row.shard.lane, -1)
+                    and row.shard.minute not in listed.get(row.shard.lane, ())
+                )
             ]
+            # One that was astray may be the first with a group in this queue.
+            self._register.use_lanes_of(move.new.shard for move in moves)
             gone, _ = self._settler.carry_out(moves)
             moved += len(moves) - len(gone)
             # What this visit has moved it meets again, where it went.

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from shardq.inspection import scan
 from shardq.model.names import is_dead_queue
@@ -89,19 +89,56 @@ class Inventory:
     ended: int = 0
 
 
+class _Tallied(NamedTuple):
+    """Rows between two dues.
+
+    Attributes:
+        rows: How many.
+        claims: Those that are claims.
+        put_off: Those that may not be handed out by the later of the two dues.
+        put_off_claims: Those of these that are claims.
+    """
+
+    rows: int = 0
+    claims: int = 0
+    put_off: int = 0
+    put_off_claims: int = 0
+
+    @classmethod
+    def of(cls, row: Row, until_ms: int) -> _Tallied:
+        """One row."""
+        is_claim, is_put_off = row.claim is not None, row.ready_ms > until_ms
+        return cls(1, is_claim, is_put_off, is_claim and is_put_off)
+
+    def plus(self, other: _Tallied) -> _Tallied:
+        """Both together."""
+        return _Tallied._make(map(sum, zip(self, other, strict=True)))
+
+
 @dataclass(slots=True)
 class _Counted:
     """Rows that were counted.
 
     Attributes:
-        due: Those due by then.
-        later: Those due later, claims included.
-        claims: Those due later that are claims.
+        due: Those that may be handed out by then.
+        later: The others, claims included.
+        claims: Those of the others that are claims.
     """
 
     due: int = 0
     later: int = 0
     claims: int = 0
+
+    def add_due(self, found: _Tallied) -> None:
+        """Count rows that are due by then."""
+        self.due += found.rows - found.put_off
+        self.later += found.put_off
+        self.claims += found.put_off_claims
+
+    def add_later(self, found: _Tallied) -> None:
+        """Count rows that are due later."""
+        self.later += found.rows
+        self.claims += found.claims
 
     def depth(self, running: int, far: int, *, exact: bool) -> Depth:
         """What that makes.
@@ -172,10 +209,8 @@ class DepthCounter:
         counted = _Counted()
         for part in _parts({shard.minute for shard in self._store.shards(self._register.name)}):
             due, later = _parted(part, self._register.layout.minute_of(now_ms))
-            counted.due += self._tally([due], -1, now_ms, since_us)[0]
-            rows, claims = self._tally([later], now_ms, _FAR_MS, since_us)
-            counted.later += rows
-            counted.claims += claims
+            counted.add_due(self._tally([due], -1, now_ms, since_us, exact=True))
+            counted.add_later(self._tally([later], now_ms, _FAR_MS, since_us))
         return counted.depth(running, 0, exact=True)
 
     def inventory(self) -> Generator[float, None, Inventory]:
@@ -202,7 +237,7 @@ class DepthCounter:
                     is_reached = row.entered_us < settings.purged_before_us
                     doomed += is_reached and not is_former and row.claim is None
             else:
-                rows += self._tally([part], -1, _FAR_MS, 0)[0]
+                rows += self._tally([part], -1, _FAR_MS, 0).rows
             farthest_ms = layout.end_ms(part[-1]) - 1
             yield 0.0
         return Inventory(rows, doomed, former, farthest_ms)
@@ -217,7 +252,7 @@ class DepthCounter:
         past = scan.unsealed_minutes(self._store, self._register, now_ms)
         # What was due before a purge entered before it, too.
         after_ms = ceil_ms(self._register.settings.purged_before_us) - 1
-        counted.due, _ = self._tally(past, after_ms, now_ms, since_us)
+        counted.add_due(self._tally(past, after_ms, now_ms, since_us))
         layout = self._register.layout
         is_indexed = self._store.next_minute(layout.queue, 0) is not None
         most = _INDEXED_ROWS_MAX if is_indexed else _PROBED_ROWS_MAX
@@ -225,9 +260,7 @@ class DepthCounter:
         lanes = layout.all_used()
         part = range(0)
         for spans, part in enumerate(ahead, 1):
-            later, claims = self._tally([part], now_ms, _FAR_MS, since_us, lanes)
-            counted.later += later
-            counted.claims += claims
+            counted.add_later(self._tally([part], now_ms, _FAR_MS, since_us, lanes))
             if counted.later >= most or spans == _SPANS_MAX:
                 break
         else:
@@ -273,8 +306,10 @@ class DepthCounter:
         until_ms: int,
         since_us: int,
         lanes: Sequence[int] | None = None,
-    ) -> tuple[int, int]:
-        """Rows, and those of them that are claims, in minutes and between two dues.
+        *,
+        exact: bool = False,
+    ) -> _Tallied:
+        """Rows in minutes and between two dues, and how many of them are put off.
 
         Args:
             parts: The minutes, in parts that are counted one after the other.
@@ -282,22 +317,30 @@ class DepthCounter:
             until_ms: What is due later is left out.
             since_us: Where it is above 0, rows are read, and what entered before it is left out.
             lanes: In which lanes; None: in all.
+            exact: Whether to read which rows of groups are put off. Else those count whose time has
+                come since, too: no more than one for each place of a group.
         """
-        rows = claims = 0
+        total = _Tallied()
         layout = self._register.layout
         lanes = layout.all_lanes() if lanes is None else lanes
         for part in filter(None, parts):
             if since_us:
                 for row in self._rows_of(part, lanes):
                     if row.entered_us >= since_us and after_ms < row.due_ms <= until_ms:
-                        rows += 1
-                        claims += row.claim is not None
+                        total = total.plus(_Tallied.of(row, until_ms))
                 continue
             wanted = Slice(layout.queue, part, lanes, after_ms, until_ms, _PAGE)
-            for tally in self._store.count(wanted).values():
-                rows += tally.rows
-                claims += tally.claims
-        return rows, claims
+            for shard, tally in self._store.count(wanted).items():
+                if tally.waits and exact:
+                    left = wanted._replace(minutes=[shard.minute], lanes=[shard.lane], bodies=False)
+                    for row in scan.rows_of(self._store, left):
+                        total = total.plus(_Tallied.of(row, until_ms))
+                else:
+                    # Of groups a claim is put off as well, and elsewhere nothing is.
+                    claims = tally.claims if tally.waits else 0
+                    found = _Tallied(tally.rows, tally.claims, tally.waits, claims)
+                    total = total.plus(found)
+        return total
 
     def _rows_of(self, minutes: Sequence[int], lanes: Sequence[int]) -> Iterator[Row]:
         """The rows of some minutes, without their bodies."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from itertools import chain, islice, product
+from itertools import chain, groupby, islice, product
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from shardq.model.shard import Shard
+from shardq.model.shard import Shard, spans
 from shardq.stores.store import Slice
 from shardq.stores.tables import LANES
 
@@ -118,16 +118,37 @@ def spans_with_rows(store: Rows, queue: str, minutes: range, length: int) -> Ite
         start += length
 
 
+def waiting_minutes(store: Store, register: Register) -> dict[int, dict[int, int]]:
+    """Of each lane for groups the minutes before its seal in which rows are left; one read."""
+    layout = register.layout
+    return store.waiting(layout.queue, layout.lanes_of_groups()) if layout.groups_used else {}
+
+
 def unsealed_minutes(store: Store, register: Register, now_ms: int) -> Iterator[range]:
-    """The minutes from the oldest unsealed one of a queue to now, in stretches."""
+    """The minutes from the oldest unsealed one of a queue to now, in stretches.
+
+    Before them those in which rows of groups are left.
+    """
     layout = register.layout
     sealed = store.notes(LANES, (register.name,))
+    # After the seals: a minute is listed before its lane's seal passes it.
+    waiting = waiting_minutes(store, register)
     oldest = min(register.unsealed_minute(lane, sealed) for lane in layout.all_lanes())
     # The clock may have been set back since, and what an index tells needs no seal.
     oldest = min(oldest, layout.newest_sealable(now_ms) + 1)
     first = store.next_minute(layout.queue, register.life_minute)
     minutes = range(max(oldest, 0) if first is None else first, layout.minute_of(now_ms) + 1)
+    if first is None:
+        yield from _stretches({m for of_lane in waiting.values() for m in of_lane}, minutes.start)
     yield from spans_with_rows(store, layout.queue, minutes, PROBE_MINUTES)
+
+
+def _stretches(minutes: Iterable[int], end: int) -> Iterator[range]:
+    """Minutes before an end, those that follow each other in one stretch."""
+    ordered = sorted(minute for minute in minutes if minute < end)
+    for _, some in groupby(enumerate(ordered), lambda pair: pair[1] - pair[0]):
+        follow = [minute for _, minute in some]
+        yield from spans(range(follow[0], follow[-1] + 1), PROBE_MINUTES)
 
 
 def whole(layout: Layout, shard: Shard, limit: int, purpose: str) -> Slice:

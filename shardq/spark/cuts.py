@@ -160,8 +160,7 @@ def _counted(store: Rows, layout: Layout, wanted: Slice, steps: int) -> dict[Sha
     counted: dict[Shard, Tally] = {}
     for part in parts:
         for shard, tally in _counted(store, layout, part, steps - 1).items():
-            rows, claims = counted.get(shard, (0, 0))
-            counted[shard] = Tally(rows + tally.rows, claims + tally.claims)
+            counted[shard] = tally.plus(counted.get(shard, Tally(0, 0)))
     return counted
 
 

@@ -104,10 +104,21 @@ class LeaseState(NamedTuple):
 
 
 class Tally(NamedTuple):
-    """Rows of a shard, and how many of them are claims."""
+    """Rows of a shard.
+
+    Attributes:
+        rows: How many there are.
+        claims: How many of them are claims.
+        waits: How many have a `not_before_ms`, be it past or not.
+    """
 
     rows: int
     claims: int
+    waits: int = 0
+
+    def plus(self, other: Tally) -> Tally:
+        """Both together."""
+        return Tally._make(map(sum, zip(self, other, strict=True)))
 
 
 MINUTE_US = 60_000_000

@@ -94,7 +94,10 @@ _ROWS = (
 )
 _FIND = f"{_ROWS} WHERE queue = ? AND minute = ? AND lane = ? AND (due, id) IN ?"
 _IN_SHARDS = "WHERE queue = ? AND minute IN ? AND lane IN ?"
-_TALLIES = "SELECT minute, lane, count(body), count(note), count(state.claim) FROM {}.messages"
+_TALLIES = (
+    "SELECT minute, lane, count(body), count(note), count(state.claim), count(state.not_before) "
+    "FROM {}.messages"
+)
 # The body's write time is null in the stub of an edit of a row that is gone.
 _PLACES = "SELECT minute, lane, writetime(body) FROM {}.messages"
 _FIRSTS = (
@@ -307,17 +310,17 @@ class Rows:
     def count(self, wanted: Slice) -> dict[Shard, Tally]:
         """Rows and claims of each non-empty shard of a slice."""
         tallies: dict[Shard, Tally] = {}
-        for shard, rows, notes, claims in self._counted(wanted):
+        for shard, rows, notes, claims, waits in self._counted(wanted):
             if rows > notes:
-                before = tallies.get(shard, Tally(0, 0))
-                tallies[shard] = Tally(before.rows + rows - notes, before.claims + claims)
+                found = Tally(rows - notes, claims, waits)
+                tallies[shard] = found.plus(tallies.get(shard, Tally(0, 0)))
         return dict(sorted(tallies.items()))
 
-    def _counted(self, wanted: Slice) -> Iterator[tuple[Shard, int, int, int]]:
-        """Shard, rows with notes, notes and claims, of parts of a slice."""
+    def _counted(self, wanted: Slice) -> Iterator[tuple[Shard, int, int, int, int]]:
+        """Shard, rows with notes, notes, claims and waits, of parts of a slice."""
         for page in self._pages(_COUNTS, [(Stretch.of(wanted), None)], "count"):
-            for minute, lane, rows, notes, claims in page:
-                yield Shard(wanted.queue, minute, lane), rows, notes, claims
+            for minute, lane, *counts in page:
+                yield Shard(wanted.queue, minute, lane), *counts
 
     def _pages(
         self, cql: Mapping[str, str], asked: Sequence[_Asked], purpose: str
@@ -452,7 +455,7 @@ class Rows:
         if first_written is not None:
             return True
         everything = Slice(shard.queue, [shard.minute], [shard.lane], -1, _DUE_MAX, limit=1)
-        return any(rows for _, rows, _, _ in self._counted(everything))
+        return any(rows for _, rows, *_ in self._counted(everything))
 
     def _token_ranges(self) -> list[tuple[int, int]]:
         """The ring, cut at the nodes' tokens, so that each read stays with one set of replicas."""

@@ -90,10 +90,10 @@ _NO_BODY = "iif(typeof(body) = 'blob', x'', body)"
 """Told by the row's head; what is no body is damaged, and read to be named."""
 _BARE = {one: one.replace(" body,", f" {_NO_BODY},") for one in (_READ, _READ_FROM_ID)}
 _COUNT = """\
-SELECT count(*) - count(note), count(claim) FROM messages
+SELECT count(*) - count(note), count(claim), count(not_before) FROM messages
 WHERE queue = ? AND minute = ? AND lane = ? AND due <= ? AND due > ?"""
 _COUNT_FROM_ID = """\
-SELECT count(*) - count(note), count(claim) FROM messages
+SELECT count(*) - count(note), count(claim), count(not_before) FROM messages
 WHERE queue = ? AND minute = ? AND lane = ? AND due <= ? AND (due, id) > (?, ?)"""
 _OCCUPIED = """\
 SELECT minutes.value, lanes.value FROM json_each(?) AS minutes CROSS JOIN json_each(?) AS lanes

@@ -202,7 +202,9 @@ class Cells:
                 found = self._slice(shard, wanted, len(self._live[shard]))
                 rows = [row for row in found if not row.is_note]
                 if rows:
-                    tallies[shard] = Tally(len(rows), sum(row.claim is not None for row in rows))
+                    claims = sum(row.claim is not None for row in rows)
+                    waits = sum(row.not_before_ms is not None for row in rows)
+                    tallies[shard] = Tally(len(rows), claims, waits)
         return tallies
 
     def occupied(self, queue: str, minutes: Sequence[int], lanes: Sequence[int]) -> list[Shard]:
