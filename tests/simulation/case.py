@@ -106,7 +106,8 @@ class _ByLease(defaultdict):  # type: ignore[type-arg]
         super().__init__(list)
 
     def __getitem__(self, shard: Shard) -> list[Any]:
-        return super().__getitem__(leased_as(shard))
+        found: list[Any] = super().__getitem__(leased_as(shard))
+        return found
 
 
 class _Lists(dict[int, list]):  # type: ignore[type-arg]
@@ -144,7 +145,7 @@ class Case:
         self.ran_in: dict[Shard, list[Delivery]] = {}
         for one in history.deliveries:
             self.by_token.setdefault(one.token, []).append(one)
-            self.ran_in.setdefault(one.row.shard, []).append(one)
+            self.ran_in.setdefault(leased_as(one.row.shard), []).append(one)
         self.crash_us = {name: us for us, name in history.crashes}
         self.freezes: dict[str, list[tuple[int, int]]] = defaultdict(list)
         for begun_us, until_us, name in history.freezes:

@@ -14,7 +14,15 @@ from shardq.model.message import key_of, read_headers
 from shardq.model.shard import FIRST_GROUP_LANE
 from simulation.accounts import accounted
 from simulation.books import balanced, finished, kept, lost, repaired, unswept, vanished
-from simulation.case import DEAD, DRIFT_US, HEALER_PREFETCH, Breach, Case, token_of
+from simulation.case import (
+    DEAD,
+    DRIFT_US,
+    HEALER_PREFETCH,
+    Breach,
+    Case,
+    leased_as,
+    token_of,
+)
 from simulation.copies import copied, repairs
 from simulation.firings import firings
 from simulation.idleness import idle
@@ -186,7 +194,7 @@ def fenced(case: Case) -> Iterator[Breach]:
 def _is_forked(case: Case, one: Delivery) -> bool:
     """Whether a fork of its process had released its lease, of which that had not to know yet."""
     return any(
-        (fork.process, fork.shard) == (one.process, one.row.shard)
+        (fork.process, fork.shard) == (one.process, leased_as(one.row.shard))
         and fork.us <= one.begun_us <= case.noticed_us(fork)
         for fork in case.history.forks
     )

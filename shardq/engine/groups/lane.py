@@ -1,7 +1,7 @@
 """One group lane in memory: its groups, their heads, and what was left in the store. No I/O.
 
 ```
- read in order ─► kept ──────► rows of a group, by place ─► head ─► handed out, or waits for its time
+ read in order ─► kept ──────► rows of a group, by place ─► head ─► handed out, or waits
              └─► no room ────► left: the group goes on after its last row in memory ─► reread
  head ended ─► next row of the group is its head; the group is hungry where few rows are in memory
 ```

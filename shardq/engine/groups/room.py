@@ -9,8 +9,8 @@
 ```
 
 A lane has one owner, the holder of its lease. Order is the place of rows, (due, row id): a row met
-while a lane is read from the front has nothing before it. To `ready` a head is a row like any other.
-The thread that steps the engine calls everything here but `ended`, which handlers' threads call.
+while a lane is read from the front has nothing before it. To `ready` a head is a row like any
+other. The thread that steps the engine calls everything here but `ended` and `look_at`.
 """
 
 from __future__ import annotations
@@ -331,6 +331,9 @@ class GroupLanes:
         mine = self._lanes.get(row.shard.lane)
         if mine is not None and row.shard.minute in mine.listed:
             mine.touched.add(row.shard.minute)
+        if one.careful and not one.thread_id and mine is not None:
+            # It was not handed out: care is for the next.
+            mine.cared.discard(row.group or "")
         group = None if mine is None else mine.groups.get(row.group or "")
         if group is None or group.head is one:
             self.ended(one)
@@ -446,7 +449,7 @@ class GroupLanes:
             there = {row.id: row for row in self._store.find([o.row.position for _, _, o in due])}
         except (StoreUnavailable, StoreTimeout):
             with self._lock:
-                for mine, group, one in due:
+                for _, group, one in due:
                     self._wait(group, one, self._clock.now_ms() + _AGAIN_MS)
             raise
         for mine, group, one in due:
@@ -659,7 +662,7 @@ class GroupLanes:
             # Late ones, as a rule behind the seal: their minutes are listed.
             self.intake.accept(sorted(fresh, key=lambda row: (row.shard, *place_of(row))))
         if notes:
-            self._store.delete([note.position for note in notes])
+            self._settler.delete(note.position for note in notes)
         for note in notes:
             self._notes.pop(note.position, None)
 
