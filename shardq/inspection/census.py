@@ -117,6 +117,10 @@ class Census:
                 continue
             for shard, tally in self._store.count(wanted).items():
                 counts[shard.minute] += tally.rows
+        for row in scan.put_off(self._store, self._register, now_ms):
+            minute = layout.minute_of(row.ready_ms)
+            if minute in counts and self._is_kept(row):
+                counts[minute] += 1
         for due_ms, count in firings(now_ms, layout.end_ms(minutes[-1]) - 1):
             counts[layout.minute_of(due_ms)] += count
         return [(moment_of(layout.start_ms(minute)), count) for minute, count in counts.items()]
