@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from shardq import Consumer
 from shardq.inspection import scan
 from shardq.inspection.calendar import CalendarCounter
 from shardq.inspection.state import Where
 from shardq.stores.tables import LANES
-from shardq.testing import Stage
+from shardq.testing import Recorder, Stage
 
 if TYPE_CHECKING:
     from shardq import Queue
@@ -140,4 +141,13 @@ def test_a_check_leaves_what_waits_in_listed_minutes_where_it_is(stage: Stage) -
     lease = queue._home.register.layout.lane_lease(lane)
     assert stage._store.list_minutes(lease, "l", {}, [sent._row.shard.minute])
     assert queue.check_all().moved == 1
-    assert queue.peek()[0]._row.shard.lane == lane
+    # It keeps its place, and its lane's owner is told of it.
+    shard = queue._home.register.layout.shard(stage.clock.now_ms(), lane)
+    [note] = stage._store.read(scan.whole(queue._home.register.layout, shard, 9, "test"))
+    assert note.noted == sent._row.position
+    assert stage._store.find([sent._row.position]) == [sent._row]
+    seen = Recorder(stage.clock)
+    consumer = Consumer(queue, seen)
+    stage.clock.advance(700)
+    stage.drain(queue, consumer)
+    assert seen.texts == ["waits"]

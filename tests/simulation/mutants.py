@@ -155,7 +155,7 @@ MUTANTS: dict[str, Edits] = {
         (planner, "uncounted", "delivery - 1", "delivery"),
     ),
     "a group's lane may be negative": (
-        (Layout, "group_lane", "% self.group_lanes)", "% self.group_lanes - 1)"),
+        (Layout, "group_lane", "% self.group_lanes", "% self.group_lanes - 1"),
     ),
     "what is handed out is forgotten": (
         (Outbox, "begin", "self.begun += 1", "self.begun += 1\n    self.intake.forget(one)"),
