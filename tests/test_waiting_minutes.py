@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from shardq import Consumer
 from shardq.inspection import scan
+from shardq.inspection.calendar import CalendarCounter
 from shardq.inspection.state import Where
 from shardq.stores.tables import LANES
-from shardq.testing import Stage
+from shardq.testing import Recorder, Stage
 
 if TYPE_CHECKING:
     from shardq import Queue
@@ -74,6 +76,12 @@ def test_what_is_put_off_or_claimed_in_place_counts_by_its_time(stage: Stage) ->
     assert (exact.ready, exact.waiting, exact.in_flight) == (2, 1, 1)
     # One whose time has come since is told from the others only by reading them.
     assert (queue.depth().in_flight, queue.depth().total) == (1, 4)
+    forecast = [(at.timestamp() * 1e3, count) for at, count in queue.forecast("2h") if count]
+    assert [(far_ms - 60_000 < at_ms <= far_ms, count) for at_ms, count in forecast] == [(True, 2)]
+    now_ms, home = stage.clock.now_ms(), queue._home
+    counter = CalendarCounter(stage._store, home.clock, home.register)
+    [(start_ms, load)] = counter.count(now_ms, now_ms + 7_200_000).minutes.items()
+    assert (start_ms, load.rows) == (far_ms - far_ms % 60_000, 1)
     told = [message.text for message in queue.peek()]
     assert sorted(told[:2]) == ["c", "d"]
     assert sorted(told[2:]) == ["a", "b"]
@@ -133,4 +141,13 @@ def test_a_check_leaves_what_waits_in_listed_minutes_where_it_is(stage: Stage) -
     lease = queue._home.register.layout.lane_lease(lane)
     assert stage._store.list_minutes(lease, "l", {}, [sent._row.shard.minute])
     assert queue.check_all().moved == 1
-    assert queue.peek()[0]._row.shard.lane == lane
+    # It keeps its place, and its lane's owner is told of it.
+    shard = queue._home.register.layout.shard(stage.clock.now_ms(), lane)
+    [note] = stage._store.read(scan.whole(queue._home.register.layout, shard, 9, "test"))
+    assert note.noted == sent._row.position
+    assert stage._store.find([sent._row.position]) == [sent._row]
+    seen = Recorder(stage.clock)
+    consumer = Consumer(queue, seen)
+    stage.clock.advance(700)
+    stage.drain(queue, consumer)
+    assert seen.texts == ["waits"]

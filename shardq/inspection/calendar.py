@@ -143,6 +143,11 @@ class CalendarCounter:
         for part in self._parts(at_ms, until_ms):
             for due_ms, count in counted(part, at_ms, until_ms - 1):
                 rows[due_ms - due_ms % MINUTE_MS] += count
+        before_us = register.settings.purged_before_us
+        for row in scan.put_off(self._store, register, at_ms):
+            is_live = row.claim is None and row.entered_us >= before_us
+            if is_live and row.ready_ms < until_ms:
+                rows[row.ready_ms - row.ready_ms % MINUTE_MS] += 1
         fired: Counter[int] = Counter()
         fired_until_ms = None
         for number, (due_ms, count) in enumerate(firings(at_ms, until_ms - 1)):

@@ -45,7 +45,8 @@ class Check:
     Attributes:
         shards: Partitions with rows.
         rows: Rows in them.
-        moved: Rows behind a seal, which no poll would have read again: moved to now.
+        moved: Rows behind a seal, which no poll would have read again: moved to now. Of a message
+            with a group, the owner of its lane is told to look there.
         purged: Rows that a purge had reached before they came due: deleted.
         dropped: Rows of messages that had ended, by the ledger: deleted.
         mended: By how many messages the totals told of fewer than there are, or, below 0, of more:
@@ -117,6 +118,10 @@ class Census:
                 continue
             for shard, tally in self._store.count(wanted).items():
                 counts[shard.minute] += tally.rows
+        for row in scan.put_off(self._store, self._register, now_ms):
+            minute = layout.minute_of(row.ready_ms)
+            if minute in counts and self._is_kept(row):
+                counts[minute] += 1
         for due_ms, count in firings(now_ms, layout.end_ms(minutes[-1]) - 1):
             counts[layout.minute_of(due_ms)] += count
         return [(moment_of(layout.start_ms(minute)), count) for minute, count in counts.items()]
@@ -150,8 +155,8 @@ class Census:
             live = self._settler.without_ended(kept)
             dropped += len(kept) - len(live)
             self._stats.add(dropped=len(kept) - len(live))
-            moves = [
-                self._moved_to_now(row)
+            late = [
+                row
                 for row in live
                 if self._is_astray(row)
                 or (
@@ -159,10 +164,14 @@ class Census:
                     and row.shard.minute not in listed.get(row.shard.lane, ())
                 )
             ]
+            moves = [self._moved_to_now(row) for row in late if not self._stays(row)]
+            # The owner of its lane lists the minute, and delivers it in its place.
+            staying = [row for row in late if self._stays(row)]
+            self._settler.tell(staying)
             # One that was astray may be the first with a group in this queue.
             self._register.use_lanes_of(move.new.shard for move in moves)
             gone, _ = self._settler.carry_out(moves)
-            moved += len(moves) - len(gone)
+            moved += len(moves) - len(gone) + len(staying)
             # What this visit has moved it meets again, where it went.
             present += len(over) - of_former + sum(row.id not in own for row in live)
             own.update(move.new.id for move in moves)
@@ -198,6 +207,10 @@ class Census:
         A producer put it there that had not read of the drop yet.
         """
         return not self._register.layout.has_lane(row.shard.lane)
+
+    def _stays(self, row: Row) -> bool:
+        """True for a message of a group in its lane, whose order is that of its row."""
+        return row.group is not None and not self._is_astray(row)
 
     def _moved_to_now(self, row: Row) -> Move:
         move = self._settler.planner.place(row, 0)

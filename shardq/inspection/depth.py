@@ -331,15 +331,15 @@ class DepthCounter:
                 continue
             wanted = Slice(layout.queue, part, lanes, after_ms, until_ms, _PAGE)
             for shard, tally in self._store.count(wanted).items():
-                if tally.waits and exact:
-                    left = wanted._replace(minutes=[shard.minute], lanes=[shard.lane], bodies=False)
-                    for row in scan.rows_of(self._store, left):
-                        total = total.plus(_Tallied.of(row, until_ms))
-                else:
-                    # Of groups a claim is put off as well, and elsewhere nothing is.
-                    claims = tally.claims if tally.waits else 0
-                    found = _Tallied(tally.rows, tally.claims, tally.waits, claims)
-                    total = total.plus(found)
+                # Of groups a claim is put off as well, and elsewhere nothing is.
+                put_off, claims = tally.waits, tally.claims if tally.waits else 0
+                if exact:
+                    one = wanted._replace(minutes=[shard.minute], lanes=[shard.lane])
+                    waits = list(scan.waits_of(self._store, one, tally))
+                    later = [row for row in waits if row.ready_ms > until_ms]
+                    put_off = len(later)
+                    claims = sum(row.claim is not None for row in later)
+                total = total.plus(_Tallied(tally.rows, tally.claims, put_off, claims))
         return total
 
     def _rows_of(self, minutes: Sequence[int], lanes: Sequence[int]) -> Iterator[Row]:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from shardq.model.message import Row
     from shardq.model.shard import Layout
     from shardq.records.register import Register
-    from shardq.stores.store import Rows, Store
+    from shardq.stores.store import Rows, Store, Tally
 
 _PAGE_ROWS = (10, 1_000)
 _PAGE_BYTES = 4 << 20
@@ -141,6 +141,28 @@ def unsealed_minutes(store: Store, register: Register, now_ms: int) -> Iterator[
     if first is None:
         yield from _stretches({m for of_lane in waiting.values() for m in of_lane}, minutes.start)
     yield from spans_with_rows(store, layout.queue, minutes, PROBE_MINUTES)
+
+
+def put_off(store: Store, register: Register, now_ms: int) -> Iterator[Row]:
+    """Messages of groups that are due, and may be handed out later than now; without bodies."""
+    layout = register.layout
+    if not layout.groups_used:
+        return
+    for part in unsealed_minutes(store, register, now_ms):
+        of_groups = Slice(layout.queue, part, layout.lanes_of_groups(), -1, now_ms, _PAGE_ROWS[1])
+        for shard, tally in store.count(of_groups).items():
+            one = of_groups._replace(minutes=[shard.minute], lanes=[shard.lane], purpose="put off")
+            yield from (row for row in waits_of(store, one, tally) if row.ready_ms > now_ms)
+
+
+def waits_of(store: Rows, wanted: Slice, tally: Tally) -> Iterator[Row]:
+    """The rows with a `not_before_ms` of a shard that was counted; without bodies.
+
+    They are the first of their groups: few rows are read before the last of them.
+    """
+    if tally.waits:
+        rows = rows_of(store, wanted._replace(bodies=False))
+        yield from islice((row for row in rows if row.not_before_ms is not None), tally.waits)
 
 
 def _stretches(minutes: Iterable[int], end: int) -> Iterator[range]:

@@ -313,6 +313,7 @@ _OF_MESSAGES: dict[str, Callable[[_Messages], pa.Array]] = {
     "attempt": lambda held: pa.array(held.attempts, pa.int32()),
     "group": lambda held: pa.array(held.groups, pa.string()),
     "in_flight": lambda held: pa.array([claim is not None for claim in held.claims], pa.bool_()),
+    "not_before": lambda held: _times([row.not_before_ms for row in held.rows]),
     "headers": _Messages.header_maps,
     "last_error": lambda held: pa.array([error for error, _ in held.errors], pa.string()),
     "last_error_at": lambda held: pa.array([at for _, at in held.errors], TIMESTAMP),

@@ -134,6 +134,10 @@ class LocalTables:
         """Those of the rows that are there."""
         return self._observer.find(positions)
 
+    def waiting(self, queue: str, lanes: Sequence[int]) -> dict[int, dict[int, int]]:
+        """The listed minutes of lanes for groups."""
+        return self._observer.waiting(queue, lanes)
+
     def lease(self, shard: Shard) -> LeaseState:
         """The lease state of a shard."""
         return self._observer.lease_states([shard])[shard]
