@@ -126,10 +126,6 @@ class LocalTables:
             found = connection.execute(_ROWS, (queue,)).fetchall()
         return [row for columns in found if not (row := _row(*columns)).is_note]
 
-    def waiting(self, queue: str, lanes: Iterable[int]) -> dict[int, dict[int, int]]:
-        """The listed minutes of lanes, ascending."""
-        return self._observer.waiting(queue, list(lanes))
-
     def find(self, positions: Iterable[Position]) -> list[Row]:
         """Those of the rows that are there."""
         return self._observer.find(positions)
