@@ -214,6 +214,13 @@ class GroupLane:
                 group.after = group.last = max(until, group.last)
         return chosen
 
+    def leave_chosen(self, chosen: Iterable[Row], after: Place) -> None:
+        """Rows that were chosen could not be read: their groups go on from there once more."""
+        for row in chosen:
+            group = self.groups[row.group or ""]
+            group.after = group.last = max([after, *(entry[0] for entry in group.rows)])
+            group.coming = 0
+
     def skip(self, row: Row) -> None:
         """A row that was kept is gone."""
         self.groups[row.group or ""].coming -= 1

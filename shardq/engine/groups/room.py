@@ -220,6 +220,8 @@ class GroupLanes:
                 lost = {at for at in self._looks if at.shard.lane == number}
                 self._untold += map(planner.note, lost)
                 self._looks -= lost
+                # Of the next owner.
+                self._notes = {at: n for at, n in self._notes.items() if at.shard.lane != number}
                 for name, group in () if mine is None else mine.groups.items():
                     if group.head is not None and group.head.begun_us:
                         self._begun[number, name] = group.head
@@ -426,8 +428,12 @@ class GroupLanes:
         if self._is_hungry:
             self._is_hungry = False
             until_us = self._clock.boot_us() + _TURN_US
-            for mine in list(self._lanes.values()):
-                self._feed(mine, until_us)
+            try:
+                for mine in list(self._lanes.values()):
+                    self._feed(mine, until_us)
+            except (StoreUnavailable, StoreTimeout):
+                self._is_hungry = True
+                raise
         if now_ms - self._tidied_ms >= _TIDY_MS:
             self._tidied_ms = now_ms
             for mine in list(self._lanes.values()):
@@ -500,10 +506,13 @@ class GroupLanes:
                 known = self.intake.known
                 new = [row for row in rows if row.id not in known and not row.is_note]
                 chosen = mine.reread(new, until, room=self._room())
-            found = {row.id: row for row in chosen}
-            if not mine.is_dense:
-                there = self._store.find([row.position for row in chosen])
-                found = {row.id: row for row in there}
+            try:
+                there = chosen if mine.is_dense else self._find_chosen(chosen)
+            except (StoreUnavailable, StoreTimeout):
+                with self._lock:
+                    mine.leave_chosen(chosen, after)
+                raise
+            found = {row.id: row for row in there}
             mine.is_dense = 2 * len(chosen) > len(rows)
             before_us = self._register.settings.purged_before_us
             purged = [row for row in found.values() if row.entered_us < before_us]
@@ -526,6 +535,9 @@ class GroupLanes:
             if self._clock.boot_us() > until_us or not self._leases.is_valid(mine.lease):
                 self._is_hungry = True
                 return
+
+    def _find_chosen(self, chosen: Iterable[Row]) -> list[Row]:
+        return self._store.find([row.position for row in chosen])
 
     def _read_after(self, mine: GroupLane, after: Place) -> tuple[list[Row], Place | None]:
         """A page of rows after a place, and the place up to which it reads; None: the cursor.
@@ -655,7 +667,8 @@ class GroupLanes:
         for at in noted:
             row, one = there.get(at), self.intake.known.get(at.id)
             if one is None:
-                fresh += [] if row is None else [row]
+                is_here = row is not None and at.shard.lane in self._lanes
+                fresh += [row] if is_here and row is not None else []
             elif not one.begun_us:
                 self._apply(one, row)
         if fresh:
