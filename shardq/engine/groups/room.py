@@ -8,6 +8,12 @@
  minute over ─► listed, so that the seal passes it ─► erased when nothing is left there
 ```
 
+Where this leaves the design: an edit of a claimed head is written only after a look (a cancel by
+receipt would else be delivered), a note is due 20 ms from now (a poll may have passed now by the
+time it is stored) and is spared where the owner is a receiver of this process, the first edit under
+any lease skips four serials, a message edited by key keeps its due though that is past, and a lane
+that changes hands is told in a heartbeat, after which its lease is released and not passed on.
+
 A lane has one owner, the holder of its lease. Order is the place of rows, (due, row id): a row met
 while a lane is read from the front has nothing before it. To `ready` a head is a row like any
 other. The thread that steps the engine calls everything here but `ended` and `look_at`.
