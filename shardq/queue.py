@@ -91,9 +91,7 @@ class Queue(Scheduled):
         self._census = Census(store, clock, register, self._settler, stats)
         self._depth = DepthCounter(store, clock, register)
         self._mender = Mender(store, clock, register, store_own=self._store_totals, own=stats)
-        self._producer = Producer(
-            store, clock, register, self._settler, stats, self._home.on_put
-        )
+        self._producer = Producer(store, clock, register, self._settler, stats, self._home.on_put)
         self._receiver = Receiver(
             store, clock, register, background=background, make_ticker=self._ticker
         )

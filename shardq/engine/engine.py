@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from shardq.clock import Clock
+    from shardq.model.message import Row
     from shardq.model.settings import Settings
     from shardq.records.membership import Heartbeat
     from shardq.records.register import Register
@@ -139,7 +140,7 @@ class Engine:
             self.leases,
             self.ready,
             self.settler,
-            on_purged=lambda rows: self.outbox.discards.purge(rows),
+            on_purged=self._on_purged,
             on_news=self.wake,
         )
         self.outbox = Outbox(
@@ -458,6 +459,10 @@ class Engine:
         if due_ms <= self._clock.now_ms() + READ_AHEAD_MS:
             self._has_near_news = True
             self.wake()
+
+    def _on_purged(self, rows: list[Row]) -> None:
+        """Heads that waited were reached by a purge."""
+        self.outbox.discards.purge(rows)
 
     def _on_first(self) -> None:
         """A handler has ended: its work comes again if this process dies before that is stored."""

@@ -18,7 +18,7 @@ import logging
 from collections import Counter
 from itertools import groupby
 from operator import itemgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from shardq.engine.delivery import Delivery
 from shardq.engine.lane import Lane
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from shardq.clock import Clock
-    from shardq.engine.groups.room import GroupLanes
     from shardq.engine.lease import Lease, Leases
     from shardq.engine.ready import Ready
     from shardq.model.message import Row
@@ -50,6 +49,28 @@ _EAGER_MS = 4_000
 """How long a lane that is new here is tried so often: its former reader leaves it in that time."""
 _FRESH_US = 2_000_000
 """A message put so lately can hardly have ended and be there."""
+
+
+class GroupRows(Protocol):
+    """Rows of group lanes, by lane: what becomes of them there, `groups/room.py` knows."""
+
+    def look_for_listed(self, lanes: Sequence[Lane]) -> None:
+        """Read lanes that are new here from their first listed row on."""
+
+    def owns(self, lane: int, lease: Lease) -> bool:
+        """True if a lane has been owned since this lease was taken."""
+
+    def take_over(self, leases: Mapping[int, Lease]) -> dict[int, int]:
+        """Begin to own lanes; gives from which dues on they are to be read anew."""
+
+    def drop(self, lanes: Iterable[int]) -> None:
+        """Own these lanes no more."""
+
+    def place(self, lane: Lane, rows: Iterable[Row]) -> None:
+        """Place rows of a shard that were read, in order."""
+
+    def give_up(self, unwanted: Callable[[Delivery], bool]) -> list[Delivery]:
+        """Take rows out of memory that have not begun and answer True."""
 
 
 class Intake:
@@ -78,7 +99,7 @@ class Intake:
         leases: Leases,
         ready: Ready,
         ledger: Ledger,
-        groups: GroupLanes,
+        groups: GroupRows,
         *,
         on_purged: Callable[[list[Row]], None],
         on_ended: Callable[[list[Row]], None],

@@ -382,20 +382,16 @@ class Outbox:
         if not done:
             # Nor is anything counted: totals that change are stored, in a write of their own.
             return
-        lanes = self.intake.lanes
         lateness = self._stats.lateness
         since_boot_us = self._clock.now_us() - self._clock.boot_us()
         now_ms = self._clock.now_ms()
-        read_ms = now_ms - _UNREAD_MS
         waiting: list[tuple[Delivery, Outcome]] = []
         stored: list[Delivery] = []
         delivered = 0
         try:
             for _ in range(len(done)):
                 one, outcome = done[0]
-                if one.row.id in self._parking or one.row.id in self._parking_in_place:
-                    # A park whose answer was lost comes first: it decides where the row is.
-                    self._park(one)
+                self._park_first(one)
                 row = one.row
                 if one.is_fresh and (outcome.fate not in _NOT_BEGUN or one.thread_id):
                     delivered += 1
@@ -409,18 +405,9 @@ class Outbox:
                 if one.stored:
                     stored.append(one)
                 elif outcome.fate is Fate.ACK:
-                    lane = lanes.get(row.shard.lane)
                     if one.claimed and not one.grouped:
                         self._checked.append(one)
-                    elif (
-                        everything
-                        or one.careful
-                        or lane is None
-                        or lane.of_groups
-                        or lane.has_passed(row, read_ms)
-                        # The clock was set back while it ran: no poll comes there for as long.
-                        or row.due_ms > now_ms
-                    ):
+                    elif everything or self._is_passed(one, now_ms):
                         self._acks.append(one)
                     else:
                         waiting.append((one, outcome))
@@ -433,6 +420,23 @@ class Outbox:
         finally:
             done.extendleft(reversed(waiting))
             self._count_sorted(delivered, stored)
+
+    def _is_passed(self, one: Delivery, now_ms: int) -> bool:
+        """True if no poll is to come that could be spared the tombstone of an ack."""
+        lane = self.intake.lanes.get(one.row.shard.lane)
+        return (
+            one.careful
+            or one.grouped
+            or lane is None
+            or lane.has_passed(one.row, now_ms - _UNREAD_MS)
+            # The clock was set back while it ran: no poll comes there for as long.
+            or one.row.due_ms > now_ms
+        )
+
+    def _park_first(self, one: Delivery) -> None:
+        """Repeat a park whose answer was lost: it decides where the row is."""
+        if one.row.id in self._parking or one.row.id in self._parking_in_place:
+            self._park(one)
 
     def _not_begun(self, one: Delivery, fate: Fate) -> None:
         if fate is Fate.CANCEL or fate is Fate.DROP:

@@ -203,7 +203,9 @@ class Planner:
         """
         if self._register.layout.is_of_groups(row.shard.lane):
             # At its own due, though that is past: its owner is told, and reads it there.
-            return placed(row, row.shard, row.due_ms, row_ids.next(self._clock.now_us()), claim=None)
+            return placed(
+                row, row.shard, row.due_ms, row_ids.next(self._clock.now_us()), claim=None
+            )
         return self._anew(row, row.due_ms, origin_ms=row.order[0], since_ms=row.wanted_ms)
 
     def _anew(self, row: Row, due_ms: int, *, origin_ms: int, since_ms: int | None) -> Row:

@@ -1,4 +1,4 @@
-"""What names a row by its place, from elsewhere: a key, written as the row moves or its message ends.
+"""What names a row by its place, from elsewhere: a key, written as its row moves or ends.
 
 ```
  carry_out, repair ──► new row ──► note of it ──► old row deleted

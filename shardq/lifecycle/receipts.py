@@ -85,11 +85,10 @@ class Receipts:
         if fate is Fate.BURY:
             self._settler.tell([row])
             self._home.stats.add(buried=1)
+        elif fate is Fate.RETRY:
+            self._home.stats.add(retried=1)
         else:
-            if fate is Fate.RETRY:
-                self._home.stats.add(retried=1)
-            else:
-                self._home.stats.add(snoozed=1)
+            self._home.stats.add(snoozed=1)
 
     def extend(self, delivery: Message | str, visibility_ms: int) -> str:
         """Keep a delivery for so long from now; returns its new receipt, the old one is stale.

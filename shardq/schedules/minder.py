@@ -49,9 +49,7 @@ class Minder:
         self._first_lane = ticks.layout.first_lane
         self._settler = engine.settler
         self._listing = Listing(store, clock, home.register.name)
-        self._producer = Producer(
-            store, clock, ticks, self._settler, engine.stats, engine.on_put
-        )
+        self._producer = Producer(store, clock, ticks, self._settler, engine.stats, engine.on_put)
         own = QueueHome(store, clock, ticks, engine.stats)
         self._keyed = Keyed(own, self._settler, _nothing)
         self._next_us = clock.boot_us() + _FIRST_US

@@ -75,9 +75,7 @@ class Ticks:
         )
         self._own = home.of_queue(register, stats)
         self._settler = Settler(store, clock, register, member, stats.note_farthest)
-        self._producer = Producer(
-            store, clock, register, self._settler, stats, self._own.on_put
-        )
+        self._producer = Producer(store, clock, register, self._settler, stats, self._own.on_put)
         self._keyed = Keyed(self._own, self._settler, _keep)
         self.keys: Keys = self._settler.keys
 

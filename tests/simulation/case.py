@@ -106,7 +106,8 @@ class _ByLease(defaultdict):  # type: ignore[type-arg]
         super().__init__(list)
 
     def __getitem__(self, shard: Shard) -> list[Any]:
-        return super().__getitem__(leased_as(shard))
+        found: list[Any] = super().__getitem__(leased_as(shard))
+        return found
 
 
 class _Lists(dict[int, list]):  # type: ignore[type-arg]
@@ -140,10 +141,11 @@ class Case:
         self.causes: Counter[str] = Counter()
         self._lines: dict[bytes, dict[bytes, int]] = {}
         self.by_token: dict[int, list[Delivery]] = _Lists()
+        self.place_of = {id(one): place for place, one in enumerate(history.deliveries)}
         self.ran_in: dict[Shard, list[Delivery]] = {}
         for one in history.deliveries:
             self.by_token.setdefault(one.token, []).append(one)
-            self.ran_in.setdefault(one.row.shard, []).append(one)
+            self.ran_in.setdefault(leased_as(one.row.shard), []).append(one)
         self.crash_us = {name: us for us, name in history.crashes}
         self.freezes: dict[str, list[tuple[int, int]]] = defaultdict(list)
         for begun_us, until_us, name in history.freezes:
@@ -610,8 +612,9 @@ class Case:
 
     def is_forked(self, shards: Collection[Shard], begun_us: int, until_us: int) -> bool:
         """Whether two may have had one of these shards at once, since a fork had released it."""
+        leased = {leased_as(shard) for shard in shards}
         return any(
-            fork.shard in {leased_as(shard) for shard in shards} and fork.us <= until_us and self.noticed_us(fork) >= begun_us
+            fork.shard in leased and fork.us <= until_us and self.noticed_us(fork) >= begun_us
             for fork in self.history.forks
         )
 

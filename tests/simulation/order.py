@@ -44,9 +44,10 @@ def ordered(case: Case) -> Iterator[Breach]:
 
 def _overlaps(case: Case, puts: list[Put]) -> Iterator[Breach]:
     """Two at once: nothing of a group begins while another of it is in anybody's hand."""
+    # The next may begin in the very instant in which the one before has ended.
     ones = sorted(
         (one for put in puts for one in case.by_token[put.letter.number]),
-        key=lambda one: one.begun_us,
+        key=lambda one: case.place_of[id(one)],
     )
     held: list[Delivery] = []
     for second in ones:

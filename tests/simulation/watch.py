@@ -22,7 +22,7 @@ from simulation.plan import bands_of
 from simulation.runs import Runs, is_run
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from shardq.consumer import Consumer
     from shardq.engine.engine import Engine
@@ -138,7 +138,6 @@ class Watch:
     def _on_unknown(self, process: Process, verb: str, ids: list[bytes]) -> None:
         if verb == "edit":
             verb, ids = "move", [self._latest[i].id for i in ids if i in self._latest]
-        ids = [i for i in ids if i in self.history.written or i in self.history.ticks]
         self.history.unknown.append((self.simulation.now_us, process.name, verb, ids))
         if verb == "move" and not self._surplus.isdisjoint(ids):
             self.history.reached.add("surplus moved, or not")
@@ -169,7 +168,11 @@ class Watch:
         if purpose.startswith("sweep sealed"):
             self.history.reached |= {f"found by {purpose}"} if rows else set()
             now_us = self.simulation.now_us
-            self.history.found += [(now_us, process.name, row) for row in rows]
+            self.history.found += [
+                (now_us, process.name, row)
+                for row in rows
+                if row.shard.minute not in self._listed(row.shard.lane)
+            ]
         elif purpose == "guard":
             self.history.reached.add("lane left alone")
 
@@ -211,7 +214,7 @@ class Watch:
             self.history.sealed_us.update(
                 dict.fromkeys(((lane, n) for n in _new(before, minute)), now_us)
             )
-            listed = self.simulation.cells.waiting(QUEUE, [lane]).get(lane, {})
+            listed = self._listed(lane)
             for row in self.simulation.cells.rows(QUEUE):
                 if row.is_note or row.shard.minute in listed:
                     continue
@@ -349,20 +352,19 @@ class Watch:
             self.history.gone.append((self.simulation.now_us, token, self._here()))
 
     def _on_edit(self, row: Row) -> None:
-        """An edit is to the judge what a move is: another row, of which the delivery that follows is.
+        """Let an edit be to the judge what a move is: another row, which is delivered next.
 
         But for the record of an attempt, which is made just before that is begun.
         """
         now_us = self.simulation.now_us
         before = self._latest.get(row.id, row)
         last = self.history.written[before.id].row
-        if row.claim is None and row.not_before_ms is None and row.attempt > last.attempt:
+        is_grouped = self._layout.is_of_groups(row.shard.lane)
+        if not is_grouped or (row.not_before_ms is None and row.attempt > last.attempt):
             self.history.reached.add("attempt recorded with care")
             self._as_placed[row.id, row.serial] = last
             recorded = Recorded(now_us, self._sender(), last.id, row.attempt)
             self.history.recorded.append(recorded)
-            return
-        if not self._layout.is_of_groups(row.shard.lane):
             return
         due_ms = row.ready_ms
         new = moved(
@@ -387,6 +389,10 @@ class Watch:
     def _layout(self) -> Layout:
         minute_ms, offset_ms = (int(self.plan.settings[n][:-2]) for n in ("minute", "offset"))
         return Layout(QUEUE, minute_ms=minute_ms, offset_ms=offset_ms)
+
+    def _listed(self, lane: int) -> Collection[int]:
+        """The minutes in the list of a group lane."""
+        return self.simulation.cells.waiting(QUEUE, [lane]).get(lane, ())
 
     def as_placed(self, row: Row) -> Row:
         """A row as the judge has it: as its last edit has placed it."""

@@ -1,7 +1,7 @@
 """One group lane in memory: its groups, their heads, and what was left in the store. No I/O.
 
 ```
- read in order ─► kept ──────► rows of a group, by place ─► head ─► handed out, or waits for its time
+ read in order ─► kept ──────► rows of a group, by place ─► head ─► handed out, or waits
              └─► no room ────► left: the group goes on after its last row in memory ─► reread
  head ended ─► next row of the group is its head; the group is hungry where few rows are in memory
 ```
@@ -213,6 +213,13 @@ class GroupLane:
             elif group.after is not None and group.after < until:
                 group.after = group.last = max(until, group.last)
         return chosen
+
+    def leave_chosen(self, chosen: Iterable[Row], after: Place) -> None:
+        """Rows that were chosen could not be read: their groups go on from there once more."""
+        for row in chosen:
+            group = self.groups[row.group or ""]
+            group.after = group.last = max([after, *(entry[0] for entry in group.rows)])
+            group.coming = 0
 
     def skip(self, row: Row) -> None:
         """A row that was kept is gone."""

@@ -8,9 +8,15 @@
  minute over ─► listed, so that the seal passes it ─► erased when nothing is left there
 ```
 
+Where this leaves the design: an edit of a claimed head is written only after a look (a cancel by
+receipt would else be delivered), a note is due 20 ms from now (a poll may have passed now by the
+time it is stored) and is spared where the owner is a receiver of this process, the first edit under
+any lease skips four serials, a message edited by key keeps its due though that is past, and a lane
+that changes hands is told in a heartbeat, after which its lease is released and not passed on.
+
 A lane has one owner, the holder of its lease. Order is the place of rows, (due, row id): a row met
-while a lane is read from the front has nothing before it. To `ready` a head is a row like any other.
-The thread that steps the engine calls everything here but `ended`, which handlers' threads call.
+while a lane is read from the front has nothing before it. To `ready` a head is a row like any
+other. The thread that steps the engine calls everything here but `ended` and `look_at`.
 """
 
 from __future__ import annotations
@@ -220,6 +226,8 @@ class GroupLanes:
                 lost = {at for at in self._looks if at.shard.lane == number}
                 self._untold += map(planner.note, lost)
                 self._looks -= lost
+                # Of the next owner.
+                self._notes = {at: n for at, n in self._notes.items() if at.shard.lane != number}
                 for name, group in () if mine is None else mine.groups.items():
                     if group.head is not None and group.head.begun_us:
                         self._begun[number, name] = group.head
@@ -331,6 +339,9 @@ class GroupLanes:
         mine = self._lanes.get(row.shard.lane)
         if mine is not None and row.shard.minute in mine.listed:
             mine.touched.add(row.shard.minute)
+        if one.careful and not one.thread_id and mine is not None:
+            # It was not handed out: care is for the next.
+            mine.cared.discard(row.group or "")
         group = None if mine is None else mine.groups.get(row.group or "")
         if group is None or group.head is one:
             self.ended(one)
@@ -423,8 +434,12 @@ class GroupLanes:
         if self._is_hungry:
             self._is_hungry = False
             until_us = self._clock.boot_us() + _TURN_US
-            for mine in list(self._lanes.values()):
-                self._feed(mine, until_us)
+            try:
+                for mine in list(self._lanes.values()):
+                    self._feed(mine, until_us)
+            except (StoreUnavailable, StoreTimeout):
+                self._is_hungry = True
+                raise
         if now_ms - self._tidied_ms >= _TIDY_MS:
             self._tidied_ms = now_ms
             for mine in list(self._lanes.values()):
@@ -446,7 +461,7 @@ class GroupLanes:
             there = {row.id: row for row in self._store.find([o.row.position for _, _, o in due])}
         except (StoreUnavailable, StoreTimeout):
             with self._lock:
-                for mine, group, one in due:
+                for _, group, one in due:
                     self._wait(group, one, self._clock.now_ms() + _AGAIN_MS)
             raise
         for mine, group, one in due:
@@ -497,10 +512,13 @@ class GroupLanes:
                 known = self.intake.known
                 new = [row for row in rows if row.id not in known and not row.is_note]
                 chosen = mine.reread(new, until, room=self._room())
-            found = {row.id: row for row in chosen}
-            if not mine.is_dense:
-                there = self._store.find([row.position for row in chosen])
-                found = {row.id: row for row in there}
+            try:
+                there = chosen if mine.is_dense else self._find_chosen(chosen)
+            except (StoreUnavailable, StoreTimeout):
+                with self._lock:
+                    mine.leave_chosen(chosen, after)
+                raise
+            found = {row.id: row for row in there}
             mine.is_dense = 2 * len(chosen) > len(rows)
             before_us = self._register.settings.purged_before_us
             purged = [row for row in found.values() if row.entered_us < before_us]
@@ -523,6 +541,9 @@ class GroupLanes:
             if self._clock.boot_us() > until_us or not self._leases.is_valid(mine.lease):
                 self._is_hungry = True
                 return
+
+    def _find_chosen(self, chosen: Iterable[Row]) -> list[Row]:
+        return self._store.find([row.position for row in chosen])
 
     def _read_after(self, mine: GroupLane, after: Place) -> tuple[list[Row], Place | None]:
         """A page of rows after a place, and the place up to which it reads; None: the cursor.
@@ -652,14 +673,15 @@ class GroupLanes:
         for at in noted:
             row, one = there.get(at), self.intake.known.get(at.id)
             if one is None:
-                fresh += [] if row is None else [row]
+                is_here = row is not None and at.shard.lane in self._lanes
+                fresh += [row] if is_here and row is not None else []
             elif not one.begun_us:
                 self._apply(one, row)
         if fresh:
             # Late ones, as a rule behind the seal: their minutes are listed.
             self.intake.accept(sorted(fresh, key=lambda row: (row.shard, *place_of(row))))
         if notes:
-            self._store.delete([note.position for note in notes])
+            self._settler.delete(note.position for note in notes)
         for note in notes:
             self._notes.pop(note.position, None)
 

@@ -124,7 +124,7 @@ class LocalTables:
         """All rows of a queue, in order."""
         with self._observer._database.reading() as connection:  # noqa: SLF001
             found = connection.execute(_ROWS, (queue,)).fetchall()
-        return [_row(*columns) for columns in found]
+        return [row for columns in found if not (row := _row(*columns)).is_note]
 
     def find(self, positions: Iterable[Position]) -> list[Row]:
         """Those of the rows that are there."""
