@@ -211,10 +211,13 @@ class Rest:
 
         What is known to hold nothing that is due before counts as read.
         """
+        polled = self._outbox.intake.polled
+        cursors_ms = [lane.cursor_ms for lane in polled]
         self._release(until_ms)
         if self.is_alone and self._next_ms >= until_ms and not self._membership.beats:
-            for lane in self._outbox.intake.polled:
-                if lane.behind is None and not lane.full:
+            for lane, cursor_ms in zip(polled, cursors_ms, strict=True):
+                # A cursor that went back is before rows of groups, which wait where they are.
+                if lane.behind is None and not lane.full and lane.cursor_ms >= cursor_ms:
                     lane.advance(until_ms - 1)
             self._on_swept(until_ms)
         if (along := self.along()) is not None:
