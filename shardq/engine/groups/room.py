@@ -224,9 +224,9 @@ class GroupLanes:
             for number in lanes:
                 mine = self._lanes.pop(number, None)
                 planner = self._settler.planner
-                lost = {at for at in self._looks if at.shard.lane == number}
+                lost = sorted(at for at in self._looks if at.shard.lane == number)
                 self._untold += map(planner.note, lost)
-                self._looks -= lost
+                self._looks.difference_update(lost)
                 # Of the next owner.
                 self._notes = {at: n for at, n in self._notes.items() if at.shard.lane != number}
                 for name, group in () if mine is None else mine.groups.items():
@@ -668,7 +668,7 @@ class GroupLanes:
         notes = [note for note in self._notes.values() if self._is_read(note.noted)]
         unread = {at for at in looks if not self._is_read(at)}
         looks -= unread
-        noted = looks.union(note.noted for note in notes)
+        noted = sorted(looks.union(note.noted for note in notes))
         try:
             there = {row.position: row for row in self._store.find(noted)}
         except (StoreUnavailable, StoreTimeout):
