@@ -400,7 +400,7 @@ def test_a_page_of_large_bodies_is_made_smaller(stage: Stage) -> None:
     assert consumer._engine.reader.page_rows * 500_000 <= 4 << 20
 
 
-@pytest.mark.parametrize("verb", ["read", "occupied", "take", "notes lanes", "notes blocked"])
+@pytest.mark.parametrize("verb", ["read", "occupied", "take", "notes lanes", "waiting"])
 def test_a_read_that_fails_now_and_then_loses_and_repeats_nothing(stage: Stage, verb: str) -> None:
     queue = stage.connect().queue("mail", minute="2s", offset="2s")
     sent = [queue.put(f"{n}", delay=f"{n * 50}ms", group="g").text for n in range(100)]

@@ -172,7 +172,7 @@ def test_an_ack_that_was_stored_is_no_failure_where_its_group_cannot_be_pulled(
     for text in ("head", "next"):
         queue.put(text, group="g")
     [head] = queue.receive(1, visibility="10s", wait="1s")
-    stage.faults.fail("notes blocked")
+    stage.faults.fail("insert")
     queue.ack(head)
     [after] = receive(stage, queue, seconds=20)
     assert after.text == "next"
@@ -220,7 +220,7 @@ def test_out_of_attempts_it_is_buried_rather_than_returned(stage: Stage) -> None
     assert queue.totals().buried == 1
 
 
-@pytest.mark.parametrize("verb", ["move", "find", "read", "take", "note blocked"])
+@pytest.mark.parametrize("verb", ["move", "find", "read", "take", "edit"])
 @pytest.mark.parametrize("applied", [False, True])
 def test_a_call_that_fails_loses_nothing(stage: Stage, verb: str, applied: bool) -> None:
     queue = stage.connect().queue("mail", attempts=20)

@@ -259,15 +259,6 @@ MEMBERS: Final[Table[str, str]] = Table(
 )
 """(queue): member -> its heartbeat, JSON, at most 4 KiB; by time to live."""
 
-BLOCKED: Final[Table[str, tuple[int, str]]] = Table(
-    "blocked",
-    partition=(_QUEUE, Column("lane", Kind.INT)),
-    key=(Column("group", local="in_group"),),
-    values=(Column("until", Kind.TIMESTAMP, local="until_ms"), Column("message")),
-    lapse=Lapse.WALL,
-)
-"""(queue, lane): group -> until when it waits, for which head; by time to live."""
-
 STATS: Final[Table[tuple[int, str], str]] = Table(
     "stats",
     partition=(_QUEUE,),
@@ -348,6 +339,6 @@ SCHEDULES: Final[Table[str, tuple[str, int]]] = Table(
 """(queue): name -> what a schedule is, JSON, and when that was written, epoch microseconds."""
 
 TABLES: Final[tuple[Table[Any, Any], ...]] = (
-    LANES, QUEUES, MEMBERS, BLOCKED, STATS, KEYS, PLACES, RESULTS, SCHEDULES
+    LANES, QUEUES, MEMBERS, STATS, KEYS, PLACES, RESULTS, SCHEDULES
 )  # fmt: skip
 """All of them."""

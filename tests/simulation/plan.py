@@ -131,12 +131,12 @@ STRUCK = {
         "delete",
         "insert",
         "renew",
-        "note blocked",
-        "notes blocked",
+        "list_minutes",
+        "waiting",
         "edit",
         "release",
     ),
-    "fail": ("delete", "move", "renew", "insert", "note blocked", "notes blocked", "read"),
+    "fail": ("delete", "move", "renew", "insert", "list_minutes", "waiting", "read"),
     "lose": ("delete", "move", "renew", "insert", "take", "edit"),
 }  # fmt: skip
 """What is done to the next call of one of these verbs: its process stops within it for a while, or

@@ -60,7 +60,7 @@ SOMETIMES = frozenset(
         "found by sweep sealed 32 min",
         "found by sweep sealed 4 min",
         "frozen",
-        "group blocked",
+        "row edited in place",
         "heartbeat: garbled",
         "heartbeat: liar",
         "heartbeat: terse",

@@ -32,7 +32,6 @@ TABLES = (
     "lanes",
     "queues",
     "members",
-    "blocked",
     "stats",
     "history",
     "keys",

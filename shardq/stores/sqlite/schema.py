@@ -97,16 +97,6 @@ CREATE TABLE members (
     PRIMARY KEY (queue, member)
 ) WITHOUT ROWID""",
     """\
-CREATE TABLE blocked (
-    queue    TEXT    NOT NULL,
-    lane     INTEGER NOT NULL,
-    in_group TEXT    NOT NULL,
-    until_ms INTEGER NOT NULL, -- when the group's head is due again, epoch milliseconds
-    message  TEXT    NOT NULL, -- the head
-    until_us INTEGER NOT NULL, -- afterwards the block is void, epoch microseconds
-    PRIMARY KEY (queue, lane, in_group)
-) WITHOUT ROWID""",
-    """\
 CREATE TABLE stats (
     queue  TEXT    NOT NULL,
     minute INTEGER NOT NULL, -- the beginning of the stretch that is totalled
