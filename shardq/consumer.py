@@ -33,6 +33,7 @@ from shardq.errors import (
     UsageError,
     shown,
 )
+from shardq.inspection import scan
 from shardq.inspection.mend import Upkeep
 from shardq.model.times import Duration, duration_ms, duration_text
 from shardq.queue import Queue
@@ -542,7 +543,17 @@ class Consumer:
         return all(one._empty_after == begun for one in self._company)
 
     def _is_empty(self) -> bool:
-        if next(iter(self._store.shards(self._register.name)), None) is None:
+        now_ms = self._clock.now_ms()
+        shards = scan.every_shard(self._store, self._register, now_ms)
+        # Read, for a shard too full of deleted rows to tell counts as one with rows.
+        pages = scan.pages(
+            self._store,
+            self._register.layout,
+            scan.with_rows(self._store, shards),
+            purpose="until empty",
+            bodies=False,
+        )
+        if next(pages, None) is None:
             return True
         # What a purge has reached is deleted when it comes due, which may be in years.
         is_purged = self._register.settings.purged_before_us > 0

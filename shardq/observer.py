@@ -7,23 +7,26 @@ where the oldest waiting message was, so that it does not visit what was settled
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from shardq.errors import SchemaNewer, StoreCorrupt
-from shardq.inspection.scan import first_kept, spans_with_rows
+from shardq.inspection import scan
+from shardq.inspection.depth import DepthCounter
 from shardq.model.names import dead_queue, is_dead_queue
 from shardq.model.settings import expected_lanes, layout_of
 from shardq.model.shard import Shard
 from shardq.model.times import iso
 from shardq.records.folded import stored_totals
 from shardq.records.membership import heartbeats, member_of
-from shardq.records.register import settings_in, stored_record
+from shardq.records.register import settings_in
 from shardq.records.stats import Totals
 from shardq.stores.store import Slice, Tally
-from shardq.stores.tables import LANES
+from shardq.stores.tables import QUEUES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from datetime import datetime
 
     from shardq.connection import Connection
@@ -34,10 +37,10 @@ if TYPE_CHECKING:
     from shardq.queue import Queue
     from shardq.records.folded import Stored
     from shardq.records.membership import Heartbeat
-    from shardq.stores.store import Store
+    from shardq.stores.store import Progress
 
 _BACK_MINUTES_MAX = 1_440
-"""How far back the oldest waiting message is looked for; finding 1,440 empty shards takes 0.2 s."""
+"""How far back the oldest waiting message is looked for."""
 _NEAR_MINUTES = 3
 _RATE_US = 10_000_000
 """Totals are stored every 2 s: a rate over less would jump between nothing and too much."""
@@ -50,7 +53,6 @@ _DEPTH_US = 3_000_000
 """To count what is due, a store visits what was settled in the open minutes as well."""
 _DEAD_US = 10_000_000
 """The dead are counted in each of their minutes, an hour long, since the last purge."""
-_PAGE = 1_000
 
 Quantiles: TypeAlias = "tuple[float, float] | None"
 """p50 and p99, milliseconds; None of nothing."""
@@ -206,6 +208,8 @@ class Observer:
         newer: Queues of the store that the last look passed over, since they need a newer release
             of shardq; each with a sentence that says so.
         damaged: Those that it passed over, since something stored of them cannot be read; likewise.
+        unseen: How many queues were not looked at yet.
+        queues: The queues that were looked at, by name.
     """
 
     def __init__(
@@ -215,38 +219,95 @@ class Observer:
         self._names = names
         self._horizon = horizon
         self._watches: dict[str, _Watch] = {}
+        self._views: dict[str, QueueView] = {}
+        self._looks = 0
+        self._looked: dict[str, int] = {}
         self.newer: dict[str, str] = {}
         self.damaged: dict[str, str] = {}
+        self.unseen = 0
+        self.queues: dict[str, Queue] = {}
 
-    def look(self) -> list[QueueView]:
+    def look(
+        self,
+        *,
+        seconds: float | None = None,
+        first: Sequence[str] = (),
+        on_progress: Progress | None = None,
+    ) -> list[QueueView]:
         """What there is now, queue by queue.
+
+        Args:
+            seconds: About how long to look. Of queues that were not reached, the views are those of
+                the last look that did, or missing, and the next look begins with them. None: until
+                all are looked at.
+            first: Queues to look at before others.
+            on_progress: Told how many queues are looked at, and of how many.
 
         Raises:
             UnknownQueue: If one of the queues asked for does not exist.
             SchemaNewer: If one of them needs a newer release of shardq.
             StoreCorrupt: If something stored of one of them cannot be read.
         """
-        names = self._db.queues() if self._names is None else self._names
-        for gone in self._watches.keys() - set(names):
-            del self._watches[gone]
         self.newer, self.damaged = {}, {}
-        views = []
-        for name in names:
-            try:
-                views.append(self._look_at(name))
-            except (SchemaNewer, StoreCorrupt) as error:
-                if self._names is not None:
-                    raise
-                passed_over = self.newer if isinstance(error, SchemaNewer) else self.damaged
-                passed_over[name] = str(error)
-        return views
+        self.queues = self._open()
+        for gone in self._watches.keys() - self.queues.keys():
+            for kept in (self._watches, self._views, self._looked):
+                kept.pop(gone, None)
+        self._looks += 1
+        tell = on_progress or _untold
+        wanted = self._in_time(self._in_turn(first), seconds)
+        looked = self._db._home.side_by_side(self._look_at, wanted)
+        for count, (name, view) in enumerate(looked, 1):
+            self._looked[name] = self._looks
+            if isinstance(view, QueueView):
+                self._views[name] = view
+            else:
+                self._views.pop(name, None)
+                self._pass_over(name, view)
+            tell("queues", count, len(self.queues))
+        self.unseen = len(self.queues.keys() - self._looked.keys())
+        return [self._views[name] for name in self.queues if name in self._views]
 
-    def _look_at(self, name: str) -> QueueView:
-        watch = self._watches.get(name)
-        if watch is None:
-            queue = self._db.queue(name, create=False)
-            watch = self._watches[name] = _Watch(self._db, queue, self._horizon)
-        return watch.look()
+    def _open(self) -> dict[str, Queue]:
+        """The queues to look at, by name."""
+        if self._names is not None:
+            return {name: self._db.queue(name, create=False) for name in self._names}
+        found = self._db._home.open_all()
+        for name, error in list(found.items()):
+            if isinstance(error, (SchemaNewer, StoreCorrupt)):
+                self._pass_over(name, error)
+                del found[name]
+        return found
+
+    def _in_turn(self, first: Sequence[str]) -> list[str]:
+        """The queues in the order in which to look at them: the longest not looked at first."""
+        shown = set(first)
+        return sorted(self.queues, key=lambda name: (name not in shown, self._looked.get(name, 0)))
+
+    def _in_time(self, names: Sequence[str], seconds: float | None) -> Iterator[str]:
+        """Queues to look at, until the time is up."""
+        clock = self._db._home.clock
+        until_us = None if seconds is None else clock.boot_us() + round(seconds * 1e6)
+        for name in names:
+            yield name
+            if until_us is not None and clock.boot_us() >= until_us:
+                return
+
+    def _look_at(self, name: str) -> tuple[str, QueueView | SchemaNewer | StoreCorrupt]:
+        try:
+            watch = self._watches.get(name)
+            if watch is None or watch.queue is not self.queues[name]:
+                watch = _Watch(self._db, self.queues[name], self._horizon)
+                self._watches[name] = watch
+            return name, watch.look(is_fresh=self._names is None)
+        except (SchemaNewer, StoreCorrupt) as error:
+            return name, error
+
+    def _pass_over(self, name: str, error: SchemaNewer | StoreCorrupt) -> None:
+        if self._names is not None:
+            raise error
+        passed_over = self.newer if isinstance(error, SchemaNewer) else self.damaged
+        passed_over[name] = str(error)
 
 
 @dataclass(slots=True)
@@ -263,7 +324,8 @@ class _Watch:
     def __init__(self, db: Connection, queue: Queue, horizon: str) -> None:
         self._store = db._home.store
         self._clock = db._home.clock
-        self._queue = queue
+        self.queue = queue
+        self._counter = DepthCounter(self._store, self._clock, queue._home.register)
         self._horizon = horizon
         self._counted: list[_Counted] = []
         self._from_ms: dict[int, int] = {}
@@ -274,10 +336,15 @@ class _Watch:
         self._dead: tuple[int, int] | None = None
         self._totals_key = queue._home.register.totals_key
 
-    def look(self) -> QueueView:
-        name, register = self._queue.name, self._queue._home.register
+    def look(self, *, is_fresh: bool) -> QueueView:
+        """What there is now.
+
+        Args:
+            is_fresh: True if the queue's record was read just now.
+        """
+        name, register = self.queue.name, self.queue._home.register
         now_ms, boot_us = self._clock.now_ms(), self._clock.boot_us()
-        settings = self._queue.settings
+        settings = self.queue.settings
         layout = layout_of(settings, name)
         if self._totals_key != register.totals_key:
             # Dropped and made anew: nothing that was seen before is of this queue.
@@ -286,7 +353,8 @@ class _Watch:
             self._forecast_us = self._depth = None
         beats = sorted(heartbeats(self._store, register.members_key).items())
         reader = {lane: member for member, beat in beats for lane in beat.lanes}
-        stored = stored_totals(self._store, register.totals_key)
+        # First: what it leaves to the totals is to be in those that are read after it.
+        depth, stored = self._depth_at(boot_us, is_fresh=is_fresh)
         totals = stored.totals
         late_ms, late_day_ms = lateness_of(stored, layout, now_ms)
         before = self._remember(_Counted(boot_us, totals))
@@ -295,7 +363,7 @@ class _Watch:
             name=name,
             at_ms=now_ms,
             settings=settings,
-            depth=self._depth_at(boot_us),
+            depth=depth,
             dead=self._dead_at(boot_us),
             totals=totals,
             put_rate=_rate(before, boot_us, totals, "put"),
@@ -317,20 +385,46 @@ class _Watch:
         self._counted = self._counted[len(old) - 1 :]
         return old[-1]
 
-    def _depth_at(self, boot_us: int) -> Depth:
+    def _depth_at(self, boot_us: int, *, is_fresh: bool) -> tuple[Depth, Stored]:
+        """The depth, counted 3 s ago at most, and the totals of now."""
+        home, read = self.queue._home, []
+
+        def read_totals() -> Stored:
+            # What this process has counted itself, it stores first.
+            home.stats.store()
+            read.append(stored_totals(self._store, home.register.totals_key))
+            return read[0]
+
         if self._depth is None or boot_us - self._depth[0] >= _DEPTH_US:
-            self._depth = boot_us, self._queue.depth()
-        return self._depth[1]
+            self._depth = boot_us, self._counter.depth(read_totals, is_fresh=is_fresh)
+        return self._depth[1], read[0] if read else read_totals()
 
     def _dead_at(self, boot_us: int) -> int:
         if self._dead is None or boot_us - self._dead[0] >= _DEAD_US:
-            self._dead = boot_us, dead_count(self._store, self._queue.name, self._clock.now_ms())
+            self._dead = boot_us, self._count_dead(self._clock.now_ms())
         return self._dead[1]
+
+    def _count_dead(self, now_ms: int) -> int:
+        """How many dead messages the queue has; a dead-letter queue has none."""
+        if is_dead_queue(self.queue.name):
+            return 0
+        name = dead_queue(self.queue.name)
+        settings = settings_in(self._store.notes(QUEUES, (), [name]).get(name), name)
+        if settings is None:
+            return 0
+        layout = layout_of(settings, name)
+        # A dead message is due when it dies, which is when it enters its queue: what a purge has
+        # reached lies before it.
+        purged_ms = settings.purged_before_us // 1_000
+        minutes = range(layout.minute_of(purged_ms), layout.minute_of(now_ms) + 1)
+        shards = self._store.indexed(name, minutes)
+        counted = scan.tallies(self._store, shards, purged_ms, now_ms, purpose="observe")
+        return sum(tally.rows for part in counted for tally in part.values())
 
     def _look_ahead(self, boot_us: int) -> None:
         if self._forecast_us is None or boot_us >= self._forecast_us:
             begun_us = self._clock.boot_us()
-            self._forecast = tuple(self._queue.forecast(self._horizon))
+            self._forecast = tuple(self.queue.forecast(self._horizon))
             took_us = self._clock.boot_us() - begun_us
             self._forecast_us = boot_us + max(_FORECAST_US, _FORECAST_SHARE * took_us)
 
@@ -342,7 +436,7 @@ class _Watch:
         # Who holds what is due; of lanes without such rows the heartbeats tell enough.
         locks = self._store.locks([row.position for row in oldest.values()])
         holders = {shard.lane: state.lock for shard, state in locks.items()}
-        settings = self._queue._home.register.settings
+        settings = self.queue._home.register.settings
         expected = set(expected_lanes(settings, layout, now_ms))
         for lane in lanes:
             row, lock = oldest.get(lane), holders.get(lane)
@@ -381,36 +475,22 @@ class _Watch:
         return found
 
     def _starts(self, layout: Layout, now_ms: int) -> dict[int, int]:
-        sealed = self._store.notes(LANES, (layout.queue,))
-        bound = layout.minute_of(now_ms) - _BACK_MINUTES_MAX
-        register = self._queue._home.register
-        newest = layout.newest_sealable(now_ms)
-        first = self._store.next_minute(layout.queue, register.life_minute)
-        starts = {}
-        for lane in layout.lanes():
-            minute = min(register.unsealed_minute(lane, sealed), newest + 1)
-            if first is not None:
-                # As readers do: rows may lie behind seals, where the clock was set back.
-                minute = min(minute, first)
-            starts[lane] = layout.start_ms(max(minute, bound, 0))
-        return starts
+        oldest = scan.unsealed_minute(self._store, self.queue._home.register, now_ms)
+        minute = max(oldest, layout.minute_of(now_ms) - _BACK_MINUTES_MAX, 0)
+        return dict.fromkeys(layout.lanes(), layout.start_ms(minute))
 
     def _oldest_of(
         self, layout: Layout, lanes: Sequence[int], from_ms: int, now_ms: int
     ) -> dict[int, Row]:
-        minutes: Sequence[int] = range(layout.minute_of(from_ms), layout.minute_of(now_ms) + 1)
-        reads: list[tuple[Sequence[int], Sequence[int]]] = [(minutes, lanes)]
-        if len(minutes) > _NEAR_MINUTES:
-            by_minute: dict[int, list[int]] = {}
-            for shard in self._store.occupied(layout.queue, minutes, lanes):
-                by_minute.setdefault(shard.minute, []).append(shard.lane)
-            reads = [([minute], some) for minute, some in sorted(by_minute.items())]
+        minutes = range(layout.minute_of(from_ms), layout.minute_of(now_ms) + 1)
+        found = self._store.indexed(layout.queue, minutes)
+        asked = (shard for shard in found if shard.lane in lanes)
         oldest: dict[int, Row] = {}
-        for some_minutes, some_lanes in reads:
-            if left := [lane for lane in some_lanes if lane not in oldest]:
+        for minute, some in groupby(scan.with_rows(self._store, asked), key=attrgetter("minute")):
+            if left := [shard.lane for shard in some if shard.lane not in oldest]:
                 wanted = Slice(
                     layout.queue,
-                    some_minutes,
+                    [minute],
                     left,
                     from_ms - 1,
                     now_ms,
@@ -418,12 +498,12 @@ class _Watch:
                     purpose="observe",
                     bodies=False,
                 )
-                for row in first_kept(self._store, [wanted], self._is_kept):
+                for row in scan.first_kept(self._store, [wanted], self._is_kept):
                     oldest.setdefault(row.shard.lane, row)
         return oldest
 
     def _is_kept(self, row: Row) -> bool:
-        return row.entered_us >= self._queue.settings.purged_before_us
+        return row.entered_us >= self.queue.settings.purged_before_us
 
 
 def _member(name: str, beat: Heartbeat, layout: Layout, now_ms: int) -> MemberView:
@@ -441,42 +521,15 @@ def _member(name: str, beat: Heartbeat, layout: Layout, now_ms: int) -> MemberVi
     )
 
 
-def dead_count(store: Store, queue: str, now_ms: int) -> int:
-    """How many dead messages a queue has; makes no dead-letter queue where there is none.
-
-    Args:
-        store: The store.
-        queue: The queue that they died in; a dead-letter queue has none.
-        now_ms: Epoch milliseconds.
-    """
-    if is_dead_queue(queue):
-        return 0
-    name = dead_queue(queue)
-    settings = settings_in(stored_record(store, name), name)
-    if settings is None:
-        return 0
-    layout = layout_of(settings, name)
-    # A dead message is due when it dies, which is when it enters its queue: what a purge has
-    # reached lies before it.
-    purged_ms = settings.purged_before_us // 1_000
-    made_ms = settings.lane_made_ms(0) - layout.offset_ms
-    if (first := store.next_minute(name, 0)) is not None:
-        # The clock may have been set back since it was made.
-        made_ms = min(made_ms, layout.start_ms(first))
-    from_ms = max(made_ms, purged_ms, 0)
-    minutes = range(layout.minute_of(from_ms), layout.minute_of(now_ms) + 1)
-    count = 0
-    for part in spans_with_rows(store, name, minutes, _BACK_MINUTES_MAX):
-        wanted = Slice(name, part, layout.lanes(), purged_ms, now_ms, _PAGE, purpose="observe")
-        count += sum(tally.rows for tally in store.count(wanted).values())
-    return count
-
-
 def _rate(before: _Counted | None, boot_us: int, totals: Totals, name: str) -> float | None:
     if before is None:
         return None
     done = getattr(totals, name) - getattr(before.totals, name)
     return float(done) / ((boot_us - before.boot_us) / 1e6)
+
+
+def _untold(_what: str, _done: int, _total: int | None) -> None:
+    """Progress that nobody has asked for."""
 
 
 def lateness_of(stored: Stored, layout: Layout, now_ms: int) -> tuple[Quantiles, Quantiles]:

@@ -23,6 +23,7 @@ from shardq.inspection.audit import Auditor
 from shardq.inspection.census import Census
 from shardq.inspection.depth import DepthCounter
 from shardq.inspection.mend import Mender
+from shardq.inspection.scan import forget_empty
 from shardq.inspection.whereabouts import Whereabouts
 from shardq.lifecycle.fate import Fate, Outcome
 from shardq.lifecycle.groups import Groups
@@ -413,12 +414,12 @@ class Queue(Scheduled):
         By a receipt that is not stale it costs two reads, four where it is due; by a key two more.
         Any other id is looked for where a history says that it was to be, then from the oldest
         unsealed minute to an hour ahead: the rows there are read, without bodies. What is not there
-        is searched in the whole table. A message that moves meanwhile may then be missed.
+        is searched in all that the queue has. A message that moves meanwhile may then be missed.
 
         Args:
             message_id: The id of a message, its receipt, or the message itself.
             key: Instead: its key. The id of one in a queue made with `keyed=True` is its key.
-            near: Search only what is near, and never the whole table.
+            near: Search only what is near, and never all that the queue has.
 
         Returns:
             The message, which can be settled or cancelled like one that `peek` returned, with its
@@ -442,7 +443,7 @@ class Queue(Scheduled):
         Args:
             message_id: The id of a message, its receipt, or the message itself.
             key: Instead: its key, while it has it.
-            near: Search only what is near, and neither the whole table nor the whole history.
+            near: Search only what is near, and neither the whole queue nor the whole history.
 
         Returns:
             Where it is: `str()` of it is a sentence. None where nothing is known of it.
@@ -462,7 +463,7 @@ class Queue(Scheduled):
         mends them. How much of what is due is in flight, consumers tell every 3 s.
 
         Args:
-            exact: Count every row instead, which visits every partition.
+            exact: Count every row instead, at the cost of what the queue has.
 
         Raises:
             StoreCorrupt: If totals are damaged; `check_all` mends them.
@@ -653,11 +654,14 @@ class Queue(Scheduled):
         dead: Queue = self.dead
         dead._home.register.refresh(force=True)
         signer = dead._home.register.signer
-        return Redriver(self._home, dead._home, self._settler).run(
+        count = Redriver(self._home, dead._home, self._settler).run(
             dead._rows(),
             limit,
             lambda row: where is None or _is_wanted(Message(row, 0, signer), where),
         )
+        # No consumer reads the dead, and so none does it.
+        forget_empty(self._home.store, dead._home.register, self._home.clock.now_ms())
+        return count
 
     def check_all(self, on_progress: Callable[[int], None] | None = None) -> Check:
         """Visit every partition, near and far: move to now what lies behind a seal.

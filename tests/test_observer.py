@@ -305,7 +305,7 @@ def test_looking_far_ahead_takes_a_small_part_of_the_time(
 
     observer = Observer(db)
     observer.look()
-    monkeypatch.setattr(observer._watches["mail"]._queue.schedules._home, "firings", slow)
+    monkeypatch.setattr(observer.queues["mail"].schedules._home, "firings", slow)
     for _ in range(80):
         clock.advance(2)
         observer.look()

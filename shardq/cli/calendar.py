@@ -111,7 +111,7 @@ def calendar(
     # Triggers of the user's own may be there, and would have no firings.
     put_here_on_path()
     with options.connect(url) as db:
-        for horizon_ms in _horizons(db, horizon, by):
+        for horizon_ms in _horizons(horizon, by):
             cell = By(by) if by else by_of(horizon_ms)
             grid = lay_out(db._home.clock.now_ms(), horizon_ms, cell, zone)
             found, failed = _count(db, queues, grid)
@@ -132,7 +132,7 @@ def calendar(
             click.echo(f"wrote {out}", err=True)
 
 
-def _horizons(db: Connection, given: str | None, by: str | None) -> list[int]:
+def _horizons(given: str | None, by: str | None) -> list[int]:
     """How far to look, milliseconds; further where nothing was seen."""
     if given is not None:
         return [duration_ms(given, name="--horizon")]
@@ -140,8 +140,7 @@ def _horizons(db: Connection, given: str | None, by: str | None) -> list[int]:
         return [_HORIZONS_MS[-1]]
     if by == By.MINUTE:
         return list(_HORIZONS_MS[:-1])
-    is_indexed = db._home.store.next_minute("", 0) is not None
-    return list(_HORIZONS_MS if is_indexed else _HORIZONS_MS[:-1])
+    return list(_HORIZONS_MS)
 
 
 def _check(out: Path | None) -> None:

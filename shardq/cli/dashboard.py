@@ -73,9 +73,13 @@ class Dashboard:
     Args:
         store: Where the store is, for the title.
         ascii_only: Whether the terminal's alphabet has no blocks to draw bars with.
+
+    Attributes:
+        shown: The queues that have a line on the screen.
     """
 
     def __init__(self, store: str, *, ascii_only: bool = False) -> None:
+        self.shown: list[str] = []
         self._store = store
         self._bars = _BARS_ASCII if ascii_only else _BARS
 
@@ -107,9 +111,22 @@ class Dashboard:
         width: int,
         height: int,
         passed_over: Mapping[str, str] | None = None,
+        *,
+        unseen: int = 0,
     ) -> RenderableType:
-        """What matters most, in a terminal of so many columns and lines; else as `whole`."""
+        """What matters most, in a terminal of so many columns and lines; else as `whole`.
+
+        Args:
+            views: What an observer has seen.
+            width: Columns.
+            height: Lines.
+            passed_over: As for `whole`.
+            unseen: How many queues it has not looked at yet.
+        """
         lines_over = _passed_over_lines(passed_over or {}, width)
+        if unseen:
+            told = f"{screen.plural(unseen, 'more queue')} to look at .."
+            lines_over.append(_cut(Text(told, style="dim"), width))
         if views:
             lines = self._fitted(views, width, height, lines_over)
         else:
@@ -128,10 +145,10 @@ class Dashboard:
         lines = _title(self._store, shown, width)
         details = min(_DETAIL_LINES, height // 4)
         fit = max(height - len(lines) - _KEY_LINES - details - 1, 2)
-        if len(shown) <= fit:
-            lines += _queue_lines(shown, found, width)
-        else:
-            lines += _queue_lines(ranked[: fit - 1], found, width)
+        on_screen = shown if len(shown) <= fit else ranked[: fit - 1]
+        self.shown = [view.name for view in on_screen]
+        lines += _queue_lines(on_screen, found, width)
+        if len(shown) > fit:
             more = f"and {len(shown) - fit + 1:,} more; those to watch can be named"
             lines.append(Text(more, style="dim"))
         lines += [*lines_over, *_unconsumed_lines(ranked, ticks, width)]

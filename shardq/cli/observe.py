@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
     from shardq.observer import QueueView
 
+_LOOK_S = 1.0
+"""So long the screen waits: of more queues than can be looked at by then, the rest comes later."""
+
 
 @click.command(
     epilog=options.examples(
@@ -86,31 +89,28 @@ def observe(
         observer = Observer(db, named or None, horizon=horizon)
         to = screen.console()
         dashboard = Dashboard(db.url_shown, ascii_only=to.options.ascii_only)
-        views = observer.look()
-        if as_json:
-            _print_json(views, observer)
         if once or not (as_json or to.is_terminal):
-            if not as_json:
+            with screen.progress() as bar:
+                views = observer.look(on_progress=screen.teller(bar))
+            if as_json:
+                _print_json(views, observer)
+            else:
                 screen.show(dashboard.whole(views, to.width, _passed_over(observer)))
             return
         try:
-            if as_json:
+            while as_json:
+                _print_json(observer.look(), observer)
+                db._home.clock.sleep(every_s)
+            with Live(console=to, auto_refresh=False, screen=True, redirect_stdout=False) as live:
                 while True:
-                    db._home.clock.sleep(every_s)
-                    _print_json(observer.look(), observer)
-            with Live(
-                dashboard.fitted(views, *to.size, _passed_over(observer)),
-                console=to,
-                auto_refresh=False,
-                screen=True,
-                redirect_stdout=False,
-            ) as live:
-                while True:
-                    db._home.clock.sleep(every_s)
-                    views = observer.look()
+                    views = observer.look(seconds=_LOOK_S, first=dashboard.shown)
+                    over = _passed_over(observer)
                     live.update(
-                        dashboard.fitted(views, *to.size, _passed_over(observer)), refresh=True
+                        dashboard.fitted(views, *to.size, over, unseen=observer.unseen),
+                        refresh=True,
                     )
+                    if not observer.unseen:
+                        db._home.clock.sleep(every_s)
         except KeyboardInterrupt:
             return  # the way to end it
 

@@ -6,23 +6,22 @@
  firings   │ · · · as its schedules say  · · · · · · · · · · · │
 ```
 
-Where an index tells which minutes have rows, only these are counted. Where none does, a day at most
-is looked into minute by minute; what is further ahead is found by a visit to the whole table.
+Only the shards that the queue's index names are counted.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from shardq.inspection import scan
 from shardq.inspection.depth import DepthCounter, may_be_doomed
 from shardq.inspection.pace import pace_of
-from shardq.model.shard import MINUTE_MS, spans
+from shardq.model.shard import MINUTE_MS
 from shardq.records.folded import stored_totals
 from shardq.records.membership import heartbeats
-from shardq.stores.store import Slice
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -30,12 +29,11 @@ if TYPE_CHECKING:
     from shardq.clock import Clock
     from shardq.inspection.depth import Depth
     from shardq.inspection.pace import Pace
+    from shardq.model.shard import Shard
     from shardq.records.register import Register
     from shardq.stores.store import Progress, Store
 
-_NEAR_MS = 86_400_000
-_INDEXED_MINUTES = 60
-_COUNT_MINUTES = 500
+_PART = 500
 _PAGE = 1_000
 FIRINGS_MAX = 1_000_000
 """So many are counted: in some seconds, or two minutes where each is that of a cron of its own."""
@@ -169,49 +167,35 @@ class CalendarCounter:
         """Whether the queue's minutes do not lie within those of 60 s."""
         return MINUTE_MS % self._register.layout.minute_ms > 0
 
-    def _parts(self, at_ms: int, until_ms: int) -> Iterator[Sequence[int]]:
-        """The queue's minutes that may have rows, some at a time."""
-        layout, queue = self._register.layout, self._register.name
+    def _parts(self, at_ms: int, until_ms: int) -> Iterator[list[Shard]]:
+        """The shards that may have rows, some at a time."""
+        layout = self._register.layout
         minutes = range(layout.minute_of(at_ms), layout.minute_of(until_ms - 1) + 1)
-        is_indexed = self._store.next_minute(queue, minutes.start) is not None
-        if not is_indexed and until_ms - at_ms > _NEAR_MS + MINUTE_MS:
-            yield from self._far_parts(minutes)
-            return
-        length = _INDEXED_MINUTES if is_indexed else scan.PROBE_MINUTES
-        for part in scan.spans_with_rows(self._store, queue, minutes, length):
-            self._tell("minutes ahead", part.start - minutes.start, len(minutes))
+        found = self._store.indexed(layout.queue, minutes)
+        while part := list(islice(found, _PART)):
+            self._tell("minutes ahead", part[0].minute - minutes.start, len(minutes))
             yield part
 
-    def _far_parts(self, minutes: range) -> Iterator[Sequence[int]]:
-        found: set[int] = set()
-        for number, shard in enumerate(self._store.shards(self._register.name), 1):
-            if shard.minute in minutes:
-                found.add(shard.minute)
-            if not number % _PAGE:
-                self._tell("partitions", number, None)
-        ordered = sorted(found)
-        for part in spans(range(len(ordered)), _COUNT_MINUTES):
-            self._tell("minutes with messages", part.start, len(ordered))
-            yield ordered[part.start : part.stop]
-
     def _tallies(
-        self, minutes: Sequence[int], after_ms: int, until_ms: int
+        self, shards: Sequence[Shard], after_ms: int, until_ms: int
     ) -> Iterator[tuple[int, int]]:
         """(start of a minute, messages) of each shard."""
         layout = self._register.layout
-        wanted = Slice(
-            layout.queue, minutes, layout.lanes_used(), after_ms, until_ms, _PAGE
-        )._replace(purpose="calendar")
-        for shard, tally in self._store.count(wanted).items():
-            yield layout.start_ms(shard.minute), tally.rows - tally.claims
+        polled = set(layout.lanes_used())
+        asked = (shard for shard in shards if shard.lane in polled)
+        for counted in scan.tallies(self._store, asked, after_ms, until_ms, purpose="calendar"):
+            for shard, tally in counted.items():
+                yield layout.start_ms(shard.minute), tally.rows - tally.claims
 
     def _rows(
-        self, minutes: Sequence[int], after_ms: int, until_ms: int
+        self, shards: Sequence[Shard], after_ms: int, until_ms: int
     ) -> Iterator[tuple[int, int]]:
         """(due, 1) of each row that no purge has reached; rows are read without their bodies."""
         layout, before_us = self._register.layout, self._register.settings.purged_before_us
-        shards = self._store.occupied(layout.queue, minutes, layout.lanes())
-        pages = scan.pages(self._store, layout, shards, purpose="calendar", bodies=False)
+        found = scan.with_rows(
+            self._store, (shard for shard in shards if shard.lane in layout.lanes())
+        )
+        pages = scan.pages(self._store, layout, found, purpose="calendar", bodies=False)
         for row in (row for page in pages for row in page):
             is_live = row.claim is None and row.entered_us >= before_us
             if is_live and after_ms < row.due_ms <= until_ms:

@@ -1,7 +1,8 @@
 """The store seam: dumb verbs on rows, leases, registers and logs.
 
 ```
- Rows       insert delete find move move_once record_attempt read count occupied next_minute shards
+ Rows       insert delete find move move_once record_attempt read count occupied next_minute
+            indexed mend_index shards
  Leases     take renew release locks
  Registers  note notes erase records write_records
  Logs       record recorded history insert_once
@@ -303,10 +304,28 @@ class Rows(Protocol):
         None where no index tells that at once.
         """
 
+    def indexed(self, queue: str, minutes: range) -> Iterator[Shard]:
+        """The shards of a queue in some minutes that may have a row, ordered by (minute, lane).
+
+        Each that has a row is among them, but for a row whose write ended in doubt and was never
+        repeated. So may be shards that have none any more. Lazily, at the cost of what the queue
+        has, whatever else the store holds.
+        SQLite: the table's own key tells, so each has a row. Cassandra: the index of minutes, which
+        every verb that places a row writes.
+        """
+
+    def mend_index(self, there: Iterable[Shard] = (), gone: Iterable[Shard] = ()) -> None:
+        """Put right what `indexed` names. SQLite: nothing is to be done.
+
+        Args:
+            there: Shards that have rows.
+            gone: Shards that are empty, and in which nobody places a row any more.
+        """
+
     def shards(self, queue: str) -> Iterator[Shard]:
         """Every shard of a queue that has a row, near or far, in any order.
 
-        Visits the whole table.
+        Visits the whole table: for whoever has to see all, whatever has become of an index.
         """
 
 

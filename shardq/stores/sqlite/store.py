@@ -97,7 +97,7 @@ WHERE EXISTS (SELECT 1 FROM messages
 _NEXT_MINUTE = """\
 SELECT minute FROM messages WHERE queue = ? AND minute >= ? ORDER BY minute LIMIT 1"""
 _NEXT_SHARD = """\
-SELECT minute, lane FROM messages WHERE queue = ? AND (minute, lane) > (?, ?)
+SELECT minute, lane FROM messages WHERE queue = ? AND (minute, lane) > (?, ?) AND minute < ?
 ORDER BY minute, lane LIMIT 1"""
 
 _LEASE = f"""\
@@ -385,15 +385,24 @@ class SqliteStore(SqliteRegisters, SqliteHistory):
         return found[0] if found else NEVER
 
     def shards(self, queue: str) -> Iterator[Shard]:
-        """Every shard of a queue that has a row, in order; skips from shard to shard."""
-        minute, lane = -1, -1
+        """Every shard of a queue that has a row, in order."""
+        return self.indexed(queue, range(NEVER))
+
+    def mend_index(self, there: Iterable[Shard] = (), gone: Iterable[Shard] = ()) -> None:
+        """Nothing: the key of the table is the index."""
+
+    def indexed(self, queue: str, minutes: range) -> Iterator[Shard]:
+        """The shards of some minutes that have a row, in order; skips from shard to shard."""
+        minute, lane = minutes.start, -1
         page = [Shard(queue, minute, lane)]
         while page:
             page = []
             with self._database.reading() as connection:
                 self.counters["reads"] += 1
                 while len(page) < _PAGE_SHARDS and (
-                    found := connection.execute(_NEXT_SHARD, (queue, minute, lane)).fetchone()
+                    found := connection.execute(
+                        _NEXT_SHARD, (queue, minute, lane, minutes.stop)
+                    ).fetchone()
                 ):
                     minute, lane = found
                     page.append(Shard(queue, minute, lane))
