@@ -516,7 +516,7 @@ def test_a_careful_row_begins_before_its_attempt_is_recorded(stage: Stage) -> No
     consumer.close()
     # What had begun and was cancelled is recorded as nothing, and does not run again.
     assert seen.texts == [name for name in ("order-7", "order-8") if name != running]
-    assert stage.faults.calls["record_attempt"] == 1
+    assert stage.faults.calls["edit"] == 1
     assert queue.totals().cancelled == 1
 
 

@@ -54,13 +54,13 @@ def test_an_attempt_that_is_recorded_slowly_neither_parks_nor_outlives_its_lease
         stage.clock.advance(seconds)
         consumer._engine.outbox.park_overdue()
 
-    stage.faults.call("record_attempt", slowly)
+    stage.faults.call("edit", slowly)
     consumer = Consumer(stage.connect().queue("mail"), handle)
     stage.drain(queue, consumer)
     stage.drive(consumer, seconds=90, stride=0.2)
     # Once: it was neither parked while its attempt was recorded, nor handed out too late.
     assert is_held == [True]
-    assert stage.faults.calls["record_attempt"] == handed_out
+    assert stage.faults.calls["edit"] == handed_out
 
 
 def test_what_comes_due_after_an_unclean_take_over_is_handed_out_without_a_record(
@@ -73,11 +73,11 @@ def test_what_comes_due_after_an_unclean_take_over_is_handed_out_without_a_recor
     seen = Recorder(stage.clock)
     consumer = Consumer(stage.connect().queue("mail"), seen)
     stage.drive(consumer, seconds=1)
-    assert stage.faults.calls["record_attempt"] == 1
+    assert stage.faults.calls["edit"] == 1
     queue.put_many(["after", "and after"])
     stage.drive(consumer, seconds=1)
     assert seen.texts == ["before", "after", "and after"]
-    assert stage.faults.calls["record_attempt"] == 1
+    assert stage.faults.calls["edit"] == 1
     assert stage.is_empty(queue)
 
 
@@ -111,7 +111,7 @@ def test_what_a_slow_holder_settles_late_is_not_handed_out_again(stage: Stage) -
     seen = Recorder(stage.clock, handle)
     stage.drain(queue, Consumer(stage.connect().queue("mail"), seen))
     assert seen.texts == ["0", "2"]
-    assert stage.faults.calls["record_attempt"] == 2
+    assert stage.faults.calls["edit"] == 2
 
 
 def test_a_claim_whose_holder_settles_it_late_is_not_handed_out(stage: Stage) -> None:
@@ -130,7 +130,7 @@ def test_a_claim_whose_holder_settles_it_late_is_not_handed_out(stage: Stage) ->
     seen = Recorder(stage.clock, handle)
     stage.drain(queue, Consumer(stage.connect().queue("mail"), seen))
     assert seen.texts == ["first"]
-    assert stage.faults.calls.get("record_attempt", 0) == 0
+    assert stage.faults.calls.get("edit", 0) == 0
 
 
 def test_claims_are_looked_at_again_many_at_once(stage: Stage) -> None:
@@ -143,7 +143,7 @@ def test_claims_are_looked_at_again_many_at_once(stage: Stage) -> None:
     looks = stage.faults.calls.get("find", 0)
     stage.drain(queue, consumer)
     assert attempts_of(seen) == [2] * 50
-    assert stage.faults.calls.get("record_attempt", 0) == 0
+    assert stage.faults.calls.get("edit", 0) == 0
     assert stage.faults.calls["find"] - looks <= 5
 
 
@@ -172,9 +172,9 @@ def test_care_ends_after_the_window_of_the_one_that_died(stage: Stage) -> None:
         queue.put(f"{n}")
     assert run_until_crash(stage, Consumer(queue, crash, prefetch=10), seconds=1)
     stage.clock.advance(11)
-    before = stage.faults.calls.get("record_attempt", 0)
+    before = stage.faults.calls.get("edit", 0)
     stage.drain(queue, Consumer(stage.connect().queue("mail"), lambda _: None))
-    assert stage.faults.calls["record_attempt"] - before == 10
+    assert stage.faults.calls["edit"] - before == 10
 
 
 def test_care_is_for_all_rows_of_groups_however_short_window_and_page_are(
@@ -204,7 +204,7 @@ def test_a_consumer_that_comes_back_to_its_own_lapsed_leases_raises_nothing(stag
     stage.drive(consumer, seconds=0.5)
     stage.clock.advance(30)
     stage.drain(queue, consumer)
-    assert "record_attempt" not in stage.faults.calls
+    assert "edit" not in stage.faults.calls
 
 
 def test_an_attempt_that_cannot_be_recorded_is_tried_until_the_lease_is_nearly_over(
@@ -213,11 +213,11 @@ def test_an_attempt_that_cannot_be_recorded_is_tried_until_the_lease_is_nearly_o
     queue = stage.connect().queue("mail", lanes=1)
     queue.put("a")
     die(stage, queue)
-    stage.faults.fail("record_attempt", times=1_000_000, applied=True)
+    stage.faults.fail("edit", times=1_000_000, applied=True)
     seen = Recorder(stage.clock)
     consumer = Consumer(stage.connect().queue("mail"), seen)
     begun_us = stage.clock.boot_us()
-    while not stage.faults.calls.get("record_attempt"):
+    while not stage.faults.calls.get("edit"):
         stage.clock.advance(max(consumer.step(), 0.001))
     assert stage.clock.boot_us() - begun_us < 10_000_000
     assert not seen.texts
@@ -240,7 +240,7 @@ def test_a_lease_that_is_nearly_over_records_nothing(stage: Stage) -> None:
     one = engine.ready.take()
     assert one is not None
     consumer._deliver(one)
-    assert "record_attempt" not in stage.faults.calls
+    assert "edit" not in stage.faults.calls
     stage.drain(queue, consumer)
     assert attempts_of(seen) == [1]
 
@@ -296,7 +296,7 @@ def test_many_rows_are_looked_at_in_one_go_and_few_large_ones(
     before = stage.faults.calls["find"]
     while (one := engine.ready.take()) is not None:
         consumer._deliver(one)
-    assert stage.faults.calls["record_attempt"] == 20
+    assert stage.faults.calls["edit"] == 20
     assert stage.faults.calls["find"] - before == looks
 
 

@@ -32,7 +32,7 @@ from shardq.errors import (
 )
 from shardq.model import formats
 from shardq.model.ids import row_ids
-from shardq.model.message import Row
+from shardq.model.message import SERIAL_MAX, Row
 from shardq.model.shard import MINUTE_MS, Position, Shard
 from shardq.stores.cassandra import Address, CassandraStore, cells, schema
 from shardq.stores.cassandra import rows as cassandra_rows
@@ -114,13 +114,11 @@ def test_a_delete_that_overtakes_its_insert_wins(
     assert store.find([row.position]) == []
 
 
-def test_an_attempt_recorded_after_the_delete_brings_nothing_back(
-    store: CassandraStore, queue: str
-) -> None:
+def test_an_edit_after_the_delete_brings_nothing_back(store: CassandraStore, queue: str) -> None:
     row = make_row(queue)
     store.insert([row])
     store.delete([row.position])
-    store.record_attempt(row.position, 7)
+    store.edit([row._replace(attempt=7, serial=SERIAL_MAX)])
     assert read_all(store, [row]) == []
     assert store.occupied(queue, [row.shard.minute], [0]) == []
     assert list(store.shards(queue)) == []

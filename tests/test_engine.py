@@ -87,7 +87,7 @@ def test_a_clean_end_hands_over_without_waiting_for_a_lease_to_lapse(stage: Stag
     a.close()
     stage.drive(b, seconds=1)
     assert seen.texts == ["second"]
-    assert "record_attempt" not in stage.faults.calls
+    assert "edit" not in stage.faults.calls
 
 
 def test_a_due_shard_that_its_member_leaves_alone_is_adopted_by_the_next(stage: Stage) -> None:

@@ -131,7 +131,7 @@ def test_what_waits_for_its_attempt_to_be_recorded_is_not_told_as_run(stage: Sta
         told.append(consumer._engine._told())
 
     consumer = Consumer(queue, lambda _: tell())
-    stage.faults.call("record_attempt", tell)
+    stage.faults.call("edit", tell)
     stage.drain(queue, consumer)
     waiting, running = told
     assert (waiting.busy, waiting.running, waiting.runs) == (1, 0, ())

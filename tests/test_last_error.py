@@ -328,7 +328,7 @@ def test_damaged_headers_keep_no_consumer_from_the_other_messages(
     stage.drain(queue, Consumer(queue, seen))
     assert sorted(seen.texts) == ["bad"] * attempts + ["good"]
     with pytest.raises(StoreCorrupt, match="headers of message"):
-        _ = seen.messages[0].last_error
+        _ = seen.messages[0].headers
     [dead] = queue.dead.peek()
     assert dead.last_error == f"out of attempts: {REFUSED}"
     assert dead.headers["shardq-headers"] == "{bad"
@@ -352,12 +352,19 @@ def test_a_message_with_damaged_headers_can_be_retried_and_buried_by_its_receipt
     assert dead.last_error == "unreadable"
 
 
-@pytest.mark.parametrize("at", ["", "soon", "2027-01-01T00:00:00"])
-def test_an_error_whose_time_is_damaged_is_told_without_one(stage: Stage, at: str) -> None:
-    queue = stage.connect().queue("mail")
-    damaged(queue, json.dumps({"shardq-error": "refused", "shardq-failed": at}))
+@pytest.mark.parametrize("error", ["", "refused", "soon:f:refused", "7:x:refused"])
+def test_a_damaged_error_keeps_no_consumer_from_the_message(stage: Stage, error: str) -> None:
+    queue = stage.connect().queue("mail", attempts=3, backoff="1s")
+    row = queue.put("a")._row
+    queue._home.store.edit([row._replace(serial=1, attempt=1, error=error)])
     [message] = queue.peek()
-    assert (message.last_error, message.last_error_at) == ("refused", None)
+    with pytest.raises(StoreCorrupt, match="error of message"):
+        _ = message.last_error
+    seen = Recorder(stage.clock, refuse)
+    stage.drain(queue, Consumer(queue, seen))
+    assert [one.attempt for one in seen.messages] == [2, 3]
+    [dead] = queue.dead.peek()
+    assert dead.last_error == f"out of attempts: {REFUSED}"
 
 
 def test_names_of_shardq_are_refused_as_headers_as_before() -> None:

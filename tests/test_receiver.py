@@ -254,7 +254,7 @@ def test_leases_are_released_when_the_last_caller_has_gone(stage: Stage) -> None
     seen = Recorder(stage.clock)
     stage.drive(Consumer(stage.connect().queue("mail"), seen), seconds=1)
     assert seen.texts == ["b"]
-    assert "record_attempt" not in stage.faults.calls
+    assert "edit" not in stage.faults.calls
     queue.ack(message)
 
 
@@ -431,7 +431,7 @@ def test_one_of_a_group_is_out_where_its_head_was_cancelled_out_of_attempts(stag
     head = queue.put("head", group="g")
     for text in ("a", "b"):
         queue.put(text, group="g")
-    stage._store.record_attempt(head._row.position, 3)
+    stage._store.edit([head._row._replace(attempt=3, serial=1)])
     assert [m.text for m in queue.receive(1)] == ["other"]
     assert stage.connect().queue("mail").cancel(head)
     assert [m.text for m in receive(stage, queue, seconds=5)] == ["a"]

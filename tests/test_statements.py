@@ -157,7 +157,7 @@ def test_cassandra_is_told_nothing_that_is_not_written_in_the_store(
     written |= module_texts(keyspace, *COMPOSED)
     for migration in schema.migrations():
         for statement in migration.statements():
-            head = r"\ACREATE TABLE IF NOT EXISTS |\AALTER TABLE "
+            head = r"\ACREATE (TABLE|TYPE) IF NOT EXISTS |\AALTER TABLE "
             written.add(re.sub(head, rf"\g<0>{keyspace}.", statement))
     ddl = re.compile(
         rf"(CREATE KEYSPACE IF NOT EXISTS {keyspace} WITH replication = "

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from shardq.bench import (
     crash,
     drains,
+    groups,
     history,
     idle,
     keys,
@@ -54,6 +55,7 @@ _MEASUREMENTS = (
     _Measurement("put-many", puts.mixed, cassandra=False, sqlite=True),
     _Measurement("drain", drains.near, cassandra=True, sqlite=False),
     _Measurement("drain", drains.file, cassandra=False, sqlite=True),
+    _Measurement("groups", groups.drained, cassandra=True, sqlite=True),
     _Measurement("keys", keys.cost, cassandra=True, sqlite=True),
     _Measurement("tasks", tasks.cost, cassandra=True, sqlite=True),
     _Measurement("lwt", leases.lwts, cassandra=True, sqlite=False),

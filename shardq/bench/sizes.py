@@ -14,6 +14,7 @@ class Sizes:
         put: Messages of one `put_many`.
         put_each: Messages of one run of single puts.
         drain: Messages of one drain.
+        grouped: Messages of one drain of groups.
         far: Timers that wait while others are measured.
         timers_s: Seconds of timers.
         load_s: Seconds of load under which LWTs are counted.
@@ -32,6 +33,7 @@ class Sizes:
     put: int = 20_000
     put_each: int = 1_000
     drain: int = 20_000
+    grouped: int = 20_000
     far: int = 1_000_000
     timers_s: int = 12
     load_s: int = 32
@@ -52,6 +54,7 @@ QUICK = Sizes(
     put=5_000,
     put_each=300,
     drain=10_000,
+    grouped=2_000,
     far=20_000,
     timers_s=4,
     load_s=8,

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from shardq.engine.outcome import GIVEN_UP, LEFT
 from shardq.errors import ShardqError, StoreTimeout
+from shardq.model.message import SERIALS_AFTER_TAKEOVER
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -69,7 +70,9 @@ class Care:
                 if not self._is_there(one):
                     return LEFT
                 if one.careful:
-                    self._store.record_attempt(row.position, row.attempt + 1)
+                    serial = row.serial + SERIALS_AFTER_TAKEOVER
+                    self._store.edit([row._replace(attempt=row.attempt + 1, serial=serial)])
+                    one.row = row._replace(serial=serial)
             except StoreTimeout as error:
                 # Maybe recorded: given up now, each new try could use up one more attempt.
                 log.warning("message %s waits: %s", row.message_id, error)

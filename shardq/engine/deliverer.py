@@ -164,7 +164,7 @@ class Deliverer:
                 return False
         not_begun = self._care.begin(one) if one.doubtful else None
         if one.careful:
-            one.row = row._replace(attempt=row.attempt + 1)
+            one.row = one.row._replace(attempt=row.attempt + 1)
             one.counted = True
         one.begun_us = self._clock.boot_us()
         # Before the deadline is looked at, which a close puts to 0 before it looks at this: so at

@@ -15,14 +15,12 @@ What a name stands for is judged in `records/standing.py`, and written as `recor
 from __future__ import annotations
 
 import logging
-from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from shardq.errors import (
     BadTime,
-    StoreCorrupt,
     StoreTimeout,
     StoreUnavailable,
     UnknownQueue,
@@ -31,14 +29,7 @@ from shardq.errors import (
 )
 from shardq.lifecycle.pauses import Pauses
 from shardq.model import names
-from shardq.model.message import (
-    RESERVED_HEADER,
-    Message,
-    body_bytes,
-    headers_json,
-    read_headers,
-    write_headers,
-)
+from shardq.model.message import Message, body_bytes, headers_json
 from shardq.model.times import asked_ms, ceil_ms
 from shardq.records.ledger import End
 from shardq.records.standing import Is
@@ -194,14 +185,13 @@ class Keyed:
         if body is None and headers is None:
             raise UsageError("give a body or headers: what of the message is to change.")
         content = None if body is None else body_bytes(body)
-        if headers is not None:
-            headers_json(headers)
+        text = None if headers is None else headers_json(headers)
 
         def edited(row: Row) -> Row:
             new = self._settler.planner.kept(row)
             if content is not None:
                 new = new._replace(body=content)
-            return new if headers is None else _with_headers(new, headers)
+            return new if headers is None else new._replace(headers=text)
 
         return self.replace(name, edited)
 
@@ -306,18 +296,3 @@ def check_key(name: object, register: Register) -> None:
             f"queue {register.name!r} keeps the dead of {served!r}, whose keys they have; ask "
             f"that queue by key."
         )
-
-
-def _with_headers(row: Row, given: Mapping[str, str]) -> Row:
-    """A row with other headers; shardq's own, such as its last error, stay."""
-    text = headers_json(given)
-    # Of damaged ones nothing can be kept.
-    with suppress(StoreCorrupt):
-        own = {
-            name: value
-            for name, value in read_headers(row).items()
-            if name.startswith(RESERVED_HEADER)
-        }
-        if own:
-            text = write_headers({**given, **own}, bounded=False)
-    return row._replace(headers=text)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from shardq.lifecycle.fate import Fate, Outcome, decided
 from shardq.model import ids
 from shardq.model.ids import row_ids
-from shardq.model.message import dead_headers, failed, moved, revived
+from shardq.model.message import AS_NEW, dead_headers, failed, moved, placed, revived
 from shardq.model.times import ceil_ms
 from shardq.records.stats import NEAR_MS
 from shardq.stores.store import Move
@@ -160,10 +160,11 @@ class Planner:
         due_ms = max(due_ms, ceil_ms(now_us))
         self._note_far(due_ms, now_us)
         layout = self._register.layout
-        return row._replace(
-            shard=layout.shard(due_ms, lane_after(layout, row)),
-            due_ms=due_ms,
-            id=row_ids.next(now_us),
+        return placed(
+            row,
+            layout.shard(due_ms, lane_after(layout, row)),
+            due_ms,
+            row_ids.next(now_us),
             origin_ms=None if origin_ms == due_ms else origin_ms,
             claim=None,
             since_ms=None if since_ms == due_ms else since_ms,
@@ -214,17 +215,15 @@ class Planner:
         band = self._register.layout.band_of(row.shard.lane)
         headers = dead_headers(row, band, reason, attempt, now_us // 1_000, traceback)
         due_ms = ceil_ms(now_us)
-        new = row._replace(
-            shard=layout.shard(due_ms, layout.lane(0, 0)),
-            due_ms=due_ms,
-            id=_id_after(row, max(now_us, dead.settings.purged_before_us)),
+        new = placed(
+            row,
+            layout.shard(due_ms, layout.lane(0, 0)),
+            due_ms,
+            _id_after(row, max(now_us, dead.settings.purged_before_us)),
             headers=headers,
-            attempt=0,
-            first=None,
             name=row.message_id,
             origin_ms=row.order[0],
-            claim=None,
-            since_ms=None,
+            **AS_NEW,
         )
         return Move(row.position, new)
 

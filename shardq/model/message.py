@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from itertools import groupby
 from operator import itemgetter
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from shardq.errors import BadBody, StoreCorrupt, shown
 from shardq.model import ids, names
@@ -42,10 +42,12 @@ RESERVED_HEADER = "shardq-"
 """Header names of shardq itself: why an attempt failed, why and where a dead message died."""
 ERROR_CHARS_MAX = 1_000
 """Of a last error: a message carries it through every move until it is acked."""
-_ERROR, _FAILED, _SNOOZED = _LAST = ("shardq-error", "shardq-failed", "shardq-snoozed")
-"""The headers that hold the last error and when it was; `Message.headers` leaves them out.
+SERIAL_MAX = 999_999
+"""An edit is written its serial in microseconds after the row, and below the row's delete."""
+SERIALS_AFTER_TAKEOVER = 5
+"""Added to a row's serial by its new reader's first edit; every other edit adds one or two.
 
-`_SNOOZED` is there where the error is why it was snoozed; it holds the same time.
+An edit that the former reader has under way adds one, so it stays below.
 """
 _DAMAGED = "shardq-headers"
 """In this header of a dead message are those that it had, where they could not be read."""
@@ -53,6 +55,7 @@ _REASON_CHARS_MAX = 8_000
 _compact = json.JSONEncoder(separators=(",", ":")).encode
 """Made once: to make it takes as long as to use it."""
 _SURROGATE_PAIR = re.compile("[\ud800-\udbff][\udc00-\udfff]")
+_FAILURE = re.compile(r"([0-9]{1,15}):([fs]):(.*)", re.DOTALL)
 
 
 class Row(NamedTuple):
@@ -73,6 +76,10 @@ class Row(NamedTuple):
         since_ms: Of a row that was passed to another lane for a free worker: the due from which
             its lateness counts. None while that is `due_ms`.
         key: The name that its user gave it, as `Key.text` stores it; None where there is none.
+        not_before_ms: When it may be handed out, epoch milliseconds; None: as soon as it is due.
+        error: The last error, as `Failure.text` stores it; None where there is none.
+        priority: The priority of a message with a group. That of any other follows from its lane.
+        serial: The number of the last edit; 0 for a row that was never edited.
     """
 
     shard: Shard
@@ -88,6 +95,10 @@ class Row(NamedTuple):
     claim: str | None = None
     since_ms: int | None = None
     key: str | None = None
+    not_before_ms: int | None = None
+    error: str | None = None
+    priority: int = 0
+    serial: int = 0
 
     @property
     def position(self) -> Position:
@@ -109,6 +120,11 @@ class Row(NamedTuple):
     def wanted_ms(self) -> int:
         """The due from which its lateness counts."""
         return self.due_ms if self.since_ms is None else self.since_ms
+
+    @property
+    def ready_ms(self) -> int:
+        """When it may be handed out: the later of its due and its `not_before_ms`."""
+        return max(self.due_ms, self.not_before_ms or 0)
 
     @property
     def order(self) -> tuple[int, bytes]:
@@ -154,9 +170,13 @@ def _is_count(value: object) -> bool:
 
 _SOUND: tuple[Callable[[object], bool], ...] = (
     is_epoch_ms, _is_id, _is_bytes, _is_text, _is_count, _is_first, _is_text, _is_moment, _is_text,
-    _is_text, _is_moment, _is_text,
+    _is_text, _is_moment, _is_text, _is_moment, _is_text, _is_count, _is_count,
 )  # fmt: skip
 """Of each column but the shard, whether it can hold a value."""
+AS_NEW: Final[dict[str, Any]] = dict.fromkeys(
+    ("first", "claim", "since_ms", "not_before_ms", "error")
+) | {"attempt": 0}
+"""The columns of a message that enters a queue anew: no delivery has been begun there."""
 
 
 def _damaged(row: Row, column: str, value: object) -> StoreCorrupt:
@@ -166,6 +186,19 @@ def _damaged(row: Row, column: str, value: object) -> StoreCorrupt:
         f"a row of queue {queue!r} is damaged: {column}{whose} (minute {minute}, lane {lane}) is "
         f"{shown(value)}; delete that row, or restore the store from a copy."
     )
+
+
+def placed(row: Row, shard: Shard, due_ms: int, row_id: bytes, **changes: Any) -> Row:
+    """The row of the same message at another place, where it was never edited.
+
+    Args:
+        row: Where it was.
+        shard: Where it will be.
+        due_ms: When it is due there.
+        row_id: Its new one.
+        changes: Other columns.
+    """
+    return row._replace(shard=shard, due_ms=due_ms, id=row_id, serial=0, **changes)
 
 
 def moved(
@@ -190,10 +223,11 @@ def moved(
         since_ms: The due from which its lateness counts; None: from `due_ms`.
     """
     origin = row.due_ms if row.origin_ms is None else row.origin_ms
-    return row._replace(
-        shard=shard,
-        due_ms=due_ms,
-        id=row_id,
+    return placed(
+        row,
+        shard,
+        due_ms,
+        row_id,
         attempt=attempt,
         first=row.first or row.id,
         origin_ms=None if origin == due_ms else origin,
@@ -220,18 +254,44 @@ def revived(row: Row, layout: Layout, due_ms: int, row_id: bytes, *, index: int)
     own = {name: value for name, value in headers.items() if not name.startswith(RESERVED_HEADER)}
     in_group = row.group is not None
     lane = layout.group_lane(row.group or "", band) if in_group else layout.lane(band, index)
-    return row._replace(
-        shard=layout.shard(due_ms, lane),
-        due_ms=due_ms,
-        id=row_id,
+    return placed(
+        row,
+        layout.shard(due_ms, lane),
+        due_ms,
+        row_id,
         headers=headers.get(_DAMAGED) or (write_headers(own) if own else None),
-        attempt=0,
-        first=None,
         name=row.message_id,
         origin_ms=None,
-        claim=None,
-        since_ms=None,
+        **AS_NEW,
     )
+
+
+class Failure(NamedTuple):
+    """The last error of a message, as its row keeps it.
+
+    Attributes:
+        error: Why its last attempt failed, or why it was snoozed since.
+        at_ms: When, epoch milliseconds.
+        is_snoozed: True if it was snoozed.
+    """
+
+    error: str
+    at_ms: int
+    is_snoozed: bool = False
+
+    def text(self) -> str:
+        """The stored form.
+
+        >>> Failure("refused", 1_800_000_000_000).text(), Failure("busy: 5", 7, True).text()
+        ('1800000000000:f:refused', '7:s:busy: 5')
+        """
+        return f"{self.at_ms}:{'s' if self.is_snoozed else 'f'}:{self.error}"
+
+    @classmethod
+    def read(cls, text: str) -> Failure | None:
+        """A failure from its stored form; None if it is damaged."""
+        found = _FAILURE.fullmatch(text)
+        return found and cls(found[3], int(found[1]), found[2] == "s")
 
 
 class Message:
@@ -318,7 +378,7 @@ class Message:
     @property
     def headers(self) -> dict[str, str]:
         """The headers that were put; on a dead message `shardq-reason` and others say why."""
-        return shown_headers(self._row)
+        return read_headers(self._row)
 
     @property
     def last_error(self) -> str | None:
@@ -468,20 +528,6 @@ def read_headers(row: Row) -> dict[str, str]:
     return headers
 
 
-def shown_headers(row: Row) -> dict[str, str]:
-    """The headers of a row as its users see them: without the last error.
-
-    Raises:
-        StoreCorrupt: If they are none.
-    """
-    return without_error(read_headers(row))
-
-
-def without_error(headers: Mapping[str, str]) -> dict[str, str]:
-    """Headers without those that hold the last error."""
-    return {name: value for name, value in headers.items() if name not in _LAST}
-
-
 def key_of(row: Row) -> Key | None:
     """The key of a row; None without one.
 
@@ -499,50 +545,54 @@ def key_of(row: Row) -> Key | None:
 def failed(row: Row, error: str, failed_ms: int, *, is_snoozed: bool = False) -> Row:
     """The row with the error of the attempt that has just failed, in place of the one before.
 
-    A row whose headers are damaged stays as it is: they are all that is left of what was put.
-
     Args:
         row: The message's.
         error: Why it failed; a too long one loses its end.
         failed_ms: When, epoch milliseconds.
         is_snoozed: Whether it has not failed: the error is why it was snoozed.
     """
-    try:
-        headers = without_error(read_headers(row))
-    except StoreCorrupt:
-        return row
-    headers[_ERROR] = sound_text(error[:ERROR_CHARS_MAX])[:ERROR_CHARS_MAX]
-    headers[_FAILED] = moment_of(failed_ms).isoformat()
-    if is_snoozed:
-        headers[_SNOOZED] = headers[_FAILED]
-    # Not bounded: a message whose own headers fill their bound is retried as any other.
-    return row._replace(headers=write_headers(headers, bounded=False))
+    told = sound_text(error[:ERROR_CHARS_MAX])[:ERROR_CHARS_MAX]
+    return row._replace(error=Failure(told, failed_ms, is_snoozed).text())
 
 
 def last_error(row: Row) -> tuple[str | None, datetime | None]:
     """The last error of a row and when it was; of a dead one, why it died and when.
 
     Raises:
-        StoreCorrupt: If its headers are none.
+        StoreCorrupt: If its error, or a dead one's headers are none.
     """
-    return error_in(read_headers(row))
+    # A row that was retried among the dead has failed after it died: its burial left no error.
+    failure = failure_of(row)
+    if failure is not None:
+        return failure.error, moment_of(failure.at_ms)
+    if not names.is_dead_queue(row.shard.queue):
+        return None, None
+    headers = read_headers(row)
+    return headers.get("shardq-reason"), _moment_or_none(headers.get("shardq-died"))
 
 
-def error_in(headers: Mapping[str, str]) -> tuple[str | None, datetime | None]:
-    """The last error that headers hold, and when it was."""
-    # What is retried where the dead are kept failed after it died: its burial left no error.
-    if _ERROR in headers or "shardq-reason" not in headers:
-        return headers.get(_ERROR), _moment_or_none(headers.get(_FAILED))
-    return headers["shardq-reason"], _moment_or_none(headers.get("shardq-died"))
+def failure_of(row: Row) -> Failure | None:
+    """The last error of a row; None where there is none.
+
+    Raises:
+        StoreCorrupt: If it is damaged.
+    """
+    if row.error is None:
+        return None
+    failure = Failure.read(row.error)
+    if failure is None:
+        raise _damaged(row, "error", row.error)
+    return failure
 
 
 def is_snooze_reason(row: Row) -> bool:
-    """Whether the last error of a row is why it was snoozed, and no failure.
+    """True if the last error of a row is why it was snoozed, and no failure.
 
     Raises:
-        StoreCorrupt: If its headers are none.
+        StoreCorrupt: If its error is damaged.
     """
-    return _SNOOZED in read_headers(row)
+    failure = failure_of(row)
+    return failure is not None and failure.is_snoozed
 
 
 def spent_reason(row: Row, reason: str) -> str:
@@ -602,7 +652,7 @@ def dead_headers(
         traceback: Of its last attempt.
     """
     try:
-        own = shown_headers(row)
+        own = read_headers(row)
     except StoreCorrupt:
         # Its consumer cannot mend them, nor go on before it has buried it.
         own = {_DAMAGED: str(row.headers)}

@@ -38,7 +38,7 @@ from shardq.lifecycle.keyed import Keyed
 from shardq.lifecycle.producer import Producer
 from shardq.lifecycle.settle import Settler
 from shardq.model import ids, names
-from shardq.model.message import Row, write_headers
+from shardq.model.message import AS_NEW, Row, placed, write_headers
 from shardq.model.times import moment_of
 from shardq.records.keyrow import own_key
 from shardq.records.register import Register
@@ -460,18 +460,15 @@ class Ticker:
         """As what a tick goes on; its place and id follow from the row that it has."""
         name = tick.definition.name
         made_for = f"{row.shard.queue}/{name}/{tick.next_ms}"
-        new = row._replace(
+        new = placed(
+            row,
             # By its name, so that copies of it, which may be in two lanes, become one.
-            shard=self._own_layout.shard(due_ms, self._own_layout.named_lane(name, 0)),
-            due_ms=due_ms,
-            id=ids.fixed_after(row.id, aim_ms * 1_000 - _BORN_US, made_for),
+            self._own_layout.shard(due_ms, self._own_layout.named_lane(name, 0)),
+            due_ms,
+            ids.fixed_after(row.id, aim_ms * 1_000 - _BORN_US, made_for),
             body=tick.due_at(due_ms)._replace(is_again=False).body(),
-            headers=None,
-            attempt=0,
-            first=row.first or row.id,
             origin_ms=None,
-            claim=None,
-            since_ms=None,
+            **AS_NEW | {"first": row.first or row.id},
         )
         return Step(new)
 

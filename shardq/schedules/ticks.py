@@ -234,7 +234,7 @@ class Ticks:
             due_ms = self._due_ms(tick)
             made[:] = [tick.due_at(due_ms)]
             new = self._settler.planner.asked(row, due_ms)
-            return new._replace(body=made[0].body(), headers=None, attempt=0)
+            return new._replace(body=made[0].body(), error=None, attempt=0)
 
         pauses = Pauses(self._clock)
         for _ in range(_TRIES):

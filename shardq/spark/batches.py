@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from shardq.model import ids
-from shardq.model.message import error_in, read_headers, without_error
+from shardq.model.message import last_error, read_headers
 from shardq.records.ledger import End
 from shardq.spark.columns import HEADERS, TIMESTAMP, arrow_schema
 
@@ -209,13 +209,12 @@ class _Messages:
         """The headers as maps."""
         if not any(self.headers):
             return pa.nulls(len(self.rows), HEADERS)
-        shown = ({} if one is None else without_error(one) for one in self.maps)
-        return pa.array([list(one.items()) or None for one in shown], HEADERS)
+        return pa.array([list(one.items()) if one else None for one in self.maps], HEADERS)
 
     @cached_property
     def errors(self) -> list[tuple[str | None, datetime | None]]:
         """The last error of each, and when it was."""
-        return [(None, None) if one is None else error_in(one) for one in self.maps]
+        return [last_error(row) for row in self.rows]
 
 
 class _Records:

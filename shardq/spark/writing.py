@@ -490,9 +490,9 @@ def laid_out_rows(
             named,
             repeat(None),
             groups,
-            repeat(None),
-            repeat(None),
-            repeat(None),
+            *repeat(repeat(None), 5),
+            repeat(0),
+            repeat(0),
             strict=False,
         )
         rows = list(map(Row._make, values))

@@ -1,7 +1,7 @@
 """The store seam: dumb verbs on rows, leases, registers and logs.
 
 ```
- Rows       insert delete find move move_once record_attempt read count occupied next_minute
+ Rows       insert delete find move move_once edit read count occupied next_minute
             indexed mend_index shards
  Leases     take renew release locks
  Registers  note notes erase records write_records
@@ -276,10 +276,20 @@ class Rows(Protocol):
             StoreTimeout, StoreUnavailable: Some of it may be done on Cassandra; repeating is safe.
         """
 
-    def record_attempt(self, position: Position, attempt: int) -> None:
-        """Set a row's attempt in place, at `birth + attempt` microseconds.
+    def edit(self, rows: Iterable[Row]) -> None:
+        """Edit rows where they are: attempt, not before, claim and last error, of each all four.
 
-        A deleted row stays deleted.
+        They are one cell with the row's serial, written at `birth + serial` microseconds. So the
+        edit with the highest serial stands, in whatever order they arrive, and a deleted row stays
+        deleted. Of two with the same serial one stands whole. No other column is written.
+        Batched and pipelined as inserts are. Idempotent. No read, find or count shows an edit of a
+        row that is not there.
+
+        Args:
+            rows: As they are to be, with serials from 1 to `SERIAL_MAX`.
+
+        Raises:
+            StoreTimeout, StoreUnavailable: Some may be applied; repeating all is safe.
         """
 
     def read(self, *wanted: Slice) -> list[Row]:

@@ -133,11 +133,11 @@ STRUCK = {
         "renew",
         "note blocked",
         "notes blocked",
-        "record_attempt",
+        "edit",
         "release",
     ),
     "fail": ("delete", "move", "renew", "insert", "note blocked", "notes blocked", "read"),
-    "lose": ("delete", "move", "renew", "insert", "take", "record_attempt"),
+    "lose": ("delete", "move", "renew", "insert", "take", "edit"),
 }  # fmt: skip
 """What is done to the next call of one of these verbs: its process stops within it for a while, or
 for good; it is refused, several times over; or its outcome is not known."""

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from simulation.parts import Event
     from simulation.plan import Plan
 
-_TELLING = {"note blocked": "group blocked", "record_attempt": "attempt recorded with care"}
+_TELLING = {"note blocked": "group blocked", "edit": "attempt recorded with care"}
 _HINDERED_US = 20_000_000
 _CLOCKS_US = 200_000
 """How far a process's corrected clock may be behind."""
@@ -101,7 +101,7 @@ class Watch:
         network.on_told = self._on_told
         cells.on_write = self._on_write
         cells.on_delete = self._on_delete
-        cells.on_attempt = self._on_attempt
+        cells.on_edit = self._on_edit
         cells.on_note = self._on_note
         cells.marks.on_mark = self._on_mark
 
@@ -111,7 +111,7 @@ class Watch:
             self.history.failed.setdefault(process.name, []).append(self.simulation.now_us)
         if verb == "notes members":
             self._look_for_ghosts()
-        if verb == "record_attempt" and isinstance(about, list):
+        if verb == "edit" and isinstance(about, list):
             for row_id in about:
                 asked = self.history.recording.setdefault((process.name, row_id), [])
                 asked.append(self.simulation.now_us)
@@ -329,7 +329,7 @@ class Watch:
         if not self._rows[token] and not is_tried(row):
             self.history.gone.append((self.simulation.now_us, token, self._here()))
 
-    def _on_attempt(self, row: Row) -> None:
+    def _on_edit(self, row: Row) -> None:
         now_us = self.simulation.now_us
         self.history.recorded.append(Recorded(now_us, self._sender(), row.id, row.attempt))
 

@@ -190,11 +190,11 @@ def test_rows_and_the_lease_of_their_shard_do_not_touch(store: Store, queue: str
     held = lease(store, rows[0].shard, "lock-1")
     assert read_back(store, rows) == rows
     store.delete([rows[0].position])
-    store.record_attempt(rows[1].position, 1)
+    store.edit([rows[1]._replace(attempt=1, serial=1)])
     store.move([Move(rows[2].position, make_row(queue, BASE_MS + MINUTE_MS))])
     assert lease_states(store, [rows[0].shard]) == {rows[0].shard: held}
     store.release({rows[0].shard: "lock-1"})
-    assert store.find([rows[1].position]) == [rows[1]._replace(attempt=1)]
+    assert store.find([rows[1].position]) == [rows[1]._replace(attempt=1, serial=1)]
 
 
 def test_locks_are_read_beside_rows_and_left_out_where_the_row_is_gone(

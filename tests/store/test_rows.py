@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import random
 from concurrent.futures import ThreadPoolExecutor
+from itertools import permutations
 from typing import TYPE_CHECKING
 
 import pytest
 
 from shardq.model.ids import RowIds, row_ids
-from shardq.model.message import BODY_BYTES_MAX, Row
+from shardq.model.message import BODY_BYTES_MAX, SERIAL_MAX, Row
 from shardq.model.shard import MINUTE_MS, Position, Shard
 from shardq.stores.store import (
     NEVER,
@@ -54,6 +55,10 @@ def test_every_column_comes_back(store: Store, queue: str) -> None:
         group="customer-9",
         claim="member-1",
         since_ms=BASE_MS + 4,
+        key="1::order-7",
+        not_before_ms=BASE_MS + 5_678,
+        error="1700000000000:f:refused",
+        priority=2,
     )
     store.insert([row])
     assert read_back(store, [row]) == [row]
@@ -216,11 +221,11 @@ def test_rows_are_read_without_their_bodies(store: Store, queue: str) -> None:
     assert read_back(store, rows) == rows
 
 
-def test_an_attempt_of_an_absent_row_is_no_row_without_a_body(store: Store, queue: str) -> None:
+def test_an_edit_of_an_absent_row_is_no_row_without_a_body(store: Store, queue: str) -> None:
     row, gone = make_row(queue), make_row(queue)
     store.insert([row, gone])
     store.delete([gone.position])
-    store.record_attempt(gone.position, 1)
+    store.edit([gone._replace(serial=1, attempt=1)])
     assert store.read(everything([row])._replace(bodies=False)) == [row._replace(body=b"")]
 
 
@@ -495,25 +500,106 @@ def test_a_move_keeps_each_column_of_its_new_row(store: Store, queue: str) -> No
     assert read_back(store, [old, new, large]) == [new, large]
 
 
-def test_an_attempt_is_recorded_in_place(store: Store, queue: str) -> None:
-    row = make_row(queue, body=b"\x00kept", headers='{"a":"b"}', group="g", claim="m")
+# Rows: edits in place ----------------------------------------------------------------------------
+
+
+def test_an_edit_changes_a_rows_state_in_place_and_nothing_else(store: Store, queue: str) -> None:
+    row = make_row(queue, body=b"\x00kept", headers='{"a":"b"}', group="g", key="1::k", priority=3)
     other = make_row(queue)
     store.insert([row, other])
-    for attempt in (1, 2, 7):
-        store.record_attempt(row.position, attempt)
-        assert read_back(store, [row]) == [row._replace(attempt=attempt), other]
+    waits = row._replace(serial=1, attempt=2, not_before_ms=BASE_MS + 9, error="7:f:\u00e9 \0 x")
+    for edited in (
+        waits,
+        waits._replace(serial=2, claim="m"),
+        waits._replace(serial=9, claim="m", attempt=1, error=None),
+        row._replace(serial=SERIAL_MAX),
+    ):
+        store.edit([edited._replace(body=b"other", headers=None, group=None, priority=0)])
+        assert read_back(store, [row]) == [edited, other]
+        assert store.find([row.position]) == [edited]
+        assert store.read(everything([row])._replace(bodies=False))[0] == edited._replace(body=b"")
+        claims = 0 if edited.claim is None else 1
+        assert store.count(everything([row])) == {row.shard: Tally(2, claims)}
 
 
-def test_an_attempt_of_an_absent_row_makes_no_row(store: Store, queue: str) -> None:
+def test_insert_edit_and_delete_end_in_nothing_in_every_order(store: Store, queue: str) -> None:
+    row = make_row(queue)
+    for order in permutations(["insert", "edit", "delete"]):
+        if store.is_local and order.index("delete") < order.index("insert"):
+            # No write is late there.
+            continue
+        row = make_row(queue, claim="m")
+        for step in order:
+            if step == "insert":
+                store.insert([row])
+            elif step == "edit":
+                store.edit([row._replace(serial=SERIAL_MAX, attempt=1)])
+            else:
+                store.delete([row.position])
+    assert_nothing_is_there(store, row)
+
+
+def test_an_edit_of_an_absent_row_makes_no_row(store: Store, queue: str) -> None:
     never, gone = make_row(queue), make_row(queue)
     store.insert([gone])
     store.delete([gone.position])
-    store.record_attempt(never.position, 1)
-    store.record_attempt(gone.position, 2)
-    assert read_back(store, [never]) == []
-    assert store.find([never.position, gone.position]) == []
-    assert store.count(everything([never])) == {}
-    assert store.occupied(queue, [BASE_MINUTE], [0]) == []
+    store.edit([one._replace(serial=1, attempt=1, claim="m") for one in (never, gone)])
+    for row in (never, gone):
+        assert_nothing_is_there(store, row)
+
+
+def assert_nothing_is_there(store: Store, row: Row) -> None:
+    queue, minute, lane = row.shard
+    assert read_back(store, [row]) == []
+    assert store.read(everything([row])._replace(bodies=False)) == []
+    assert store.find([row.position]) == []
+    assert store.count(everything([row])) == {}
+    assert store.occupied(queue, [minute], [lane]) == []
+    assert list(store.shards(queue)) == []
+
+
+def test_the_edit_of_the_highest_serial_stands_in_whatever_order(store: Store, queue: str) -> None:
+    rows = [make_row(queue) for _ in range(6)]
+    store.insert(rows)
+    for row, order in zip(rows, permutations([1, 2, 3]), strict=True):
+        for serial in order:
+            store.edit([row._replace(serial=serial, attempt=4 - serial, error=f"{serial}:f:x")])
+    expected = [row._replace(serial=3, attempt=1, error="3:f:x") for row in rows]
+    assert read_back(store, rows) == expected
+    # The insert once more, too.
+    store.insert(rows)
+    assert read_back(store, rows) == expected
+
+
+def test_of_two_edits_with_one_serial_one_stands_whole(store: Store, queue: str) -> None:
+    rows = [make_row(queue, BASE_MS + n) for n in range(20)]
+    store.insert(rows)
+    one = [row._replace(serial=4, attempt=1, claim="a") for row in rows]
+    state = {"serial": 4, "attempt": 2, "not_before_ms": BASE_MS, "error": "2:s:b"}
+    other = [row._replace(**state) for row in rows]
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(store.edit, (one, other)))
+    found = read_back(store, rows)
+    store.edit(one)
+    store.edit(other)
+    assert read_back(store, rows) == found
+    assert set(found) <= {*one, *other}
+
+
+def test_many_rows_are_edited_at_once_near_and_far(store: Store, queue: str) -> None:
+    rows = [make_row(queue, BASE_MS + n, n % 2) for n in range(450)]
+    rows += [make_row(queue, BASE_MS + n * MINUTE_MS, 2, claim="m") for n in range(1, 60)]
+    store.insert(rows)
+    error = "1:f:" + "\U0001f600" * 1_000
+    edited = [
+        row._replace(serial=1, attempt=n % 5, error=error if n % 3 else None, claim=None)
+        for n, row in enumerate(rows)
+    ]
+    before = store.counters["batches"]
+    store.edit(iter(edited))
+    assert store.counters["batches"] - before < 60
+    assert set(read_back(store, rows)) == set(edited)
+    store.edit([])
 
 
 # Rows: counting and looking round ---------------------------------------------------------------

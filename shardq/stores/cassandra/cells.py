@@ -26,6 +26,8 @@ _INT_ITEM = struct.Struct(">ii")
 _UUID_ITEM = struct.Struct(">i16s")
 _POSITION_ITEM = struct.Struct(">iiqi16s")
 
+_NULL = _INT.pack(-1)
+
 bigint = _LONG.pack
 """A bigint or a timestamp (epoch milliseconds)."""
 int_ = _INT.pack
@@ -81,6 +83,11 @@ def item(values: Sequence[bytes]) -> bytes:
     if len(values) == 1:
         return values[0]
     return b"".join([_INT.pack(len(value)) + value for value in values])
+
+
+def record(fields: Sequence[bytes | None]) -> bytes:
+    """A value of a user-defined type, its fields serialised already; None: null."""
+    return b"".join([_NULL if field is None else _INT.pack(len(field)) + field for field in fields])
 
 
 def partition(place: tuple[str, int, int]) -> tuple[bytes, bytes, bytes]:

@@ -48,8 +48,8 @@ _RELEASE = (
 # every tombstone of the shard: 60,000 of them take 0.1 s, and from 100,000 on no lease could be
 # renewed. With one on a row it reads that row and the static cells.
 _ANCHOR = (
-    "DELETE attempt FROM {}.messages "
-    "WHERE queue = ? AND minute = ? AND lane = ? AND due = ? AND id = ? IF attempt = null"
+    "DELETE name FROM {}.messages "
+    "WHERE queue = ? AND minute = ? AND lane = ? AND due = ? AND id = ? IF name = null"
 )
 _ANCHOR_AT = [cells.bigint(-1), b"\0\0\0\0\0\0\x10\0" + b"\x80" + bytes(7)]
 """Before every due that is read, and a valid timeuuid."""

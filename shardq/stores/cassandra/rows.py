@@ -53,7 +53,7 @@ BUFFER_BYTES = 8 << 20
 DELETE_ROWS = 1_000
 FIND_ROWS = 500
 DELETED_AFTER_US = 1_000_000
-"""Later than every write to the row: the insert at its birth, attempts microseconds after it."""
+"""Later than every write to the row: the insert at its birth, edits microseconds after it."""
 
 _SPAN_CUT = 16
 """What is refused takes 50 ms and more, what is empty 1."""
@@ -76,36 +76,37 @@ _INSERT_PLAIN = (
     "VALUES (?, ?, ?, ?, ?, ?) USING TIMESTAMP ?"
 )
 _INSERT_FULL = (
-    "INSERT INTO {}.messages (queue, minute, lane, due, id, body, headers, attempt, first, name, "
-    'origin, "group", claim, since, key) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) '
+    "INSERT INTO {}.messages (queue, minute, lane, due, id, body, headers, state, first, name, "
+    'origin, "group", since, key, priority) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) '
     "USING TIMESTAMP ?"
 )
 _DELETE = (
     "DELETE FROM {}.messages USING TIMESTAMP ? "
     "WHERE queue = ? AND minute = ? AND lane = ? AND (due, id) IN ?"
 )
-_ATTEMPT = (
-    "UPDATE {}.messages USING TIMESTAMP ? SET attempt = ? "
+_EDIT = (
+    "UPDATE {}.messages USING TIMESTAMP ? SET state = ? "
     "WHERE queue = ? AND minute = ? AND lane = ? AND due = ? AND id = ?"
 )
 # Numbers and bytes: making a datetime and a UUID of every row would cost more than the rest.
 _ROWS = (
-    "SELECT minute, lane, toUnixTimestamp(due), timeuuidAsBlob(id), body, headers, attempt, "
-    'timeuuidAsBlob(first), name, toUnixTimestamp(origin), "group", claim, toUnixTimestamp(since), '
-    "key FROM {}.messages"
+    "SELECT minute, lane, toUnixTimestamp(due), timeuuidAsBlob(id), body, headers, state.attempt, "
+    'timeuuidAsBlob(first), name, toUnixTimestamp(origin), "group", state.claim, '
+    "toUnixTimestamp(since), key, toUnixTimestamp(state.not_before), state.error, priority, "
+    "state.serial FROM {}.messages"
 )
 _FIND = f"{_ROWS} WHERE queue = ? AND minute = ? AND lane = ? AND (due, id) IN ?"
 _IN_SHARDS = "WHERE queue = ? AND minute IN ? AND lane IN ?"
-_TALLIES = "SELECT minute, lane, count(body), count(claim) FROM {}.messages"
-# The body's write time is null in the stub of an attempt recorded on a row that is gone.
+_TALLIES = "SELECT minute, lane, count(body), count(state.claim) FROM {}.messages"
+# The body's write time is null in the stub of an edit of a row that is gone.
 _PLACES = "SELECT minute, lane, writetime(body) FROM {}.messages"
 _FIRSTS = (
     "SELECT queue, minute, lane, writetime(body), token(queue, minute, lane) FROM {}.messages "
     "WHERE token(queue, minute, lane) > ? AND token(queue, minute, lane) <= ?"
 )
 
-_PLAIN = (None, 0, None, None, None, None, None, None, None)
-"""The columns after the body of a message that was put with nothing else, and never moved."""
+_PLAIN = (None, 0, None, None, None, None, None, None, None, None, None, 0, 0)
+"""The columns after the body of a message that was put with nothing else, and never changed."""
 
 _READS = {c: f"{_ROWS} {_IN_SHARDS} {c} PER PARTITION LIMIT ?" for c in CONDITIONS.values()}
 _BARE_READS = {c: cql.replace(" body,", " writetime(body),") for c, cql in _READS.items()}
@@ -164,17 +165,25 @@ class Rows:
                 self.delete(move.old for move in large)
         return set()
 
-    def record_attempt(self, position: Position, attempt: int) -> None:
-        """Set a row's attempt, before its delete whenever that comes."""
-        shard, due_ms, row_id = position
-        values = [
-            cells.bigint(birth_us(row_id) + attempt),
-            cells.int_(attempt),
-            *cells.partition(shard),
-            cells.bigint(due_ms),
-            row_id,
-        ]
-        self._session.write([self._session.bound(_ATTEMPT, values)])
+    def edit(self, rows: Iterable[Row]) -> None:
+        """Write the states of rows, each its serial in microseconds after the row's birth."""
+        self._session.write(self._edits(rows))
+
+    def _edits(self, rows: Iterable[Row]) -> Iterator[Any]:
+        by_shard: dict[Shard, list[Row]] = {}
+        for row in rows:
+            by_shard.setdefault(row.shard, []).append(row)
+        small = []
+        for shard, mine in by_shard.items():
+            key = cells.partition(shard)
+            for n in range(0, len(mine), SHARD_BATCH_ROWS):
+                writes = [_edit_write(key, row) for row in mine[n : n + SHARD_BATCH_ROWS]]
+                size = sum(_ROW_BYTES + len(shard.queue) + len(one[1][1]) for one in writes)
+                if len(writes) > ACROSS_PARTITIONS or size > ACROSS_BYTES:
+                    yield self._session.bundle(writes)
+                else:
+                    small.append(_Piece(key, writes, size))
+        yield from self._packed(small)
 
     def _inserts(self, rows: Iterable[Row], noted: dict[Shard, int]) -> Iterator[Any]:
         """Batches of rows; each shard is noted in one before, or in the same.
@@ -523,7 +532,7 @@ def _size(row: Row) -> int:
     """At least the bytes that the server counts for a row."""
     size = _ROW_BYTES + len(row[3]) + len(row[0][0])
     if row[4:] != _PLAIN:
-        texts = (row.headers, row.name, row.group, row.claim, row.key)
+        texts = (row.headers, row.name, row.group, row.claim, row.key, row.error)
         size += 4 * _CELL_BYTES + sum(4 * len(text) + _CELL_BYTES for text in texts if text)
     return size
 
@@ -544,22 +553,46 @@ def _insert_writes(shard: Shard, rows: list[Row]) -> list[Write]:
 
 def _full_values(row: Row) -> list[Any]:
     # Unset, never null: a null is a tombstone, one for every column of every message.
-    _, due_ms, row_id, body, headers, attempt, first, name, origin_ms, group, claim, *_ = row
+    _, due_ms, row_id, body, headers, _, first, name, origin_ms, group, *_ = row
     return [
         cells.bigint(due_ms),
         row_id,
         body,
         UNSET_VALUE if headers is None else headers.encode(),
-        cells.int_(attempt) if attempt else UNSET_VALUE,
+        _state(row, 0) if _has_state(row) else UNSET_VALUE,
         UNSET_VALUE if first is None else first,
         UNSET_VALUE if name is None else name.encode(),
         UNSET_VALUE if origin_ms is None else cells.bigint(origin_ms),
         UNSET_VALUE if group is None else group.encode(),
-        UNSET_VALUE if claim is None else claim.encode(),
         UNSET_VALUE if row.since_ms is None else cells.bigint(row.since_ms),
         UNSET_VALUE if row.key is None else row.key.encode(),
+        cells.int_(row.priority) if row.priority else UNSET_VALUE,
         cells.bigint(birth_us(row_id)),
     ]
+
+
+def _has_state(row: Row) -> bool:
+    return (row.attempt, row.claim, row.not_before_ms, row.error) != (0, None, None, None)
+
+
+def _state(row: Row, serial: int) -> bytes:
+    """What an edit changes of a row, as a value of the type `message_state`."""
+    not_before_ms, claim, error = row.not_before_ms, row.claim, row.error
+    return cells.record(
+        [
+            cells.int_(serial),
+            cells.int_(row.attempt),
+            None if not_before_ms is None else cells.bigint(not_before_ms),
+            None if claim is None else claim.encode(),
+            None if error is None else error.encode(),
+        ]
+    )
+
+
+def _edit_write(key: tuple[bytes, bytes, bytes], row: Row) -> Write:
+    at_us = birth_us(row.id) + row.serial
+    values = [cells.bigint(at_us), _state(row, row.serial), *key, cells.bigint(row.due_ms), row.id]
+    return _EDIT, values
 
 
 def _delete_write(key: tuple[bytes, bytes, bytes], positions: list[Position]) -> Write:
@@ -622,11 +655,13 @@ def _by_shard(queue: str, page: list[tuple[Any, ...]]) -> dict[Shard, list[Row]]
     rows: list[Row] = []
     # Straight to the tuple: the named constructor costs as much again as the rest of the loop.
     new = tuple.__new__
-    for minute, lane, due, row_id, body, headers, attempt, *rest in page:
+    for minute, lane, due, row_id, body, headers, attempt, *rest, priority, serial in page:
         if minute != shard[1] or lane != shard[2] or not shards:
             shard = Shard(queue, minute, lane)
             rows = shards.setdefault(shard, [])
-        # An attempt recorded on a row that is gone leaves a stub without a body.
+        # An edit of a row that is gone leaves a stub without a body.
         if body is not None:
-            rows.append(new(Row, (shard, due, row_id, body, headers, attempt or 0, *rest)))
+            rows.append(new(Row, (
+                shard, due, row_id, body, headers, attempt or 0, *rest, priority or 0, serial or 0,
+            )))  # fmt: skip
     return shards

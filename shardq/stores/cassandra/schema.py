@@ -54,7 +54,7 @@ _REPLICATION = 3
 _AGREEMENT_TRIES = 150
 _AGREEMENT_PAUSE_SECONDS = 0.2
 
-_TABLE = re.compile(r"\A(CREATE TABLE IF NOT EXISTS |ALTER TABLE )")
+_TABLE = re.compile(r"\A(CREATE (?:TABLE|TYPE) IF NOT EXISTS |ALTER TABLE )")
 _VERSION = "SELECT version FROM {}.schema_version WHERE name = ?"
 _MARK = "INSERT INTO schema_version (name, version) VALUES (?, ?) IF NOT EXISTS;"
 _FIRST = "INSERT INTO {}.schema_version (name, version) VALUES (?, ?) IF NOT EXISTS"

@@ -28,16 +28,21 @@ CREATE TABLE messages (
     id       BLOB    NOT NULL, -- row id, most significant byte first, so that they sort by birth
     body     BLOB    NOT NULL, -- 0 bytes to 1 MiB
     headers  TEXT,             -- a JSON object of strings
-    attempt  INTEGER NOT NULL, -- deliveries begun and recorded
+    attempt  INTEGER NOT NULL, -- deliveries begun and recorded; edited in place
     first    BLOB,             -- row id of the first placement in this queue, unless it is this one
     name     TEXT,             -- the message's id, where the user or another queue gave one
     origin   INTEGER,          -- the due first asked for, unless it is this one
     in_group TEXT,             -- the group, where there is one
-    claim    TEXT,             -- the member that holds the delivery under way
+    claim    TEXT,             -- the member that holds the delivery under way; edited in place
     since    INTEGER,          -- of a row that another lane passed here: the due from which its
                                -- lateness counts, unless it is this one
     key      TEXT,             -- generation, for how many ms the name is held after the end, or
                                -- nothing, and the name; a colon between them
+    not_before INTEGER,        -- when it may be handed out, unless as soon as it is due; edited
+    error    TEXT,             -- the last error: epoch milliseconds, f or s (failed or snoozed) and
+                               -- a text, colons between them; edited in place
+    priority INTEGER NOT NULL DEFAULT 0, -- of a message with a group
+    serial   INTEGER NOT NULL DEFAULT 0, -- the number of the last edit; 0 since the insert
     PRIMARY KEY (queue, minute, lane, due, id)
 ) WITHOUT ROWID""",
     # Leases and members run out in time since boot, which nobody sets. `until_us` counts where the

@@ -49,7 +49,8 @@ _READ_BEFORE_US = 1_000_000
 
 _INSERT = """\
 INSERT INTO messages (queue, minute, lane, due, id, body, headers, attempt, first, name, origin,
-    in_group, claim, since, key) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+    in_group, claim, since, key, not_before, error, priority)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (queue, minute, lane, due, id) DO NOTHING"""
 _INSERT_PLAIN = """\
 INSERT INTO messages (queue, minute, lane, due, id, body, attempt) VALUES (?, ?, ?, ?, ?, ?, ?)
@@ -61,23 +62,27 @@ _INSERT_KEYED = """\
 INSERT INTO messages (queue, minute, lane, due, id, body, attempt, key)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (queue, minute, lane, due, id) DO NOTHING"""
 """The sqlite3 module takes 1 us for each None and each bytes, which it offers to adapters first."""
-_PLAIN = [None] * 6
-"""What follows the attempt, but for the key, of what the short statements write."""
+_PLAIN = [None] * 9 + [0, 0]
+"""What follows the attempt where a short statement writes the row; the key may stand in it."""
+_KEY = 6
 _DELETE = "DELETE FROM messages WHERE queue = ? AND minute = ? AND lane = ? AND due = ? AND id = ?"
-_ATTEMPT = """\
-UPDATE messages SET attempt = ?
-WHERE queue = ? AND minute = ? AND lane = ? AND due = ? AND id = ?"""
+_EDIT = """\
+UPDATE messages SET attempt = ?, not_before = ?, claim = ?, error = ?, serial = ?
+WHERE queue = ? AND minute = ? AND lane = ? AND due = ? AND id = ? AND serial < ?"""
 _FIND = """\
-SELECT due, id, body, headers, attempt, first, name, origin, in_group, claim, since, key
+SELECT due, id, body, headers, attempt, first, name, origin, in_group, claim, since, key,
+    not_before, error, priority, serial
 FROM messages
 WHERE queue = ? AND minute = ? AND lane = ? AND due = ? AND id = ?"""
 _READ = """\
-SELECT due, id, body, headers, attempt, first, name, origin, in_group, claim, since, key
+SELECT due, id, body, headers, attempt, first, name, origin, in_group, claim, since, key,
+    not_before, error, priority, serial
 FROM messages
 WHERE queue = ? AND minute = ? AND lane = ? AND due <= ? AND due > ?
 ORDER BY due, id LIMIT ?"""
 _READ_FROM_ID = """\
-SELECT due, id, body, headers, attempt, first, name, origin, in_group, claim, since, key
+SELECT due, id, body, headers, attempt, first, name, origin, in_group, claim, since, key,
+    not_before, error, priority, serial
 FROM messages
 WHERE queue = ? AND minute = ? AND lane = ? AND due <= ? AND (due, id) > (?, ?)
 ORDER BY due, id LIMIT ?"""
@@ -335,9 +340,10 @@ class SqliteStore(SqliteRegisters, SqliteHistory):
                 self._record(connection, recorded, ttl_ms)
         return gone
 
-    def record_attempt(self, position: Position, attempt: int) -> None:
-        """Set a row's attempt, where the row is there."""
-        self._write(_ATTEMPT, (attempt, *_placed(position)))
+    def edit(self, rows: Iterable[Row]) -> None:
+        """Edit rows that are there with lower serials; each transaction as many as fit."""
+        for batch in _batches(rows, _edited):
+            self._write_many(_EDIT, batch)
 
     def read(self, *wanted: Slice) -> list[Row]:
         """Rows of slices in order: one statement a shard, 12 us for an empty one."""
@@ -544,16 +550,17 @@ def _insert_batches(rows: Iterable[Row]) -> Iterator[dict[str, _Batch]]:
     full: _Batch = []
     room = _BATCH_BYTES
     left = _BATCH_ROWS
-    for place, due, row_id, body, headers, attempt, *rest, key in rows:
+    for place, due, row_id, body, headers, attempt, *rest in rows:
         own = bytearray(row_id[6:8] + row_id[4:6] + row_id[:4] + row_id[8:])
-        if rest != _PLAIN or (headers is not None and key is not None):
-            full.append((*place, due, own, body, headers, attempt, *rest, key))
-        elif headers is not None:
-            headed.append((*place, due, own, bytearray(body), headers, attempt))
-        elif key is None:
-            plain.append((*place, due, own, bytearray(body), attempt))
+        if rest == _PLAIN:
+            if headers is None:
+                plain.append((*place, due, own, bytearray(body), attempt))
+            else:
+                headed.append((*place, due, own, bytearray(body), headers, attempt))
+        elif headers is None and [*rest[:_KEY], None, *rest[_KEY + 1 :]] == _PLAIN:
+            keyed.append((*place, due, own, bytearray(body), attempt, rest[_KEY]))
         else:
-            keyed.append((*place, due, own, bytearray(body), attempt, key))
+            full.append((*place, due, own, body, headers, attempt, *rest[:-1]))
         room -= len(body)
         left -= 1
         if room <= 0 or not left:
@@ -590,8 +597,14 @@ def _moved(move: Move) -> tuple[_Moved, int]:
     return (_columns(move.new), _placed(move.old), move.note, beside), size_bytes
 
 
+def _edited(row: Row) -> tuple[tuple[Any, ...], int]:
+    """An edit as `_EDIT` takes it, and its size in bytes."""
+    state = (row.attempt, row.not_before_ms, row.claim, row.error, row.serial)
+    return (*state, *_placed(row.position), row.serial), len(row.error or "")
+
+
 def _columns(row: Row) -> tuple[Any, ...]:
-    place, due_ms, row_id, *rest = row
+    place, due_ms, row_id, *rest, _serial = row
     return (*place, due_ms, order_key(row_id), *rest)
 
 
@@ -602,9 +615,10 @@ def _rows(shard: Shard, found: Iterable[tuple[Any, ...]]) -> list[Row]:
         return [
             new(Row, (
                 shard, due, born[4:8] + born[2:4] + born[:2] + born[8:], body, headers, attempt,
-                first, name, origin, group, claim, since, key,
+                first, name, origin, group, claim, since, key, not_before, error, priority, serial,
             ))
-            for due, born, body, headers, attempt, first, name, origin, group, claim, since, key
+            for due, born, body, headers, attempt, first, name, origin, group, claim, since, key,
+                not_before, error, priority, serial
             in found
         ]  # fmt: skip
     except TypeError as error:

@@ -1,8 +1,8 @@
 """shardq's tables as one node of Cassandra keeps them: cells with write times, tombstones, LWTs.
 
 ```
- row     insert at its time │ attempt at its own │ tombstone    the latest time wins,
- static  lock (until) │ holder │ window                         a tombstone wins a tie
+ row     insert at its time │ state at its own │ tombstone    the latest time wins,
+ static  lock (until) │ holder │ window                       a tombstone wins a tie
 ```
 
 Here is what a node does with a write that reaches it. When it does, and which time it carries, is
@@ -62,7 +62,7 @@ class Cells:
         beaten: How often a write came after its row's tombstone, and was void.
         on_write: Told each row that becomes visible.
         on_delete: Told each row that a delete hides.
-        on_attempt: Told each row whose attempt is raised in place, as it reads from then on.
+        on_edit: Called with each row that is edited in place, as it reads from then on.
         on_note: Told table, partition, key and values of each note or record that is written; its
             values are None where it is deleted.
     """
@@ -74,13 +74,13 @@ class Cells:
         self.beaten = 0
         self.on_write: Callable[[Row], None] = _silent
         self.on_delete: Callable[[Row], None] = _silent
-        self.on_attempt: Callable[[Row], None] = _silent
+        self.on_edit: Callable[[Row], None] = _silent
         self.on_note: Callable[[Table[Any, Any], Partition, Any, Any], None] = _silent
         self._lock = threading.Lock()
         self._live: dict[Shard, list[_Entry]] = {}
         self._written: dict[Position, int] = {}
         self._dead: dict[Position, int] = {}
-        self._attempts: dict[Position, tuple[int, int]] = {}
+        self._edits: dict[Position, tuple[int, Row]] = {}
         self._leases: dict[Shard, list[Any]] = {}
         self._notes: dict[tuple[str, Partition], dict[Any, _Note]] = {}
         self.marks = MarkCells(machine_us)
@@ -101,9 +101,9 @@ class Cells:
                 return
             is_there = key in self._written and (dead_us is None or self._written[key] > dead_us)
             self._written[key] = at_us
-            recorded = self._attempts.get(key)
-            if recorded is not None and recorded[0] > at_us:
-                row = row._replace(attempt=recorded[1])
+            edited = self._edits.get(key)
+            if edited is not None and edited[0] > at_us:
+                row = _with_state(row, edited[1])
             if is_there:
                 self._replace(row)
             else:
@@ -136,20 +136,21 @@ class Cells:
             if entry[0] <= until_ms:
                 self.delete(entry[2].position, at_us)
 
-    def write_attempt(self, position: Position, attempt: int, at_us: int) -> None:
-        """Write one cell of a row, be it there or not."""
-        key = position
+    def edit(self, row: Row, at_us: int) -> None:
+        """Write the state of a row, be that there or not."""
+        key = row.position
         with self._lock:
-            if self._attempts.get(key, (-1, 0))[0] >= at_us or self._dead.get(key, -1) >= at_us:
+            before = self._edits.get(key)
+            if (before is not None and before[0] >= at_us) or self._dead.get(key, -1) >= at_us:
                 return
-            self._attempts[key] = (at_us, attempt)
+            self._edits[key] = (at_us, row)
             written_us = self._written.get(key)
             if written_us is not None and written_us > self._dead.get(key, -1):
-                row = self._take(position, keep=True)
+                there = self._take(key, keep=True)
                 if at_us > written_us:
-                    row = row._replace(attempt=attempt)
-                    self._replace(row)
-                    self.on_attempt(row)
+                    edited = _with_state(there, row)
+                    self._replace(edited)
+                    self.on_edit(edited)
 
     def _take(self, position: Position, *, keep: bool = False) -> Row:
         """A live row, which is taken out unless it is to be kept."""
@@ -355,6 +356,17 @@ class Cells:
 
     def _until_us(self, ttl_ms: int | None) -> int:
         return self.machine_us() + ttl_ms * 1_000 if ttl_ms else 0
+
+
+def _with_state(row: Row, edited: Row) -> Row:
+    """A row with what an edit changes."""
+    return row._replace(
+        attempt=edited.attempt,
+        claim=edited.claim,
+        not_before_ms=edited.not_before_ms,
+        error=edited.error,
+        serial=edited.serial,
+    )
 
 
 def _is_there(note: _Note, now_us: int) -> bool:

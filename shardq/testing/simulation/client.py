@@ -143,15 +143,16 @@ class SimulatedStore(Calls, SimulatedHistory):
 
         self._write("move", moves, _moved_ids, carry_out)
 
-    def record_attempt(self, position: Position, attempt: int) -> None:
-        """Set a row's attempt a few microseconds after its birth."""
-        at_us = birth_us(position.id) + attempt
-        self._write(
-            "record_attempt",
-            [position],
-            _position_id,
-            lambda one: self._cells.write_attempt(one, attempt, at_us),
-        )
+    def edit(self, rows: Iterable[Row]) -> None:
+        """Write the states of rows, each its serial in microseconds after the row's birth."""
+        edit = self._cells.edit
+        for chunk in _chunks(rows):
+            self._write("edit", chunk, _row_id, lambda row: edit(row, self.edited_us(row)))
+
+    @staticmethod
+    def edited_us(row: Row) -> int:
+        """The time at which a row is edited: after its birth and its edits of lower serials."""
+        return birth_us(row.id) + row.serial
 
     @staticmethod
     def written_us(row: Row) -> int:

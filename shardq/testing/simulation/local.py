@@ -39,15 +39,16 @@ Result = TypeVar("Result")
 
 _COLUMNS = (
     "queue", "minute", "lane", "due", "id", "body", "headers", "attempt", "first", "name",
-    "origin", "in_group", "claim", "since", "key",
+    "origin", "in_group", "claim", "since", "key", "not_before", "error", "priority", "serial",
 )  # fmt: skip
 _ROWS = """\
 SELECT queue, minute, lane, due, id, body, headers, attempt, first, name, origin, in_group, claim,
-    since, key FROM messages WHERE queue = ? ORDER BY minute, lane, due, id"""
+    since, key, not_before, error, priority, serial
+FROM messages WHERE queue = ? ORDER BY minute, lane, due, id"""
 _TRIGGERS = {
     "written": ("INSERT", "NEW"),
     "deleted": ("DELETE", "OLD"),
-    "raised": ("UPDATE", "NEW"),
+    "edited": ("UPDATE", "NEW"),
 }
 
 
@@ -69,7 +70,7 @@ class LocalTables:
         commits: How many calls have written.
         on_write: Told each row that becomes visible.
         on_delete: Told each row that is deleted.
-        on_attempt: Told each row whose attempt is raised in place, as it reads from then on.
+        on_edit: Called with each row that is edited in place, as it reads from then on.
         on_note: Told table, partition, key and values of each note or record that is written; its
             values are None where it is deleted.
         on_mark: Told each put and end that is recorded.
@@ -83,7 +84,7 @@ class LocalTables:
         self.commits = 0
         self.on_write: Callable[[Row], None] = _silent
         self.on_delete: Callable[[Row], None] = _silent
-        self.on_attempt: Callable[[Row], None] = _silent
+        self.on_edit: Callable[[Row], None] = _silent
         self.on_note: Callable[[Table[Any, Any], Partition, Any, Any], None] = _silent
         self.on_mark: Callable[[Mark], None] = _silent
         self._scheduler = scheduler
@@ -113,9 +114,7 @@ class LocalTables:
         self.commits += 1
         told, self._told = self._told, []
         for what, row in told:
-            {"written": self.on_write, "deleted": self.on_delete, "raised": self.on_attempt}[what](
-                row
-            )
+            {"written": self.on_write, "deleted": self.on_delete, "edited": self.on_edit}[what](row)
         return result
 
     # What an observer asks and does ---------------------------------------------------------------
@@ -271,11 +270,10 @@ class LocalStore(Calls):
         about = [row_id for move in moves for row_id in (move.old.id, move.new.id)]
         return self._write("move_once", about, lambda: self._telling(told, work))
 
-    def record_attempt(self, position: Position, attempt: int) -> None:
-        """Set a row's attempt, where the row is there."""
-        self._write(
-            "record_attempt", [position.id], lambda: self._store.record_attempt(position, attempt)
-        )
+    def edit(self, rows: Iterable[Row]) -> None:
+        """Edit rows that are there with lower serials."""
+        edited = list(rows)
+        self._write("edit", [row.id for row in edited], lambda: self._store.edit(edited))
 
     def find(self, positions: Iterable[Position]) -> list[Row]:
         """Those of the rows that are there."""
