@@ -26,6 +26,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shardq import clock
+from shardq.model import ids
+from shardq.model.ids import birth_us
 from shardq.model.shard import Shard
 from shardq.stores.cassandra import cells
 
@@ -71,23 +73,23 @@ class Minutes:
             self._noted_before, self._noted = self._noted, set()
 
     def writes(
-        self, born_us: Mapping[Shard, int]
+        self, first: Mapping[Shard, bytes]
     ) -> Iterator[tuple[tuple[bytes], list[Write], int]]:
         """The writes that note shards.
 
         Args:
-            born_us: By shard, the birth of a row there.
+            first: By shard, the row id of a row there.
 
         Yields:
             The key of a partition, writes to it, and about how many bytes they are.
         """
-        for queue, days in _by_queue(born_us).items():
+        for queue, days in _by_queue(first).items():
             writes: list[Write] = []
             size = 0
             for day, shards in days.items():
-                at_us = max(born_us[shard] for shard in shards)
-                values = [cells.bigint(at_us), _packed(shards), queue, cells.bigint(day)]
-                writes.append((_NOTE, values))
+                # Any of their births will do: a note is taken out long after the last of them.
+                born_us = cells.bigint(birth_us(first[shards[0]]))
+                writes.append((_NOTE, [born_us, _packed(shards), queue, cells.bigint(day)]))
                 size += _STATEMENT_BYTES + len(queue) + _SHARD_BYTES * len(shards)
             yield (queue,), writes, size
 
@@ -110,9 +112,10 @@ class Minutes:
     def mend(self, there: Iterable[Shard], gone: Iterable[Shard]) -> None:
         """Note shards that have rows, and take out shards that are empty and get none any more."""
         for shards in _parts(there):
-            born_us = dict.fromkeys(shards, clock.machine_us())
+            now = ids.bound(clock.machine_us())
             self._session.write(
-                self._session.bundle(writes) for _, writes, _ in self.writes(born_us)
+                self._session.bundle(writes)
+                for _, writes, _ in self.writes(dict.fromkeys(shards, now))
             )
         for shards in _parts(gone):
             self._noted.difference_update(shards)

@@ -145,7 +145,7 @@ class Rows:
 
     def insert(self, rows: Iterable[Row]) -> None:
         """Write rows at their births."""
-        noted: dict[Shard, int] = {}
+        noted: dict[Shard, bytes] = {}
         self._session.write(self._inserts(rows, noted))
         self._minutes.remember(noted)
 
@@ -156,7 +156,7 @@ class Rows:
     def move(self, moves: Iterable[Move]) -> set[Position]:
         """Write new rows and delete old ones: one logged batch, or if too large, in that order."""
         large: list[Move] = []
-        noted: dict[Shard, int] = {}
+        noted: dict[Shard, bytes] = {}
         self._session.write(self._moves(moves, large, noted), window=MOVE_WINDOW)
         self._minutes.remember(noted)
         if large:
@@ -185,7 +185,7 @@ class Rows:
                     small.append(_Piece(key, writes, size))
         yield from self._packed(small)
 
-    def _inserts(self, rows: Iterable[Row], noted: dict[Shard, int]) -> Iterator[Any]:
+    def _inserts(self, rows: Iterable[Row], noted: dict[Shard, bytes]) -> Iterator[Any]:
         """Batches of rows; each shard is noted in one before, or in the same.
 
         Args:
@@ -193,7 +193,7 @@ class Rows:
             noted: Gets the shards that are noted.
         """
         is_noted = self._minutes.is_noted
-        unnoted: dict[Shard, int] = {}
+        unnoted: dict[Shard, bytes] = {}
         waiting: dict[Shard, tuple[list[Row], int]] = {}
         waiting_rows = waiting_bytes = 0
         for row in rows:
@@ -208,7 +208,7 @@ class Rows:
                 waiting_bytes -= mine_bytes
                 mine, mine_bytes = [], 0
             if not mine and shard not in noted and not is_noted(shard):
-                unnoted[shard] = birth_us(row[2])
+                unnoted[shard] = row[2]
             mine.append(row)
             waiting[shard] = mine, mine_bytes + size
             waiting_rows += 1
@@ -219,7 +219,7 @@ class Rows:
                 waiting_rows = waiting_bytes = 0
         yield from self._left_over(waiting, self._notes(unnoted, noted))
 
-    def _notes(self, unnoted: dict[Shard, int], noted: dict[Shard, int]) -> list[_Piece]:
+    def _notes(self, unnoted: dict[Shard, bytes], noted: dict[Shard, bytes]) -> list[_Piece]:
         """The notes of shards, which are counted as noted from now on."""
         notes = [_Piece(*one) for one in self._minutes.writes(unnoted)]
         if len(noted) >= NOTED_MAX:
@@ -265,7 +265,7 @@ class Rows:
         yield from self._packed(map(_delete_piece, waiting.items()))
 
     def _moves(
-        self, moves: Iterable[Move], large: list[Move], noted: dict[Shard, int]
+        self, moves: Iterable[Move], large: list[Move], noted: dict[Shard, bytes]
     ) -> Iterator[Any]:
         """Batches of moves, and of the notes of their new shards.
 
@@ -291,10 +291,10 @@ class Rows:
         if batch:
             yield self._moved(batch, noted)
 
-    def _moved(self, moves: list[Move], noted: dict[Shard, int]) -> Any:
+    def _moved(self, moves: list[Move], noted: dict[Shard, bytes]) -> Any:
         """One batch of moves. It notes what another batch of the call does: that may fail."""
         unnoted = {
-            move.new.shard: birth_us(move.new.id)
+            move.new.shard: move.new.id
             for move in moves
             if not self._minutes.is_noted(move.new.shard)
         }
