@@ -331,7 +331,7 @@ def test_find_by_key_visits_no_partition_and_no_index(stage: Stage) -> None:
     for found in (queue.find(key="order-7"), queue.find("order-7")):
         assert found is not None
         assert found.id == "order-7"
-    for verb in ("occupied", "shards", "read", "next_minute", "recorded"):
+    for verb in ("occupied", "indexed", "shards", "read", "next_minute", "recorded"):
         assert stage.faults.calls.get(verb, 0) == before.get(verb, 0), verb
 
 

@@ -145,7 +145,7 @@ class Rows:
 
     def insert(self, rows: Iterable[Row]) -> None:
         """Write rows at their births."""
-        noted: dict[Shard, bytes] = {}
+        noted: set[Shard] = set()
         self._session.write(self._inserts(rows, noted))
         self._minutes.remember(noted)
 
@@ -156,7 +156,7 @@ class Rows:
     def move(self, moves: Iterable[Move]) -> set[Position]:
         """Write new rows and delete old ones: one logged batch, or if too large, in that order."""
         large: list[Move] = []
-        noted: dict[Shard, bytes] = {}
+        noted: set[Shard] = set()
         self._session.write(self._moves(moves, large, noted), window=MOVE_WINDOW)
         self._minutes.remember(noted)
         if large:
@@ -185,15 +185,13 @@ class Rows:
                     small.append(_Piece(key, writes, size))
         yield from self._packed(small)
 
-    def _inserts(self, rows: Iterable[Row], noted: dict[Shard, bytes]) -> Iterator[Any]:
+    def _inserts(self, rows: Iterable[Row], noted: set[Shard]) -> Iterator[Any]:
         """Batches of rows; each shard is noted in one before, or in the same.
 
         Args:
             rows: The rows.
             noted: Gets the shards that are noted.
         """
-        is_noted = self._minutes.is_noted
-        unnoted: dict[Shard, bytes] = {}
         waiting: dict[Shard, tuple[list[Row], int]] = {}
         waiting_rows = waiting_bytes = 0
         for row in rows:
@@ -201,37 +199,41 @@ class Rows:
             size = _size(row)
             mine, mine_bytes = waiting.get(shard) or ([], 0)
             if mine and (len(mine) >= SHARD_BATCH_ROWS or mine_bytes + size > SHARD_BATCH_BYTES):
-                for note in self._notes(unnoted, noted):
+                for note in self._notes([mine[0]], noted):
                     yield self._session.bundle(note.writes)
                 yield self._session.bundle(_insert_writes(shard, mine))
                 waiting_rows -= len(mine)
                 waiting_bytes -= mine_bytes
                 mine, mine_bytes = [], 0
-            if not mine and shard not in noted and not is_noted(shard):
-                unnoted[shard] = row[2]
             mine.append(row)
             waiting[shard] = mine, mine_bytes + size
             waiting_rows += 1
             waiting_bytes += size
             if waiting_rows >= BUFFER_ROWS or waiting_bytes >= BUFFER_BYTES:
-                yield from self._left_over(waiting, self._notes(unnoted, noted))
+                yield from self._left_over(waiting, noted)
                 waiting.clear()
                 waiting_rows = waiting_bytes = 0
-        yield from self._left_over(waiting, self._notes(unnoted, noted))
+        yield from self._left_over(waiting, noted)
 
-    def _notes(self, unnoted: dict[Shard, bytes], noted: dict[Shard, bytes]) -> list[_Piece]:
-        """The notes of shards, which are counted as noted from now on."""
-        notes = [_Piece(*one) for one in self._minutes.writes(unnoted)]
+    def _notes(self, rows: Iterable[Row], noted: set[Shard]) -> list[_Piece]:
+        """The notes of the shards of rows, which are counted as noted from now on.
+
+        Args:
+            rows: One of each shard.
+            noted: What was noted in this call; gets what is noted now.
+        """
+        is_noted = self._minutes.is_noted
+        new = {row[0]: row[2] for row in rows if row[0] not in noted and not is_noted(row[0])}
         if len(noted) >= NOTED_MAX:
             # They are noted once more where they come again.
             noted.clear()
-        noted.update(unnoted)
-        unnoted.clear()
-        return notes
+        noted.update(new)
+        return [_Piece(*one) for one in self._minutes.writes(new)] if new else []
 
     def _left_over(
-        self, waiting: dict[Shard, tuple[list[Row], int]], notes: list[_Piece]
+        self, waiting: dict[Shard, tuple[list[Row], int]], noted: set[Shard]
     ) -> Iterator[Any]:
+        notes = self._notes([rows[0] for rows, _ in waiting.values()], noted)
         small = []
         for note in notes:
             if len(note.writes) > ACROSS_PARTITIONS or note.bytes > ACROSS_BYTES:
@@ -264,9 +266,7 @@ class Rows:
                 count = 0
         yield from self._packed(map(_delete_piece, waiting.items()))
 
-    def _moves(
-        self, moves: Iterable[Move], large: list[Move], noted: dict[Shard, bytes]
-    ) -> Iterator[Any]:
+    def _moves(self, moves: Iterable[Move], large: list[Move], noted: set[Shard]) -> Iterator[Any]:
         """Batches of moves, and of the notes of their new shards.
 
         Args:
@@ -291,16 +291,14 @@ class Rows:
         if batch:
             yield self._moved(batch, noted)
 
-    def _moved(self, moves: list[Move], noted: dict[Shard, bytes]) -> Any:
+    def _moved(self, moves: list[Move], noted: set[Shard]) -> Any:
         """One batch of moves. It notes what another batch of the call does: that may fail."""
-        unnoted = {
-            move.new.shard: move.new.id
-            for move in moves
-            if not self._minutes.is_noted(move.new.shard)
-        }
         writes = _move_writes(moves)
-        for note in self._notes(unnoted, noted):
+        mine: set[Shard] = set()
+        for note in self._notes([move.new for move in moves], mine):
             writes += note.writes
+        if len(noted) < NOTED_MAX:
+            noted.update(mine)
         return self._session.bundle(writes, BatchType.LOGGED)
 
     def _packed(self, pieces: Iterable[_Piece]) -> Iterator[Any]:
