@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from shardq.errors import SchemaNewer, StoreCorrupt
 from shardq.inspection import scan
+from shardq.inspection.calendar import forecast, forecast_ms, no_firings
 from shardq.inspection.depth import DepthCounter
-from shardq.model.names import dead_queue, is_dead_queue
+from shardq.model.names import dead_queue, is_dead_queue, schedules_queue
 from shardq.model.settings import expected_lanes, layout_of
 from shardq.model.shard import Shard
 from shardq.model.times import iso
@@ -217,7 +218,7 @@ class Observer:
     ) -> None:
         self._db = db
         self._names = names
-        self._horizon = horizon
+        self._horizon_ms = forecast_ms(horizon)
         self._watches: dict[str, _Watch] = {}
         self._views: dict[str, QueueView] = {}
         self._looks = 0
@@ -297,9 +298,9 @@ class Observer:
         try:
             watch = self._watches.get(name)
             if watch is None or watch.queue is not self.queues[name]:
-                watch = _Watch(self._db, self.queues[name], self._horizon)
+                watch = _Watch(self._db, self.queues[name], self._horizon_ms)
                 self._watches[name] = watch
-            return name, watch.look(is_fresh=self._names is None)
+            return name, watch.look(self.queues if self._names is None else None)
         except (SchemaNewer, StoreCorrupt) as error:
             return name, error
 
@@ -321,12 +322,12 @@ class _Counted:
 class _Watch:
     """One queue, and what is remembered of it between two looks."""
 
-    def __init__(self, db: Connection, queue: Queue, horizon: str) -> None:
+    def __init__(self, db: Connection, queue: Queue, horizon_ms: int) -> None:
         self._store = db._home.store
         self._clock = db._home.clock
         self.queue = queue
         self._counter = DepthCounter(self._store, self._clock, queue._home.register)
-        self._horizon = horizon
+        self._horizon_ms = horizon_ms
         self._counted: list[_Counted] = []
         self._from_ms: dict[int, int] = {}
         self._anew_us: int | None = None
@@ -336,11 +337,11 @@ class _Watch:
         self._dead: tuple[int, int] | None = None
         self._totals_key = queue._home.register.totals_key
 
-    def look(self, *, is_fresh: bool) -> QueueView:
+    def look(self, others: Mapping[str, Queue] | None) -> QueueView:
         """What there is now.
 
         Args:
-            is_fresh: True if the queue's record was read just now.
+            others: All queues of the store, where their records were read just now, this one's too.
         """
         name, register = self.queue.name, self.queue._home.register
         now_ms, boot_us = self._clock.now_ms(), self._clock.boot_us()
@@ -351,20 +352,21 @@ class _Watch:
             self._totals_key = register.totals_key
             self._counted, self._from_ms, self._anew_us = [], {}, None
             self._forecast_us = self._depth = None
-        beats = sorted(heartbeats(self._store, register.members_key).items())
+        found = heartbeats(self._store, register.members_key)
+        beats = sorted(found.items())
         reader = {lane: member for member, beat in beats for lane in beat.lanes}
         # First: what it leaves to the totals is to be in those that are read after it.
-        depth, stored = self._depth_at(boot_us, is_fresh=is_fresh)
+        depth, stored = self._depth_at(boot_us, found, is_fresh=others is not None)
         totals = stored.totals
         late_ms, late_day_ms = lateness_of(stored, layout, now_ms)
         before = self._remember(_Counted(boot_us, totals))
-        self._look_ahead(boot_us)
+        self._look_ahead(boot_us, stored, others)
         return QueueView(
             name=name,
             at_ms=now_ms,
             settings=settings,
             depth=depth,
-            dead=self._dead_at(boot_us),
+            dead=self._dead_at(boot_us, others),
             totals=totals,
             put_rate=_rate(before, boot_us, totals, "put"),
             delivered_rate=_rate(before, boot_us, totals, "delivered"),
@@ -385,7 +387,9 @@ class _Watch:
         self._counted = self._counted[len(old) - 1 :]
         return old[-1]
 
-    def _depth_at(self, boot_us: int, *, is_fresh: bool) -> tuple[Depth, Stored]:
+    def _depth_at(
+        self, boot_us: int, beats: Mapping[str, Heartbeat], *, is_fresh: bool
+    ) -> tuple[Depth, Stored]:
         """The depth, counted 3 s ago at most, and the totals of now."""
         home, read = self.queue._home, []
 
@@ -396,20 +400,23 @@ class _Watch:
             return read[0]
 
         if self._depth is None or boot_us - self._depth[0] >= _DEPTH_US:
-            self._depth = boot_us, self._counter.depth(read_totals, is_fresh=is_fresh)
+            self._depth = boot_us, self._counter.depth(read_totals, is_fresh=is_fresh, beats=beats)
         return self._depth[1], read[0] if read else read_totals()
 
-    def _dead_at(self, boot_us: int) -> int:
+    def _dead_at(self, boot_us: int, others: Mapping[str, Queue] | None) -> int:
         if self._dead is None or boot_us - self._dead[0] >= _DEAD_US:
-            self._dead = boot_us, self._count_dead(self._clock.now_ms())
+            self._dead = boot_us, self._count_dead(self._clock.now_ms(), others)
         return self._dead[1]
 
-    def _count_dead(self, now_ms: int) -> int:
+    def _count_dead(self, now_ms: int, others: Mapping[str, Queue] | None) -> int:
         """How many dead messages the queue has; a dead-letter queue has none."""
         if is_dead_queue(self.queue.name):
             return 0
         name = dead_queue(self.queue.name)
-        settings = settings_in(self._store.notes(QUEUES, (), [name]).get(name), name)
+        if others is None:
+            settings = settings_in(self._store.notes(QUEUES, (), [name]).get(name), name)
+        else:
+            settings = others[name].settings if name in others else None
         if settings is None:
             return 0
         layout = layout_of(settings, name)
@@ -421,10 +428,17 @@ class _Watch:
         counted = scan.tallies(self._store, shards, purged_ms, now_ms, purpose="observe")
         return sum(tally.rows for part in counted for tally in part.values())
 
-    def _look_ahead(self, boot_us: int) -> None:
+    def _look_ahead(self, boot_us: int, stored: Stored, others: Mapping[str, Queue] | None) -> None:
         if self._forecast_us is None or boot_us >= self._forecast_us:
             begun_us = self._clock.boot_us()
-            self._forecast = tuple(self.queue.forecast(self._horizon))
+            home, queue = self.queue._home, self.queue
+            if others is None:
+                home.register.refresh(force=home.register.has_unused_bands)
+            has_schedules = others is None or schedules_queue(queue.name) in others
+            firings = queue.schedules._home.firings if has_schedules else no_firings
+            self._forecast = tuple(
+                forecast(self._store, self._clock, home.register, self._horizon_ms, stored, firings)
+            )
             took_us = self._clock.boot_us() - begun_us
             self._forecast_us = boot_us + max(_FORECAST_US, _FORECAST_SHARE * took_us)
 

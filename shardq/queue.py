@@ -20,6 +20,7 @@ from shardq.errors import (
     shown,
 )
 from shardq.inspection.audit import Auditor
+from shardq.inspection.calendar import forecast, forecast_ms
 from shardq.inspection.census import Census
 from shardq.inspection.depth import DepthCounter
 from shardq.inspection.mend import Mender
@@ -60,7 +61,6 @@ if TYPE_CHECKING:
 
 RECEIVE_MAX = 1_000
 WAIT_MS_MAX = 3_600_000
-_FORECAST_MS_MAX = 86_400_000
 _PEEK_MAX = 10_000
 
 
@@ -479,11 +479,11 @@ class Queue(Scheduled):
         Returns:
             (start of the minute, messages due in it from now on) for every minute, zeros included.
         """
-        horizon_ms = duration_ms(horizon, name="horizon")
-        if horizon_ms > _FORECAST_MS_MAX:
-            raise BadTime(f"horizon must be at most a day, not {shown(horizon)}.")
+        horizon_ms = forecast_ms(horizon)
+        register = self._home.register
+        register.refresh(force=register.has_unused_bands)
         stored, firings = self._mender.read(), self.schedules._home.firings
-        return self._census.forecast(horizon_ms, stored, firings)
+        return forecast(self._home.store, self._home.clock, register, horizon_ms, stored, firings)
 
     def audit(
         self,

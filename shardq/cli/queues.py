@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
@@ -12,14 +13,19 @@ from shardq.cli import options, screen
 from shardq.errors import SchemaNewer, ShardqError, StoreCorrupt
 from shardq.inspection.depth import DepthCounter
 from shardq.model import settings as model
-from shardq.model.names import is_dead_queue, is_schedules_queue, scheduled_queue
+from shardq.model.names import (
+    is_dead_queue,
+    is_schedules_queue,
+    scheduled_queue,
+    schedules_queue,
+)
 from shardq.model.times import moment_of
 from shardq.observer import late_to_json, lateness_of
 from shardq.records.folded import stored_totals
 from shardq.records.register import DEAD_SETTINGS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from shardq.inspection.depth import Depth
     from shardq.model.settings import Settings
@@ -161,7 +167,7 @@ def queues(context: click.Context, url: str | None, *, as_json: bool) -> None:
         failed = {}
         with screen.progress() as bar:
             tell = screen.teller(bar)
-            looked = db._home.side_by_side(_counted, [opened[name] for name in named])
+            looked = db._home.side_by_side(partial(_counted, opened), named)
             for number, (name, one) in enumerate(zip(named, looked, strict=True), 1):
                 tell("queues", number, len(named))
                 if isinstance(one, ShardqError):
@@ -203,8 +209,9 @@ def _state(queue: Queue, schedules: int) -> Iterator[str]:
         yield screen.plural(schedules, "schedule")
 
 
-def _counted(queue: Queue | ShardqError) -> _Counted | ShardqError:
+def _counted(opened: Mapping[str, Queue | ShardqError], name: str) -> _Counted | ShardqError:
     """A queue, what is in it, how late its deliveries were, and how many schedules it has."""
+    queue = opened[name]
     if isinstance(queue, ShardqError):
         return queue
     home, totals = queue._home, []
@@ -217,9 +224,11 @@ def _counted(queue: Queue | ShardqError) -> _Counted | ShardqError:
         counter = DepthCounter(home.store, home.clock, home.register)
         depth = counter.depth(read_totals, is_fresh=True)
         late = lateness_of(totals[0], home.register.layout, home.clock.now_ms())
-        return queue, depth, late, len(queue.schedules)
+        # A queue that has ever had schedules has another beside it.
+        schedules = len(queue.schedules) if schedules_queue(name) in opened else 0
     except (SchemaNewer, StoreCorrupt) as error:
         return error
+    return queue, depth, late, schedules
 
 
 def _told(name: str, one: _Counted | ShardqError) -> dict[str, Any]:

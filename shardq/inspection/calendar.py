@@ -13,27 +13,34 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
+from shardq.errors import BadTime, shown
 from shardq.inspection import scan
 from shardq.inspection.depth import DepthCounter, may_be_doomed
 from shardq.inspection.pace import pace_of
 from shardq.model.shard import MINUTE_MS
+from shardq.model.times import duration_ms, moment_of
 from shardq.records.folded import stored_totals
 from shardq.records.membership import heartbeats
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from datetime import datetime
 
     from shardq.clock import Clock
     from shardq.inspection.depth import Depth
     from shardq.inspection.pace import Pace
     from shardq.model.shard import Shard
+    from shardq.model.times import Duration
+    from shardq.records.folded import Stored
     from shardq.records.register import Register
     from shardq.stores.store import Progress, Store
 
 _PART = 500
+_FAR_MS = 1 << 52
+_FORECAST_MS_MAX = 86_400_000
 _PAGE = 1_000
 FIRINGS_MAX = 1_000_000
 """So many are counted: in some seconds, or two minutes where each is that of a cron of its own."""
@@ -98,6 +105,57 @@ class Calendar:
     def later(self) -> int:
         """Messages that are due at `until_ms` or later, as far as the depth knows of them."""
         return max(self.depth.waiting - self.load.rows, 0)
+
+
+def forecast_ms(horizon: Duration) -> int:
+    """How far a forecast looks, milliseconds.
+
+    Raises:
+        BadTime: If that is more than a day, or no duration.
+    """
+    horizon_ms = duration_ms(horizon, name="horizon")
+    if horizon_ms > _FORECAST_MS_MAX:
+        raise BadTime(f"horizon must be at most a day, not {shown(horizon)}.")
+    return horizon_ms
+
+
+def forecast(
+    store: Store,
+    clock: Clock,
+    register: Register,
+    horizon_ms: int,
+    stored: Stored,
+    firings: Firings = no_firings,
+) -> list[tuple[datetime, int]]:
+    """Messages due in each of a queue's minutes from now on, and firings ahead; zeros included.
+
+    Args:
+        store: The store.
+        clock: Its clock.
+        register: The queue's record, read just now.
+        horizon_ms: How far to look.
+        stored: The totals of the queue.
+        firings: Those of its schedules.
+    """
+    now_ms, layout = clock.now_ms(), register.layout
+    minutes = range(layout.minute_of(now_ms), layout.minute_of(now_ms + horizon_ms) + 1)
+    counts = dict.fromkeys(minutes, 0)
+    polled = set(layout.lanes_used())
+    found = store.indexed(layout.queue, minutes)
+    shards = (shard for shard in found if shard.lane in polled)
+    if may_be_doomed(register, stored):
+        before_us = register.settings.purged_before_us
+        pages = scan.pages(store, layout, shards, purpose="forecast", bodies=False)
+        for row in chain.from_iterable(pages):
+            if row.due_ms > now_ms and row.entered_us >= before_us:
+                counts[row.shard.minute] += 1
+    else:
+        for counted in scan.tallies(store, shards, now_ms, _FAR_MS, purpose="forecast"):
+            for shard, tally in counted.items():
+                counts[shard.minute] += tally.rows
+    for due_ms, count in firings(now_ms, layout.end_ms(minutes[-1]) - 1):
+        counts[layout.minute_of(due_ms)] += count
+    return [(moment_of(layout.start_ms(minute)), count) for minute, count in counts.items()]
 
 
 class CalendarCounter:

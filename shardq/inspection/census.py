@@ -1,33 +1,28 @@
-"""What a queue holds, row by row: peek, find, forecast, and a visit to every partition."""
+"""What a queue holds, row by row: peek, find, and a visit to every partition."""
 
 from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass
-from itertools import chain, groupby, islice
+from itertools import groupby, islice
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from shardq.inspection import scan
-from shardq.inspection.calendar import no_firings
-from shardq.inspection.depth import Inventory, may_be_doomed
+from shardq.inspection.depth import Inventory
 from shardq.inspection.orphans import Orphans
-from shardq.model.times import moment_of
 from shardq.records.ledger import End
 from shardq.stores.store import NEVER, Move
 from shardq.stores.tables import LANES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from datetime import datetime
 
     from shardq.clock import Clock
-    from shardq.inspection.calendar import Firings
     from shardq.lifecycle.groups import Groups
     from shardq.lifecycle.settle import Settler
     from shardq.model.message import Row
     from shardq.model.shard import Shard
-    from shardq.records.folded import Stored
     from shardq.records.register import Register
     from shardq.records.stats import StatsLog
     from shardq.stores.store import Store
@@ -95,37 +90,6 @@ class Census:
             if len(rows) >= limit:
                 break
         return heapq.nsmallest(limit, rows, key=_by_due)
-
-    def forecast(
-        self, horizon_ms: int, stored: Stored, firings: Firings = no_firings
-    ) -> list[tuple[datetime, int]]:
-        """Messages due in each minute from now on, and firings ahead; zeros included.
-
-        Args:
-            horizon_ms: How far to look.
-            stored: The totals of the queue.
-            firings: Those of its schedules.
-        """
-        self._register.refresh(force=self._register.has_unused_bands)
-        now_ms = self._clock.now_ms()
-        layout = self._register.layout
-        minutes = range(layout.minute_of(now_ms), layout.minute_of(now_ms + horizon_ms) + 1)
-        counts = dict.fromkeys(minutes, 0)
-        lanes = set(layout.lanes_used())
-        found = self._store.indexed(layout.queue, minutes)
-        shards = (shard for shard in found if shard.lane in lanes)
-        if may_be_doomed(self._register, stored):
-            pages = scan.pages(self._store, layout, shards, purpose="forecast", bodies=False)
-            for row in filter(self._is_kept, chain.from_iterable(pages)):
-                if row.due_ms > now_ms:
-                    counts[row.shard.minute] += 1
-        else:
-            for counted in scan.tallies(self._store, shards, now_ms, _FAR_MS, purpose="forecast"):
-                for shard, tally in counted.items():
-                    counts[shard.minute] += tally.rows
-        for due_ms, count in firings(now_ms, layout.end_ms(minutes[-1]) - 1):
-            counts[layout.minute_of(due_ms)] += count
-        return [(moment_of(layout.start_ms(minute)), count) for minute, count in counts.items()]
 
     def visit(self, on_progress: Callable[[int], None] | None = None) -> tuple[Check, Inventory]:
         """Visit every partition, near and far; settle there what no reader would for long."""

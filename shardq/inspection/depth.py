@@ -23,12 +23,13 @@ from shardq.records.stats import NEAR_MS
 from shardq.stores.store import NEVER
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 
     from shardq.clock import Clock
     from shardq.model.message import Row
     from shardq.model.shard import Shard
     from shardq.records.folded import Stored
+    from shardq.records.membership import Heartbeat
     from shardq.records.register import Register
     from shardq.stores.store import Store
 
@@ -126,16 +127,23 @@ class DepthCounter:
         self._register = register
         self._seen = "", 0, 0, 0
 
-    def depth(self, read_totals: Callable[[], Stored], *, is_fresh: bool = False) -> Depth:
+    def depth(
+        self,
+        read_totals: Callable[[], Stored],
+        *,
+        is_fresh: bool = False,
+        beats: Mapping[str, Heartbeat] | None = None,
+    ) -> Depth:
         """How many messages there are; far ones by the totals, where there may be any.
 
         Args:
             read_totals: Reads what has happened in the queue.
             is_fresh: True if the queue's record was read just now.
+            beats: Its members, where they were read just now.
         """
         if not is_fresh:
             self._register.refresh(force=self._register.has_unused_bands)
-        running = self._running()
+        running = self._running(beats)
         now_ms = self._clock.now_ms()
         counted, until_ms = self._near(now_ms)
         # Last: what processes store meanwhile makes up for a part of what they store only 2 s
@@ -205,8 +213,9 @@ class DepthCounter:
             yield 0.0
         return Inventory(rows, doomed, former, farthest_ms)
 
-    def _running(self) -> int:
-        beats = heartbeats(self._store, self._register.members_key)
+    def _running(self, beats: Mapping[str, Heartbeat] | None = None) -> int:
+        if beats is None:
+            beats = heartbeats(self._store, self._register.members_key)
         return sum(beat.busy for beat in beats.values())
 
     def _near(self, now_ms: int, since_us: int = 0) -> tuple[_Counted, int]:

@@ -41,7 +41,7 @@ NOTED_MAX = 10_000
 """So many shards are remembered, and those before them: 4 MB."""
 _LANE = 1 << 32
 _BATCH_SHARDS = 2_000
-_PAGE_DAYS = 30
+_PAGE_DAYS = (2, 64)
 _SHARD_BYTES = 32
 _STATEMENT_BYTES = 64
 
@@ -99,9 +99,10 @@ class Minutes:
             return
         days = minutes.start // DAY_MINUTES, (minutes.stop - 1) // DAY_MINUTES
         statement = self._session.bound(_READ, [queue.encode(), *map(cells.bigint, days)])
-        # Of a queue with a million timers a day has thousands of shards.
-        statement.fetch_size = _PAGE_DAYS
+        # A day may have thousands of shards, and who asks may need the first of them alone.
+        statement.fetch_size, most = _PAGE_DAYS
         for page in self._session.read([statement], "index"):
+            statement.fetch_size = min(2 * statement.fetch_size, most)
             for day, numbers in page:
                 start = day * DAY_MINUTES
                 for number in numbers or ():
