@@ -103,8 +103,7 @@ def calendar(
     come in    messages put a second in the same time, or what is known to come
                due, whichever is more
 
-    Messages in flight are not counted. It writes nothing to the store. On Cassandra a horizon of
-    more than a day visits the whole table.
+    Messages in flight are not counted. It writes nothing to the store.
     """  # noqa: D301 - click's own mark
     zone = zone_of(tz)
     _check(out)

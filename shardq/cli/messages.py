@@ -311,7 +311,7 @@ def _look_up(db: Connection, source: Queue, message_id: str, *, as_json: bool) -
     if message is not None:
         return _show_found(message, as_json=as_json)
     dead = dead_of(db, source.name)
-    # The whole table has just been searched.
+    # The whole queue has just been searched.
     state_now = source.state_of(message_id, near=True)
     if dead is not None and (state_now is None or state_now.where is Where.DEAD):
         found = dead.find(message_id)

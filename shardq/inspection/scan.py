@@ -31,7 +31,7 @@ _PAGE_ROWS = (10, 1_000)
 _PAGE_BYTES = 4 << 20
 _ROW_BYTES = 400
 _TOGETHER_MAX = 64
-_SHARDS = (64, 2_000)
+_SHARDS = (8, 2_000)
 """So many shards are looked into at a time: few first, for whoever needs only the first."""
 _OVER_MS = 600_000
 """So long after its minute and the offset a shard gets no rows: no write takes so long."""
