@@ -28,21 +28,22 @@ from shardq.errors import (
     BadUrl,
     SchemaMissing,
     StoreRefused,
+    StoreTimeout,
     StoreUnavailable,
 )
 from shardq.model import formats
 from shardq.model.ids import row_ids
 from shardq.model.message import SERIAL_MAX, Row
 from shardq.model.shard import MINUTE_MS, Position, Shard
-from shardq.stores.cassandra import Address, CassandraStore, cells, schema
+from shardq.stores.cassandra import Address, CassandraStore, cells, minutes, schema
 from shardq.stores.cassandra import rows as cassandra_rows
 from shardq.stores.cassandra.rows import ACROSS_PARTITIONS
 from shardq.stores.cassandra.schema import migrations
-from shardq.stores.store import LeaseState, Move, Slice, Tally
+from shardq.stores.store import NEVER, LeaseState, Move, Slice, Tally
 from shardq.stores.tables import BLOCKED
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 HOUR_US = 3_600_000_000
 FOREVER_MS = 1 << 48
@@ -284,6 +285,44 @@ def test_rows_of_many_shards_are_batched_by_replica(
     assert all(len(nodes) == 1 for nodes in replicas)
     assert len(set.union(*replicas)) == 3
     assert len(batches) <= 90 / ACROSS_PARTITIONS + 3
+
+
+def test_a_note_that_was_not_acknowledged_is_written_again(
+    store: CassandraStore, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row, to = make_row(queue), make_row(queue, HOUR_US // 1_000)
+    place = {row.shard: lambda: store.insert([row]), to.shard: move_of(store, row, to)}
+    for shard, write in place.items():
+        with monkeypatch.context() as patch:
+            patch.setattr(store._session, "write", failing)
+            pytest.raises(StoreTimeout, write)
+        assert shard not in store.indexed(queue, range(NEVER))
+        write()
+        assert shard in store.indexed(queue, range(NEVER))
+
+
+def move_of(store: CassandraStore, row: Row, to: Row) -> Callable[[], object]:
+    return lambda: store.move([Move(row.position, to)])
+
+
+def failing(statements: Iterable[object], **_named: object) -> None:
+    """A write that is sent, and of which nothing arrives."""
+    assert list(statements)
+    raise StoreTimeout("no answer")
+
+
+def test_a_process_remembers_so_many_notes_and_writes_the_others_again(
+    store: CassandraStore, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (minutes, cassandra_rows):
+        monkeypatch.setattr(module, "NOTED_MAX", 50)
+    rows = [make_row(queue, n * MINUTE_MS) for n in range(1_000)]
+    for n in range(0, 1_000, 125):
+        store.insert(rows[n : n + 125])
+    assert len(store._minutes._noted) + len(store._minutes._noted_before) <= 2 * (50 + 125)
+    store.mend_index(gone=[rows[0].shard])
+    store.insert([make_row(queue)])
+    assert len(set(store.indexed(queue, range(NEVER)))) == 1_000
 
 
 def values_of(statement: BatchStatement | BoundStatement) -> list[list[bytes]]:

@@ -160,3 +160,15 @@ def test_consumers_that_are_left_out_are_counted_and_each_queue_tells_of_its_own
     [told] = [line for line in lines if line.endswith(": shardq observe QUEUE")]
     more = "more " if shown else ""
     assert told == f"consumers of {queues - 1 - shown} {more}queues: shardq observe QUEUE"
+
+
+def test_it_says_which_queues_it_shows_and_how_many_are_to_come(db: shardq.Connection) -> None:
+    views = crowd(db, 40)
+    dashboard = Dashboard("sqlite:///jobs.db")
+    lines = drawn(dashboard.fitted(views, 100, 24, unseen=7), 100, 24)
+    assert any("7 more queues to look at" in line for line in lines)
+    assert 2 < len(dashboard.shown) < 24
+    names = {view.name for view in views}
+    assert set(dashboard.shown) <= names
+    dashboard.fitted(views[:3], 100, 24)
+    assert dashboard.shown == [view.name for view in views[:3]]

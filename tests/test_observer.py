@@ -303,10 +303,46 @@ def test_looking_far_ahead_takes_a_small_part_of_the_time(
         clock.advance(3)
         return []
 
-    observer = Observer(db)
+    observer = Observer(db, ["mail"])
     observer.look()
     monkeypatch.setattr(observer.queues["mail"].schedules._home, "firings", slow)
     for _ in range(80):
         clock.advance(2)
         observer.look()
     assert len(asked) == 3
+
+
+def test_a_look_ends_in_time_and_the_next_goes_on_with_what_it_has_not_reached(
+    db: shardq.Connection, stage: Stage
+) -> None:
+    for number in range(6):
+        db.queue(f"q-{number}").put("x")
+    observer = Observer(db)
+    stage.faults.call("count", lambda: stage.clock.advance(1))
+    looked = [[view.name for view in observer.look(seconds=1.0)]]
+    assert observer.unseen == 5
+    looked.append([view.name for view in observer.look()])
+    assert looked == [["q-0"], [f"q-{number}" for number in range(6)]]
+    assert observer.unseen == 0
+
+
+def test_what_is_on_the_screen_is_looked_at_first(db: shardq.Connection, stage: Stage) -> None:
+    for number in range(6):
+        db.queue(f"q-{number}").put("x")
+    observer = Observer(db)
+    observer.look()
+    db.queue("q-4").put("y")
+    stage.clock.advance(10)
+    stage.faults.call("count", lambda: stage.clock.advance(1))
+    views = {view.name: view for view in observer.look(seconds=1.0, first=["q-4"])}
+    assert {name for name, view in views.items() if view.depth.ready == 2} == {"q-4"}
+    assert len({view.at_ms for view in views.values()}) == 2
+    assert len(views) == 6
+
+
+def test_a_look_tells_how_many_queues_it_has_reached(db: shardq.Connection) -> None:
+    for number in range(3):
+        db.queue(f"q-{number}")
+    told = []
+    Observer(db).look(on_progress=lambda *step: told.append(step))
+    assert told == [("queues", 1, 3), ("queues", 2, 3), ("queues", 3, 3)]
