@@ -295,7 +295,8 @@ def test_a_note_that_was_not_acknowledged_is_written_again(
     for shard, write in place.items():
         with monkeypatch.context() as patch:
             patch.setattr(store._session, "write", failing)
-            pytest.raises(StoreTimeout, write)
+            with pytest.raises(StoreTimeout):
+                write()
         assert shard not in store.indexed(queue, range(NEVER))
         write()
         assert shard in store.indexed(queue, range(NEVER))
