@@ -302,7 +302,9 @@ def test_exec_acks_on_0_and_retries_and_buries_on_anything_else(shell: Shell) ->
         'read body; echo "$body $SHARDQ_ATTEMPT $SHARDQ_QUEUE $SHARDQ_HEADERS" >> ran; '
         'test "$body" = good'
     )
-    shell.ok("consume", "mail", "--until-empty", "--exec", f"sh -c '{script}'")
+    command = f"sh -c '{script}'"
+    done = shell.ok("consume", "mail", "--until-empty", "--exec", command, code=Exit.DIED)
+    assert done.err.endswith("shardq: handled 1 message of mail (1 died: shardq dead mail)\n")
     ran = sorted((shell.directory / "ran").read_text().splitlines())
     assert ran == ["bad 1 mail {}", "bad 2 mail {}", 'good 1 mail {"kind": "a"}']
     dead = shell.ok("dead", "mail", "--json").lines
