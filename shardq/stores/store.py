@@ -161,6 +161,7 @@ class Mark(NamedTuple):
         ended_ms: When, epoch milliseconds.
         attempt: Deliveries until then.
         member: Who recorded it.
+        task: The task that it is a job of; None of any other message.
     """
 
     entry: Entry
@@ -170,6 +171,7 @@ class Mark(NamedTuple):
     ended_ms: int = 0
     attempt: int = 0
     member: str = ""
+    task: str | None = None
 
     @classmethod
     def of(
@@ -181,9 +183,10 @@ class Mark(NamedTuple):
         ended_ms: int | None,
         attempt: int | None,
         member: str | None,
+        task: str | None,
     ) -> Mark:
         """A mark of a table's columns, in which what is not recorded is null."""
-        return cls(entry, due_ms, name, fate, ended_ms or 0, attempt or 0, member or "")
+        return cls(entry, due_ms, name, fate, ended_ms or 0, attempt or 0, member or "", task)
 
     def checked(self) -> Mark:
         """Itself, where all that it says can be read. How a message ended may be any text.
@@ -191,14 +194,15 @@ class Mark(NamedTuple):
         Raises:
             StoreCorrupt: If a value is none that shardq records.
         """
-        entry, due_ms, name, fate, ended_ms, attempt, member = self
+        entry, due_ms, name, fate, ended_ms, attempt, member, task = self
         if due_ms is not None and not is_epoch_ms(due_ms):
             raise _damaged(entry, "due", due_ms)
         if not is_epoch_ms(ended_ms):
             raise _damaged(entry, "ended", ended_ms)
         if type(attempt) is not int or attempt < 0:
             raise _damaged(entry, "attempt", attempt)
-        for column, text in (("name", name), ("fate", fate), ("member", member)):
+        texts = (("name", name), ("fate", fate), ("member", member), ("task", task))
+        for column, text in texts:
             if text is not None and type(text) is not str:
                 raise _damaged(entry, column, text)
         return self

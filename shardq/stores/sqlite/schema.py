@@ -110,6 +110,7 @@ CREATE TABLE history (
     ended    INTEGER,          -- when, epoch milliseconds; of several ends the first stands
     attempt  INTEGER,          -- deliveries until then
     member   TEXT,             -- who recorded the end
+    task     TEXT,             -- the task that it is a job of, where it is one; set by the put
     until_ms INTEGER NOT NULL, -- afterwards the row is void, epoch milliseconds
     PRIMARY KEY (queue, id)
 ) WITHOUT ROWID""",
