@@ -235,8 +235,8 @@ def _state(found: Finding) -> Text:
     return Text(found.state, style=screen.STYLES[found.level])
 
 
-def _rate(value: float | None) -> str:
-    return "-" if value is None else f"{value:,.1f}" if value < 100 else f"{value:,.0f}"
+def _rate(value: float) -> str:
+    return f"{value:,.1f}" if value < 100 else f"{value:,.0f}"
 
 
 def _passed_over_lines(wrong: Mapping[str, str], width: int) -> list[Text]:

@@ -61,8 +61,8 @@ def observe(
     waiting    messages that are due later; counted up to an hour ahead, then
                by what processes have stored
     in flight  messages that are being delivered
-    put/s      messages put a second, over the last 10 s or more: none with
-               --once, which looks but once
+    put/s      messages put a second, over the last 10 s or more; at the first
+               look, as with --once, over this minute and the last
     out/s      deliveries a second, likewise
     p50, p99   how late deliveries began in the last 5 minutes: half of them, 99 %
                of them at most; below each queue those of the day as well
