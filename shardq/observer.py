@@ -1,4 +1,4 @@
-"""What people want to know of a queue: depth, rates, lanes with owners and lag, what is to come.
+"""What people want to know of a queue: depth, rates, who reads and puts, lag, what is to come.
 
 Nothing here is needed to deliver a message, and nothing is written. A live observer reads on from
 where the oldest waiting message was, so that it does not visit what was settled before.
@@ -127,6 +127,8 @@ class QueueView:
             may miss what each did in its last 2 s.
         lanes: Every lane that is read.
         members: Its consumers.
+        producers: Processes that have put into it in this minute and the four before: (name,
+            messages) of each, who has put the most first.
         forecast: (minute, messages and firings due in it).
     """
 
@@ -144,6 +146,7 @@ class QueueView:
     uncounted: tuple[tuple[str, int], ...]
     lanes: tuple[LaneView, ...]
     members: tuple[MemberView, ...]
+    producers: tuple[tuple[str, int], ...]
     forecast: tuple[tuple[datetime, int], ...]
 
     @property
@@ -195,6 +198,7 @@ class QueueView:
                 }
                 for v in self.members
             ],
+            "producers": [{"member": name, "put": put} for name, put in self.producers],
             "forecast": [[minute.isoformat(), count] for minute, count in self.forecast],
         }
 
@@ -327,6 +331,7 @@ class _Watch:
             uncounted=tuple((one.member, one.at_ms) for one in stored.gaps(now_ms)),
             lanes=tuple(self._lanes(layout, reader, now_ms, boot_us)),
             members=tuple(_member(member, beat, layout, now_ms) for member, beat in beats),
+            producers=tuple(stored.recent_producers(now_ms).most_common()),
             forecast=self._forecast,
         )
 

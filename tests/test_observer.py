@@ -128,6 +128,29 @@ def test_the_first_look_at_a_young_queue_tells_the_rates_since_it_was_made(
     assert view.put_rate == pytest.approx(12, rel=0.1)
 
 
+def test_who_puts_is_listed_by_how_much_until_it_has_rested_for_five_minutes(
+    stage: Stage,
+) -> None:
+    few, many, none = (stage.connect().queue("mail") for _ in range(3))
+    few.put("x")
+    many.put_many([b"x"] * 3)
+    none.peek()
+    [message] = none.receive(1)
+    none.ack(message)
+    for queue in (few, many, none):
+        queue.close()
+    [view] = Observer(stage.connect(), ["mail"]).look()
+    names = [name for name, _ in view.producers]
+    assert [count for _, count in view.producers] == [3, 1]
+    assert len({*names}) == 2
+    assert view.to_json()["producers"] == [
+        {"member": names[0], "put": 3}, {"member": names[1], "put": 1}
+    ]  # fmt: skip
+    stage.clock.advance(300)
+    [view] = Observer(stage.connect(), ["mail"]).look()
+    assert view.producers == ()
+
+
 def test_owners_are_those_who_hold_the_lease_else_those_who_say_they_read(
     db: shardq.Connection,
 ) -> None:
