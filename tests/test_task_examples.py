@@ -94,6 +94,28 @@ def test_who_pays_is_not_reminded_and_others_are_once(
     ]
 
 
+def test_parts_that_run_twice_or_die_count_once_and_the_report_runs_once(
+    example: Import,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    collect = example("collect")
+    collect.set_up()
+    for _ in range(2):  # as where the first call was interrupted at its end
+        collect.start("census", 20)
+    work(collect.app)
+    assert capsys.readouterr().out == "census: 19 pages of 2,077 bytes, 1 failed\n"
+    # One whose process died between its transaction and its end.
+    collect.start("second", 1)
+    with monkeypatch.context() as dying:
+        dying.setattr(type(collect.app), "move", lambda *_given, **_named: None)
+        collect.count_off("second", 0, 100)
+    work(collect.app)
+    assert capsys.readouterr().out == "second: 1 pages of 100 bytes, 0 failed\n"
+
+
 def test_changes_are_indexed_once_and_one_while_it_is_indexed_once_more(
     example: Import, monkeypatch: pytest.MonkeyPatch
 ) -> None:
