@@ -96,11 +96,14 @@ class LeaseState(NamedTuple):
         holder: The member that leased it last and has not released it; None after a clean end.
         window: The most rows that `holder`, or one it has taken over from, may have handed out
             without a record.
+        ahead_ms: How much later than now a row may be due that these have handed out, milliseconds:
+            0 unless the machine's clock was set back since.
     """
 
     lock: str | None = None
     holder: str | None = None
     window: int = 0
+    ahead_ms: int = 0
 
 
 class Tally(NamedTuple):

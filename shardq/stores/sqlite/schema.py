@@ -54,6 +54,8 @@ CREATE TABLE leases (
     space         TEXT,             -- whose time since boot the next two are
     from_boot_us  INTEGER,          -- when it was written, less a second; before that: another boot
     until_boot_us INTEGER,          -- the end of the lease; afterwards it is unclean
+    ahead_us      INTEGER NOT NULL, -- the most by which the wall clock was ahead of time since boot
+                                    -- while the holder, or one it has taken over from, had it
     PRIMARY KEY (queue, minute, lane)
 ) WITHOUT ROWID""",
     """\
