@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import os
 import re
+import subprocess
 import sys
 import threading
 from datetime import UTC, date, datetime, timedelta
@@ -114,6 +116,39 @@ def test_parts_that_run_twice_or_die_count_once_and_the_report_runs_once(
         collect.count_off("second", 0, 100)
     work(collect.app)
     assert capsys.readouterr().out == "second: 1 pages of 100 bytes, 0 failed\n"
+
+
+@pytest.mark.nightly
+def test_ten_thousand_parts_are_collected_by_processes_of_which_one_is_killed(
+    example: Import, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    collect = example("collect")
+    collect.set_up()
+    collect.start("census", 10_000)
+
+    def few_are_missing() -> bool:
+        with collect.database() as db:
+            return bool(db.execute("SELECT missing < 9000 FROM batches").fetchone()[0])
+
+    words = [
+        sys.executable,
+        "-m",
+        "shardq",
+        "work",
+        "collect:app",
+        "--until-empty",
+        "--log",
+        "none",
+    ]
+    environment = os.environ | {"PYTHONPATH": f"{DOCS.parent}:{DOCS / 'examples'}"}
+    killed, other = (
+        subprocess.Popen(words, env=environment, stdout=subprocess.PIPE) for _ in range(2)
+    )
+    wait_for(few_are_missing, "a thousand parts have ended")
+    killed.kill()
+    reports = b"".join(process.communicate()[0] for process in (killed, other))
+    assert reports == b"census: 9,999 pages of 50,994,887 bytes, 1 failed\n"
 
 
 def test_changes_are_indexed_once_and_one_while_it_is_indexed_once_more(
