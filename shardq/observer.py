@@ -1,4 +1,4 @@
-"""What people want to know of a queue: depth, rates, lanes with owners and lag, what is to come.
+"""What people want to know of a queue: depth, rates, who reads and puts, lag, what is to come.
 
 Nothing here is needed to deliver a message, and nothing is written. A live observer reads on from
 where the oldest waiting message was, so that it does not visit what was settled before.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from shardq.errors import SchemaNewer, StoreCorrupt
 from shardq.inspection import scan
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 _BACK_MINUTES_MAX = 1_440
 """How far back the oldest waiting message is looked for."""
 _NEAR_MINUTES = 3
+_MINUTE_MS = 60_000
 _RATE_US = 10_000_000
 """Totals are stored every 2 s: a rate over less would jump between nothing and too much."""
 _ANEW_US = 60_000_000
@@ -117,8 +118,10 @@ class QueueView:
         depth: Messages ready, waiting and in flight, counted 3 s ago at most.
         dead: Its dead messages, in its dead-letter queue now.
         totals: Everything that has been counted since the queue was made.
-        put_rate: Messages put a second; None until two looks are 10 s apart.
-        delivered_rate: Deliveries a second; None likewise.
+        put_rate: Messages put a second, over the last `rate_s`.
+        delivered_rate: Deliveries a second, likewise.
+        rate_s: So many seconds: since a look 10 s ago or more; without one, since the begin of the
+            minute before this one, or of the queue.
         late_ms: (p50, p99) of the lateness of deliveries begun in the last five minutes; None
             without any.
         late_day_ms: The same of the last 24 h, and of up to 4 h before them.
@@ -127,6 +130,8 @@ class QueueView:
             may miss what each did in its last 2 s.
         lanes: Every lane that is read.
         members: Its consumers.
+        producers: Processes that have put into it in this minute and the four before: (name,
+            messages) of each, who has put the most first.
         forecast: (minute, messages and firings due in it).
     """
 
@@ -136,13 +141,15 @@ class QueueView:
     depth: Depth
     dead: int
     totals: Totals
-    put_rate: float | None
-    delivered_rate: float | None
+    put_rate: float
+    delivered_rate: float
+    rate_s: float
     late_ms: Quantiles
     late_day_ms: Quantiles
     uncounted: tuple[tuple[str, int], ...]
     lanes: tuple[LaneView, ...]
     members: tuple[MemberView, ...]
+    producers: tuple[tuple[str, int], ...]
     forecast: tuple[tuple[datetime, int], ...]
 
     @property
@@ -172,6 +179,7 @@ class QueueView:
             "buried": self.totals.buried,
             "put_rate": self.put_rate,
             "delivered_rate": self.delivered_rate,
+            "rate_s": self.rate_s,
             **late_to_json(self.late_ms, self.late_day_ms),
             "lag_ms": self.lag_ms,
             "lanes": [
@@ -193,6 +201,7 @@ class QueueView:
                 }
                 for v in self.members
             ],
+            "producers": [{"member": name, "put": put} for name, put in self.producers],
             "forecast": [[minute.isoformat(), count] for minute, count in self.forecast],
         }
 
@@ -311,12 +320,28 @@ class Observer:
         passed_over[name] = str(error)
 
 
+class _Rates(NamedTuple):
+    """What of `QueueView` tells how fast a queue is worked."""
+
+    put_rate: float
+    delivered_rate: float
+    rate_s: float
+
+
 @dataclass(slots=True)
 class _Counted:
     """Totals as they were at a time since boot."""
 
     boot_us: int
     totals: Totals
+
+    def since(self, before: _Counted) -> _Rates:
+        """The rates from an earlier look to this one."""
+        seconds = (self.boot_us - before.boot_us) / 1e6
+        now, then = self.totals, before.totals
+        return _Rates(
+            (now.put - then.put) / seconds, (now.delivered - then.delivered) / seconds, seconds
+        )
 
 
 class _Watch:
@@ -359,7 +384,9 @@ class _Watch:
         depth, stored = self._depth_at(boot_us, found, is_fresh=others is not None)
         totals = stored.totals
         late_ms, late_day_ms = lateness_of(stored, layout, now_ms)
-        before = self._remember(_Counted(boot_us, totals))
+        counted = _Counted(boot_us, totals)
+        before = self._remember(counted)
+        rates = _recent(stored, settings, now_ms) if before is None else counted.since(before)
         self._look_ahead(boot_us, stored, others)
         return QueueView(
             name=name,
@@ -368,13 +395,13 @@ class _Watch:
             depth=depth,
             dead=self._dead_at(boot_us, others),
             totals=totals,
-            put_rate=_rate(before, boot_us, totals, "put"),
-            delivered_rate=_rate(before, boot_us, totals, "delivered"),
+            **rates._asdict(),
             late_ms=late_ms,
             late_day_ms=late_day_ms,
             uncounted=tuple((one.member, one.at_ms) for one in stored.gaps(now_ms)),
             lanes=tuple(self._lanes(layout, reader, now_ms, boot_us)),
             members=tuple(_member(member, beat, layout, now_ms) for member, beat in beats),
+            producers=tuple(stored.recent_producers(now_ms).most_common()),
             forecast=self._forecast,
         )
 
@@ -535,11 +562,16 @@ def _member(name: str, beat: Heartbeat, layout: Layout, now_ms: int) -> MemberVi
     )
 
 
-def _rate(before: _Counted | None, boot_us: int, totals: Totals, name: str) -> float | None:
-    if before is None:
-        return None
-    done = getattr(totals, name) - getattr(before.totals, name)
-    return float(done) / ((boot_us - before.boot_us) / 1e6)
+def _recent(stored: Stored, settings: Settings, now_ms: int) -> _Rates:
+    """The rates since the begin of the last minute: one look tells no others."""
+    first = now_ms // _MINUTE_MS - 1
+    since_ms = max(first * _MINUTE_MS, settings.lane_made_ms(0))
+    seconds = max(now_ms - since_ms, 1_000) / 1_000
+    put = sum(count for one, count in stored.recent_put(now_ms).items() if one >= first)
+    late = stored.recent(now_ms).items()
+    return _Rates(
+        put / seconds, sum(of.count for one, of in late if one >= first) / seconds, seconds
+    )
 
 
 def _untold(_what: str, _done: int, _total: int | None) -> None:

@@ -5,6 +5,7 @@ The life of a message is `message.py`'s drawing; what follows is the door to it.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, NoReturn, Unpack, overload
 
@@ -14,6 +15,7 @@ from shardq.engine.receiver import Receiver, visibility_ms
 from shardq.errors import (
     BadSetting,
     BadTime,
+    StaleReceipt,
     UsageError,
     begun,
     not_pickled,
@@ -25,6 +27,7 @@ from shardq.inspection.census import Census
 from shardq.inspection.depth import DepthCounter
 from shardq.inspection.mend import Mender
 from shardq.inspection.scan import forget_empty
+from shardq.inspection.state import Where
 from shardq.inspection.whereabouts import Whereabouts
 from shardq.lifecycle.fate import Fate, Outcome
 from shardq.lifecycle.groups import Groups
@@ -35,7 +38,7 @@ from shardq.lifecycle.redrive import Redriver
 from shardq.lifecycle.settle import Settler
 from shardq.model import names, settings
 from shardq.model.message import Message
-from shardq.model.times import duration_ms
+from shardq.model.times import ceil_ms, due_ms, duration_ms, moment_of
 from shardq.records.ledger import Record
 from shardq.records.membership import member_name
 from shardq.records.stats import StatsLog
@@ -324,9 +327,18 @@ class Queue(Scheduled):
     def cancel(self, delivery: Message | str) -> bool: ...
     @overload
     def cancel(self, *, key: str) -> Answer: ...
+    @overload
     def cancel(
-        self, delivery: Message | str | None = None, *, key: str | None = None
-    ) -> bool | Answer:
+        self, *, keys: Iterable[str] | None = None, ids: Iterable[str] | None = None
+    ) -> dict[str, Answer]: ...
+    def cancel(
+        self,
+        delivery: Message | str | None = None,
+        *,
+        key: str | None = None,
+        keys: Iterable[str] | None = None,
+        ids: Iterable[str] | None = None,
+    ) -> bool | Answer | dict[str, Answer]:
         """Remove a message that has not been delivered, or one that is dead from `dead`.
 
         By its key it is exact: of what was `done` nothing runs, whatever crashes. So it is for a
@@ -336,17 +348,24 @@ class Queue(Scheduled):
         Args:
             delivery: The message that `put`, `peek` or `find` returned, or its receipt.
             key: Instead: its key, also of one that is dead.
+            keys: Instead: the keys of many.
+            ids: Instead: the ids or receipts of many, as `find` takes and searches them.
 
         Returns:
             By key what it came to: one that is running is asked to stop, and not delivered again.
-            Else whether it was there; False once it was cancelled, delivered or, without a key,
-            moved. One with a key that is running is then asked to stop all the same.
+            Of many an answer for each, by its name; they are cancelled one after another. Else
+            whether it was there; False once it was cancelled, delivered or, without a key, moved.
+            One with a key that is running is then asked to stop all the same.
+
+        Raises:
+            StoreTimeout: Of many, some may be cancelled.
         """
-        if key is not None and delivery is None:
+        _check_one(delivery, key, keys, ids, "a message, its receipt, key=, keys= or ids=")
+        if delivery is not None:
+            return self._receipts.cancel(delivery)
+        if key is not None:
             return self._keyed.cancel(key)
-        if delivery is None or key is not None:
-            raise UsageError("give a message, its receipt or key=, one of them.")
-        return self._receipts.cancel(delivery)
+        return _each(keys, self._keyed.cancel) | _each(ids, self._cancel_found)
 
     def get(self, key: str) -> Snapshot | None:
         """The message that has a key, as it is now; None if none has. Takes nothing.
@@ -358,18 +377,54 @@ class Queue(Scheduled):
         """
         return self._keyed.get(key)
 
-    def move(self, key: str, *, due: Due | None = None, delay: Duration | None = None) -> Answer:
-        """Let a message that waits be due at another time, by its key.
+    @overload
+    def move(
+        self, key: str, *, due: Due | None = None, delay: Duration | None = None
+    ) -> Answer: ...
+    @overload
+    def move(
+        self,
+        *,
+        keys: Iterable[str] | None = None,
+        ids: Iterable[str] | None = None,
+        due: Due | None = None,
+        delay: Duration | None = None,
+    ) -> dict[str, Answer]: ...
+    def move(
+        self,
+        key: str | None = None,
+        *,
+        keys: Iterable[str] | None = None,
+        ids: Iterable[str] | None = None,
+        due: Due | None = None,
+        delay: Duration | None = None,
+    ) -> Answer | dict[str, Answer]:
+        """Let a message that waits be due at another time; with `delay="0s"` it runs now.
+
+        One that waits for a retry keeps its attempts and its last error.
 
         Args:
             key: Its key.
+            keys: Instead: the keys of many.
+            ids: Instead: the ids or receipts of many, as `find` takes and searches them. Of those
+                without a key it is best effort: a consumer may hold one already.
             due: When it is to be due, as for `put`.
             delay: Instead of `due`: how long from now.
 
         Returns:
-            What it came to. Where it was `done`, it does not run at its old time.
+            What it came to. Where it was `done`, it does not run at its old time. Of many an answer
+            for each, by its name; they are moved one after another.
+
+        Raises:
+            StoreTimeout: Of many, some may be moved.
         """
-        return self._keyed.move(key, due, delay)
+        _check_one(key, keys, ids, "key, keys= or ids=")
+        if key is not None:
+            return self._keyed.move(key, due, delay)
+        wanted = moment_of(self._keyed.wanted_ms(due, delay))
+        return _each(keys, lambda name: self._keyed.move(name, wanted, None)) | _each(
+            ids, lambda name: self._move_found(name, wanted)
+        )
 
     def edit(
         self,
@@ -707,6 +762,29 @@ class Queue(Scheduled):
         dead: Queue = self.dead
         dead.cancel(Message(row, 0, dead._home.register.signer))
 
+    def _cancel_found(self, message_id: str) -> Answer:
+        found = self.find(message_id)
+        if found is None:
+            return Answer.NOT_THERE
+        if found.key is not None and not names.is_dead_queue(self.name):
+            return self._keyed.cancel(found.key, found._row)
+        return Answer.DONE if self._receipts.cancel(found) else Answer.NOT_THERE
+
+    def _move_found(self, message_id: str, wanted: datetime) -> Answer:
+        found = self.find(message_id)
+        if found is None:
+            return Answer.NOT_THERE
+        if found.key is not None and not names.is_dead_queue(self.name):
+            return self._keyed.move(found.key, wanted, None)
+        if found.state.where is Where.RUNNING:
+            return Answer.RUNNING
+        delay_ms = due_ms(wanted) - ceil_ms(self._home.clock.now_us())
+        try:
+            self._receipts.settle(found, Outcome(Fate.SNOOZE, max(delay_ms, 0)))
+        except StaleReceipt:
+            return Answer.NOT_THERE
+        return Answer.DONE
+
     def _whereabouts(self) -> Whereabouts:
         return Whereabouts(self._home.store, self._home.clock, self._home.register)
 
@@ -720,6 +798,25 @@ class Queue(Scheduled):
     def _rows(self) -> Iterator[list[Row]]:
         """All rows, oldest minute first, in pages."""
         return self._census.pages()
+
+
+def _check_one(*given: object) -> None:
+    """Raise unless one of these is given; the last names all of them."""
+    *some, names_of = given
+    if sum(one is not None for one in some) != 1:
+        raise UsageError(f"give {names_of}, one of them.")
+
+
+def _each(named: Iterable[str] | None, command: Callable[[str], Answer]) -> dict[str, Answer]:
+    """The answers to a command, by name; of each name once."""
+    answers: dict[str, Answer] = {}
+    if isinstance(named, str):
+        raise UsageError(f"give a list of names, not {shown(named)}.")
+    for name in dict.fromkeys(named or ()):
+        said = begun(f"{len(answers):,} of the messages are answered for")
+        with said if answers else nullcontext():
+            answers[name] = command(name)
+    return answers
 
 
 def _check_reason(reason: object) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import pytest
@@ -88,6 +89,18 @@ def test_a_small_terminal_shows_state_and_consumers(stage: Stage, db: shardq.Con
     assert "no consumers: post\n" in text
     assert "shardq consume post" in text
     assert "paused" in text
+
+
+def test_who_puts_is_named_with_and_without_consumers(stage: Stage, db: shardq.Connection) -> None:
+    for count, name in enumerate(["mail", "mail", "mail", "mail", "mail", "post"], 1):
+        queue = stage.connect().queue(name)
+        queue.put_many([{"body": "x"}] * count)
+        queue.close()
+    beat(db, "mail", 1)
+    text = "\n".join(screen(Observer(db).look(), 200, 24))
+    [mail] = re.findall(r"^  put by (.*)$", text, re.MULTILINE)
+    assert re.fullmatch(r"\S+ \(5\), \S+ \(4\), \S+ \(3\), and 2 more \(3\)", mail.strip())
+    assert re.search(r"^post: put by \S+ \(6\)", text, re.MULTILINE)
 
 
 def test_the_dead_are_a_column_of_their_queue(db: shardq.Connection) -> None:

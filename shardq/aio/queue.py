@@ -7,7 +7,7 @@ from concurrent.futures import wait as wait_for
 from contextlib import suppress
 from datetime import timedelta
 from itertools import islice
-from typing import TYPE_CHECKING, Literal, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, cast, overload
 
 from shardq.aio.feed import fed
 from shardq.aio.schedules import Schedule, Schedules
@@ -208,25 +208,53 @@ class Queue:
     async def cancel(self, delivery: Message | str) -> bool: ...
     @overload
     async def cancel(self, *, key: str) -> Answer: ...
+    @overload
     async def cancel(
-        self, delivery: Message | str | None = None, *, key: str | None = None
-    ) -> bool | Answer:
-        """Remove a message that has not been delivered, as `shardq.Queue.cancel`."""
-        if key is not None and delivery is None:
-            return await self._call(lambda queue: queue.cancel(key=key))
-        if delivery is None or key is not None:
-            raise UsageError("give a message, its receipt or key=, one of them.")
-        return await self._call(lambda queue: queue.cancel(delivery))
+        self, *, keys: Iterable[str] | None = None, ids: Iterable[str] | None = None
+    ) -> dict[str, Answer]: ...
+    async def cancel(
+        self,
+        delivery: Message | str | None = None,
+        *,
+        key: str | None = None,
+        keys: Iterable[str] | None = None,
+        ids: Iterable[str] | None = None,
+    ) -> bool | Answer | dict[str, Answer]:
+        """Remove messages that have not been delivered, as `shardq.Queue.cancel`."""
+        return await self._call(
+            lambda queue: cast("Any", queue).cancel(delivery, key=key, keys=keys, ids=ids)
+        )
 
     async def get(self, key: str) -> Snapshot | None:
         """The message that has a key, as `shardq.Queue.get`."""
         return await self._call(lambda queue: queue.get(key))
 
+    @overload
     async def move(
         self, key: str, *, due: Due | None = None, delay: Duration | None = None
-    ) -> Answer:
-        """Let a message that waits be due at another time, as `shardq.Queue.move`."""
-        return await self._call(lambda queue: queue.move(key, due=due, delay=delay))
+    ) -> Answer: ...
+    @overload
+    async def move(
+        self,
+        *,
+        keys: Iterable[str] | None = None,
+        ids: Iterable[str] | None = None,
+        due: Due | None = None,
+        delay: Duration | None = None,
+    ) -> dict[str, Answer]: ...
+    async def move(
+        self,
+        key: str | None = None,
+        *,
+        keys: Iterable[str] | None = None,
+        ids: Iterable[str] | None = None,
+        due: Due | None = None,
+        delay: Duration | None = None,
+    ) -> Answer | dict[str, Answer]:
+        """Let messages that wait be due at another time, as `shardq.Queue.move`."""
+        return await self._call(
+            lambda queue: cast("Any", queue).move(key, keys=keys, ids=ids, due=due, delay=delay)
+        )
 
     async def edit(
         self,

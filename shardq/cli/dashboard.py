@@ -43,7 +43,7 @@ _DETAIL_LINES = 6
 """Kept for consumers where there are more queues than lines, a quarter of the screen at most."""
 _LEFT_OUT_LINES = 2
 _MEMBERS_SHOWN = (64, 32, 16, 8, 4, 2, 1)
-_UNCONSUMED_SHOWN = 3
+_UNCONSUMED_SHOWN = _PRODUCERS_SHOWN = 3
 
 
 @dataclass(slots=True)
@@ -182,10 +182,15 @@ class Dashboard:
     def _block(
         self, view: QueueView, ticks: Mapping[str, QueueView], width: int, members_max: int
     ) -> list[Text]:
-        """A queue's consumers, its lanes and what is to come; nothing where nobody consumes."""
+        """A queue's consumers, its lanes, who puts and what is to come.
+
+        Of a queue that nobody consumes only who puts; nothing where nobody does either.
+        """
         if not view.members:
-            return []
+            put_by = _producer_line(view)
+            return [Text(), *(_cut(line, width) for line in put_by)] if put_by else []
         lines = [*_consumer_lines(view, width, members_max), *_lane_lines(view)]
+        lines += _producer_line(view)
         if late := states.late(view):
             lines.append(Text(f"{_GAP}{late}"))
         own = ticks.get(view.name)
@@ -252,8 +257,8 @@ def _state(found: Finding) -> Text:
     return Text(found.state, style=screen.STYLES[found.level])
 
 
-def _rate(value: float | None) -> str:
-    return "-" if value is None else f"{value:,.1f}" if value < 100 else f"{value:,.0f}"
+def _rate(value: float) -> str:
+    return f"{value:,.1f}" if value < 100 else f"{value:,.0f}"
 
 
 def _passed_over_lines(wrong: Mapping[str, str], width: int) -> list[Text]:
@@ -351,6 +356,17 @@ def _lane_lines(view: QueueView) -> list[Text]:
         for owner in silent
     ]
     return lines
+
+
+def _producer_line(view: QueueView) -> list[Text]:
+    if not view.producers:
+        return []
+    shown = view.producers[:_PRODUCERS_SHOWN]
+    told = [f"{name} ({put:,})" for name, put in shown]
+    if left := view.producers[_PRODUCERS_SHOWN:]:
+        told.append(f"and {len(left):,} more ({sum(put for _, put in left):,})")
+    named = "" if view.members else f"{screen.squeezed(view.name, _NAME_MIN)}: "
+    return [Text(f"{_GAP if view.members else ''}{named}put by {', '.join(told)}")]
 
 
 def _lane(lane: LaneView, bands: int) -> str:

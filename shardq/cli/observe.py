@@ -56,7 +56,7 @@ def observe(
     once: bool,
     as_json: bool,
 ) -> None:
-    """Watch QUEUES, or all queues: how they are, and who consumes them. Ctrl-C ends it.
+    """Watch QUEUES, or all queues: how they are, who consumes them, who puts. Ctrl-C ends it.
 
     \b
     state      as `shardq check` names it
@@ -64,8 +64,8 @@ def observe(
     waiting    messages that are due later; counted up to an hour ahead, then
                by what processes have stored
     in flight  messages that are being delivered
-    put/s      messages put a second, over the last 10 s or more: none with
-               --once, which looks but once
+    put/s      messages put a second, over the last 10 s or more; at the first
+               look, as with --once, over this minute and the last
     out/s      deliveries a second, likewise
     p50, p99   how late deliveries began in the last 5 minutes: half of them, 99 %
                of them at most; below each queue those of the day as well
@@ -75,6 +75,8 @@ def observe(
     longest    how long the handler that began first has run
     held       messages that a consumer has read ahead
     lanes      lanes that a consumer reads, in every band where none is named
+    put by     processes that put in this minute and the four before, and how many
+               messages each
 
     A queue that needs a newer shardq, or is damaged, is only named; one of QUEUES ends it.
 

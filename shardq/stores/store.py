@@ -97,11 +97,14 @@ class LeaseState(NamedTuple):
         holder: The member that leased it last and has not released it; None after a clean end.
         window: The most rows that `holder`, or one it has taken over from, may have handed out
             without a record.
+        ahead_ms: How much later than now a row may be due that these have handed out, milliseconds:
+            0 unless the machine's clock was set back since.
     """
 
     lock: str | None = None
     holder: str | None = None
     window: int = 0
+    ahead_ms: int = 0
 
 
 class Tally(NamedTuple):
@@ -162,6 +165,7 @@ class Mark(NamedTuple):
         ended_ms: When, epoch milliseconds.
         attempt: Deliveries until then.
         member: Who recorded it.
+        task: The task that it is a job of; None of any other message.
     """
 
     entry: Entry
@@ -171,6 +175,7 @@ class Mark(NamedTuple):
     ended_ms: int = 0
     attempt: int = 0
     member: str = ""
+    task: str | None = None
 
     @classmethod
     def of(
@@ -182,9 +187,10 @@ class Mark(NamedTuple):
         ended_ms: int | None,
         attempt: int | None,
         member: str | None,
+        task: str | None,
     ) -> Mark:
         """A mark of a table's columns, in which what is not recorded is null."""
-        return cls(entry, due_ms, name, fate, ended_ms or 0, attempt or 0, member or "")
+        return cls(entry, due_ms, name, fate, ended_ms or 0, attempt or 0, member or "", task)
 
     def checked(self) -> Mark:
         """Itself, where all that it says can be read. How a message ended may be any text.
@@ -192,14 +198,15 @@ class Mark(NamedTuple):
         Raises:
             StoreCorrupt: If a value is none that shardq records.
         """
-        entry, due_ms, name, fate, ended_ms, attempt, member = self
+        entry, due_ms, name, fate, ended_ms, attempt, member, task = self
         if due_ms is not None and not is_epoch_ms(due_ms):
             raise _damaged(entry, "due", due_ms)
         if not is_epoch_ms(ended_ms):
             raise _damaged(entry, "ended", ended_ms)
         if type(attempt) is not int or attempt < 0:
             raise _damaged(entry, "attempt", attempt)
-        for column, text in (("name", name), ("fate", fate), ("member", member)):
+        texts = (("name", name), ("fate", fate), ("member", member), ("task", task))
+        for column, text in texts:
             if text is not None and type(text) is not str:
                 raise _damaged(entry, column, text)
         return self

@@ -106,20 +106,28 @@ SELECT minute, lane FROM messages WHERE queue = ? AND (minute, lane) > (?, ?) AN
 ORDER BY minute, lane LIMIT 1"""
 
 _LEASE = f"""\
-SELECT lock, holder, window, {IN_FORCE} FROM leases
+SELECT lock, holder, window, {IN_FORCE},
+    iif(space = :space, ahead_us - :ahead_us, until_us - :now_us)
+FROM leases
 WHERE queue = :queue AND minute = :minute AND lane = :lane"""
 _TAKE = """\
-INSERT OR REPLACE INTO leases (queue, minute, lane, lock, holder, window,
-    until_us, space, from_boot_us, until_boot_us)
+INSERT INTO leases (queue, minute, lane, lock, holder, window,
+    until_us, space, from_boot_us, until_boot_us, ahead_us)
 VALUES (:queue, :minute, :lane, :lock, :holder, :window,
-    :until_us, :space, :from_boot_us, :until_boot_us)"""
+    :until_us, :space, :from_boot_us, :until_boot_us, :ahead_us)
+ON CONFLICT (queue, minute, lane) DO UPDATE SET
+    lock = :lock, holder = :holder, window = :window, until_us = :until_us,
+    space = :space, from_boot_us = :from_boot_us, until_boot_us = :until_boot_us,
+    ahead_us = max(:ahead_us, iif(space = :space, ahead_us, until_us - :boot_us))"""
 _RENEW = f"""\
 UPDATE leases SET until_us = :until_us, space = :space, from_boot_us = :from_boot_us,
-    until_boot_us = :until_boot_us
+    until_boot_us = :until_boot_us, ahead_us = max(ahead_us, :ahead_us)
 WHERE queue = :queue AND minute = :minute AND lane = :lane AND lock = :lock AND {IN_FORCE}"""
 _RELEASE = f"""\
 DELETE FROM leases
 WHERE queue = :queue AND minute = :minute AND lane = :lane AND lock = :lock AND {IN_FORCE}"""
+_SET_BACK_US = 100_000
+"""By less the two clocks may differ that are read one after the other on a busy machine."""
 _SYNCHRONOUS = {"full": "FULL", "normal": "NORMAL"}
 
 _key = itemgetter(0, 1, 2, 3, 4)
@@ -504,6 +512,7 @@ class SqliteStore(SqliteRegisters, SqliteHistory):
             "boot_us": boot_us,
             "from_boot_us": boot_us - _READ_BEFORE_US,
             "until_boot_us": boot_us + ttl_ms * 1_000,
+            "ahead_us": now_us - boot_us,
         }
 
     @contextmanager
@@ -640,5 +649,6 @@ def _lease_state(connection: sqlite3.Connection, shard: Shard, now: dict[str, An
     found = connection.execute(_LEASE, now | shard._asdict()).fetchone()
     if found is None:
         return LeaseState()
-    lock, holder, window, is_in_force = found
-    return LeaseState(lock if is_in_force else None, holder, window)
+    lock, holder, window, is_in_force, ahead_us = found
+    ahead_ms = ahead_us // 1_000 if ahead_us > _SET_BACK_US else 0
+    return LeaseState(lock if is_in_force else None, holder, window, ahead_ms)
