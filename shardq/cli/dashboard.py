@@ -165,6 +165,7 @@ class Dashboard:
                 return lines
         # Some queues have to be left out: of the others, as much as there is room for.
         lines, left_out = [], 0
+        consumed = sum(bool(view.members) for view in views)
         for view in views:
             for members in _MEMBERS_SHOWN:
                 block = self._block(view, ticks, width, members)
@@ -173,7 +174,7 @@ class Dashboard:
                     break
             else:
                 left_out += bool(view.members)
-        noun = "more queue" if lines else "queue"
+        noun = "more queue" if left_out < consumed else "queue"
         told = f"consumers of {screen.plural(left_out, noun)}: shardq observe QUEUE"
         if len(views) == 1:
             told = "its consumers need a taller terminal"
