@@ -62,17 +62,18 @@ Quantiles: TypeAlias = "tuple[float, float] | None"
 
 @dataclass(frozen=True, slots=True)
 class LaneView:
-    """A lane of one band.
+    """A lane of one band, or a lane for groups in which messages are due.
 
     Attributes:
-        lane: Its number within its band, below the `lanes` of the queue's settings.
-        band: Its priority; 0 is first.
+        lane: Its number within its band, below the `lanes` of the queue's settings; of one for
+            groups below the `group_lanes`.
+        band: Its priority; 0 is first. None: it is for groups.
         owner: The member that reads it, or None.
         lag_ms: How long the oldest message that is due has not been settled; 0 without any.
     """
 
     lane: int
-    band: int
+    band: int | None
     owner: str | None
     lag_ms: int
 
@@ -460,7 +461,7 @@ class _Watch:
             begun_us = self._clock.boot_us()
             home, queue = self.queue._home, self.queue
             if others is None:
-                home.register.refresh(force=home.register.has_unused_bands)
+                home.register.refresh(force=home.register.has_unused_lanes)
             has_schedules = others is None or schedules_queue(queue.name) in others
             firings = queue.schedules._home.firings if has_schedules else no_firings
             self._forecast = tuple(
@@ -472,23 +473,30 @@ class _Watch:
     def _lanes(
         self, layout: Layout, reader: Mapping[int, str], now_ms: int, boot_us: int
     ) -> Iterable[LaneView]:
-        lanes = layout.lanes()
+        lanes = layout.all_lanes()
         oldest = self._oldest(layout, now_ms, boot_us)
         # Who holds what is due; of lanes without such rows the heartbeats tell enough.
-        locks = self._store.locks([row.position for row in oldest.values()])
+        ordinary = [row.position for row in oldest.values() if row.group is None]
+        locks = self._store.locks(ordinary)
         holders = {shard.lane: state.lock for shard, state in locks.items()}
+        if of_groups := list(filter(layout.is_of_groups, oldest)):
+            states = self._store.lane_locks(layout.queue, of_groups)
+            holders |= {lane: state.lock for lane, state in states.items()}
         settings = self.queue._home.register.settings
         expected = set(expected_lanes(settings, layout, now_ms))
         for lane in lanes:
             row, lock = oldest.get(lane), holders.get(lane)
             owner = member_of(lock) if lock else reader.get(lane)
-            if lane not in expected and owner is None and row is None:
+            is_of_groups = layout.is_of_groups(lane)
+            if row is None and (is_of_groups or (lane not in expected and owner is None)):
                 continue
+            first = layout.first_group_lane
             yield LaneView(
-                lane=layout.index_of(lane),
-                band=layout.band_of(lane),
+                lane=lane - first if is_of_groups else layout.index_of(lane),
+                band=None if is_of_groups else layout.band_of(lane),
                 owner=owner,
-                lag_ms=0 if row is None else now_ms - row.wanted_ms,
+                # The first of a lane for groups may be put off; what is behind it is not looked at.
+                lag_ms=0 if row is None else max(now_ms - row.wanted_ms, 0),
             )
 
     def _oldest(self, layout: Layout, now_ms: int, boot_us: int) -> dict[int, Row]:
@@ -503,7 +511,7 @@ class _Watch:
         near_ms = layout.start_ms(layout.minute_of(now_ms) - _NEAR_MINUTES + 1)
         groups: dict[int, list[int]] = {}
         near = [from_ms for from_ms in self._from_ms.values() if from_ms >= near_ms]
-        for lane in layout.lanes():
+        for lane in layout.all_lanes():
             from_ms = self._from_ms.get(lane, near_ms)
             together = min(near) if near and from_ms >= near_ms else from_ms
             groups.setdefault(together, []).append(lane)
@@ -511,14 +519,20 @@ class _Watch:
         for from_ms, lanes in groups.items():
             found |= self._oldest_of(layout, lanes, from_ms, now_ms)
         self._from_ms = {
-            lane: found[lane].due_ms if lane in found else now_ms for lane in layout.lanes()
+            lane: found[lane].due_ms if lane in found else now_ms for lane in layout.all_lanes()
         }
         return found
 
     def _starts(self, layout: Layout, now_ms: int) -> dict[int, int]:
-        oldest = scan.unsealed_minute(self._store, self.queue._home.register, now_ms)
-        minute = max(oldest, layout.minute_of(now_ms) - _BACK_MINUTES_MAX, 0)
-        return dict.fromkeys(layout.lanes(), layout.start_ms(minute))
+        register = self.queue._home.register
+        # The seals first: a minute is listed before its lane's seal passes it.
+        oldest = scan.unsealed_minute(self._store, register, now_ms)
+        waiting = scan.waiting_minutes(self._store, register)
+        bound = max(layout.minute_of(now_ms) - _BACK_MINUTES_MAX, 0)
+        return {
+            lane: layout.start_ms(max(min([oldest, *waiting.get(lane, ())]), bound))
+            for lane in layout.all_lanes()
+        }
 
     def _oldest_of(
         self, layout: Layout, lanes: Sequence[int], from_ms: int, now_ms: int
@@ -555,7 +569,11 @@ def _member(name: str, beat: Heartbeat, layout: Layout, now_ms: int) -> MemberVi
         longest_ms=beat.longest_ms,
         unsettled=beat.busy,
         ready=beat.ready,
-        lanes=tuple((layout.index_of(lane), layout.band_of(lane)) for lane in beat.lanes),
+        lanes=tuple(
+            (layout.index_of(lane), layout.band_of(lane))
+            for lane in beat.lanes
+            if not layout.is_of_groups(lane)
+        ),
         isolated=beat.isolated,
         shortest_ms=beat.shortest_ms,
         runs=tuple((message, max(now_ms - begun_ms, 0)) for message, begun_ms in beat.runs),
@@ -618,11 +636,11 @@ def open_shards(queue: Queue) -> dict[int, list[tuple[int, int]]]:
         queue: The queue.
     """
     home = queue._home
-    home.register.refresh(force=home.register.has_unused_bands)
+    home.register.refresh(force=home.register.has_unused_lanes)
     layout = home.register.layout
     now_ms = home.clock.now_ms()
     minutes = range(layout.newest_sealable(now_ms) + 1, layout.minute_of(now_ms) + 2)
-    lanes = layout.lanes_used()
+    lanes = layout.all_used()
     due, rows = (
         home.store.count(Slice(queue.name, minutes, lanes, -1, until, 0, purpose="observe"))
         for until in (now_ms, layout.end_ms(minutes[-1]))

@@ -30,7 +30,6 @@ from shardq.inspection.scan import forget_empty
 from shardq.inspection.state import Where
 from shardq.inspection.whereabouts import Whereabouts
 from shardq.lifecycle.fate import Fate, Outcome
-from shardq.lifecycle.groups import Groups
 from shardq.lifecycle.keyed import Answer, Keyed, Snapshot
 from shardq.lifecycle.producer import Producer
 from shardq.lifecycle.receipts import Receipts
@@ -91,18 +90,16 @@ class Queue(Scheduled):
         self._background = background
         self._dead: Queue | None = None
         self._settler = Settler(store, clock, register, member, stats.note_farthest)
-        groups = Groups(store, clock, register, self._settler)
-        self._keyed = Keyed(self._home, self._settler, groups, self._cancel_dead)
-        self._receipts = Receipts(self._home, self._settler, groups, self._keyed)
-        self._census = Census(store, clock, register, self._settler, groups, stats)
+        self._keyed = Keyed(self._home, self._settler, self._cancel_dead)
+        self._receipts = Receipts(self._home, self._settler, self._keyed)
+        self._census = Census(store, clock, register, self._settler, stats)
         self._depth = DepthCounter(store, clock, register)
         self._mender = Mender(store, clock, register, store_own=self._store_totals, own=stats)
-        self._producer = Producer(
-            store, clock, register, self._settler, groups, stats, self._home.on_put
-        )
+        self._producer = Producer(store, clock, register, self._settler, stats, self._home.on_put)
         self._receiver = Receiver(
             store, clock, register, background=background, make_ticker=self._ticker
         )
+        self._settler.is_looked_at = self._receiver.looks_at
         self._home.listeners.append(self._receiver.on_put)
 
     def __reduce__(self) -> NoReturn:
@@ -536,7 +533,7 @@ class Queue(Scheduled):
         """
         horizon_ms = forecast_ms(horizon)
         register = self._home.register
-        register.refresh(force=register.has_unused_bands)
+        register.refresh(force=register.has_unused_lanes)
         stored, firings = self._mender.read(), self.schedules._home.firings
         return forecast(self._home.store, self._home.clock, register, horizon_ms, stored, firings)
 

@@ -42,7 +42,7 @@ class Names:
         now_us = self._clock.now_us()
         due_ms = ceil_ms(now_us) + delay_ms
         if group is not None:
-            lane = self._layout.group_lane(group, 0)
+            lane = self._layout.group_lane(group)
         return Row(
             self._layout.shard(due_ms, lane),
             due_ms,

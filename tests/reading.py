@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from shardq import Consumer, Retry
-from shardq.lifecycle.groups import Groups
-from shardq.lifecycle.settle import Settler
 from shardq.model.ids import row_ids
 from shardq.model.message import Row
 from shardq.testing import Recorder
@@ -34,22 +32,21 @@ def retrying(stage: Stage, queue: Queue) -> Consumer:
     return Consumer(queue, Recorder(stage.clock, fail_once))
 
 
-def groups_in(queue: Queue) -> Groups:
-    """The groups of a queue, as another process has them."""
-    settler = Settler(queue._home.store, queue._home.clock, queue._home.register)
-    return Groups(queue._home.store, queue._home.clock, queue._home.register, settler)
-
-
 def write(
     stage: Stage,
     queue: Queue,
     due_ms: int,
     body: bytes,
-    lane: int = 0,
+    lane: int | None = None,
     group: str | None = None,
 ) -> Row:
     """Write a row as a writer would that does not look at the time."""
-    shard = queue._home.register.layout.shard(due_ms, lane)
+    register = queue._home.register
+    if group is not None:
+        register.use_groups()
+    if lane is None:
+        lane = 0 if group is None else register.layout.group_lane(group)
+    shard = register.layout.shard(due_ms, lane)
     row = Row(shard, due_ms, row_ids.next(stage.clock.now_us()), body, group=group)
     stage._store.insert([row])
     return row

@@ -533,6 +533,7 @@ def test_what_kills_its_process_is_buried_though_it_has_a_key(stage: Stage) -> N
 
 def test_a_group_goes_on_behind_a_head_that_was_cancelled(stage: Stage) -> None:
     queue = stage.connect().queue("mail")
+    queue._home.register.use_groups()
     names = Names(queue)
     for n in range(4):
         names.put(f"order-{n}", group="user-1")
@@ -545,6 +546,7 @@ def test_a_group_goes_on_behind_a_head_that_was_cancelled(stage: Stage) -> None:
 
 def test_a_group_waits_for_its_head_and_goes_on_when_that_is_cancelled(stage: Stage) -> None:
     queue = stage.connect().queue("mail", backoff="5s")
+    queue._home.register.use_groups()
     names = Names(queue)
     for n in range(3):
         names.put(f"order-{n}", group="user-1")

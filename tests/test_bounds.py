@@ -3,45 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from reading import retrying
 
-from shardq import Consumer, Message, Retry
-from shardq.engine import heads
 from shardq.lifecycle import moves
 from shardq.lifecycle.moves import Begun
 from shardq.lifecycle.settle import Settler
 from shardq.model.message import Row
 from shardq.stores.store import Move
-from shardq.testing import Recorder, Stage
-
-
-def test_groups_that_waited_for_a_retry_are_forgotten_where_nothing_was_put_off(
-    stage: Stage,
-) -> None:
-    queue = stage.connect().queue("mail", lanes=1)
-    consumer = retrying(stage, queue)
-    stage.drive(consumer, seconds=3)
-    assert len(consumer._engine.outbox.heads._raised_ms) == 5
-    stage.drive(consumer, seconds=5)
-    assert consumer._engine.outbox.heads._raised_ms == {}
-
-
-def test_of_groups_that_wait_for_long_those_blocked_last_are_kept_in_mind(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(heads, "_RAISED_MAX", 2)
-    queue = stage.connect().queue("mail", lanes=1)
-
-    def put_off(_message: Message) -> None:
-        raise Retry("1h")
-
-    consumer = Consumer(queue, Recorder(stage.clock, put_off))
-    for number in range(5):
-        queue.put("x", group=f"order-{number}", delay="10ms" if number == 0 else None)
-        stage.clock.advance(0.001)
-    stage.drive(consumer, seconds=3)
-    raised = consumer._engine.outbox.heads._raised_ms
-    assert sorted(group for _, group in raised) == ["order-0", "order-4"]
+from shardq.testing import Stage
 
 
 def test_of_moves_that_failed_the_oldest_are_forgotten_and_none_of_the_last_call(

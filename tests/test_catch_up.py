@@ -8,10 +8,7 @@ from itertools import pairwise
 import pytest
 from reading import reading, write
 
-from shardq import Consumer
-from shardq.engine.outcome import ACKED
-from shardq.stores.tables import BLOCKED
-from shardq.testing import Recorder, Stage
+from shardq.testing import Stage
 
 
 def test_catch_up_after_20_minutes_is_in_due_order_and_at_full_speed(stage: Stage) -> None:
@@ -87,31 +84,3 @@ def test_lanes_that_lag_are_read_one_by_one_where_bodies_are_large(stage: Stage)
     assert len(seen) == 720
     assert len(set(read)) > 2
     assert max(after - before for before, after in pairwise(read)) * 50_000 < 5 << 20
-
-
-def test_a_lane_whose_groups_may_go_on_amid_its_catch_up_is_not_read_from_further_on(
-    stage: Stage,
-) -> None:
-    queue = stage.connect().queue("mail", lanes=1)
-    queue.put("head", group="g")
-    queue.put_many({"body": f"{n}", "delay": f"{n + 1}s"} for n in range(40))
-    queue.put("other", delay="10500ms", group="h")
-    stage.clock.advance(45)
-    engine = Consumer(queue, Recorder(stage.clock), prefetch=8)._engine
-    engine.intake.keep([0], dict)
-    [lane] = engine.intake.lanes.values()
-    lane.span_ms, engine.intake._groups_asked_ms = 10_000, stage.clock.now_ms()
-    engine.reader.poll()
-    assert lane.groups_to == -1
-    # Who has an older shard ends a head of the group that is in hand here.
-    until_ms = stage.clock.now_ms() - 500
-    stage._store.note(BLOCKED, ("mail", 0), {"g": (until_ms, "former")}, 30_000)
-    stage.clock.advance(0.6)
-    while (one := engine.ready.take()) is not None:
-        engine.outbox.finish(one, ACKED)
-    engine.outbox.flush(everything=True)
-    engine.reader.poll()
-    assert lane.groups_to is None
-    known = engine.intake.known
-    assert all(found._row.id in known for found in queue.peek() if found.due_ms <= lane.cursor_ms)
-    assert known

@@ -77,7 +77,6 @@ def test_one_damaged_message_does_not_end_a_list(shell: Shell) -> None:
     with connect(shell.url) as db:
         queue = db.queue("mail")
         row = next(one._row for one in queue.peek() if one.text == "x")
-        queue._home.store.delete([row.position])
-        queue._home.store.insert([row._replace(headers="{bad")])
-    assert "(its headers are damaged)" in shell.ok("peek", "mail").out
-    assert "headers of message" in shell.fails(Exit.STORE_CORRUPT, "peek", "mail", "--json")
+        queue._home.store.edit([row._replace(serial=1, error="{bad")])
+    assert "(it is damaged)" in shell.ok("peek", "mail").out
+    assert "error of message" in shell.fails(Exit.STORE_CORRUPT, "peek", "mail", "--json")

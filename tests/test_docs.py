@@ -273,7 +273,7 @@ def test_the_settings_page_has_every_setting_with_its_default_and_bounds() -> No
         default = settings.text_of(settings.create({}, 0), name)
         more = {"history": ", off", "lanes": ", auto"}.get(name, "")
         wanted[name] = [
-            "as lanes" if name == "group_lanes" else default,
+            default,
             f"{said}{more}",
             "no" if stored in settings.FIXED else "yes",
         ]

@@ -101,23 +101,6 @@ def test_a_due_shard_that_its_member_leaves_alone_is_adopted_by_the_next(stage: 
     assert len(seen) == 40
 
 
-def test_an_adopted_lane_goes_back_to_a_member_who_holds_what_its_group_waits_for(
-    stage: Stage,
-) -> None:
-    queue = stage.connect().queue("mail", minute="1s", offset="5s", lanes=2)
-    made = members(stage, 2)
-    stage.drive(*[consumer for consumer, _ in made], seconds=8)
-    rows = [queue.put(text, delay=f"{text}s", group="g")._row for text in ("1", "3")]
-    lane = rows[0].shard.lane
-    (a, seen_a), (b, seen_b) = sorted(made, key=lambda one: lane not in one[0]._engine.intake.lanes)
-    # The reader of the lane has come to a later shard already, and stands still until both are due.
-    assert a._engine.intake.accept(rows[1:]) == {}
-    stage.clock.advance(3)
-    stage.drive(b, seconds=2)
-    stage.drive(a, b, seconds=3)
-    assert seen_a.texts + seen_b.texts == ["1", "3"]
-
-
 def test_where_members_outnumber_lanes_every_one_gets_something(stage: Stage) -> None:
     queue = stage.connect().queue("mail", lanes=1)
     for n in range(600):
@@ -130,9 +113,10 @@ def test_where_members_outnumber_lanes_every_one_gets_something(stage: Stage) ->
     assert all(len(seen) > 60 for _, seen in made)
 
 
-def test_a_member_without_a_free_handler_for_5_s_lets_others_have_its_rows() -> None:
+def test_a_member_without_a_free_handler_gives_its_groups_to_others_within_seconds() -> None:
     with Stage(threaded=True) as stage:
         queue = stage.connect().queue("mail", lanes=8, hold="1h")
+        queue._home.register.use_groups()
         started, go, done = threading.Event(), threading.Event(), threading.Event()
         at_us = 0
 
@@ -153,12 +137,12 @@ def test_a_member_without_a_free_handler_for_5_s_lets_others_have_its_rows() -> 
                 mine, others = stuck._engine.intake.lanes, helper._engine.intake.lanes
                 if mine and others and not set(mine) & set(others):
                     break
-            groups = [f"g{n}" for n in range(200) if layout.group_lane(f"g{n}", 0) in mine]
+            groups = [f"g{n}" for n in range(200) if layout.group_lane(f"g{n}") in mine]
             queue.put("blocks", group=groups[0])
             assert started.wait(WAIT_S)
             queue.put("waits", group=groups[1])
             assert done.wait(WAIT_S / 2)
-            assert stage.clock.boot_us() - at_us >= 4_500_000
+            assert 500_000 <= stage.clock.boot_us() - at_us <= 4_000_000
             go.set()
             for consumer in (stuck, helper):
                 consumer.stop()

@@ -544,9 +544,10 @@ def test_an_answer_is_true_where_it_was_done() -> None:
 
 def behind_a_head(stage: Stage, queue: Queue) -> None:
     """Put a head of a group, which is retried in an hour, and two messages that wait for it."""
-    queue.put("head", key="head", delay="0s", group="g")
-    queue.put("second", key="second", delay="0s", group="g")
-    queue.put("third", group="g")
+    for name in ("head", "second", "third"):
+        queue.put(name, key=name, delay="0s", group="g")
+        # Of those due in one millisecond, an edited one is the last.
+        stage.clock.advance(0.001)
     [message] = queue.receive(10, "30s", wait="1s")
     assert message.text == "head"
     # As a consumer would have: of a claim by `receive` the note is written.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shardq.consumer import Consumer
-from shardq.engine.lease import TTL_MS, Lease, Leases
+from shardq.engine.lease import TTL_MS, Leases
 from shardq.errors import StoreTimeout, StoreUnavailable
 from shardq.model.shard import Shard
 from shardq.testing import Stage
@@ -360,11 +360,3 @@ def test_what_a_failed_try_has_taken_over_unclean_is_worked_with_care(stage: Sta
     assert b.take([ONE]) == {}
     [lease] = b.held()
     assert (lease.careful, lease.unclean) == (7, True)
-
-
-def test_all_rows_of_groups_are_worked_with_care_that_an_unclean_end_may_have_left_begun() -> None:
-    unclean = Lease(ONE, "lock", 0, 10_000_000, 2)
-    assert [unclean.needs_care(is_grouped=False) for _ in range(3)] == [True, True, False]
-    # Wherever the one that was handed out is among those of its group.
-    assert [unclean.needs_care(is_grouped=True) for _ in range(3)] == [True, True, True]
-    assert not Lease(ONE, "lock", 0, 10_000_000, 0).needs_care(is_grouped=True)

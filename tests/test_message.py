@@ -192,13 +192,15 @@ def test_a_name_is_the_messages_id_else_the_first_row_id_is() -> None:
 
 
 def test_a_message_shows_what_was_put() -> None:
-    message = Message(row_of(headers='{"kind":"a"}', origin_ms=60_000, group="g"), 2, SIGNER)
+    message = Message(row_of(headers='{"kind":"a"}', origin_ms=60_000, name="n"), 2, SIGNER)
     assert message.queue == "mail"
     assert message.text == "hello"
     assert message.headers == {"kind": "a"}
     assert message.due.isoformat() == "1970-01-01T00:01:30+00:00"
     assert message.first_due.isoformat() == "1970-01-01T00:01:00+00:00"
-    assert (message.attempt, message.priority, message.group) == (2, 1, "g")
+    assert (message.attempt, message.priority, message.group) == (2, 1, None)
+    grouped = Message(row_of(group="g", priority=2), 0, SIGNER)
+    assert (grouped.priority, grouped.group) == (2, "g")
     assert SIGNER.read(message.receipt) == Receipt(message._row.position, 2)
     assert message.id in repr(message)
 

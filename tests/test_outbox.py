@@ -6,13 +6,11 @@ from collections import Counter
 from collections.abc import Callable
 
 import pytest
-from reading import groups_in
 
 from shardq import Consumer, Message, Queue, Snooze
 from shardq.engine.delivery import Delivery
 from shardq.engine.outcome import ACKED
 from shardq.errors import StoreTimeout, StoreUnavailable
-from shardq.stores.tables import BLOCKED
 from shardq.testing import Recorder, Stage
 
 VERBS = (
@@ -115,49 +113,6 @@ def test_what_ends_before_a_refused_park_is_tried_again_is_settled_where_it_is(
     assert stage.faults.calls["move"] == 1
 
 
-def test_a_claim_that_would_be_over_before_its_group_waits_is_planned_anew(stage: Stage) -> None:
-    queue = stage.connect().queue("mail", hold="1s", visibility="2s")
-    sent = queue.put("slow", group="g")
-    found = []
-
-    def work(_message: Message) -> None:
-        stage.clock.advance(1.1)
-        stage.faults.call("note blocked", lambda: stage.clock.advance(2.5))
-        consumer._engine.step()
-        found.extend(queue.peek())
-        consumer._engine.step()
-        found.extend(queue.peek())
-        assert found[-1].due_ms == stage.clock.now_ms() + 2_000
-
-    seen = Recorder(stage.clock, work)
-    consumer = Consumer(queue, seen)
-    stage.drain(queue, consumer)
-    assert len(seen) == 1
-    # Until then its lease keeps it.
-    assert [message._row.claim is not None for message in found] == [False, True]
-    assert found[0]._row == sent._row
-
-
-def test_a_park_whose_group_could_not_be_told_is_planned_anew(stage: Stage) -> None:
-    queue = stage.connect().queue("mail", hold="1s", visibility="2s")
-    queue.put("slow", group="g")
-
-    def work(_message: Message) -> None:
-        stage.clock.advance(1.1)
-        stage.faults.fail("note blocked", applied=True)
-        with pytest.raises(StoreTimeout):
-            consumer._engine.step()
-        stage.clock.advance(2.5)
-        consumer._engine.step()
-        [claim] = queue.peek()
-        assert claim.due_ms == stage.clock.now_ms() + 2_000
-
-    seen = Recorder(stage.clock, work)
-    consumer = Consumer(queue, seen)
-    stage.drain(queue, consumer)
-    assert len(seen) == 1
-
-
 def test_a_claim_that_was_over_when_it_was_stored_is_moved_on_where_its_shard_is_leased(
     stage: Stage,
 ) -> None:
@@ -230,7 +185,7 @@ def test_a_park_that_is_stored_and_over_before_it_is_known_leaves_one_delivery(
     stage.drain(queue, consumer)
     assert len(seen) == 1
     stage.drive(consumer, seconds=1)
-    assert consumer._engine.intake.shard_rows == {}
+    assert consumer._engine.intake.leased_rows == {}
 
 
 def test_what_is_taken_again_while_its_park_is_known_keeps_no_lease(stage: Stage) -> None:
@@ -252,7 +207,7 @@ def test_what_is_taken_again_while_its_park_is_known_keeps_no_lease(stage: Stage
     consumer = Consumer(queue, seen)
     stage.drive(consumer, seconds=10)
     assert len(seen) == 2
-    assert consumer._engine.intake.shard_rows == {}
+    assert consumer._engine.intake.leased_rows == {}
     assert stage.is_empty(queue)
 
 
@@ -263,66 +218,6 @@ def put_one_by_one(stage: Stage, queue: Queue, count: int) -> list[str]:
         texts.append(queue.put(f"{number}", group="g").text)
         stage.clock.advance(0.001)
     return texts
-
-
-def test_rows_that_wait_for_their_group_survive_a_failure_to_put_them_off(stage: Stage) -> None:
-    queue = stage.connect().queue("mail", lanes=1, hold="1h")
-    sent = put_one_by_one(stage, queue, 8)
-
-    def work(_message: Message) -> None:
-        if len(seen) == 1:
-            # The head still runs, and the rows behind it take up the lane.
-            stage.faults.fail("note blocked", times=3)
-            for _ in range(8):
-                stage.clock.advance(0.25)
-                try:
-                    consumer._engine.step()
-                except StoreUnavailable as error:
-                    consumer._engine.back_off(error)
-
-    seen = Recorder(stage.clock, work)
-    consumer = Consumer(queue, seen, prefetch=4)
-    consumer._engine.reader.grouped_max = 4
-    stage.drain(queue, consumer)
-    assert stage.faults.calls["note blocked"] > 3
-    assert sorted(seen.texts) == sent
-
-
-def test_a_group_larger_than_its_lane_s_room_is_not_put_off_while_nothing_of_it_runs(
-    stage: Stage,
-) -> None:
-    queue = stage.connect().queue("mail", lanes=1, hold="1h")
-    sent = [queue.put(f"{n:02}", group="g").text for n in range(40)]
-
-    def work(_message: Message) -> None:
-        if len(seen) == 1:
-            for _ in range(80):
-                stage.clock.advance(0.25)
-                consumer._engine.step()
-
-    seen = Recorder(stage.clock, work)
-    consumer = Consumer(queue, seen, prefetch=4)
-    stage.drain(queue, consumer, within="40s")
-    assert sorted(seen.texts) == sent
-    assert (seen.at_us[-1] - seen.at_us[0]) / 1e6 < 35
-
-
-@pytest.mark.parametrize("nth", range(1, 4))
-@pytest.mark.parametrize("applied", [False, True])
-def test_what_could_not_be_moved_out_of_a_full_lane_s_way_is_still_delivered(
-    stage: Stage, nth: int, applied: bool
-) -> None:
-    queue = stage.connect().queue("mail", lanes=1)
-    sent = put_one_by_one(stage, queue, 40)
-    sent += [queue.put(f"{n}", group="h").text for n in range(40, 60)]
-    seen = Recorder(stage.clock)
-    stage.faults.fail("note blocked", nth=nth, applied=applied)
-    consumer = Consumer(queue, seen, prefetch=32)
-    consumer._engine.reader.grouped_max = 32
-    stage.drain(queue, consumer, within="3h")
-    assert stage.faults.calls["note blocked"] >= nth
-    assert [text for text in seen.texts if int(text) < 40] == sent[:40]
-    assert [text for text in seen.texts if int(text) >= 40] == sent[40:]
 
 
 def test_a_group_s_backlog_is_worked_off_however_old_it_is(stage: Stage) -> None:
@@ -345,10 +240,8 @@ def test_a_group_s_backlog_does_not_wait_for_one_who_has_left_the_lane(stage: St
 
     seen = Recorder(stage.clock, take_time)
     leaving = Consumer(queue, seen, prefetch=320)
-    leaving._engine.reader.grouped_max = 320
     while len(seen) < 10:
         leaving.step()
-    assert stage.faults.calls["note blocked"], "nothing was moved out of the way"
     leaving.close()
     stage.drain(queue, Consumer(queue, seen, prefetch=320), within="1m")
     assert seen.texts == sent
@@ -477,69 +370,6 @@ def test_what_is_counted_is_what_happened(stage: Stage) -> None:
     assert queue.depth().total == queue.depth(exact=True).total == 0
 
 
-def test_what_was_put_off_and_is_in_hand_again_is_not_moved_under_its_handler(
-    stage: Stage,
-) -> None:
-    # That its head has been settled elsewhere is seen late, for the store was in trouble.
-    queue = stage.connect().queue("mail", lanes=1)
-    asked_ms = stage.clock.now_ms()
-    row = queue.put("x", delay="1500ms", group="g")._row
-    consumer = Consumer(queue, Recorder(stage.clock))
-    engine = consumer._engine
-    assert stage.drive(consumer, seconds=1, until=lambda: row.id in engine.intake.known)
-    engine.outbox.heads.put_off([row._replace(origin_ms=asked_ms)])
-    engine.outbox.flush()
-    assert [found._row for found in queue.peek()] == [row]
-
-
-def test_what_was_put_off_while_its_head_was_being_settled_is_pulled_as_well(stage: Stage) -> None:
-    queue = stage.connect().queue("mail", lanes=1)
-    groups = groups_in(queue)
-    until_ms = stage.clock.now_ms() + 600_000
-    groups.block(0, "g", until_ms, "head")
-    seen = Recorder(stage.clock)
-    consumer = Consumer(queue, seen)
-
-    def put_off() -> None:
-        queue.put("next", group="g")
-        stage.drive(consumer, seconds=0.5)
-        assert [found.due_ms for found in queue.peek()] == [until_ms]
-
-    # Who settles it has looked for what waits behind it by now, and not yet said that it is over.
-    stage.faults.call("note blocked", put_off, after=False)
-    groups.unblock(0, "g", "head")
-    stage.drive(consumer, seconds=2)
-    assert seen.texts == ["next"]
-
-
-def test_what_was_put_off_while_its_head_was_being_settled_goes_before_what_is_put_soon_after(
-    stage: Stage,
-) -> None:
-    queue = stage.connect().queue("mail", lanes=1)
-    groups = groups_in(queue)
-    until_ms = stage.clock.now_ms() + 600_000
-    groups.block(0, "g", until_ms, "head")
-    seen = Recorder(stage.clock)
-    consumer = Consumer(queue, seen)
-    stage.drive(consumer, seconds=1)
-
-    def put_off() -> None:
-        queue.put("next", group="g")
-        assert stage.drive(
-            consumer,
-            seconds=1,
-            until=lambda: [found.due_ms for found in queue.peek()] == [until_ms],
-        )
-
-    # It was stored when who settles the head had looked for it, and looked at just before that.
-    stage.faults.call("note blocked", put_off, after=False)
-    groups.unblock(0, "g", "head")
-    stage.drive(consumer, seconds=0.2)
-    queue.put("after it", group="g")
-    stage.drive(consumer, seconds=3)
-    assert seen.texts == ["next", "after it"]
-
-
 def test_an_ack_waits_for_no_poll_of_a_lane_that_lags(stage: Stage) -> None:
     queue = stage.connect().queue("mail", lanes=1)
     consumer = Consumer(queue, Recorder(stage.clock))
@@ -554,42 +384,3 @@ def test_an_ack_waits_for_no_poll_of_a_lane_that_lags(stage: Stage) -> None:
     stage.clock.advance(1.1)
     consumer._engine.outbox.flush()
     assert stage.is_empty(queue)
-
-
-def test_what_waits_behind_a_head_is_not_moved_where_its_lease_is_over(stage: Stage) -> None:
-    queue = stage.connect().queue("mail", lanes=1)
-    consumer = Consumer(queue, Recorder(stage.clock))
-    engine = consumer._engine
-    row = queue.put("x", delay="1s", group="g")._row
-    assert stage.drive(consumer, seconds=1, until=lambda: row.id in engine.intake.known)
-    [one] = engine.ready.remove(lambda _: True)
-    stage.clock.advance((one.lease.deadline_us - stage.clock.boot_us()) / 1e6)
-    engine.outbox.defer(one, stage.clock.now_ms() + 60_000)
-    engine.outbox.flush()
-    assert [found._row for found in queue.peek()] == [row]
-    assert not engine.intake.known
-
-
-@pytest.mark.parametrize("applied", [False, True])
-def test_what_waits_behind_a_head_is_not_moved_once_its_lease_is_over(
-    stage: Stage, *, applied: bool
-) -> None:
-    queue = stage.connect().queue("mail", lanes=1)
-    consumer = Consumer(queue, Recorder(stage.clock))
-    engine = consumer._engine
-    row = queue.put("x", delay="1s", group="g")._row
-    assert stage.drive(consumer, seconds=1, until=lambda: row.id in engine.intake.known)
-    [one] = engine.ready.remove(lambda _: True)
-    until_ms = stage.clock.now_ms() + 60_000
-    stage._store.note(BLOCKED, ("mail", 0), {"g": (until_ms, "head")}, 120_000)
-    engine.outbox.defer(one, until_ms)
-    stage.faults.fail("move", applied=applied)
-    with pytest.raises((StoreTimeout, StoreUnavailable)):
-        engine.outbox.flush()
-    # While the store was in trouble.
-    stage.clock.advance((one.lease.deadline_us - stage.clock.boot_us()) / 1e6)
-    engine.outbox.flush()
-    assert [found.due_ms for found in queue.peek()] == [until_ms if applied else row.due_ms]
-    assert not engine.intake.known
-    assert engine.outbox.is_empty
-    assert engine.intake.lanes[0].cursor_ms < row.due_ms

@@ -152,7 +152,7 @@ def test_put_many_takes_bodies_mappings_and_nothing_at_all(stage: Stage) -> None
     found = {message.text: message for message in queue.peek(10)}
     assert set(found) == {"bytes", "text", "a", "b"}
     assert (found["a"].id, found["a"].headers, found["a"].priority) == ("me", {"k": "v"}, 1)
-    assert found["b"]._row.shard.lane == queue._home.register.layout.group_lane("g", 0)
+    assert found["b"]._row.shard.lane == queue._home.register.layout.group_lane("g")
 
 
 def test_put_many_streams_what_it_is_given(stage: Stage) -> None:

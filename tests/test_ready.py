@@ -18,7 +18,6 @@ from shardq.testing import ManualClock
 
 LAYOUT = Layout("mail", bands=3)
 WAIT_S = 60
-FAR_MS = 1 << 52
 
 
 class Rows:
@@ -48,7 +47,6 @@ class Rows:
 def make(bands: int = 3) -> tuple[ManualClock, Ready, Rows]:
     clock = ManualClock()
     ready = Ready(clock, bands)
-    ready.set_reach(dict.fromkeys(range(16), FAR_MS))
     return clock, ready, Rows(clock)
 
 
@@ -113,104 +111,9 @@ def test_a_band_that_has_more_to_be_read_holds_later_ones_back_even_when_it_is_e
     assert len(taken(ready)) == 1
 
 
-def test_one_of_a_group_is_out_at_a_time() -> None:
+def test_what_is_removed_is_not_taken() -> None:
     clock, ready, rows = make()
-    ready.add([rows.one(n, group="g", body=b"%d" % n) for n in range(3)])
-    clock.advance(1)
-    for n in range(3):
-        [one] = taken(ready)
-        assert one.row.body == b"%d" % n
-        ready.done(one.group)
-    assert taken(ready) == []
-
-
-def test_a_group_does_not_hold_others_back() -> None:
-    clock, ready, rows = make()
-    ready.add([rows.one(0, group="g"), rows.one(1, group="g"), rows.one(2), rows.one(3, group="h")])
-    clock.advance(1)
-    assert [one.row.group for one in taken(ready)] == ["g", None, "h"]
-
-
-@given(st.permutations(range(6)))
-def test_a_group_goes_in_order_of_first_due_whatever_its_rows_are_due(order: list[int]) -> None:
-    clock, ready, rows = make()
-    ready.add([rows.one(500, group="g", first_ms=n, body=b"%d" % n) for n in order])
-    clock.advance(1)
-    out = []
-    while one := ready.take():
-        out.append(one.row.body)
-        ready.done(one.group)
-    assert out == [b"%d" % n for n in range(6)]
-
-
-def test_a_group_of_two_priorities_is_two_groups() -> None:
-    clock, ready, rows = make()
-    ready.add([rows.one(0, group="g", band=0), rows.one(0, group="g", band=1)])
-    clock.advance(1)
-    assert len(taken(ready)) == 2
-
-
-def test_a_grouped_row_waits_until_its_lane_has_been_read_up_to_it() -> None:
-    clock, ready, rows = make()
-    seen_ahead, put_since = rows.one(50, group="g"), rows.one(20, group="g")
-    held = []
-    ready.on_hold = lambda: held.append(clock.now_ms())
-    ready.set_reach({0: rows.start_ms})
-    ready.add([seen_ahead, rows.one(50)])
-    clock.advance(0.06)
-    assert len(taken(ready)) == 1
-    assert ready.holds
-    assert len(held) == 1
-    ready.add([put_since])
-    ready.set_reach({0: clock.now_ms()})
-    assert not ready.holds
-    assert taken(ready) == [put_since]
-    ready.done(put_since.group)
-    assert taken(ready) == [seen_ahead]
-
-
-def test_a_row_whose_turn_it_was_goes_after_what_its_lane_turns_out_to_have_before_it() -> None:
-    clock, ready, rows = make()
-    seen_ahead, put_since = rows.one(50, group="g"), rows.one(20, group="g")
-    ready.add([seen_ahead])
-    clock.advance(0.06)
-    assert ready.has_due()
-    ready.set_reach({0: rows.start_ms})
-    assert taken(ready) == []
-    ready.set_reach({0: FAR_MS})
-    assert ready.has_due()
-    ready.add([put_since])
-    assert taken(ready) == [put_since]
-    ready.done(put_since.group)
-    assert taken(ready) == [seen_ahead]
-
-
-def test_grouped_rows_of_a_closed_lane_wait_until_it_opens() -> None:
-    clock, ready, rows = make()
-    ready.open_groups({0: -1})
-    ready.add([rows.one(0, group="g"), rows.one(0)])
-    clock.advance(1)
-    assert [one.row.group for one in taken(ready)] == [None]
-    ready.open_groups({})
-    assert [one.row.group for one in taken(ready)] == ["g"]
-
-
-def test_nothing_of_a_group_is_taken_while_some_of_it_is_being_put_elsewhere() -> None:
-    clock, ready, rows = make()
-    ready.add([rows.one(0, group="g"), rows.one(1, group="h"), rows.one(2, group="g")])
-    clock.advance(0.001)
-    # Its turn has come already.
-    assert ready.has_due()
-    ready.hold((0, "g"))
-    clock.advance(1)
-    assert [one.row.group for one in taken(ready)] == ["h"]
-    ready.let_go_on()
-    assert [one.row.group for one in taken(ready)] == ["g"]
-
-
-def test_what_is_removed_is_not_taken_and_frees_its_group() -> None:
-    clock, ready, rows = make()
-    first, second = rows.one(0, group="g"), rows.one(1, group="g")
+    first, second = rows.one(0), rows.one(1)
     ready.add([first, second, rows.one(5_000), rows.one(0)])
     clock.advance(1)
     assert ready.has_due()
@@ -219,19 +122,6 @@ def test_what_is_removed_is_not_taken_and_frees_its_group() -> None:
     out = taken(ready)
     assert second in out
     assert len(ready) == 1
-
-
-def test_a_running_delivery_keeps_its_group_busy_when_those_behind_are_removed() -> None:
-    clock, ready, rows = make()
-    ready.add([rows.one(n, group="g") for n in range(3)])
-    clock.advance(1)
-    head = ready.take()
-    assert head is not None
-    assert len(ready.remove(lambda one: one.group == head.group and one is not head)) == 2
-    ready.add([rows.one(3, group="g")])
-    assert ready.take() is None
-    ready.done(head.group)
-    assert ready.take() is not None
 
 
 def test_the_next_due_is_that_of_the_first_row() -> None:
@@ -308,25 +198,13 @@ def test_a_stopped_heap_hands_out_nothing_more() -> None:
     assert ready.wait(lambda: False) is None
 
 
-def test_first_of_a_group_s_surplus_is_the_row_whose_turn_it_is_until_it_is_taken() -> None:
-    clock, ready, rows = make()
-    group = [rows.one(n, group="g") for n in range(4)]
-    ready.add(group)
-    clock.advance(0.1)
-    # Offers the first, which no handler takes yet.
-    assert ready.waiting({0: rows.start_ms}) == {0}
-    assert ready.surplus(0, 1) == [(group[0], group[1:])]
-    assert ready.take() is group[0]
-    assert ready.surplus(0, 1) == [(group[1], group[1:])]
-
-
 def test_of_many_due_rows_none_is_found_where_nobody_wants_the_first_of_them() -> None:
     _, ready, rows = make()
     ready.add([rows.one(group=f"g{n}", lane=0) for n in range(30)])
     due_ms = rows.start_ms
     assert ready.due == 30
-    assert ready.find_due(lambda one: one.group is None, 20) == (0, 0)
-    assert ready.find_due(lambda one: one.group is not None, 20) == (30, due_ms)
+    assert ready.find_due(lambda one: one.row.group is None, 20) == (0, 0)
+    assert ready.find_due(lambda one: one.row.group is not None, 20) == (30, due_ms)
     assert ready.find_due(lambda one: one.row.group in {"g3", "g8"}, 30) == (2, due_ms)
 
 

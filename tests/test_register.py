@@ -96,7 +96,7 @@ def test_what_is_fixed_at_creation_must_be_what_the_queue_has(stage: Stage) -> N
     for given, told in (
         ({"bands": 2}, "with bands 3, not 2; that is fixed"),
         ({"minute": "30s", "attempts": 7}, "with minute 1m, not 30s; that is fixed"),
-        ({"group_lanes": 5}, "with group_lanes 4, not 5; that is fixed"),
+        ({"group_lanes": 5}, "with group_lanes 64, not 5; that is fixed"),
         ({"keyed": True}, "with keyed no, not yes; that is fixed"),
     ):
         with pytest.raises(BadSetting, match=f"^queue 'mail' exists {told}"):

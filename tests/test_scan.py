@@ -8,7 +8,7 @@ import pytest
 
 from shardq.inspection import scan
 from shardq.model.ids import row_ids
-from shardq.model.message import Row
+from shardq.model.message import Row, note_of
 from shardq.model.shard import Layout, Shard
 from shardq.stores.sqlite import SqliteStore
 
@@ -33,7 +33,11 @@ def rows_in(minute: int, lane: int, count: int, body: bytes = b"x") -> list[Row]
 @pytest.mark.parametrize("together_max", [1, 3, 64])
 def test_all_rows_of_the_shards_come_once(store: SqliteStore, together_max: int) -> None:
     wanted = [*rows_in(7, 0, 2_500), *rows_in(7, 1, 1), *rows_in(9, 3, 1_200), *rows_in(8, 2, 10)]
-    store.insert([*wanted, *rows_in(10, 0, 5)])
+    notes = [
+        note_of(row.position, row.shard, row.due_ms, row_ids.next(number))
+        for number, row in enumerate(wanted[::7])
+    ]
+    store.insert([*wanted, *rows_in(10, 0, 5), *notes])
     shards = list(dict.fromkeys(row.shard for row in wanted))
     pages = scan.pages(store, LAYOUT, shards, purpose="test", together_max=together_max)
     found = [row for page in pages for row in page]

@@ -12,7 +12,16 @@ from hypothesis import strategies as st
 
 from shardq.errors import BadSetting, BadTime, SchemaNewer, StoreCorrupt
 from shardq.model import formats
-from shardq.model.settings import CHOICES, QueueOptions, Settings, alter, create, use_keys
+from shardq.model.settings import (
+    CHOICES,
+    QueueOptions,
+    Settings,
+    alter,
+    create,
+    layout_of,
+    use_groups,
+    use_keys,
+)
 
 NOW_MS = 1_800_000_000_000
 
@@ -66,15 +75,23 @@ def test_a_queue_whose_messages_are_all_keyed_uses_keys_from_its_creation() -> N
     assert alter(made, {"keyed": True, "attempts": 9}, NOW_MS) == [replace(made, attempts=9)]
 
 
-def test_a_new_queue_reads_and_hashes_over_the_lanes_it_writes() -> None:
+def test_a_new_queue_reads_the_lanes_it_writes_and_has_64_for_groups() -> None:
     made = create({"lanes": 7}, NOW_MS)
-    assert (made.lanes_written, made.lanes_read, made.group_lanes) == (7, 7, 7)
+    assert (made.lanes_written, made.lanes_read, made.group_lanes) == (7, 7, 64)
     assert made.lanes_made == ((7, NOW_MS),)
+    assert not made.groups_used
 
 
-def test_a_queue_with_more_group_lanes_reads_them_all() -> None:
+def test_lanes_for_groups_are_beside_the_others() -> None:
     made = create({"lanes": 2, "group_lanes": 8}, NOW_MS)
-    assert (made.lanes_written, made.lanes_read, made.group_lanes) == (2, 8, 8)
+    assert (made.lanes_written, made.lanes_read, made.group_lanes) == (2, 2, 8)
+    layout = layout_of(made, "mail")
+    assert layout.all_lanes() == layout.lanes()
+    [used] = use_groups(made)
+    layout = layout_of(used, "mail")
+    assert len(layout.all_lanes()) == 2 * made.bands + 8
+    assert set(layout.lanes_of_groups()).isdisjoint(layout.lanes())
+    assert use_groups(used) == []
 
 
 def test_more_lanes_are_read_before_they_are_written() -> None:
@@ -87,7 +104,7 @@ def test_more_lanes_are_read_before_they_are_written() -> None:
 def test_fewer_lanes_are_written_but_all_are_still_read() -> None:
     eight = create({"lanes": 8}, NOW_MS)
     [three] = alter(eight, {"lanes": 3}, NOW_MS + 5)
-    assert (three.lanes_read, three.lanes_written, three.group_lanes) == (8, 3, 8)
+    assert (three.lanes_read, three.lanes_written, three.group_lanes) == (8, 3, 64)
     [back] = alter(three, {"lanes": 8}, NOW_MS + 9)
     assert (back.lanes_read, back.lanes_written) == (8, 8)
     assert back.lanes_made == eight.lanes_made

@@ -10,7 +10,7 @@ import zlib
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardq.model.shard import Layout, Shard
+from shardq.model.shard import FIRST_GROUP_LANE, Layout, Shard
 
 MS = st.integers(0, 10_000_000_000_000)
 
@@ -18,14 +18,13 @@ MS = st.integers(0, 10_000_000_000_000)
 @st.composite
 def layouts(draw: st.DrawFn) -> Layout:
     written = draw(st.integers(1, 256))
-    grouped = draw(st.integers(1, 256))
     return Layout(
         draw(st.sampled_from(["mail", "a.b-c", "x" * 100])),
         minute_ms=draw(st.integers(100, 86_400_000)),
         bands=draw(st.integers(1, 16)),
         lanes_written=written,
-        lanes_read=draw(st.integers(max(written, grouped), 256)),
-        group_lanes=grouped,
+        lanes_read=draw(st.integers(written, 256)),
+        group_lanes=draw(st.integers(1, 256)),
         offset_ms=draw(st.integers(100, 86_400_000)),
     )
 
@@ -47,13 +46,15 @@ def test_a_lane_is_its_band_and_index_and_nothing_else(layout: Layout, data: st.
     assert lane in layout.lanes()
 
 
-@given(layouts(), st.text(min_size=1, max_size=50), st.data())
-def test_a_group_lane_is_one_that_is_read(layout: Layout, group: str, data: st.DataObject) -> None:
-    band = data.draw(st.integers(0, layout.bands - 1))
-    lane = layout.group_lane(group, band)
-    assert lane in layout.lanes()
-    assert layout.band_of(lane) == band
-    assert layout.index_of(lane) < layout.group_lanes
+@given(layouts(), st.text(min_size=1, max_size=50))
+def test_a_group_lane_is_read_and_is_none_of_the_others(layout: Layout, group: str) -> None:
+    lane = layout.group_lane(group)
+    assert lane in layout.lanes_of_groups()
+    assert lane in layout.all_lanes()
+    assert layout.is_of_groups(lane)
+    assert layout.has_lane(lane)
+    assert lane not in layout.lanes()
+    assert not any(map(layout.is_of_groups, layout.lanes()))
 
 
 @given(layouts(), st.text(max_size=50), st.data())
@@ -68,19 +69,19 @@ def test_a_named_lane_is_one_that_is_written(
 
 @given(st.text(min_size=1, max_size=50), st.integers(1, 256))
 def test_a_group_lane_is_crc32_of_queue_zero_byte_and_group(group: str, lanes: int) -> None:
-    layout = Layout("mail", group_lanes=lanes, lanes_read=256)
+    layout = Layout("mail", group_lanes=lanes)
     expected = zlib.crc32(b"mail\0" + group.encode()) % lanes
-    assert layout.group_lane(group, 0) == expected
+    assert layout.group_lane(group) == FIRST_GROUP_LANE + expected
 
 
 def test_a_group_lane_is_the_same_in_a_process_with_another_hash_seed() -> None:
     groups = ["order-7", "größe", "日本", "x" * 256]
     program = (
         "import sys; from shardq.model.shard import Layout; "
-        "layout = Layout('mail', bands=3, group_lanes=64, lanes_read=64); "
-        "print([layout.group_lane(g, 2) for g in sys.argv[1:]])"
+        "layout = Layout('mail', bands=3); "
+        "print([layout.group_lane(g) for g in sys.argv[1:]])"
     )
-    layout = Layout("mail", bands=3, group_lanes=64, lanes_read=64)
+    layout = Layout("mail", bands=3)
     for seed in ("1", "4711"):
         told = subprocess.run(
             [sys.executable, "-c", program, *groups],
@@ -89,14 +90,14 @@ def test_a_group_lane_is_the_same_in_a_process_with_another_hash_seed() -> None:
             text=True,
             check=True,
         )
-        assert told.stdout.strip() == str([layout.group_lane(group, 2) for group in groups])
+        assert told.stdout.strip() == str([layout.group_lane(group) for group in groups])
 
 
 def test_equal_groups_of_two_queues_are_seeded_apart() -> None:
-    one = Layout("one", group_lanes=256, lanes_read=256)
-    two = Layout("two", group_lanes=256, lanes_read=256)
+    one = Layout("one", group_lanes=256)
+    two = Layout("two", group_lanes=256)
     groups = [f"order-{n}" for n in range(200)]
-    assert [one.group_lane(g, 0) for g in groups] != [two.group_lane(g, 0) for g in groups]
+    assert [one.group_lane(g) for g in groups] != [two.group_lane(g) for g in groups]
 
 
 @given(layouts(), MS)

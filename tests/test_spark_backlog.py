@@ -53,8 +53,8 @@ def counted(queue: Queue) -> dict[tuple[int, int], tuple[int, int]]:
     home = queue._home
     layout = home.register.layout
     minutes = sorted({shard.minute for shard in home.store.shards(queue.name)})
-    found = home.store.count(Slice(queue.name, minutes, layout.lanes(), -1, FAR_MS, 1))
-    return {(shard.minute, shard.lane): tuple(tally) for shard, tally in found.items()}
+    found = home.store.count(Slice(queue.name, minutes, layout.all_lanes(), -1, FAR_MS, 1))
+    return {(shard.minute, shard.lane): tally[:2] for shard, tally in found.items()}
 
 
 def fill(queue: Queue) -> None:
@@ -78,7 +78,9 @@ def check_against(queue: Queue, spark_queue: SparkQueue) -> None:
     found = {(row.minute, row.lane): (row.rows, row.in_flight) for row in rows}
     assert len(rows) == len(found) == report.shards
     assert found == counted(queue)
-    assert all(row.priority == layout.band_of(row.lane) for row in rows)
+    for row in rows:
+        is_of_groups = layout.is_of_groups(row.lane)
+        assert row.priority == (-1 if is_of_groups else layout.band_of(row.lane))
     assert all(row.start.timestamp() * 1_000 == layout.start_ms(row.minute) for row in rows)
     assert (report.rows, report.in_flight) == (queue.depth(exact=True).total, 7)
     assert sum(sum(bar.values()) for _, bar in report.bars) == report.rows

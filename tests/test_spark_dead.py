@@ -155,7 +155,7 @@ def test_what_is_put_back_is_the_message_that_was_put(stage: Stage) -> None:
     assert before.headers["shardq-reason"] == "no such customer"
     assert (message.id, message.body, message.group) == ("order-7", b"\0body", "g")
     assert (message.headers, message.attempt, message.priority) == (headers, 0, 1)
-    assert row.shard.lane == queue._home.register.layout.group_lane("g", 1)
+    assert row.shard.lane == queue._home.register.layout.group_lane("g")
     assert queue.dead.depth(exact=True).total == 0
 
 

@@ -65,7 +65,7 @@ def test_lanes_and_ids_are_those_of_python(keys: tuple[list[str], DataFrame]) ->
     for text, priority, group, alone, grouped, later, due_ms, name, row_id, minute in found:
         by_name = LAYOUT.named_lane(text, priority)
         assert alone == by_name
-        assert grouped == (by_name if group is None else LAYOUT.group_lane(group, priority))
+        assert grouped == (by_name if group is None else LAYOUT.group_lane(group))
         assert later == zlib.crc32(text.encode()) % 3_600_000
         assert name == x.name_text(text, due_ms, priority, group)
         assert bytes(row_id) == ids.fixed(AS_OF_US, name)

@@ -31,7 +31,7 @@ from shardq.errors import (
     UsageError,
 )
 from shardq.model.ids import birth_us, row_ids
-from shardq.model.message import Row
+from shardq.model.message import Row, note_of
 from shardq.model.shard import Shard
 from shardq.model.times import moment_of
 from shardq.stores.store import Slice, Store, Tally
@@ -112,6 +112,10 @@ def fill(queue: Queue, count: int = 40) -> None:
     for message in queue.receive(2):
         if message.body == b"retried":
             queue.retry(message, delay="2h", reason="refused")
+    off = queue.put("put off", group="customer-1", priority=1)._row
+    store, far_ms = queue._home.store, off.due_ms + 7_200_000
+    store.edit([off._replace(serial=1, attempt=1, not_before_ms=far_ms, claim="receipt")])
+    store.insert([note_of(off.position, off.shard, off.due_ms + 1, row_ids.next(1))])
 
 
 def stored(queue: Queue) -> list[Row]:
@@ -137,6 +141,7 @@ def expected(queue: Queue, row: Row) -> dict[str, Any]:
         "attempt": row.attempt,
         "group": row.group,
         "in_flight": row.claim is not None,
+        "not_before": None if row.not_before_ms is None else moment_of(row.not_before_ms),
         "headers": list(message.headers.items()) or None,
         "last_error": message.last_error,
         "last_error_at": message.last_error_at,
@@ -154,7 +159,7 @@ def test_messages_have_what_the_queue_holds(url: str, queue: Queue) -> None:
     rows = {row.id: expected(queue, row) for row in stored(queue)}
     assert {one["row_id"]: one for one in read(url, queue.name)} == rows
     bare = read(url, queue.name, bodies="false")
-    assert {tuple(one) for one in bare} == {tuple(columns.MESSAGES[n].name for n in range(16))}
+    assert {tuple(one) for one in bare} == {tuple(columns.MESSAGES[n].name for n in range(17))}
     assert {one["row_id"]: {**one, "body": rows[one["row_id"]]["body"]} for one in bare} == rows
     some = read(url, queue.name, columns="lane, id")
     assert sorted((one["lane"], one["id"]) for one in some) == sorted(
@@ -174,7 +179,8 @@ def test_shards_have_the_store_s_own_counts(url: str, queue: Queue) -> None:
         shard = Shard(one["queue"], one["minute"], one["lane"])
         assert one["in_flight"] == claims[shard]
         assert one["start"] == moment_of(layout.start_ms(shard.minute))
-        assert one["priority"] == layout.band_of(shard.lane)
+        is_of_groups = layout.is_of_groups(shard.lane)
+        assert one["priority"] == (None if is_of_groups else layout.band_of(shard.lane))
 
 
 @pytest.mark.gate

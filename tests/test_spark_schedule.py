@@ -359,7 +359,7 @@ def test_each_bad_row_is_in_a_frame_of_its_own_with_its_reason(
     assert stored == {("team", '{"a":"b"}'), (None, None)}
     layout = here.queue._home.register.layout
     assert {row.shard.lane for row in here.rows()} == {
-        layout.group_lane("team", 1), layout.named_lane("key", 1)
+        layout.group_lane("team"), layout.named_lane("key", 1)
     }  # fmt: skip
 
 

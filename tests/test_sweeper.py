@@ -74,8 +74,7 @@ def test_a_seal_never_passes_a_shard_that_is_not_empty(stage: Stage) -> None:
 
     recorder = Recorder(stage.clock, handle)
     consumer = Consumer(queue, recorder)
-    queue.put("a", group="g")
-    lane = queue._home.register.layout.group_lane("g", 0)
+    lane = queue.put("a")._row.shard.lane
     for _ in range(300):
         stage.drive(consumer, seconds=0.1)
         sealed = stage._store.notes(LANES, ("mail",))
@@ -196,6 +195,7 @@ def test_a_lane_that_a_sweep_passed_over_is_swept_as_far_back_later(stage: Stage
 
 def test_a_sweep_that_leaves_a_gap_is_no_look_at_a_group_s_message_in_it(stage: Stage) -> None:
     queue = stage.connect().queue("mail", lanes=1)
+    queue._home.register.use_groups()
     consumer, _ = reading(stage, queue)
     engine = consumer._engine
     stage.drive(consumer, seconds=6)
@@ -215,11 +215,12 @@ def test_a_sweep_that_was_cut_short_is_no_look_at_a_group_s_message_behind_that(
     stage: Stage,
 ) -> None:
     queue = stage.connect().queue("mail", lanes=1)
+    queue._home.register.use_groups()
     consumer, _ = reading(stage, queue)
     engine = consumer._engine
     stage.drive(consumer, seconds=6)
     engine.reader.poll(back_ms=500)
-    write(stage, queue, stage.clock.now_ms() - 20, b"first")
+    write(stage, queue, stage.clock.now_ms() - 20, b"first", group="g")
     write(stage, queue, stage.clock.now_ms() - 10, b"missed", group="g")
     stage.clock.advance(0.25)
     # As after reads that have failed.
@@ -337,33 +338,7 @@ def test_what_another_had_behind_a_seal_as_it_was_looked_at_is_looked_at_again(
     assert seen.texts == ["late"]
 
 
-def test_of_a_group_nothing_runs_behind_the_seal_where_the_lane_s_next_reader_does_not_look(
-    stage: Stage,
-) -> None:
-    queue = stage.connect().queue("mail", minute="1s", offset="2s", lanes=1)
-    consumer, _ = reading(stage, queue)
-    stage.drive(consumer, seconds=20, stride=0.1)
-    sealed = stage._store.notes(LANES, ("mail",))[0]
-    write(
-        stage, queue, queue._home.register.layout.start_ms(sealed - 1), b"late", lane=0, group="g"
-    )
-    ready = consumer._engine.ready
-    while (one := ready.take()) is None:
-        stage.clock.advance(0.1)
-        consumer._engine.step()
-    assert one.row.body == b"late"
-    assert one.row.shard.minute > stage._store.notes(LANES, ("mail",))[0]
-    consumer._engine.retire()
-    other, after = reading(stage, queue)
-    queue.put("next", group="g")
-    stage.drive(other, seconds=1.5)
-    # Its shard is the first reader's, until whose lease is over.
-    assert after.texts == []
-    stage.drive(other, seconds=12)
-    assert after.texts == ["late", "next"]
-
-
-def test_of_a_group_what_is_found_behind_the_seal_of_a_lane_that_lags_holds_up_nothing(
+def test_what_is_found_behind_the_seal_of_a_lane_that_lags_holds_up_nothing(
     stage: Stage,
 ) -> None:
     queue = stage.connect().queue("mail", lanes=1)
@@ -376,9 +351,7 @@ def test_of_a_group_what_is_found_behind_the_seal_of_a_lane_that_lags_holds_up_n
         if minute == 20:
             queue.put("twenty", group="g")
         stage.clock.advance(60)
-    write(
-        stage, queue, queue._home.register.layout.start_ms(sealed - 1), b"late", lane=0, group="g"
-    )
+    write(stage, queue, queue._home.register.layout.start_ms(sealed - 1), b"late")
     seen = Recorder(stage.clock, lambda _: stage.clock.advance(0.01))
     stage.drain(queue, Consumer(queue, seen, prefetch=100), within="60s")
     texts = seen.texts
@@ -386,14 +359,14 @@ def test_of_a_group_what_is_found_behind_the_seal_of_a_lane_that_lags_holds_up_n
     assert texts.index("19") < texts.index("twenty") < texts.index("22")
 
 
-def test_of_a_group_what_is_found_behind_the_seal_of_one_who_died_is_handed_out_with_care(
+def test_what_is_found_behind_the_seal_of_one_who_died_is_handed_out_with_care(
     stage: Stage,
 ) -> None:
     queue = stage.connect().queue("mail", minute="1s", offset="2s", lanes=1)
     consumer, _ = reading(stage, queue)
     stage.drive(consumer, seconds=20, stride=0.1)
     late_ms = queue._home.register.layout.start_ms(stage._store.notes(LANES, ("mail",))[0] - 1)
-    late = write(stage, queue, late_ms, b"late", lane=0, group="g")
+    late = write(stage, queue, late_ms, b"late")
     dead = Leases(queue._home.store, stage.clock, "dead", window=1, ttl_ms=1_000)
     assert not dead.take([late.shard])
     while (one := consumer._engine.ready.take()) is None:
@@ -562,17 +535,19 @@ def test_what_news_of_a_put_finds_does_not_go_before_what_was_passed_in_its_grou
     stage: Stage,
 ) -> None:
     queue = stage.connect().queue("mail", lanes=1)
+    queue._home.register.use_groups()
     consumer, _ = reading(stage, queue)
     stage.drive(consumer, seconds=1)
     engine = consumer._engine
     engine.step()
+    engine.reader.wakes_all = True
     # Both are stored just after a poll has passed their due; of the first nothing is told.
     write(stage, queue, stage.clock.now_ms(), b"first", group="g")
     stage.clock.advance(0.12)
+    engine.reader.wakes_all = True
     engine.reader.poll()
     write(stage, queue, stage.clock.now_ms(), b"second", group="g")
     engine.sweeper.look_back()
-    engine.intake.set_reach()
     one = engine.ready.take()
     assert one is not None
     assert one.row.body == b"first"

@@ -283,7 +283,7 @@ def test_two_consumers_of_a_queue_rest_as_soon_as_nothing_waits_for_either(
     sandbox.drain()
     assert all(runs.values())
     # Of each that goes on at its own pace there are over 30,000.
-    assert sum(sandbox.faults.calls.values()) - before < 2_000
+    assert sum(sandbox.faults.calls.values()) - before < 4_000
 
 
 def test_the_test_may_move_the_clock_itself(

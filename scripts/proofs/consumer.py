@@ -26,7 +26,7 @@ from shardq.clock import SystemClock, machine_us
 from shardq.consumer import PREFETCH
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
     from shardq.engine.delivery import Delivery
     from shardq.engine.intake import Intake
@@ -151,11 +151,9 @@ class Witness:
         intake.accept = self._take_in  # type: ignore[method-assign]
         intake.forget_all = self._settle  # type: ignore[method-assign]
 
-    def _take_in(
-        self, rows: Sequence[Row], reach_ms: Mapping[int, int] | None = None
-    ) -> dict[int, int]:
+    def _take_in(self, rows: Sequence[Row]) -> dict[int, int]:
         _write_ids(self._taken, [row.message_id for row in rows if row.id not in self._known])
-        return self._accept(rows, reach_ms)
+        return self._accept(rows)
 
     def _settle(self, ended: Iterable[Delivery]) -> None:
         ended = list(ended)

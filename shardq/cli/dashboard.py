@@ -341,11 +341,12 @@ def _lanes_of(member: MemberView, view: QueueView) -> str:
 
 
 def _lane_lines(view: QueueView) -> list[Text]:
-    count = screen.plural(len({lane.lane for lane in view.lanes}), "lane")
-    bands = len({lane.band for lane in view.lanes})
+    ordinary = [lane for lane in view.lanes if lane.band is not None]
+    count = screen.plural(len({lane.lane for lane in ordinary}), "lane")
+    bands = len({lane.band for lane in ordinary})
     of_bands = f" of {screen.plural(bands, 'band')}" if bands > 1 else ""
-    read = sum(lane.owner is not None for lane in view.lanes)
-    lines = [Text(f"{_GAP}{count}{of_bands}, {read:,} of {len(view.lanes):,} being read")]
+    read = sum(lane.owner is not None for lane in ordinary)
+    lines = [Text(f"{_GAP}{count}{of_bands}, {read:,} of {len(ordinary):,} being read")]
     behind = sorted((lane for lane in view.lanes if lane.lag_ms), key=lambda lane: -lane.lag_ms)
     if behind and len(view.lanes) > 1:
         more = f", {len(behind) - 1:,} more lag" if len(behind) > 1 else ""
@@ -371,6 +372,8 @@ def _producer_line(view: QueueView) -> list[Text]:
 
 
 def _lane(lane: LaneView, bands: int) -> str:
+    if lane.band is None:
+        return f"lane {lane.lane} for groups"
     return f"lane {lane.lane} of band {lane.band}" if bands > 1 else f"lane {lane.lane}"
 
 

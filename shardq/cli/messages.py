@@ -280,7 +280,7 @@ def _error_text(message: Message) -> str:
     try:
         return message.last_error or ""
     except StoreCorrupt:
-        return "(its headers are damaged)"
+        return "(it is damaged)"
 
 
 def _show_found(message: Found, *, as_json: bool) -> Exit:

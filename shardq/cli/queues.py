@@ -93,8 +93,6 @@ def _is_fixed(option: str) -> bool:
 
 def _default(option: str, queue: str = "") -> str:
     """A setting's default as its user writes it; of a dead-letter queue its own."""
-    if option == "group-lanes":
-        return "as lanes"
     name = option.replace("-", "_")
     own = DEAD_SETTINGS if is_dead_queue(queue) else {}
     if name in own:

@@ -13,7 +13,7 @@ from shardq.cli.keyed import held
 from shardq.errors import StoreCorrupt
 from shardq.inspection.state import State, Where
 from shardq.inspection.whereabouts import Whereabouts
-from shardq.model.message import key_of, read_headers
+from shardq.model.message import key_of, priority_of, read_headers
 from shardq.model.names import is_dead_queue, served_queue
 from shardq.model.receipt import Signer
 from shardq.model.times import iso, moment_of
@@ -187,7 +187,7 @@ def print_state(state: State) -> None:
 def _priority(source: Queue, row: Row) -> int | None:
     """What the message was put with; None where a dead one does not say."""
     if not is_dead_queue(row.shard.queue):
-        return source._home.register.layout.band_of(row.shard.lane)
+        return priority_of(row, source._home.register.layout)
     try:
         text = read_headers(row).get("shardq-priority", "")
     except StoreCorrupt:

@@ -9,7 +9,7 @@
          ├ starts     lets those with keys begin, many by one LWT
          ├ outbox     what deliveries come to (outcome), stored in batches by the courier
          │   └ discards   what is deleted and not delivered
-         └ heads, older   groups: who is first, and who waits
+         └ groups/    lanes of groups: rows that stay where they are, and their heads
  deliverer gives deliveries to the handler (handler, call)   deaths   tells on_dead
    └ failures, hanging: what the log has of handlers
  receiver  callers of `Queue.receive`, who share one engine

@@ -69,10 +69,19 @@ class Care:
             try:
                 if not self._is_there(one):
                     return LEFT
+                if one.is_stale:
+                    # Another has edited it: its lane places it anew.
+                    return GIVEN_UP
                 if one.careful:
-                    serial = row.serial + SERIALS_AFTER_TAKEOVER
-                    self._store.edit([row._replace(attempt=row.attempt + 1, serial=serial)])
-                    one.row = row._replace(serial=serial)
+                    # No longer before any time: by that a retry is told from what runs.
+                    edit = row._replace(
+                        attempt=row.attempt + 1,
+                        not_before_ms=None,
+                        serial=row.serial + SERIALS_AFTER_TAKEOVER,
+                    )
+                    self._store.edit([edit])
+                    one.row = edit._replace(attempt=row.attempt)
+                    one.is_edited = True
             except StoreTimeout as error:
                 # Maybe recorded: given up now, each new try could use up one more attempt.
                 log.warning("message %s waits: %s", row.message_id, error)
@@ -94,10 +103,11 @@ class Care:
         if now_us < one.there_until_us:
             return True
         asked = self._with_next(one)
-        there = {row.id for row in self._store.find(each.row.position for each in asked)}
+        there = {row.id: row for row in self._store.find(each.row.position for each in asked)}
         for each in asked:
-            if each.row.id in there:
+            if (row := there.get(each.row.id)) is not None:
                 each.there_until_us = now_us + _LOOKED_US
+                each.is_stale = each.grouped and row.serial != each.row.serial
         return one.row.id in there
 
     def _with_next(self, one: Delivery) -> list[Delivery]:

@@ -11,7 +11,6 @@ from shardq.records.ledger import End
 
 if TYPE_CHECKING:
     from shardq.engine.delivery import Delivery
-    from shardq.engine.heads import Heads
     from shardq.lifecycle.settle import Settler
     from shardq.model.message import Row
     from shardq.model.shard import Position
@@ -20,17 +19,12 @@ if TYPE_CHECKING:
 
 
 class Discards:
-    """What one consumer is to delete.
+    """What one consumer is to delete."""
 
-    Args:
-        heads: Knows what waits behind those of groups.
-    """
-
-    def __init__(self, register: Register, settler: Settler, stats: StatsLog, heads: Heads) -> None:
+    def __init__(self, register: Register, settler: Settler, stats: StatsLog) -> None:
         self._register = register
         self._settler = settler
         self._stats = stats
-        self._heads = heads
         self._purged: dict[Position, Row] = {}
         self._left_over: dict[Position, Row] = {}
         self._cancelled: dict[Delivery, bool] = {}
@@ -61,12 +55,11 @@ class Discards:
         """
         self._cancelled[one] = is_counted
 
-    def flush(self) -> tuple[list[Delivery], set[bytes]]:
+    def flush(self) -> list[Delivery]:
         """Delete them.
 
         Returns:
-            Deliveries that were cancelled, and are to be concluded; and by row id those of them
-            whose rows were gone.
+            Deliveries that were cancelled, and are to be concluded.
         """
         if self._purged:
             self._settler.finish(list(self._purged.values()), End.PURGED)
@@ -80,19 +73,17 @@ class Discards:
             self._left_over = {}
         if self._cancelled or self._ending:
             return self._flush_cancelled()
-        return [], set()
+        return []
 
-    def _flush_cancelled(self) -> tuple[list[Delivery], set[bytes]]:
+    def _flush_cancelled(self) -> list[Delivery]:
         asked = self._cancelled
         there = self._settler.still_there([one.row.position for one in asked])
         self._ending |= {one: own for one, own in asked.items() if one.row.position in there}
         self._cancelled = {one: own for one, own in asked.items() if one.row.position not in there}
-        for one in self._ending:
-            self._heads.note_block(one)
         # Those that had begun have had this delivery too.
         attempts = [one.attempt if one.thread_id else one.row.attempt for one in self._ending]
         self._settler.finish([one.row for one in self._ending], End.CANCELLED, attempts)
         ended, gone, self._ending, self._cancelled = self._ending, self._cancelled, {}, {}
         counted = sum(ended.values())
         self._stats.add(cancelled=counted, dropped=len(ended) - counted)
-        return [*ended, *gone], {one.row.id for one in gone}
+        return [*ended, *gone]

@@ -13,11 +13,14 @@ One thread steps it; handlers work beside it through `ready` and `outbox`. In-pr
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shardq import locks
 from shardq.engine.courier import Courier
 from shardq.engine.failures import Failures
+from shardq.engine.groups.gifts import Gifts
+from shardq.engine.groups.room import GroupLanes
 from shardq.engine.hanging import Hanging
 from shardq.engine.intake import READ_AHEAD_MS, Intake
 from shardq.engine.lane import RUNGS
@@ -31,7 +34,6 @@ from shardq.engine.sharing import FREE_US, Sharing
 from shardq.engine.starts import Starts
 from shardq.engine.sweeper import Sweeper
 from shardq.errors import ShardqError, UnknownQueue, UsageError
-from shardq.lifecycle.groups import Groups
 from shardq.lifecycle.settle import Settler
 from shardq.model.ids import row_ids
 from shardq.records.membership import Membership, member_name
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from shardq.clock import Clock
+    from shardq.model.message import Row
     from shardq.model.settings import Settings
     from shardq.records.membership import Heartbeat
     from shardq.records.register import Register
@@ -59,8 +62,6 @@ _IDLE_WATCHED_S = 0.25
 _SHARE_MS = 20
 _SHARE_LOCAL_MS = 5
 """Longer than a move takes: found by the next poll of who it goes to, not by a sweep."""
-_HOLD_S = 0.02
-"""How soon a lane is polled where a group's head is due and waits for that."""
 _NEWS_S = 0.013
 _STORE_US = 10_000
 """How long the first outcome since a flush waits for others that are stored along with it."""
@@ -69,6 +70,8 @@ _STUCK_US = 5_000_000
 _STUCK_LONG_US = 30_000_000
 _SEAL_US = 1_000_000
 _LINGER_MS = 5_000
+_KEPT_MS = 60_000
+"""How long a group lane's lease is kept after the last row: the next may come soon."""
 _BACK_OFF_S = (0.1, 5.0)
 _ARRIVE_US = 500_000
 _EXPECTED_US = 2_000_000
@@ -130,13 +133,22 @@ class Engine:
         self.settler = Settler(store, clock, register, self.member, self.stats.note_farthest)
         self.courier = Courier(f"shardq-{register.name}-acks", on_return=self.wake)
         self.failures = Failures(clock, register)
+        self.groups = GroupLanes(
+            store,
+            clock,
+            register,
+            self.leases,
+            self.ready,
+            self.settler,
+            on_purged=self._on_purged,
+            on_news=self.wake,
+        )
         self.outbox = Outbox(
             clock,
             register,
             self.settler,
-            Groups(store, clock, register, self.settler),
+            self.groups,
             self.leases,
-            self.ready,
             self.stats,
             self.courier,
             self.failures,
@@ -154,25 +166,24 @@ class Engine:
             self.leases,
             self.ready,
             self.settler.ledger,
+            self.groups,
             on_purged=self.outbox.discards.purge,
             on_ended=self.outbox.discards.drop,
             on_put_off=self.outbox.defer,
-            put_behind=self.outbox.heads.put_behind,
-            put_off_until=self.outbox.put_off_until,
         )
         self.starts = Starts(
             store, clock, register, self.ready, self.intake, self.outbox, self.settler
         )
         self._hanging = Hanging(clock, register, self.outbox)
-        self.outbox.intake = self.outbox.heads.intake = self.intake
+        self.outbox.intake = self.groups.intake = self.intake
         self.ready.on_take = self.outbox.begin
-        self.ready.on_hold = self._on_hold
         self.reader = Reader(
             store,
             clock,
             register,
             self.intake,
             self.ready,
+            self.groups,
             prefetch=prefetch,
             isolated=isolated,
             before_read=self._renew,
@@ -184,9 +195,12 @@ class Engine:
             register,
             self.intake,
             self._membership,
-            self.outbox.heads,
+            self.groups,
             self.reader,
             isolated=isolated,
+        )
+        self._gifts = Gifts(
+            clock, self._membership, self.groups, self.lanes, self.outbox, threads=threads
         )
         self._begin_in_time()
         self.sharing = Sharing(
@@ -207,7 +221,6 @@ class Engine:
         self._is_arriving = self._is_leaving = False
         self._reread_for = self._freed_us = self._first_us = self._rested_us = 0
         self.outbox.on_park = self._membership.hurry
-        self._group_share = max(prefetch // 16, 1)
         self._settings = register.settings
         self._progress = (0, clock.boot_us())
         self._is_stuck = self._is_watched = False
@@ -222,6 +235,7 @@ class Engine:
             self.outbox,
             self.leases,
             self._membership,
+            self.groups,
             has_news=lambda: self._has_near_news,
             on_news=self.on_put,
             on_swept=lambda at_ms: self.sweeper.was_swept(RUNGS[-1], at_ms),
@@ -283,9 +297,6 @@ class Engine:
             return 0.0
         new = self._work(self._read if is_open else None)
         if is_open:
-            if self.intake.has_held_groups:
-                self.intake.close_groups()
-                self.lanes.give_back()
             self._seal()
         self.release_idle()
         if self.stats.is_due():
@@ -319,7 +330,9 @@ class Engine:
         """Make anew what remembers times of the wall clock."""
         clock, register = self._clock, self._register
         self._clock_steps = clock.steps
-        self.sweeper = Sweeper(clock, register, self.intake, self.reader, isolated=self._isolated)
+        self.sweeper = Sweeper(
+            clock, register, self.intake, self.reader, self.groups, isolated=self._isolated
+        )
         self.lanes.begin_in_time()
 
     def _follow_clock(self) -> None:
@@ -353,12 +366,13 @@ class Engine:
             # What cannot be read must not keep what is done from being stored.
             self.starts.keep(is_leaving=self._is_leaving)
             self.outbox.park_overdue()
-            self.outbox.heads.relieve(self._group_share)
             self.outbox.flush()
 
     def _read_briefly(self) -> int:
+        self.reader.wakes_all |= self._has_near_news
         new = self.reader.poll()
         self._has_near_news = False
+        self.groups.serve()
         if self.rest.take_behind():
             self.sweeper.look_back()
         return new
@@ -367,6 +381,7 @@ class Engine:
         self.lanes.look()
         self.sweeper.look_behind_seals()
         rung = self.sweeper.rung_due()
+        self.reader.wakes_all |= self._has_near_news
         if self.intake.known:
             new = self.reader.poll()
         else:
@@ -384,7 +399,9 @@ class Engine:
         if self.rest.take_behind() or has_news:
             self.sweeper.look_back()
         self.sweeper.sweep(rung)
+        self.groups.serve()
         self.lanes.guard()
+        self._gifts.step()
         self.sharing.share()
         return new
 
@@ -443,10 +460,9 @@ class Engine:
             self._has_near_news = True
             self.wake()
 
-    def _on_hold(self) -> None:
-        """A group's head waits for the next poll."""
-        if self._clock.boot_us() - self._stepped_us >= _HOLD_S * 1e6:
-            self.wake()
+    def _on_purged(self, rows: list[Row]) -> None:
+        """Heads that waited were reached by a purge."""
+        self.outbox.discards.purge(rows)
 
     def _on_first(self) -> None:
         """A handler has ended: its work comes again if this process dies before that is stored."""
@@ -613,9 +629,10 @@ class Engine:
         return self._is_arriving
 
     def _told(self) -> Heartbeat:
-        return self.sharing.told(
+        told = self.sharing.told(
             self.lanes.told, version=self._register.version, holder=self.leases.holder
         )
+        return replace(told, gave=self.lanes.given)
 
     def _bury_dead(self) -> bool:
         """Count the dead of this machine as members no more; whether there were any."""
@@ -636,13 +653,11 @@ class Engine:
             self.intake.give_up(lambda _: True)
         if settings.purged_before_us:
             self.intake.give_up(lambda one: one.row.entered_us < settings.purged_before_us)
-            self.outbox.heads.doubt(self.intake.lanes)
 
     def _watch_progress(self) -> None:
         """A member with due rows and no slot lets others have its lanes, until it has a slot.
 
-        After 5 s where another has a slot and what is due cannot be shared, as rows of groups; else
-        after 30 s.
+        After 5 s where another has a slot and what is due cannot be shared; else after 30 s.
         """
         begun = self.outbox.begun
         now_us = self._clock.boot_us()
@@ -682,13 +697,20 @@ class Engine:
     def release_idle(self) -> None:
         """Release leases of which no row is known, once nothing more is expected there."""
         layout, intake = self._register.layout, self.intake
-        over_ms = self._clock.now_ms() - _LINGER_MS
+        now_ms = self._clock.now_ms()
+        over_ms, kept_ms = now_ms - _LINGER_MS, now_ms - _KEPT_MS
         idle = []
         for lease in self.leases.held():
             shard = lease.shard
-            if shard in intake.shard_rows:
+            if shard in intake.leased_rows:
                 continue
             lane = intake.lanes.get(shard.lane)
+            if layout.is_of_groups(shard.lane):
+                if lane is None or not (
+                    self.groups.is_needed(lane.number) or lane.seen_ms > kept_ms
+                ):
+                    idle.append(shard)
+                continue
             end_ms = layout.end_ms(shard.minute)
             if lane is None or lane.quiet or (end_ms <= over_ms and lane.cursor_ms >= end_ms - 1):
                 idle.append(shard)
@@ -711,10 +733,11 @@ class Engine:
         if is_open and self._is_watched:
             # What was moved on to be due in a second was read by no look so far: by the next it is.
             seconds = min(seconds, self.reader.ahead_s)
+        if is_open:
+            until_head_ms = self.groups.next_ms() - self._clock.now_ms()
+            seconds = max(min(seconds, until_head_ms / 1e3), 0.001)
         if not (is_open and self.intake.known):
             return seconds
-        if self.ready.holds:
-            seconds = min(seconds, _HOLD_S)
         until_sweep = (self.sweeper.next_sweep_ms() - self._clock.now_ms()) / 1e3
         return max(min(seconds, until_sweep), 0.001)
 

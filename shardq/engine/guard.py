@@ -81,8 +81,15 @@ class Guard:
             for lane, row in first.items()
             if row.due_ms <= now_ms - _ALONE_MS * max(ranks[lane], 1)
         ]
-        locks = self._store.locks([row.position for row in waiting])
-        return {shard.lane for shard, state in locks.items() if state.lock is None}
+        layout = self._register.layout
+        grouped = sorted(
+            {lane for lane, _ in ranks.items() if layout.is_of_groups(lane)}
+            & {row.shard.lane for row in waiting}
+        )
+        locks = self._store.locks([r.position for r in waiting if r.shard.lane not in grouped])
+        free = {shard.lane for shard, state in locks.items() if state.lock is None}
+        states = self._store.lane_locks(layout.queue, grouped) if grouped else {}
+        return free | {lane for lane in grouped if lane not in states or states[lane].lock is None}
 
     def _first_rows(self, lanes: Iterable[int], now_ms: int) -> dict[int, Row]:
         """Of each lane the first row that has waited, where there is one."""

@@ -1,11 +1,11 @@
 """Taking in rows that were read: which of them are new, may be handed out, and when.
 
 ```
- rows ──► known already? ── passed over            known: in hand until settled
+ rows ──► known already? ── passed over            known: in memory until settled
       ──► entered before a purge? ── deleted
-      ──► shard leased? ── no: refused, for now    one LWT a shard, not a row
+      ──► leased? ── no: refused, for now          one LWT a shard or group lane, not a row
       ──► ended, by the ledger? ── dropped         asked only of rows that may be left over
-      ──► behind its group's head? ── moved
+      ──► of a group? ── placed by its lane (`groups/room.py`)
       ──► ready
 ```
 
@@ -18,24 +18,23 @@ import logging
 from collections import Counter
 from itertools import groupby
 from operator import itemgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from shardq.engine.delivery import Delivery, place_of
-from shardq.engine.lane import Lane, learn_blocks
-from shardq.engine.older import find_older
+from shardq.engine.delivery import Delivery
+from shardq.engine.lane import Lane
 from shardq.errors import StoreTimeout, StoreUnavailable
 from shardq.model import names
-from shardq.model.message import groups_of, shards_of
+from shardq.model.message import shards_of
+from shardq.stores.store import Slice
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from shardq.clock import Clock
     from shardq.engine.lease import Lease, Leases
     from shardq.engine.ready import Ready
-    from shardq.model.message import GroupKey, Row
+    from shardq.model.message import Row
     from shardq.model.shard import Layout, Shard
-    from shardq.records.blocks import Block
     from shardq.records.ledger import Ledger
     from shardq.records.register import Register
     from shardq.stores.store import Store
@@ -43,35 +42,53 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 _shard_of = itemgetter(0)
 READ_AHEAD_MS = 2_000
+_FIND_ROWS = 500
 _RETRY_MS = 250
 _EAGER_RETRY_MS = 50
 _EAGER_MS = 4_000
 """How long a lane that is new here is tried so often: its former reader leaves it in that time."""
-_CLOSED_MS = 500
 _FRESH_US = 2_000_000
 """A message put so lately can hardly have ended and be there."""
 
 
+class GroupRows(Protocol):
+    """Rows of group lanes, by lane: what becomes of them there, `groups/room.py` knows."""
+
+    def look_for_listed(self, lanes: Sequence[Lane]) -> None:
+        """Read lanes that are new here from their first listed row on."""
+
+    def owns(self, lane: int, lease: Lease) -> bool:
+        """True if a lane has been owned since this lease was taken."""
+
+    def take_over(self, leases: Mapping[int, Lease]) -> dict[int, int]:
+        """Begin to own lanes; gives from which dues on they are to be read anew."""
+
+    def drop(self, lanes: Iterable[int]) -> None:
+        """Own these lanes no more."""
+
+    def place(self, lane: Lane, rows: Iterable[Row]) -> None:
+        """Place rows of a shard that were read, in order."""
+
+    def give_up(self, unwanted: Callable[[Delivery], bool]) -> list[Delivery]:
+        """Take rows out of memory that have not begun and answer True."""
+
+
 class Intake:
-    """The lanes of one member, and the rows of them that it has in hand.
+    """The lanes of one member, and the rows of them that it has in memory.
 
     Args:
         ledger: Knows which messages have ended.
+        groups: Places rows of group lanes.
         on_purged: Given rows that a purge has reached.
         on_ended: Given rows of messages that have ended already.
-        on_put_off: Given deliveries that are to be moved: behind their group's head, or to now;
-            and to when.
-        put_behind: Given lanes that will not be read on soon; puts off what waits for that.
-        put_off_until: Until when rows of a group are put off by moves that are not stored yet.
+        on_put_off: Given deliveries that are to be moved to a due, and that due.
 
     Attributes:
         lanes: The lanes that are read, by number.
         polled: Those of them that were not quiet when that was last looked at.
         known: Row id -> delivery of what has been read and not settled.
-        shard_rows: How many of them each shard has.
+        leased_rows: By shard of the lease, the rows that were read under it and are no claims.
         body_bytes: The size of their bodies.
-        has_held_groups: Whether grouped rows wait for another member to leave a lane.
-        shared: The lanes of which another had a shard with rows when that was last looked up.
     """
 
     def __init__(
@@ -82,12 +99,11 @@ class Intake:
         leases: Leases,
         ready: Ready,
         ledger: Ledger,
+        groups: GroupRows,
         *,
         on_purged: Callable[[list[Row]], None],
         on_ended: Callable[[list[Row]], None],
         on_put_off: Callable[[Delivery, int], None],
-        put_behind: Callable[[Collection[int]], None],
-        put_off_until: Callable[[GroupKey], int],
     ) -> None:
         self._store = store
         self._clock = clock
@@ -95,25 +111,28 @@ class Intake:
         self._leases = leases
         self._ready = ready
         self._ledger = ledger
+        self._groups = groups
         self._on_purged = on_purged
         self._on_ended = on_ended
         self._on_put_off = on_put_off
-        self.put_behind = put_behind
-        self._put_off_until = put_off_until
-        self._groups_asked_ms = 0
-        self._missed: dict[int, int] = {}
         self._left: dict[int, int] = {}
         self.lanes: dict[int, Lane] = {}
         self.polled: list[Lane] = []
         self.known: dict[bytes, Delivery] = {}
-        self.shard_rows: Counter[Shard] = Counter()
+        self.leased_rows: Counter[Shard] = Counter()
         self.body_bytes = 0
-        self.has_held_groups = False
-        self.shared: set[int] = set()
 
     @property
     def _layout(self) -> Layout:
         return self._register.layout
+
+    def _lease_key(self, shard: Shard) -> Shard:
+        """The shard whose lease lets a shard be read: its own, or its group lane's."""
+        layout = self._layout
+        return layout.lane_lease(shard.lane) if layout.is_of_groups(shard.lane) else shard
+
+    def _lease_of(self, shard: Shard) -> Lease | None:
+        return self._leases.get(self._lease_key(shard))
 
     # Lanes ----------------------------------------------------------------------------------------
 
@@ -134,11 +153,10 @@ class Intake:
         registered = sealed() if new else {}
         if dropped:
             self.give_up(lambda one: one.row.shard.lane in dropped)
+            self._groups.drop(dropped)
             for number in dropped:
                 del self.lanes[number]
         if new:
-            # A lane may be passed on within a second: half of that would go by until it is asked.
-            self._groups_asked_ms = 0
             newest = self._layout.newest_sealable(self._clock.now_ms())
             for number in new:
                 made = self._register.made_minute(number) - 1
@@ -149,21 +167,16 @@ class Intake:
                 self.lanes[number] = lane
                 for one in self.known.values():
                     if one.row.shard.lane == number and not one.claimed:
-                        lane.count([one.row], 1)
+                        lane.rows += 1
+        self._groups.look_for_listed([self.lanes[number] for number in new])
         self.polled = [lane for lane in self.lanes.values() if not lane.quiet]
         return dropped
 
     def give_up(self, unwanted: Callable[[Delivery], bool]) -> None:
-        """Forget rows that were not handed out, and read them again where their lane stays ours.
-
-        With them goes the rest of their groups, of which some would come before them.
-        """
-        groups = {
-            one.group
-            for one in list(self.known.values())
-            if one.row.group is not None and not one.begun_us and unwanted(one)
-        }
-        for one in self._ready.remove(lambda one: one.group in groups or unwanted(one)):
+        """Forget rows that were not handed out, and read them again where their lane stays ours."""
+        for one in self._groups.give_up(unwanted):
+            self.leave(one)
+        for one in self._ready.remove(lambda one: not one.grouped and unwanted(one)):
             if self._lies_behind_seal(one):
                 # Who reads the lane next begins after that, and looks back minutes later at best.
                 self._on_put_off(one, self._clock.now_ms())
@@ -171,19 +184,18 @@ class Intake:
                 self.leave(one)
 
     def _lies_behind_seal(self, one: Delivery) -> bool:
-        """Whether a row that waits for nothing but a handler came when its minute was sealed.
+        """True if a row that waits for nothing but a handler came when its minute was sealed.
 
         Of one that is not due the minute is still to come: the clock was set back meanwhile.
         """
         lane = self.lanes.get(one.row.shard.lane)
         is_behind = lane is not None and one.row.shard.minute <= lane.sealed
-        is_over = is_behind and one.row.due_ms <= self._clock.now_ms()
-        return is_over and one.row.group is None and not one.careful
+        return is_behind and one.row.due_ms <= self._clock.now_ms() and not one.careful
 
     def leave(self, one: Delivery) -> None:
         """Forget a row that waits nowhere any more, and read it again where its shard is ours."""
         self.forget(one)
-        if one.careful and one.row.group is None:
+        if one.careful and not one.grouped:
             one.lease.give_back()
         lane = self.lanes.get(one.row.shard.lane)
         if lane is not None:
@@ -200,18 +212,23 @@ class Intake:
 
     def forget_all(self, ended: Iterable[Delivery]) -> None:
         """Deliveries are over."""
-        gone: dict[Shard, list[Row]] = {}
+        gone: dict[Shard, int] = {}
         for one in ended:
-            row = one.row
-            if self.known.pop(row.id, None) is not None:
-                self.body_bytes -= len(row.body)
+            if self.known.pop(one.row.id, None) is not None:
+                self.body_bytes -= len(one.row.body)
                 if not one.claimed:
-                    gone.setdefault(row.shard, []).append(row)
-        for shard, rows in gone.items():
-            self._uncount(shard, rows)
+                    shard = one.lease.shard
+                    gone[shard] = gone.get(shard, 0) + 1
+        for shard, count in gone.items():
+            self._uncount(shard, count)
+
+    def replace(self, one: Delivery, row: Row) -> None:
+        """A row in memory was edited in place, or is kept without its body from now on."""
+        self.body_bytes += len(row.body) - len(one.row.body)
+        one.row = row
 
     def park(self, one: Delivery, claim: Row) -> bool:
-        """A delivery's row has become a claim elsewhere, which no shard of ours waits for.
+        """A delivery's row has become a claim, which no lease of ours is kept for.
 
         Returns:
             Whether it is; not where it was read again, as its time was over, and runs once more.
@@ -222,49 +239,47 @@ class Intake:
                 return False
             self.forget(again)
         if self.known.pop(one.row.id, None) is not None and not one.claimed:
-            self._uncount(one.row.shard, [one.row])
+            self._uncount(one.lease.shard, 1)
         one.row = claim
         one.claimed = one.counted = True
         self.known[claim.id] = one
         return True
 
-    def _uncount(self, shard: Shard, rows: Sequence[Row]) -> None:
-        left = self.shard_rows[shard] - len(rows)
+    def _uncount(self, shard: Shard, count: int) -> None:
+        left = self.leased_rows[shard] - count
         if left:
-            self.shard_rows[shard] = left
+            self.leased_rows[shard] = left
         else:
-            del self.shard_rows[shard]
+            del self.leased_rows[shard]
         lane = self.lanes.get(shard.lane)
         if lane is not None:
-            lane.count(rows, -1)
+            lane.rows -= count
 
     def is_eager(self) -> bool:
-        """Whether a lane is another's that is new here: what it has waits for us alone."""
+        """True if a lane is another's that is new here: what it has waits for us alone."""
         now_ms = self._clock.now_ms()
         return any(lane.retry_ms and now_ms < lane.eager_until_ms for lane in self.lanes.values())
 
     def is_ending(self, lane: Lane) -> bool:
-        """Whether a lane has a row whose handler is through, and which is about to be settled."""
+        """True if a lane has a row whose handler is through, and which is about to be settled."""
         return any(one.ended and one.row.shard.lane == lane.number for one in self.known.values())
 
     # Rows -----------------------------------------------------------------------------------------
 
-    def accept(
-        self, rows: Sequence[Row], reach_ms: Mapping[int, int] | None = None
-    ) -> dict[int, int]:
+    def accept(self, rows: Sequence[Row]) -> dict[int, int]:
         """Lease the shards of rows that are new, and make them ready.
 
         Args:
             rows: The rows, by shard.
-            reach_ms: Lane -> due up to which it has been read with these rows; else its cursor.
 
         Returns:
-            Lane -> due of its first row that was refused: its shard is another's, or may be by now.
+            Lane -> due of its first row that was refused: its shard is another's, or may be by now;
+            or the due from which on a group lane that was just taken over is to be read.
         """
         if not rows:
             return {}
         try:
-            return self._accept(rows, reach_ms)
+            return self._accept(rows)
         except (StoreUnavailable, StoreTimeout):
             # What was found behind a cursor is looked for by no poll.
             self.read_again(rows)
@@ -280,147 +295,126 @@ class Intake:
         mine = {
             row.id: row
             for row in rows
-            if row.group is None
-            and row.due_ms <= soon_ms
+            if row.due_ms <= soon_ms
             and (lane := self.lanes.get(row.shard.lane)) is not None
-            and not (lane.quiet or lane.retry_ms)
+            and not (lane.quiet or lane.retry_ms or lane.of_groups)
         }
         self.accept(sorted(mine.values()))
 
-    def _accept(self, rows: Sequence[Row], reach_ms: Mapping[int, int] | None) -> dict[int, int]:
+    def _accept(self, rows: Sequence[Row]) -> dict[int, int]:
         self._left.clear()
         fresh = [row for row in rows if row.id not in self.known]
-        arriving = [row for row in rows if row.group is not None and self.arrives(row)]
         if fresh and self._register.settings.purged_before_us:
             fresh = self._without_purged(fresh)
-        if not (fresh or arriving):
+        if not fresh:
             return {}
         # All I/O comes first: a row that is known but not ready would never be delivered.
-        held = {shard for shard in shards_of(fresh) if self._leases.get(shard) is not None}
-        refused = self._lease(fresh)
-        fresh = self._without_settled(fresh, held)
+        unheld = {shard for shard in shards_of(fresh) if self._lease_of(shard) is None}
+        refused = self._lease(fresh, unheld)
+        if unheld:
+            fresh = self._without_settled(fresh, unheld)
         if self._ledger.is_on:
             fresh = self._without_ended(fresh)
-        grouped = groups_of([*fresh, *arriving])
-        if refused:
-            self.put_behind(refused)
-        if grouped or refused:
-            self._hold_groups()
-        if grouped:
-            before = self._learn_blocks(grouped)
-            fresh = self._without_freed(self._without_waiting(fresh), arriving, before)
-            # Were one of a group put off now, what of it is in hand from before would pass it.
-            self._put_off_waiting(grouped)
         taken: list[Delivery] = []
         for shard, rows_of_shard in groupby(fresh, key=_shard_of):
-            lease, lane = self._leases.get(shard), self.lanes.get(shard.lane)
-            if lease is not None and lane is not None:
-                self._take_in(list(rows_of_shard), lease, lane, taken)
-        # What is another's has not been read, whatever came of it.
-        to_ms = _earliest(refused, self._left)
-        read_ms = {n: min(ms, to_ms.get(n, ms + 1) - 1) for n, ms in (reach_ms or {}).items()}
-        if self._left:
-            self.set_reach()
-        self._ready.add(self._let_in(taken, read_ms) if grouped else taken)
-        if grouped:
-            # Only now: what is let go must find the rows that come before it.
-            self.close_groups()
+            lease, lane = self._lease_of(shard), self.lanes.get(shard.lane)
+            if lease is None or lane is None:
+                continue
+            if not lane.of_groups:
+                taken += self.take_in(list(rows_of_shard), lease)
+            elif lane.number not in refused:
+                self._groups.place(lane, rows_of_shard)
+        self._ready.add(taken)
         # Leases may have run out meanwhile: a cursor that went on would pass what was left.
         return _earliest(refused, self._left)
 
-    def _take_in(
-        self, rows: Sequence[Row], lease: Lease, lane: Lane, taken: list[Delivery]
-    ) -> None:
-        """Count rows of a shard as in hand; their deliveries go into `taken`."""
-        known, band, minute = self.known, lane.band, lease.shard.minute
-        self.shard_rows[lease.shard] += len(rows)
-        lane.count(rows, 1)
+    def take_in(self, rows: Sequence[Row], lease: Lease) -> list[Delivery]:
+        """Count rows of a lane as in memory, under a lease of it; gives their deliveries."""
+        if not rows:
+            return []
+        known, lane = self.known, self.lanes[rows[0].shard.lane]
+        minute, is_grouped = rows[0].shard.minute, lane.of_groups
+        taken: list[Delivery] = []
+        self.leased_rows[lease.shard] += len(rows)
+        lane.rows += len(rows)
         lane.used[minute] = lane.used.get(minute, 0) + len(rows)
         lane.stirred = lane.stirred or lane.quiet
         for row in rows:
-            one = Delivery(row, band, lease)
-            if row.due_ms <= lease.taken_ms:
-                one.careful = lease.needs_care(is_grouped=row.group is not None)
+            one = Delivery(
+                row, row.priority if is_grouped else lane.band, lease, grouped=is_grouped
+            )
+            if row.due_ms <= lease.taken_ms and not is_grouped:
+                one.careful = lease.needs_care()
             known[row.id] = one
             self.body_bytes += len(row.body)
             taken.append(one)
+        return taken
 
-    def _let_in(self, taken: list[Delivery], reach_ms: Mapping[int, int]) -> list[Delivery]:
-        """Put off those that wait behind their group's head; gives the others.
-
-        In the order of their groups: what is put off to one due comes back in the order of that.
-        """
-        now_ms = self._clock.now_ms()
-        added = [one for one in taken if one.row.group is None]
-        for one in sorted((one for one in taken if one.row.group is not None), key=place_of):
-            row, lane = one.row, self.lanes[one.row.shard.lane]
-            read_ms = max(reach_ms.get(lane.number, 0), lane.read_ms)
-            until_ms = lane.blocked_until(row, read_ms)
-            head_ms = lane.waits_for(row)
-            # Its lane may be another's when it ends: then nothing else here knows of those.
-            one.blocked_ms = head_ms or 0
-            # What is put off comes back when that is stored, be its time over by then: along with
-            # this one, which would else be handed out first. That is right of their head alone.
-            off_ms = self._put_off_until((lane.number, row.group or ""))
-            off_ms = off_ms if head_ms is None and row.due_ms <= max(off_ms, now_ms) else 0
-            # To now: who reads the lane next does not look behind the seal, and would run the next
-            # of its group beside it. Not with care, nor where now comes after all still to be read.
-            lags = now_ms - lane.cursor_ms > self._layout.minute_ms
-            is_sealed = row.shard.minute <= lane.sealed and not (lags or one.careful)
-            # Of a lane that another reads too, that one may have what waited until then.
-            if off_ms or until_ms > now_ms or (until_ms and lane.retry_ms) or is_sealed:
-                self._on_put_off(one, max(until_ms, off_ms, now_ms))
-            else:
-                lane.hold(one, until_ms)
-                added.append(one)
-        return added
-
-    def _lease(self, rows: Sequence[Row]) -> dict[int, int]:
-        unheld = {shard for shard in shards_of(rows) if self._leases.get(shard) is None}
+    def _lease(self, rows: Sequence[Row], unheld: set[Shard]) -> dict[int, int]:
+        keys = {shard: self._lease_key(shard) for shard in shards_of(rows)}
         if unheld:
-            self._leases.take(self._free([row for row in rows if row.shard in unheld]))
-        refused: dict[int, int] = {}
+            free = self._free([row for row in rows if row.shard in unheld])
+            self._leases.take({keys[shard] for shard in free})
+        new = {
+            shard.lane: lease
+            for shard, key in keys.items()
+            if key is not shard
+            and (lease := self._leases.get(key)) is not None
+            and not self._groups.owns(shard.lane, lease)
+        }
+        refused = self._groups.take_over(new)
         for shard, rows_of_shard in groupby(rows, key=_shard_of):
             lane = self.lanes[shard.lane]
-            if shard not in unheld and shard.minute not in lane.refused:
-                continue
-            of_shard = list(rows_of_shard)
-            first_ms = min(row.due_ms for row in of_shard)
-            if self._leases.get(shard) is None:
+            if shard in unheld and self._leases.get(keys[shard]) is None:
+                first_ms = min(row.due_ms for row in rows_of_shard)
                 now_ms = self._clock.now_ms()
                 after_ms = _EAGER_RETRY_MS if now_ms < lane.eager_until_ms else _RETRY_MS
-                lane.refuse(shard.minute, of_shard, now_ms + after_ms)
+                lane.retry_ms = now_ms + after_ms
                 # Not from the shard's start: each try would go through what that one has settled.
                 refused[shard.lane] = min(first_ms, refused.get(shard.lane, first_ms))
-            elif (due_ms := lane.refused.pop(shard.minute, first_ms)) < first_ms:
-                self._go_back_to(lane, due_ms)
+                if lane.of_groups:
+                    # What a sweep has found comes before what is read next.
+                    self._go_back_to(lane, first_ms)
         return refused
 
     def _free(self, rows: Sequence[Row]) -> set[Shard]:
         """Shards worth an LWT: what was refused before is looked at with a plain read first."""
         shards = {row.shard: row.position for row in rows}
-        doubtful = [at for shard, at in shards.items() if self.lanes[shard.lane].retry_ms]
-        locks = self._store.locks(doubtful) if doubtful else {}
-        free = {
-            shard
-            for shard in shards
-            if shard not in locks or self._leases.is_free(locks[shard].lock)
-        }
+        doubtful = [shard for shard in shards if self.lanes[shard.lane].retry_ms]
+        locks = {}
+        if plain := [shards[shard] for shard in doubtful if not self.lanes[shard.lane].of_groups]:
+            locks = {shard: state.lock for shard, state in self._store.locks(plain).items()}
+        if lanes := {shard.lane for shard in doubtful if self.lanes[shard.lane].of_groups}:
+            states = self._store.lane_locks(self._layout.queue, sorted(lanes))
+            locks.update(
+                (shard, states[shard.lane].lock) for shard in doubtful if shard.lane in states
+            )
+        free = {shard for shard in shards if self._leases.is_free(locks.get(shard))}
         for shard in free:
             self.lanes[shard.lane].retry_ms = 0
         return free
 
-    def _without_settled(self, rows: list[Row], held: set[Shard]) -> list[Row]:
+    def _without_settled(self, rows: list[Row], unheld: set[Shard]) -> list[Row]:
         """Look again at rows of shards leased just now: their last holder may have settled some."""
-        asked = {
-            row.id: row.position
-            for row in rows
-            if row.shard not in held and self._leases.get(row.shard) is not None
-        }
-        if not asked:
-            return rows
-        there = {row.id: row for row in self._store.find(asked.values())}
-        return [there.get(row.id, row) for row in rows if row.id not in asked or row.id in there]
+        new = {shard for shard in unheld if self._lease_of(shard) is not None}
+        asked = [row for row in rows if row.shard in new]
+        there = {row.id: row for row in self._find(asked, new)} if asked else {}
+        return [there.get(row.id, row) for row in rows if row.shard not in new or row.id in there]
+
+    def _find(self, rows: Sequence[Row], shards: Iterable[Shard]) -> list[Row]:
+        """Those of some shards' rows that are there; of many by ranges, which costs a third."""
+        if len(rows) < _FIND_ROWS:
+            return self._store.find(row.position for row in rows)
+        found: dict[bytes, Row] = {}
+        wanted = {row.id for row in rows}
+        for shard in shards:
+            dues = [row.due_ms for row in rows if row.shard == shard]
+            place = min(dues) - 1, max(dues), 2 * len(dues)
+            range_ = Slice(shard.queue, [shard.minute], [shard.lane], *place, purpose="leased")
+            found |= {row.id: row for row in self._store.read(range_) if row.id in wanted}
+        # More may have been put there meanwhile than the range was read for.
+        left = [row.position for row in rows if row.id not in found]
+        return [*found.values(), *(self._store.find(left) if left else ())]
 
     def _without_purged(self, rows: list[Row]) -> list[Row]:
         before_us = self._register.settings.purged_before_us
@@ -438,7 +432,7 @@ class Intake:
         fresh_us = self._clock.now_us() - _FRESH_US
         asked: list[Row] = []
         for shard, of_shard in groupby(rows, key=_shard_of):
-            lease, lane = self._leases.get(shard), self.lanes.get(shard.lane)
+            lease, lane = self._lease_of(shard), self.lanes.get(shard.lane)
             if lease is None or lane is None:
                 continue
             if lease.unclean:
@@ -464,173 +458,21 @@ class Intake:
         self._on_ended(left_over)
         return [row for row in rows if row.id not in ended]
 
-    def arrives(self, row: Row) -> bool:
-        """Whether a row of a group was read ahead, and has come due with what is read now."""
-        one, lane = self.known.get(row.id), self.lanes.get(row.shard.lane)
-        if one is None or one.begun_us or lane is None:
-            return False
-        return lane.read_ms < row.due_ms <= self._clock.now_ms()
-
-    def _without_waiting(self, rows: list[Row]) -> list[Row]:
-        """Leave out what was read ahead and whose group's head waits: it is read again when due.
-
-        Until then the head's holder may put it off further, for a parked head's claim is moved on.
-        """
-        now_ms = self._clock.now_ms()
-        return [row for row in rows if not (row.due_ms > now_ms and self._waits(row, now_ms))]
-
-    def _learn_blocks(self, groups: set[GroupKey]) -> dict[GroupKey, Block]:
-        now_ms, queue = self._clock.now_ms(), self._layout.queue
-        return learn_blocks(self._store, queue, self.lanes, groups, now_ms)
-
-    def _without_freed(
-        self, rows: list[Row], arriving: list[Row], before: Mapping[GroupKey, Block]
-    ) -> list[Row]:
-        """Leave what may have been read before all that its block speaks of; in hand, it waits."""
-        freed = self._freed(groups_of([*rows, *arriving]), before)
-        for row in [*rows, *arriving] if freed else ():
-            if (row.shard.lane, row.group) in freed:
-                self._go_back_to(self.lanes[row.shard.lane], row.due_ms)
-        self._hold_freed(freed)
-        return [row for row in rows if (row.shard.lane, row.group) not in freed]
-
-    def _freed(self, groups: set[GroupKey], before: Mapping[GroupKey, Block]) -> set[GroupKey]:
-        mine, now_ms = self.lanes, self._clock.now_ms()
-        return {key for key in groups if mine[key[0]].was_freed(key[1], before.get(key), now_ms)}
-
-    def _hold_freed(self, freed: set[GroupKey]) -> None:
-        """Read again from where groups were pulled to by now; in hand, they wait for that."""
-        mine, now_ms = self.lanes, self._clock.now_ms()
-        pulled_ms = {key: ms for key in freed if (ms := mine[key[0]].block_of(key[1])[0]) <= now_ms}
-        for (number, _), due_ms in pulled_ms.items():
-            self._go_back_to(mine[number], due_ms)
-        for one in self.known.values() if pulled_ms else ():
-            if one.group in pulled_ms and not one.begun_us:
-                lane = mine[one.row.shard.lane]
-                lane.hold(one, lane.blocked_until(one.row, lane.read_ms))
-
-    def _waits(self, row: Row, now_ms: int) -> bool:
-        """Whether the head of a row's group, which is another, waits."""
-        lane = self.lanes.get(row.shard.lane)
-        if lane is None or row.group is None:
-            return False
-        until_ms, message_id = lane.block_of(row.group)
-        return until_ms > now_ms and message_id != row.message_id
-
-    def close_groups(self) -> None:
-        """Hold back grouped rows where another member may still have an older shard of the lane."""
-        now_ms = self._clock.now_ms()
-        closed = [lane for lane in self.lanes.values() if lane.groups_to is not None]
-        if closed and now_ms - self._groups_asked_ms >= _CLOSED_MS:
-            self._groups_asked_ms = now_ms
-            bounds = self._groups_to(closed, now_ms)
-            self._let_wait(
-                {one.number for one in closed if bounds.get(one.number) != one.groups_to}
-            )
-            for lane in closed:
-                lane.groups_to = bounds.get(lane.number)
-            self.shared = {number for number, bound in bounds.items() if bound < 0}
-        self._hold_groups()
-
-    def _let_wait(self, opened: set[int]) -> None:
-        """Before lanes open: who held their older shards may have parked a group's head since."""
-        waiting = {
-            key
-            for one in self.known.values()
-            if (key := one.group) is not None and key[0] in opened and not one.begun_us
-        }
-        before = self._learn_blocks(waiting)
-        self._put_off_waiting(waiting)
-        freed = self._freed(waiting, before)
-        if freed:
-            self._hold_freed(freed)
-            self.set_reach()
-
-    def _put_off_waiting(self, groups: set[GroupKey]) -> None:
-        """Put off what is in hand of groups whose heads wait by now, and are not due here too."""
-        now_ms, mine = self._clock.now_ms(), self.lanes
-        groups = {
-            key for key in groups if key[0] in mine and mine[key[0]].block_of(key[1])[0] > now_ms
-        }
-        if not groups:
-            return
-        in_hand = [one for one in self.known.values() if one.group in groups]
-        here = {
-            one.group
-            for one in in_hand
-            if one.row.due_ms <= now_ms and mine[one.row.shard.lane].waits_for(one.row) is not None
-        }
-        late = {
-            one
-            for one in in_hand
-            if one.group not in here and not one.begun_us and self._waits(one.row, now_ms)
-        }
-        for one in self._ready.remove(late.__contains__):
-            lane = mine[one.row.shard.lane]
-            until_ms = lane.blocked_until(one.row, lane.read_ms)
-            if until_ms:
-                self._on_put_off(one, max(until_ms, now_ms))
-            else:
-                # Due later than now, and so read again.
-                self.forget(one)
-
-    def _hold_groups(self) -> None:
-        held = {n: one.groups_to for n, one in self.lanes.items() if one.groups_to is not None}
-        self.has_held_groups = bool(held)
-        self._ready.open_groups(held)
-
-    def _groups_to(self, lanes: Sequence[Lane], now_ms: int) -> dict[int, int]:
-        """Lane -> the minute up to which its groups may go on, where not all of them may.
-
-        Beside a shard of another member none may. One with rows that is nobody's has not been read
-        here yet, and only newer ones wait for it. The cursor goes back for what was stored behind.
-        """
-        bounds: dict[int, int] = {}
-        for row, is_free in find_older(self._store, self._leases, self._layout, lanes, now_ms):
-            _, minute, number = row.shard
-            # What is after the cursor is read in its turn: going back would lead here once more.
-            if is_free and row.due_ms <= self.lanes[number].cursor_ms:
-                self._missed[number] = min(row.due_ms, self._missed.get(number, row.due_ms))
-            bound = minute if is_free else -1
-            bounds[number] = min(bound, bounds.get(number, bound))
-        return bounds
-
     def read_again(self, rows: Iterable[Row]) -> None:
         """Move cursors back to rows of groups behind them: they come before what is read next.
 
         And to ticks of schedules, which are due when they should be, however late they are written.
         """
         has_ticks = names.is_schedules_queue(self._layout.queue)
-        behind = [
-            row
-            for row in rows
-            if (has_ticks or row.group is not None)
-            and row.id not in self.known
-            and row.shard.queue == self._layout.queue
-            and (lane := self.lanes.get(row.shard.lane)) is not None
-            and row.due_ms <= lane.cursor_ms
-        ]
-        for row in behind:
-            self.lanes[row.shard.lane].rewind(row.due_ms)
-        if behind:
-            self.set_reach()
-
-    def set_reach(self) -> None:
-        """Let grouped rows go up to where their lanes have been read."""
-        self._ready.set_reach({lane.number: lane.reach_ms for lane in self.lanes.values()})
-
-    def go_back(self) -> None:
-        """Move cursors back to rows behind them that a group's newer rows have to wait for."""
-        missed = {number: ms for number, ms in self._missed.items() if number in self.lanes}
-        self._missed.clear()
-        if not missed:
-            return
-        # They may have taken all the room that the older ones are to be read in. All of them go,
-        # for what waited behind a head is due later than what comes after it.
-        self.give_up(lambda one: one.row.group is not None and one.row.shard.lane in missed)
-        for number, due_ms in missed.items():
-            self.lanes[number].rewind(due_ms)
-        self.set_reach()
+        for row in rows:
+            lane = self.lanes.get(row.shard.lane)
+            if (
+                lane is not None
+                and (has_ticks or lane.of_groups)
+                and row.id not in self.known
+                and row.shard.queue == self._layout.queue
+            ):
+                lane.rewind(row.due_ms)
 
 
 def _earliest(one: Mapping[int, int], other: Mapping[int, int]) -> dict[int, int]:

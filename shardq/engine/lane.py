@@ -16,23 +16,15 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
-from shardq.records.blocks import NO_BLOCK, PULLED_TTL_MS, read_blocks
-
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
-    from shardq.engine.delivery import Delivery
-    from shardq.model.message import GroupKey, Row
+    from shardq.model.message import Row
     from shardq.model.shard import Layout
-    from shardq.records.blocks import Block
-    from shardq.stores.store import Store
 
 SWEPT = 1 << 62
-_BLOCKS_MAX = 10_000
-"""Of more groups those known for longest are forgotten."""
 
 
 @dataclass(slots=True)
@@ -41,7 +33,8 @@ class Lane:
 
     Attributes:
         number: The lane.
-        band: Its priority.
+        band: Its priority; 0 for a group lane, whose rows keep their own.
+        of_groups: Whether it is a group lane.
         sealed: The last minute up to which all its shards are done with.
         cursor_ms: Rows due before this have been read once.
         cursor_id: Rows due at `cursor_ms` up to this id have been read; None: all of them.
@@ -50,27 +43,20 @@ class Lane:
             for.
         behind_until_ms: The due up to which `behind` was looked for.
         full: The last read ended at its limit: more rows are there now.
-        rows: Rows without a group that are known and not settled.
-        grouped: Rows of groups that are; most of them wait for their turn.
-        farthest_ms: At most so far any of those came.
+        rows: Rows that are in memory and no claims.
         used: Unsealed minute -> rows seen in it, which are tombstones by now.
         retry_ms: Epoch milliseconds before which another's lease is not tried again.
         eager_until_ms: Until when it is tried often, epoch milliseconds.
-        refused: Unsealed minute -> the first due of a group's row that was another's there.
         adopted_until_ms: Until when it is read in place of a member that does not; 0: by right.
         span_ms: The longest stretch of due to read at once.
-        blocked: Group -> (until, message id) of heads that wait, as read or said here last.
-        after_ms: The last due up to which a row in hand waits for the lane to be read.
-        groups_to: The minute up to which groups may go on; None: all. Of an older shard than the
-            next one's another member may still have rows.
         stalled: Whether the last poll passed it over, for want of room or lease.
-        crowded: Whether by then there was no room for rows of groups either.
         swept: Rung of `SEALED_RUNGS` -> last minute that was swept at it.
         unswept_ms: The due from which on a sweep passed it over; `SWEPT`: none did.
         quiet: Whether nothing is expected in it: then it is not polled (`quiet.py`).
         stirred: Whether rows of it were taken in while it was quiet.
         probed: The last minute in which rows were looked for while it was quiet.
         awake_ms: Until when it is polled at least, epoch milliseconds.
+        seen_ms: Of a group lane: when a row was last seen in it, epoch milliseconds.
     """
 
     number: int
@@ -83,25 +69,20 @@ class Lane:
     behind_until_ms: int = 0
     full: bool = False
     rows: int = 0
-    grouped: int = 0
-    farthest_ms: int = 0
     used: dict[int, int] = field(default_factory=dict)
     retry_ms: int = 0
     eager_until_ms: int = 0
-    refused: dict[int, int] = field(default_factory=dict)
     adopted_until_ms: int = 0
     span_ms: int = 0
-    blocked: dict[str, Block] = field(default_factory=dict)
-    after_ms: int = 0
-    groups_to: int | None = -1
     stalled: bool = False
-    crowded: bool = False
     swept: dict[int, int] = field(default_factory=dict)
     unswept_ms: int = SWEPT
     quiet: bool = False
     stirred: bool = False
     probed: int = -1
     awake_ms: int = 0
+    of_groups: bool = False
+    seen_ms: int = 0
 
     @classmethod
     def fresh(cls, number: int, layout: Layout, sealed: int, made: int = -1) -> Lane:
@@ -112,13 +93,14 @@ class Lane:
         back = _swept_back(layout)
         return cls(
             number,
-            layout.band_of(number),
+            0 if layout.is_of_groups(number) else layout.band_of(number),
             sealed,
             layout.start_ms(sealed + 1) - 1,
             again_ms=layout.start_ms(sealed + 1) - 1,
             span_ms=layout.minute_ms,
             swept={rung: min(max(sealed - rung - back, made), sealed) for rung in SEALED_RUNGS},
             probed=sealed,
+            of_groups=layout.is_of_groups(number),
         )
 
     def is_current(self, until_ms: int, layout: Layout) -> bool:
@@ -131,84 +113,6 @@ class Lane:
     def read_ms(self) -> int:
         """The due up to which every row has been read once."""
         return self.cursor_ms - (self.cursor_id is not None)
-
-    @property
-    def reach_ms(self) -> int:
-        """The due up to which rows of groups may go.
-
-        Where a lane is crowded, the rest of a due is not waited for: nothing else would make room.
-        """
-        return self.cursor_ms if self.crowded else self.read_ms
-
-    def count(self, rows: Iterable[Row], sign: int) -> None:
-        """Count rows as in hand, or as gone where the sign is -1."""
-        for row in rows:
-            if row.group is None:
-                self.rows += sign
-            else:
-                self.grouped += sign
-                if sign > 0:
-                    self.farthest_ms = max(self.farthest_ms, row.due_ms)
-
-    def block_of(self, group: str | None) -> Block:
-        """(until, message id) of a group's head that waits, as last known; (0, "") of none."""
-        return self.blocked.get(group or "", NO_BLOCK)
-
-    def learn(self, group: str, block: Block, now_ms: int) -> None:
-        """Know what the block of a group says by now.
-
-        One whose time is over, and that says nothing any more, still holds where the lane has not
-        been read so far: what was pulled forward to there comes first, however long a lane that
-        lags takes to get to it.
-        """
-        if block != NO_BLOCK:
-            # In one step, for handlers' threads look it up.
-            self.blocked[group] = block
-        elif not self.read_ms < self.block_of(group)[0] <= now_ms:
-            self.blocked.pop(group, None)
-
-    def forget_blocks(self) -> None:
-        """Of very many blocks, forget those known for longest."""
-        for group in list(islice(self.blocked, max(len(self.blocked) - _BLOCKS_MAX, 0))):
-            del self.blocked[group]
-
-    def blocked_until(self, row: Row, read_ms: int) -> int:
-        """Until when a row waits behind its group's head, maybe over by now; 0: it need not."""
-        until_ms, message_id = self.block_of(row.group)
-        if until_ms <= row.due_ms or message_id == row.message_id:
-            return 0
-        # All that waited until then has been read: what of it comes first is known, and goes first.
-        return 0 if until_ms <= read_ms else until_ms
-
-    def was_freed(self, group: str, before: Block | None, now_ms: int) -> bool:
-        """Whether a group waits for less long than its block said before, and was pulled forward.
-
-        One that says more, but of what is read only now, was put off and pulled since.
-
-        What was pulled to long ago has been found by sweeps: to go back there is to read hours.
-
-        Args:
-            before: What it said; None: not known, as in a lane that is new here. Where it said
-                nothing, or what is long over, a group has been freed that waited until lately.
-        """
-        until_ms, _ = self.block_of(group)
-        since_ms = now_ms - PULLED_TTL_MS
-        if until_ms <= since_ms:
-            return False
-        before_ms, _ = before or NO_BLOCK
-        if before_ms < since_ms:
-            return until_ms <= now_ms
-        return until_ms < before_ms or max(before_ms, self.read_ms) < until_ms <= now_ms
-
-    def hold(self, one: Delivery, until_ms: int) -> None:
-        """Let a delivery wait until the lane has been read up to there."""
-        one.after_ms = max(one.after_ms, until_ms)
-        self.after_ms = max(self.after_ms, until_ms)
-
-    def waits_for(self, row: Row) -> int | None:
-        """Until when a row's group waits for it, as last read here; None where it does not."""
-        until_ms, message_id = self.block_of(row.group)
-        return until_ms if message_id == row.message_id else None
 
     def has_passed(self, row: Row, read_ms: int) -> bool:
         """Whether a poll has passed a row, or none will soon that could be spared its tombstone."""
@@ -258,7 +162,6 @@ class Lane:
                 self.swept[rung] = max(swept, min(minute, newest - rung))
         self.sealed = minute
         self.used = {m: count for m, count in self.used.items() if m > minute}
-        self.refused = {m: due_ms for m, due_ms in self.refused.items() if m > minute}
 
     def reopen(self, minute: int, layout: Layout) -> None:
         """A minute that was sealed has a row: it is read again from there on."""
@@ -267,22 +170,22 @@ class Lane:
         self.swept = {rung: min(swept, self.sealed) for rung, swept in self.swept.items()}
         self.rewind(layout.start_ms(minute))
 
-    def refuse(self, minute: int, rows: Iterable[Row], retry_ms: int) -> None:
-        """Rows were another's there: those of groups are read first once their shard is ours."""
-        self.retry_ms = retry_ms
-        # Another reads this lane too: rows that come before ours may be in its hands.
-        self.groups_to = -1
-        for row in rows:
-            if row.group is not None:
-                self.refused[minute] = min(row.due_ms, self.refused.get(minute, row.due_ms))
-
     def rewind(self, due_ms: int) -> None:
         """Rows from this due on were given up unread by a handler: they are to be read again."""
         self.quiet = False
         if due_ms <= self.cursor_ms:
-            self.farthest_ms = max(self.farthest_ms, self.cursor_ms)
             self.cursor_ms, self.cursor_id = due_ms - 1, None
-            self.behind, self.full, self.crowded = None, False, False
+            self.behind, self.full = None, False
+
+    def reread_listed(self, listed: Mapping[int, int], layout: Layout) -> None:
+        """Read a group lane from its first listed row on: the listed minutes, then those after.
+
+        Args:
+            listed: Minute -> due of its first row.
+        """
+        self.rewind(min(listed.values()))
+        self.behind = deque(sorted(minute for minute in listed if minute <= self.sealed))
+        self.behind_until_ms = layout.end_ms(self.sealed) - 1
 
 
 class Rung(NamedTuple):
@@ -384,24 +287,3 @@ class Ladder:
 
     def _sealed_minute(self, rung: int, now_ms: int) -> int:
         return self._layout.newest_sealable(now_ms) - rung
-
-
-def learn_blocks(
-    store: Store, queue: str, lanes: Mapping[int, Lane], groups: Iterable[GroupKey], now_ms: int
-) -> dict[GroupKey, Block]:
-    """Read which heads wait, after the rows behind them: who moves a head says so before.
-
-    Args:
-        lanes: Those that are to know; groups of others are passed over.
-
-    Returns:
-        What these knew of the groups before.
-    """
-    asked = sorted(key for key in groups if key[0] in lanes)
-    for number in sorted({number for number, _ in asked}):
-        lanes[number].forget_blocks()
-    before = {key: block for key in asked if (block := lanes[key[0]].blocked.get(key[1]))}
-    found = read_blocks(store, queue, asked)
-    for number, group in asked:
-        lanes[number].learn(group, found.get((number, group), NO_BLOCK), now_ms)
-    return before

@@ -16,8 +16,10 @@ from shardq.records.membership import PASS_ON_MS
 from shardq.stores.tables import LANES
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from shardq.clock import Clock
-    from shardq.engine.heads import Heads
+    from shardq.engine.groups.room import GroupLanes
     from shardq.engine.intake import Intake
     from shardq.engine.reader import Reader
     from shardq.records.membership import Membership
@@ -33,7 +35,7 @@ class Lanes:
     """The lanes of one member; `intake.lanes` holds each as it is read.
 
     Args:
-        heads: Told of lanes whose blocks may have changed while others read them.
+        groups: The group lanes.
         isolated: Whether only ended minutes are read, and nobody's lanes adopted.
 
     Attributes:
@@ -49,7 +51,7 @@ class Lanes:
         register: Register,
         intake: Intake,
         membership: Membership,
-        heads: Heads,
+        groups: GroupLanes,
         reader: Reader,
         *,
         isolated: bool,
@@ -59,13 +61,15 @@ class Lanes:
         self._register = register
         self._intake = intake
         self._membership = membership
-        self._heads = heads
+        self._groups = groups
         self._isolated = isolated
         self._reader = reader
         self._is_reading = False
         self.only_keeps = False
         self.is_leaving = False
         self.auto = AutoLanes(clock, register)
+        self._given: dict[int, tuple[str, int]] = {}
+        """Group lane -> whom it was given to, and until when that one keeps it."""
         self.begin_in_time()
 
     def begin_in_time(self) -> None:
@@ -77,7 +81,8 @@ class Lanes:
     @property
     def told(self) -> tuple[int, ...]:
         """The lanes that others may give this member messages in: those that it polls."""
-        return tuple(sorted(lane.number for lane in self._intake.polled))
+        polled = self._intake.polled
+        return tuple(sorted(lane.number for lane in polled if not lane.of_groups))
 
     def assign_anew(self) -> None:
         """Let the next step assign lanes, whether members have changed or not."""
@@ -86,7 +91,7 @@ class Lanes:
     def turn_has_changed(self) -> bool:
         """Whether lanes are to be assigned anew, though no member has come or gone."""
         now_ms = self._clock.now_ms()
-        if len(self._membership.others) < self._register.settings.lanes_filled:
+        if len(self._membership.others) < self._register.settings.lanes_written:
             return self._assigned_turn is None
         return self._assigned_turn != now_ms // PASS_ON_MS
 
@@ -103,7 +108,8 @@ class Lanes:
         # Where the store fails in between, the next step assigns them.
         self._assigned_turn = None
         ranks = self._ranks(now_ms) if is_reading else {}
-        mine = {lane for lane, rank in ranks.items() if rank == 0}
+        self._given = {n: (to, ms) for n, (to, ms) in self._given.items() if ms > now_ms}
+        mine = {lane for lane, rank in ranks.items() if rank == 0 and lane not in self._given}
         if self.only_keeps:
             mine &= self._intake.lanes.keys()
         adopted = {
@@ -122,9 +128,13 @@ class Lanes:
 
     def _ranks(self, now_ms: int) -> dict[int, int]:
         """This member's place in line for each lane; 0 is the one that should read it."""
-        layout, filled = self._register.layout, self._register.settings.lanes_filled
+        layout, filled = self._register.layout, self._register.settings.lanes_written
         lanes = layout.lanes()
-        return self._membership.ranks(lanes, now_ms, bands=layout.bands, filled=filled)
+        ranks = self._membership.ranks(lanes, now_ms, bands=layout.bands, filled=filled)
+        if layout.groups_used:
+            # At no time of the wall: a group lane passed on each second would not get on.
+            ranks |= self._membership.ranks(layout.lanes_of_groups(), 0)
+        return ranks
 
     def follow(self, *, has_news: bool) -> None:
         """Read the settings anew where news may be that a band was put to for the first time."""
@@ -137,14 +147,12 @@ class Lanes:
     def _keep(self, lanes: set[int]) -> None:
         if lanes != set(self._intake.lanes):
             name = self._register.name
-            if self._register.settings.purged_before_us:
-                self._heads.doubt(lanes - set(self._intake.lanes))
             self._intake.keep(lanes, lambda: self._store.notes(LANES, (name,)))
             log.info("queue %s: reading lanes %s", name, sorted(lanes))
 
     def guard(self) -> None:
         """Adopt lanes whose rightful reader leaves due rows alone for a second."""
-        lanes = self._register.layout.lanes()
+        lanes = self._register.layout.all_lanes()
         others = [lane for lane in lanes if lane not in self._intake.lanes]
         has_no_use = self._isolated or self.only_keeps or self.is_leaving or not self._is_reading
         if has_no_use or not others or not self._looks_after.is_due():
@@ -154,28 +162,31 @@ class Lanes:
         watched = self._quiet.of_others(others, now_ms)
         adopted = self._looks_after.left_alone({lane: ranks[lane] for lane in watched})
         if adopted:
-            self._keep(set(self._intake.lanes) | adopted)
-            for number in adopted:
-                self._intake.lanes[number].adopted_until_ms = now_ms + _ADOPTED_MS
+            self.adopt(adopted)
             log.info("queue %s: adopted lanes %s", self._register.name, sorted(adopted))
 
-    def give_back(self) -> None:
-        """Leave adopted lanes whose reader is there after all, where all that is in hand waits.
-
-        Each has a shard that the other is to read first: neither's groups would go on.
-        """
-        lanes = self._intake.lanes
-        adopted = {n for n in self._intake.shared & lanes.keys() if lanes[n].adopted_until_ms}
-        if not adopted:
+    def adopt(self, lanes: set[int]) -> None:
+        """Read lanes for a while that are not this member's by rank."""
+        new = lanes - self._intake.lanes.keys()
+        if not new or self.is_leaving or self.only_keeps or not self._is_reading:
             return
-        in_hand = [one for one in self._intake.known.values() if one.row.shard.lane in adopted]
-        # What is to be worked with care is not left as if its holder had ended cleanly.
-        of_use = {
-            one.row.shard.lane
-            for one in in_hand
-            if one.row.group is None or one.begun_us or one.careful
-        }
-        waiting = {one.row.shard.lane for one in in_hand} - of_use
-        if waiting:
-            self._keep(set(lanes) - waiting)
-            self._looks_after.put_off()
+        self._keep(set(self._intake.lanes) | new)
+        for number in new:
+            self._intake.lanes[number].adopted_until_ms = self._clock.now_ms() + _ADOPTED_MS
+
+    @property
+    def given(self) -> tuple[tuple[int, str], ...]:
+        """The group lanes that were given to others lately, and to whom."""
+        return tuple((lane, name) for lane, (name, _) in sorted(self._given.items()))
+
+    def may_give(self, lane: int) -> bool:
+        """True if a lane is read here, and was not given to this member just now."""
+        mine = self._intake.lanes.get(lane)
+        return mine is not None and mine.adopted_until_ms <= self._clock.now_ms()
+
+    def give(self, lanes: Mapping[int, str]) -> None:
+        """Leave group lanes to the members that they are given to."""
+        until_ms = self._clock.now_ms() + _ADOPTED_MS
+        self._given |= {lane: (name, until_ms) for lane, name in lanes.items()}
+        self._keep(set(self._intake.lanes) - lanes.keys())
+        self._membership.hurry()

@@ -91,13 +91,11 @@ class Lease:
         self.renew_us = sent_us + _renewed_after_us(ttl_us)
         self.deadline_us = sent_us + _valid_us(ttl_us)
 
-    def needs_care(self, *, is_grouped: bool) -> bool:
-        """Whether the next row that was due when this was taken may have been handed out.
+    def needs_care(self) -> bool:
+        """True if the next row without a group that was due when this was taken needs care.
 
-        Of a group one was, wherever it is among all that are here; of the others some of the first.
+        The former holder may have handed out some of the first.
         """
-        if is_grouped:
-            return self.window > 0
         is_one = self.careful > 0
         self.careful -= is_one
         return is_one

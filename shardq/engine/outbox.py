@@ -3,7 +3,8 @@
 ```
  handlers ── finish ──► done ──┬─ acks, lease valid ─────────► one multi-row delete a shard, blind
                                ├─ acks, claimed or lapsed ───► look first, then delete
-                               └─ retry, snooze, bury, park ─► look first, then move
+                               ├─ retry, snooze, bury, park ─► look first, then move
+                               └─ the same of a group ───────► edited in place; buried by a move
 ```
 
 Whatever the store does not take stays here and is repeated unchanged: same rows, same ids.
@@ -12,6 +13,7 @@ Whatever the store does not take stays here and is repeated unchanged: same rows
 from __future__ import annotations
 
 import logging
+import threading
 from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
@@ -19,11 +21,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from shardq.engine.courier import Errand
 from shardq.engine.discards import Discards
 from shardq.engine.ending import Endings
-from shardq.engine.heads import Heads
 from shardq.engine.intake import READ_AHEAD_MS
 from shardq.errors import ShardqError, StoreUnavailable
 from shardq.lifecycle.fate import LOST, Fate, Outcome
-from shardq.lifecycle.settle import CLAIM_MARGIN_MS
 from shardq.model.message import spent_reason
 from shardq.records.ledger import End
 
@@ -35,12 +35,11 @@ if TYPE_CHECKING:
     from shardq.engine.courier import Courier
     from shardq.engine.delivery import Delivery
     from shardq.engine.failures import Failures
+    from shardq.engine.groups.room import GroupLanes
     from shardq.engine.intake import Intake
     from shardq.engine.lease import Leases
-    from shardq.engine.ready import Ready
-    from shardq.lifecycle.groups import Groups
     from shardq.lifecycle.settle import Settler
-    from shardq.model.message import GroupKey, Row
+    from shardq.model.message import Row
     from shardq.model.shard import Position
     from shardq.records.register import Register
     from shardq.records.stats import StatsLog
@@ -66,10 +65,17 @@ class _Pending(NamedTuple):
     fate: Fate
 
 
+class _Edit(NamedTuple):
+    one: Delivery
+    row: Row
+    fate: Fate
+
+
 class Outbox:
     """Settles deliveries of one consumer.
 
     Args:
+        groups: Go on when a row of theirs is over, and edit rows in place.
         courier: Takes acks to the store where they are many.
         failures: Logs what is buried here.
         member: Its name, written into claims.
@@ -85,9 +91,8 @@ class Outbox:
         clock: Clock,
         register: Register,
         settler: Settler,
-        groups: Groups,
+        groups: GroupLanes,
         leases: Leases,
-        ready: Ready,
         stats: StatsLog,
         courier: Courier,
         failures: Failures,
@@ -103,8 +108,8 @@ class Outbox:
         self._register = register
         self._settler = settler
         self._planner = settler.planner
+        self._groups = groups
         self._leases = leases
-        self._ready = ready
         self._stats = stats
         self._courier = courier
         self._failures = failures
@@ -121,9 +126,10 @@ class Outbox:
         self._has_failed = False
         self._checked: list[Delivery] = []
         self._moves: list[_Pending] = []
-        self._put_off_ms: dict[GroupKey, int] = {}
+        self._edits: list[_Edit] = []
         self._left_behind: list[Delivery] = []
         self._parking: dict[bytes, Move] = {}
+        self._parking_in_place: dict[bytes, Row] = {}
         self._running: dict[bytes, Delivery] = {}
         self._astray: list[Delivery] = []
         """Whose rows others have settled, while their handlers still ran."""
@@ -136,8 +142,7 @@ class Outbox:
 
         Exact: `begin` is called under the lock of `ready`.
         """
-        self.heads = Heads(clock, settler, groups, leases, ready, defer=self.defer)
-        self.discards = Discards(register, settler, stats, self.heads)
+        self.discards = Discards(register, settler, stats)
         self.endings = Endings()
         self.intake: Intake
 
@@ -161,13 +166,15 @@ class Outbox:
         # It may have ended before it was looked at.
         one.recording = False
         # Once a batch: those who finish while the engine is at it need not wake it again.
-        is_awaited = one.row.group is not None or (one.careful and not one.stored)
+        is_awaited = one.careful and not one.stored
         delay_ms = outcome.delay_ms
         is_soon = delay_ms is not None and delay_ms < READ_AHEAD_MS
         if is_awaited or is_soon or len(self._done) % self._batch == 0:
             self._on_news()
         elif is_first:
             self._on_first()
+        if one.grouped and outcome.fate is Fate.ACK and not is_awaited:
+            self._groups.ended(one, is_last=threading.get_ident() == one.thread_id)
 
     def bury_spent(self, one: Delivery) -> None:
         """A row has had all its attempts: it is buried, and not handed out."""
@@ -188,7 +195,6 @@ class Outbox:
         # of the two threads sees the other, and the row does not move while it is deleted.
         if one.parking or one.claimed or self._clock.boot_us() >= one.lease.deadline_us:
             return False
-        self.heads.note_block(one)
         # Whoever stops waits for it: its shard, released before, would be read with the row in it.
         one.recording = True
         try:
@@ -245,20 +251,20 @@ class Outbox:
             or self._sent
             or self._checked
             or self._moves
+            or self._edits
             or self._left_behind
-            or not (self.discards.is_empty and self.heads.is_idle)
+            or not (self.discards.is_empty and self._groups.is_idle)
         )
 
     # From the intake ------------------------------------------------------------------------------
 
     def defer(self, one: Delivery, until_ms: int) -> None:
-        """A row waits behind its group's head."""
+        """A row moves to a due: nobody would read it where it is."""
         if not self._leases.is_valid(one.lease):
             # Another may have handed it out by now: moved, it would run twice, and lose an attempt.
             self.intake.leave(one)
             return
-        move = self._planner.place(one.row, until_ms)
-        self._move_off(_Pending(one, move, Fate.SNOOZE))
+        self._moves.append(_Pending(one, self._planner.place(one.row, until_ms), Fate.SNOOZE))
 
     def share(self, one: Delivery, lane: int) -> bool:
         """A row goes to a lane that another member reads: nobody here is to begin it soon.
@@ -276,14 +282,8 @@ class Outbox:
         self._moves.append(_Pending(one, move, Fate.SNOOZE))
         return True
 
-    def put_off_until(self, group: GroupKey) -> int:
-        """Until when rows of a group are put off by moves that are not stored yet; 0: none are."""
-        return self._put_off_ms.get(group, 0)
-
     def give_up(self, one: Delivery, *, is_settled: bool = False) -> None:
         """A row cannot be handed out after all; whoever leases its shard then reads it again.
-
-        So is what is behind it in its group, which would go before it.
 
         Args:
             one: Its delivery.
@@ -291,14 +291,16 @@ class Outbox:
         """
         self._running.pop(one.row.id, None)
         if is_settled:
-            self.intake.forget(one)
-        else:
+            self._over(one)
+        elif not one.grouped:
             self.intake.leave(one)
-        key = one.group
-        if key is not None:
-            # The next of them may be of another shard, which is ours for longer.
-            self.intake.give_up(lambda other: other.group == key)
-        self._ready.done(key)
+        else:
+            self._groups.release(one)
+
+    def _over(self, one: Delivery) -> None:
+        self.intake.forget(one)
+        if one.grouped:
+            self._groups.stored(one)
 
     # From the engine ------------------------------------------------------------------------------
 
@@ -316,22 +318,19 @@ class Outbox:
             self._take_back(wait=everything)
         if self._checked:
             self._flush_checked()
-        if self._moves or self._put_off_ms:
-            try:
-                self._flush_moves()
-            except ShardqError:
-                # Gone at the repeat, they may have been buried by this try.
-                for one in (p.one for p in self._moves if p.fate is Fate.BURY):
-                    self.heads.note_block(one)
-                raise
+        if self._edits:
+            self._flush_edits()
+        if self._moves:
+            self._flush_moves()
         if not self.discards.is_empty:
-            cancelled, lost = self.discards.flush()
-            self._conclude(cancelled, lost=lost)
+            cancelled = self.discards.flush()
+            self._groups.tell(cancelled)
+            self._conclude(cancelled)
         if self._left_behind:
             self._settler.delete(one.row.position for one in self._left_behind)
             while self._left_behind:
                 self.hand_over(self._left_behind.pop())
-        self.heads.flush(everything=everything)
+        self._groups.flush()
 
     def park_overdue(self) -> None:
         """Park deliveries that outlive `hold`, and move on the claims of those that still run."""
@@ -340,7 +339,7 @@ class Outbox:
             if one.ended or one.recording:
                 continue
             if one.claimed:
-                if self._is_half_over(one.row.due_ms):
+                if self._is_half_over(one.row.ready_ms):
                     self._park(one)
             elif now_us - one.begun_us >= 1_000 * self._hold_ms(one) and self._still_runs(one):
                 self._park(one)
@@ -357,15 +356,15 @@ class Outbox:
         one.parking = True
         return not one.ended
 
-    def hand_over(self, one: Delivery, *, is_lost: bool = False) -> None:
+    def hand_over(self, one: Delivery) -> None:
         """A delivery goes on elsewhere: it is claimed by a caller of `receive`, or gone."""
         self._running.pop(one.row.id, None)
-        self.intake.forget(one)
-        if is_lost and one.row.group is not None:
-            # Its group would wait for a claim that nobody has.
-            self.heads.go_on(one, is_blocked=False, is_lost=True)
-        else:
-            self._ready.done(one.group)
+        self._over(one)
+
+    def hand_over_claimed(self, one: Delivery, row: Row) -> None:
+        """A head is claimed in place by a caller of `receive`: its group waits for that."""
+        self._running.pop(one.row.id, None)
+        self._groups.again(one, row)
 
     def leave_behind(self, one: Delivery) -> None:
         """A delivery goes on elsewhere once its row is deleted: its claim is there beside that."""
@@ -383,42 +382,32 @@ class Outbox:
         if not done:
             # Nor is anything counted: totals that change are stored, in a write of their own.
             return
-        lanes = self.intake.lanes
         lateness = self._stats.lateness
         since_boot_us = self._clock.now_us() - self._clock.boot_us()
         now_ms = self._clock.now_ms()
-        read_ms = now_ms - _UNREAD_MS
         waiting: list[tuple[Delivery, Outcome]] = []
         stored: list[Delivery] = []
         delivered = 0
         try:
             for _ in range(len(done)):
                 one, outcome = done[0]
-                if self._parking and one.row.id in self._parking:
-                    # A park whose answer was lost comes first: it decides where the row is.
-                    self._park(one)
+                self._park_first(one)
                 row = one.row
                 if one.is_fresh and (outcome.fate not in _NOT_BEGUN or one.thread_id):
                     delivered += 1
                     # As `wanted_ms` says. Of each delivery: no call.
                     since_ms = row.since_ms
                     wanted_ms = row.due_ms if since_ms is None else since_ms
+                    if row.not_before_ms is not None and not one.claimed:
+                        wanted_ms = row.ready_ms
                     lateness.add(one.begun_us + since_boot_us - wanted_ms * 1_000)
                     one.is_fresh = False
                 if one.stored:
                     stored.append(one)
                 elif outcome.fate is Fate.ACK:
-                    lane = lanes.get(row.shard.lane)
-                    if one.claimed:
+                    if one.claimed and not one.grouped:
                         self._checked.append(one)
-                    elif (
-                        everything
-                        or one.careful
-                        or lane is None
-                        or lane.has_passed(row, read_ms)
-                        # The clock was set back while it ran: no poll comes there for as long.
-                        or row.due_ms > now_ms
-                    ):
+                    elif everything or self._is_passed(one, now_ms):
                         self._acks.append(one)
                     else:
                         waiting.append((one, outcome))
@@ -431,6 +420,23 @@ class Outbox:
         finally:
             done.extendleft(reversed(waiting))
             self._count_sorted(delivered, stored)
+
+    def _is_passed(self, one: Delivery, now_ms: int) -> bool:
+        """True if no poll is to come that could be spared the tombstone of an ack."""
+        lane = self.intake.lanes.get(one.row.shard.lane)
+        return (
+            one.careful
+            or one.grouped
+            or lane is None
+            or lane.has_passed(one.row, now_ms - _UNREAD_MS)
+            # The clock was set back while it ran: no poll comes there for as long.
+            or one.row.due_ms > now_ms
+        )
+
+    def _park_first(self, one: Delivery) -> None:
+        """Repeat a park whose answer was lost: it decides where the row is."""
+        if one.row.id in self._parking or one.row.id in self._parking_in_place:
+            self._park(one)
 
     def _not_begun(self, one: Delivery, fate: Fate) -> None:
         if fate is Fate.CANCEL or fate is Fate.DROP:
@@ -445,36 +451,18 @@ class Outbox:
         self._conclude(stored)
 
     def _plan(self, one: Delivery, outcome: Outcome) -> None:
-        fate, move = self._planner.settle(one.row, outcome, one.attempt)
-        if fate is not Fate.BURY and self._is_there(one, move):
-            self.heads.block_behind(one, move.new.due_ms)
-            self._move_off(_Pending(one, move, fate))
-        else:
+        fate, move, edit = self._planner.settle(one.row, outcome, one.attempt)
+        if edit is not None:
+            self._edits.append(_Edit(one, self._groups.numbered(one, edit), fate))
+            if outcome.is_for_others:
+                self._groups.pass_on(one.row.shard.lane)
+        elif move is not None:
             self._moves.append(_Pending(one, move, fate))
 
-    def _is_there(self, one: Delivery, move: Move) -> bool:
-        """Whether a group may be made to wait for a row: not for one that was settled elsewhere.
-
-        Who has put it off there has said until when the group waits.
-        """
-        if one.row.group is None:
-            return True
-        if one.claimed:
-            is_ours = one.row.due_ms > self._clock.now_ms() + CLAIM_MARGIN_MS
-        else:
-            is_ours = self._leases.is_valid(one.lease)
-        # A try whose answer was lost may have moved it.
-        return is_ours or bool(self._settler.still_there([move.old, move.new.position]))
-
-    def _move_off(self, pending: _Pending) -> None:
-        self._moves.append(pending)
-        key = pending.one.group
-        if key is not None:
-            until_ms = pending.move.new.due_ms
-            self._put_off_ms[key] = max(until_ms, self._put_off_ms.get(key, 0))
-            self._ready.hold(key)
-
     def _park(self, one: Delivery, *, is_counted: bool = True) -> None:
+        if one.grouped:
+            self._park_in_place(one, is_counted=is_counted)
+            return
         now_ms = self._clock.now_ms()
         was = one.row.id
         move = self._parking.get(was)
@@ -491,11 +479,6 @@ class Outbox:
                 holder=self._member,
                 is_counted=is_counted,
             )
-        if self._is_there(one, move):
-            self.heads.block_behind(one, move.new.due_ms)
-        if not again and self._is_half_over(move.new.due_ms):
-            # It took so long to say that its group waits: what it has keeps it better than this.
-            return
         # Only now that it is asked for: what has not been is planned anew by the next try.
         self._parking[was] = move
         try:
@@ -511,19 +494,40 @@ class Outbox:
             # The first try may have been applied though its answer was lost.
             gone -= {move.old for _ in self._settler.still_there([claim.position])}
         del self._parking[was]
-        was_claimed = one.claimed
-        if gone or not self.intake.park(one, claim):
+        self._note_parked(one, claim, is_lost=bool(gone))
+        if self._running.pop(was, None) is not None:
+            self._running[one.row.id] = one
+
+    def _park_in_place(self, one: Delivery, *, is_counted: bool) -> None:
+        """Let a row of a group be a claim where it is; its group waits for it."""
+        row_id = one.row.id
+        row = self._parking_in_place.get(row_id)
+        if row is None:
+            row = self._planner.claimed(
+                one.row,
+                self._register.settings.visibility_ms,
+                one.attempt,
+                holder=self._member,
+                is_counted=is_counted,
+            )
+            row = self._groups.numbered(one, row)
+        self._parking_in_place[row_id] = row
+        # A repeat after an unknown outcome is the same edit: one is under way at most.
+        lost = self._groups.edit([(one, row)])
+        del self._parking_in_place[row_id]
+        self._note_parked(one, row, is_lost=bool(lost))
+
+    def _note_parked(self, one: Delivery, claim: Row, *, is_lost: bool) -> None:
+        was, was_claimed = one.row.id, one.claimed
+        if is_lost or not self.intake.park(one, claim):
             log.warning("message %s was settled by somebody else while it ran", one.row.message_id)
             self._running.pop(was, None)
-            self.intake.forget(one)
+            self._over(one)
             self._astray.append(one)
-            return
-        if not was_claimed:
+        elif not was_claimed:
             log.info("delivery of message %s parked: it still runs", one.row.message_id)
             self._stats.add(parked=1)
             self.on_park()
-        if self._running.pop(was, None) is not None:
-            self._running[one.row.id] = one
 
     def _is_half_over(self, due_ms: int) -> bool:
         """Whether a claim of ours with this due is to be moved on."""
@@ -539,8 +543,6 @@ class Outbox:
             return
         # What has failed goes from here, all at once: so the engine backs off while it fails again.
         size = len(acks) if self._has_failed else self._errand_rows
-        for one in acks:
-            self.heads.note_block(one)
         for start in range(0, len(acks), size):
             part = acks[start : start + size]
             work = partial(self._finish, [one.row for one in part], part)
@@ -579,13 +581,12 @@ class Outbox:
     def _flush_checked(self) -> None:
         there = self._settler.still_there([one.row.position for one in self._checked])
         live = [one for one in self._checked if one.row.position in there]
-        for one in live:
-            self.heads.note_block(one)
         self._finish([one.row for one in live], live)
         lost = {one.row.id for one in self._checked if one.row.position not in there}
         checked, self._checked = self._checked, []
         self._stats.add(acked=len(live))
-        self._conclude(checked, lost=lost)
+        self._groups.tell(live)
+        self._conclude(checked)
         if lost:
             log.warning(
                 "%d messages were settled by somebody else while they ran here, %s the first: "
@@ -595,7 +596,7 @@ class Outbox:
             )
 
     def _leave_lapsed(self) -> None:
-        """Move nothing behind a head whose lease is over: another may have handed it out by now.
+        """Move nothing that has not begun and whose lease is over: another may have handed it out.
 
         But what a try whose answer was lost has written stays: there twice, it would come twice.
         """
@@ -610,23 +611,30 @@ class Outbox:
         for pending in lapsed:
             if pending.one.row.id in left:
                 self.intake.leave(pending.one)
-        # What comes behind it in its group may be in hand.
-        self.intake.set_reach()
+
+    def _flush_edits(self) -> None:
+        lost = self._groups.edit([(one, row) for one, row, _ in self._edits])
+        edits, self._edits = self._edits, []
+        for one, row, fate in edits:
+            if fate is Fate.RETRY:
+                self._stats.add(retried=1)
+            else:
+                self._stats.add(snoozed=1)
+            self._running.pop(row.id, None)
+            if row.id in lost:
+                log.info("message %s was settled already", row.message_id)
+                self._over(one)
+            else:
+                self._groups.again(one, row)
+            if one.settled is not None:
+                one.settled.set()
 
     def _flush_moves(self) -> None:
         self._leave_lapsed()
-        self.heads.cover(self._put_off_ms)
         gone, repaired = self._settler.carry_out([pending.move for pending in self._moves])
         dead = self._dead_here(gone, repaired)
-        gone_to = {p.move.new.position: p.one for p in self._moves if p.move.old in gone}
-        withdrawn = self.heads.withdrawn(gone_to)
         moves, self._moves = self._moves, []
-        self._put_off_ms.clear()
         self.intake.read_again(p.move.new for p in moves)
-        self._ready.let_go_on()
-        self.heads.put_off(
-            p.move.new for p in moves if p.one.row.group is not None and not p.one.begun_us
-        )
         if dead:
             self._stats.add(buried=len(dead))
         for row in dead:
@@ -635,11 +643,9 @@ class Outbox:
             self._count(pending)
             if pending.move.old in gone:
                 log.info("message %s was settled already", pending.one.row.message_id)
-        self._conclude(
-            [pending.one for pending in moves],
-            blocked={p.one.row.id for p in moves if p.fate is not Fate.BURY} - withdrawn,
-            lost={p.one.row.id for p in moves if p.move.old in gone and p.one.begun_us},
-        )
+        ended = [pending.one for pending in moves]
+        self._groups.tell(ended)
+        self._conclude(ended)
         if not (self._isolated or self._register.settings.paused):
             # Before a read: what that finds may be settled by the time of the next flush.
             self.intake.accept_moved(
@@ -669,30 +675,14 @@ class Outbox:
         else:
             self._stats.add(snoozed=1)
 
-    def _conclude(
-        self,
-        ended: list[Delivery],
-        *,
-        blocked: AbstractSet[bytes] = frozenset(),
-        lost: AbstractSet[bytes] = frozenset(),
-    ) -> None:
-        """The outcomes of these are stored: their groups may go on, and their rows be forgotten.
-
-        Args:
-            blocked: Those that were put off, by row id.
-            lost: Those that were gone already.
-        """
+    def _conclude(self, ended: list[Delivery]) -> None:
+        """The outcomes of these are stored: their groups go on, and their rows are forgotten."""
         running = self._running
         self.intake.forget_all(ended)
-        groups = {one.group for one in ended if one.row.id in lost and one.row.group is not None}
-        if groups:
-            # What is behind them may have to wait for where they were put.
-            self.intake.give_up(lambda other: other.group in groups)
         for one in ended:
-            row = one.row
-            running.pop(row.id, None)
-            if row.group is not None:
-                self.heads.go_on(one, is_blocked=row.id in blocked, is_lost=row.id in lost)
+            running.pop(one.row.id, None)
+            if one.grouped:
+                self._groups.stored(one)
             if one.settled is not None:
                 one.settled.set()
 

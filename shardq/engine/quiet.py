@@ -61,7 +61,7 @@ class Quiet:
     def follow(self, *, has_news: bool) -> None:
         """Read the settings anew where news may be that a band was put to for the first time."""
         now_us = self._clock.boot_us()
-        if has_news and self._register.has_unused_bands and now_us >= self._read_us:
+        if has_news and self._register.has_unused_lanes and now_us >= self._read_us:
             self._read_us = now_us + _SETTINGS_US
             self._register.refresh(force=True)
 
@@ -86,9 +86,9 @@ class Quiet:
         for lane in self._intake.lanes.values():
             # As `expected_lanes` does.
             is_used = lane.band < layout.bands_used
-            if is_used and layout.index_of(lane.number) < filled:
+            if lane.of_groups or (is_used and layout.index_of(lane.number) < filled):
                 lane.quiet = False
-            elif lane.stirred or lane.rows + lane.grouped:
+            elif lane.stirred or lane.rows:
                 # Found by the sweep of a seal, or by a look before its minute began.
                 if not is_used:
                     self._register.use_band(lane.band)
@@ -107,7 +107,7 @@ class Quiet:
         """
         layout = self._layout
         expected = expected_lanes(self._register.settings, layout, now_ms)
-        quiet = set(lanes).difference(expected)
+        quiet = set(lanes).difference(expected, layout.lanes_of_groups())
         self._watched = {lane: until for lane, until in self._watched.items() if until > now_ms}
         last = self._last_minute(now_ms)
         if quiet and last > self._watched_to:

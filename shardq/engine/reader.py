@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from shardq.clock import Clock
+    from shardq.engine.groups.room import GroupLanes
     from shardq.engine.intake import Intake
     from shardq.engine.lane import Lane
     from shardq.engine.ready import Ready
@@ -50,8 +51,9 @@ _BYTES_MAX = 64 << 20
 TURN_US = 250_000
 """How long a step goes on with minutes that ended long ago: acks wait to be stored, and claims to
 be moved on."""
-GROUPED_ROWS_MAX = 5_000
-"""They wait for each other, not for a handler: what comes first of them has to be read."""
+_DOZE_MS = 60_000
+_DOZE_US = 250_000
+"""A group lane in which nothing was seen for so long is read so often."""
 QUICK_US = 15_000
 PROBE_MINUTES = 1_440
 
@@ -69,13 +71,13 @@ class Reader:
     """Reads rows of a member's lanes as they come due.
 
     Args:
+        groups: Says whether memory has room for more rows of groups.
         prefetch: The most rows that are in hand, over all lanes, but for those of groups.
         isolated: Read only minutes that ended at least the offset ago.
         before_read: Called before each read, for a step of many slow ones outlasts a lease.
 
     Attributes:
         page_rows: The most rows of a shard to read at once; adapts to 4 MiB.
-        grouped_max: The most rows of groups that are in hand, over all lanes.
     """
 
     def __init__(
@@ -85,6 +87,7 @@ class Reader:
         register: Register,
         intake: Intake,
         ready: Ready,
+        groups: GroupLanes,
         *,
         prefetch: int,
         isolated: bool,
@@ -96,6 +99,7 @@ class Reader:
         self._register = register
         self._intake = intake
         self._ready = ready
+        self._groups = groups
         self._prefetch = prefetch
         self._isolated = isolated
         self._body_bytes = 1_000.0
@@ -103,8 +107,9 @@ class Reader:
         self._ahead_next_us = 0
         self._open_span_ms = 0
         self._polled = 1
+        self._dozed_us = 0
+        self.wakes_all = False
         self.page_rows = _PAGE_ROWS_MIN
-        self.grouped_max = GROUPED_ROWS_MAX
 
     @property
     def _layout(self) -> Layout:
@@ -122,27 +127,34 @@ class Reader:
         """
         now_ms = self._clock.now_ms()
         until_ms = self._until_ms(now_ms)
-        self._intake.go_back()
         current: list[Lane] = []
         lagging: list[Lane] = []
+        dozing: list[Lane] = []
         layout = self._layout
         polled = self._intake.polled
-        self._polled = len(polled) or 1
+        self._polled = sum(not lane.of_groups for lane in polled) or 1
         for lane in polled:
             is_current = lane.is_current(until_ms, layout)
-            lane.crowded = self._is_crowded(lane)
             room = self._room(lane) if is_current else self._room_behind(lane)
             lane.stalled = room <= 0 or lane.retry_ms > now_ms
-            if not lane.stalled:
-                (current if is_current else lagging).append(lane)
-        crowded = {lane.number for lane in polled if lane.crowded}
-        if crowded:
-            # Else what waits for a head would take up the room in which this is to be read.
-            self._intake.put_behind(crowded)
+            if lane.stalled:
+                continue
+            if not is_current:
+                lagging.append(lane)
+            elif not (lane.of_groups and now_ms - lane.seen_ms > _DOZE_MS):
+                current.append(lane)
+            else:
+                dozing.append(lane)
+        has_current = bool(current or dozing)
+        ahead_ms = READ_AHEAD_MS if at_rest and has_current and self._is_ahead_due() else 0
+        if not (self._wakes() or ahead_ms):
+            dozing.clear()
         before = len(self._intake.known)
         if current:
-            ahead_ms = READ_AHEAD_MS if at_rest and self._is_ahead_due() else 0
             self._read_current(current, until_ms, back_ms, ahead_ms)
+        if dozing:
+            # Apart: from their cursors on the others would be read through their tombstones again.
+            self._read_current(dozing, until_ms, back_ms, ahead_ms)
         if lagging:
             self._go_back(lagging, until_ms)
             self._set_horizon(until_ms)
@@ -150,6 +162,14 @@ class Reader:
             self._read_lagging(lagging, until_ms)
         self._set_horizon(until_ms)
         return len(self._intake.known) - before
+
+    def _wakes(self) -> bool:
+        """True if group lanes in which nothing was seen for a minute are read as well."""
+        now_us = self._clock.boot_us()
+        if now_us - self._dozed_us < _DOZE_US and not self.wakes_all:
+            return False
+        self._dozed_us, self.wakes_all = now_us, False
+        return True
 
     def is_current(self, lane: Lane) -> bool:
         """Whether a lane has been read up to now, but for what one more poll brings."""
@@ -214,8 +234,7 @@ class Reader:
         grouped = {
             row.shard.lane
             for row in rows
-            if row.group is not None
-            and (row.id not in self._intake.known or self._intake.arrives(row))
+            if self._intake.lanes[row.shard.lane].of_groups and row.id not in self._intake.known
         }
         if not grouped:
             return rows
@@ -238,7 +257,7 @@ class Reader:
             self._intake.read_again([*rows, *again])
             raise
         seen = {row.id for row in rows}
-        missed = [row for row in again if row.group is not None and row.id not in seen]
+        missed = [row for row in again if row.id not in seen]
         # By shard and due: of what another may have died of, the first rows need care.
         return sorted([*rows, *missed], key=_place_of) if missed else rows
 
@@ -263,28 +282,26 @@ class Reader:
     def _share(self) -> int:
         return self._prefetch // self._polled or 1
 
-    def _is_crowded(self, lane: Lane) -> bool:
-        """Whether there is no room for more rows of a lane's groups."""
-        share, size = self.grouped_max // self._polled, self._intake.body_bytes
-        return lane.grouped >= share or size > _BYTES_MAX
-
     def _room(self, lane: Lane) -> int:
-        """Room for rows without a group, as what comes next may be."""
-        room = 0 if self._is_crowded(lane) else self._share() - lane.rows
+        """Room for rows of a lane; those of groups wait for each other, not for a handler."""
+        if lane.of_groups:
+            return self.page_rows if self._groups.has_room else 0
+        room = 0 if self._intake.body_bytes > _BYTES_MAX else self._share() - lane.rows
         return min(self.page_rows, room)
 
     def _room_ahead(self, lane: Lane) -> int:
         """Room for rows read ahead: they leave half of it to what comes in between and is due."""
+        if lane.of_groups:
+            return self._room(lane)
         return min(self._room(lane), self._share() // 2 - lane.rows)
 
     def _room_behind(self, lane: Lane) -> int:
         """Room for a lane that lags: none until a quarter of its share is free.
 
-        A read takes as long for ten rows as for five hundred. What is in hand may wait for it: then
-        there would be no more room, however long it took.
+        A read takes as long for ten rows as for five hundred.
         """
-        is_wide = lane.rows <= self._share() * 3 // 4
-        return self._room(lane) if is_wide or self._ready.holds else 0
+        is_wide = lane.of_groups or lane.rows <= self._share() * 3 // 4
+        return self._room(lane) if is_wide else 0
 
     def _read_current(
         self, lanes: Sequence[Lane], until_ms: int, back_ms: int, ahead_ms: int
@@ -318,13 +335,9 @@ class Reader:
         if last:
             # Before the rows are there to be taken: what was cut off is due before some of them.
             self._set_horizon(until_ms)
-        reach_ms = {
-            lane.number: last[lane.number].due_ms - 1 if lane.number in last else until_ms
-            for lane in lanes
-        }
         # What was cut off is for the next poll: in hand before that, it would take up the room.
         missed_ms = min([until_ms, *(row.due_ms - 1 for row in last.values())])
-        refused = self._intake.accept(self.with_missed(rows, after_ms, missed_ms), reach_ms)
+        refused = self._intake.accept(self.with_missed(rows, after_ms, missed_ms))
         for lane in lanes:
             cut = last.get(lane.number)
             stop_ms = refused.get(lane.number)
@@ -437,7 +450,8 @@ class Reader:
 
     def _within_bytes(self, pages: list[_Page]) -> list[_Page]:
         """As many as may hold 4 MiB together, those that lag most; one while sizes are unknown."""
-        pages.sort(key=lambda page: page.wanted.after_ms)
+        # Lanes of groups last: what is due in others holds their heads back until they are read.
+        pages.sort(key=lambda page: (page.lane.of_groups, page.wanted.after_ms))
         if not self._knows_bodies:
             return pages[:1]
         rows = accumulate(page.wanted.limit for page in pages)
@@ -480,9 +494,13 @@ class Reader:
         for row in rows:
             found[row.shard.lane].append(row)
         cut = {p.lane.number for p in pages if len(found[p.lane.number]) >= p.wanted.limit}
-        reach_ms = {p.lane.number: p.wanted.until_ms for p in pages if p.lane.number not in cut}
-        ends_ms = {number: found[number][-1].due_ms - 1 for number in cut} | reach_ms
-        refused = self._intake.accept(self._with_older(pages, found, ends_ms, asked_ms), reach_ms)
+        ends_ms = {
+            p.lane.number: found[p.lane.number][-1].due_ms - 1
+            if p.lane.number in cut
+            else p.wanted.until_ms
+            for p in pages
+        }
+        refused = self._intake.accept(self._with_older(pages, found, ends_ms, asked_ms))
         for lane, wanted, _, is_last in pages:
             number = lane.number
             lane.span_ms = min(lane.span_ms * 2, self._layout.minute_ms)
@@ -603,7 +621,7 @@ class Reader:
         behind = [
             lane
             for lane in self._intake.polled
-            if not (lane.retry_ms or lane.is_current(until_ms, layout))
+            if not (lane.of_groups or lane.retry_ms or lane.is_current(until_ms, layout))
         ]
         full = {lane.number: lane.cursor_ms for lane in behind if lane.stalled}
         moving = self._ready.waiting(full) if full else set()
@@ -616,7 +634,6 @@ class Reader:
             seen = horizon[lane.band]
             horizon[lane.band] = lane.cursor_ms if seen is None else min(seen, lane.cursor_ms)
         self._ready.set_horizon(horizon)
-        self._intake.set_reach()
 
 
 def _place_of(row: Row) -> tuple[Shard, int, bytes]:

@@ -2,7 +2,6 @@
 
 ```
  add ──► future (heap by due) ──due──► band 0, band 1, .. (heaps by due, row id) ──► take
-                                         └─ grouped: one at a time, in order of first due
 ```
 
 Handler threads wait here, one of them for the very next due (leader and followers), so that a timer
@@ -20,18 +19,18 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING, TypeAlias
 
 from shardq import locks
-from shardq.engine.delivery import Delivery, place_of
+from shardq.engine.delivery import Delivery
 from shardq.model.ids import order_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from shardq.clock import Clock
-    from shardq.model.message import GroupKey
 
 
 _WAIT_MAX_S = 1.0
 _PASSED_MAX = 1_000
+_NEVER_MS = 1 << 62
 
 
 _Entry: TypeAlias = tuple[int, bytes, Delivery]
@@ -55,11 +54,6 @@ class Ready:
         self._future: list[_Entry] = []
         self.bands = bands
         self._due: list[list[_Entry]] = [[] for _ in range(bands)]
-        self._groups: dict[GroupKey, list[tuple[tuple[int, bytes, bytes], Delivery]]] = {}
-        self._busy: set[GroupKey] = set()
-        self._leaving: set[GroupKey] = set()
-        self._closed: dict[int, int] = {}
-        self._reach_ms: dict[int, int] = {}
         self._horizon: list[int | None] = [None] * bands
         self._leader: int | None = None
         self._stopped = False
@@ -72,13 +66,14 @@ class Ready:
         """Told each delivery as it is taken."""
         self.given_us = 0
         """When a row came due here last that another member has shared, time since boot."""
-        self.holds = False
-        """Whether a group's head is due and waits for its lane to be read up to there."""
-        self.on_hold: Callable[[], None] = _nothing
-        """Told when one begins to wait so."""
 
-    def add(self, deliveries: list[Delivery]) -> None:
-        """Add rows, due or not yet."""
+    def add(self, deliveries: list[Delivery], *, is_taken: bool = False) -> None:
+        """Add rows, due or not yet.
+
+        Args:
+            deliveries: They.
+            is_taken: Whether the calling thread takes a row next, so that no other need wake.
+        """
         if not deliveries:
             return
         now_ms = self._clock.now_ms()
@@ -87,7 +82,7 @@ class Ready:
         is_given = False
         for one in deliveries:
             row = one.row
-            if row.due_ms > now_ms or row.group is not None:
+            if row.due_ms > now_ms:
                 future.append((row.due_ms, order_key(row.id), one))
             else:
                 # What was shared has waited for longer than its due says. Of each row: no call.
@@ -99,17 +94,25 @@ class Ready:
         if is_given:
             self.given_us = self._clock.boot_us()
         with self._lock:
-            head = self._future[0][0] if self._future else None
+            head = self._future[0][0] if self._future else _NEVER_MS
             _push(self._future, future)
             for band, entries in due.items():
                 _push(self._due[band], entries)
-            if due or head is None or self._future[0][0] < head:
+            if (due and not is_taken) or (future and self._future[0][0] < head):
                 # The leader waits for a later due: it must look again.
                 self._leader = None
                 self._changed.notify(len(deliveries))
 
+    def offer(self, place: tuple[int, bytes], one: Delivery, *, is_taken: bool) -> None:
+        """Add one row that is due, as `add` does."""
+        with self._lock:
+            heapq.heappush(self._due[one.band], (*place, one))
+            if not is_taken:
+                self._leader = None
+                self._changed.notify()
+
     def take(self) -> Delivery | None:
-        """The first row that is due, or None. Its group, if any, is busy until `done`."""
+        """The first row that is due, or None."""
         with self._lock:
             return self._pop()
 
@@ -166,45 +169,6 @@ class Ready:
         with self._lock:
             self._changed.notify_all()
 
-    def done(self, group: GroupKey | None) -> None:
-        """A delivery has been settled or parked away: its group's next may go."""
-        if group is None:
-            return
-        with self._lock:
-            self._busy.discard(group)
-            self._offer(group)
-            self._changed.notify()
-
-    def hold(self, group: GroupKey) -> None:
-        """Hand out nothing of a group until `let_go_on`: some of it is being put elsewhere.
-
-        Until that is stored, nobody can tell whether it is to come before what is here.
-        """
-        with self._lock:
-            self._leaving.add(group)
-
-    def let_go_on(self) -> None:
-        """What was being put elsewhere is there: nothing is held any more."""
-        with self._lock:
-            held, self._leaving = self._leaving, set()
-            for group in held:
-                self._offer(group)
-            if held:
-                self._let_go()
-
-    def open_groups(self, closed: dict[int, int]) -> None:
-        """Hold back grouped rows of lanes of which another member has an older shard.
-
-        Args:
-            closed: Lane -> the minute up to which its groups may go on.
-        """
-        with self._lock:
-            if closed != self._closed:
-                self._closed = closed
-                for group in list(self._groups):
-                    self._offer(group)
-                self._changed.notify_all()
-
     def set_horizon(self, horizon: list[int | None]) -> None:
         """Hand out rows of each band only up to this due: a lagging lane may have earlier ones."""
         with self._lock:
@@ -212,71 +176,16 @@ class Ready:
                 self._horizon = horizon
                 self._let_go()
 
-    def set_reach(self, reach_ms: dict[int, int]) -> None:
-        """Hand out grouped rows of each lane only up to where all of it has been read.
-
-        What was put since may come first.
-
-        Args:
-            reach_ms: Lane -> due up to which every row of it has been read.
-        """
-        with self._lock:
-            self._reach_ms = reach_ms
-            self.holds = False
-            # What was read just now may come before what waits.
-            self._promote()
-            if self._groups:
-                for group in list(self._groups):
-                    self._offer(group)
-                self._let_go()
-
     def remove(self, unwanted: Callable[[Delivery], bool]) -> list[Delivery]:
-        """Take out and return what was not handed out yet and answers True, in order of groups."""
+        """Take out and return what was not handed out yet and answers True, in order of due."""
         with self._lock:
             removed: list[Delivery] = []
             self._due = [_sift(heap, unwanted, removed) for heap in self._due]
-            idle = {one.group for one in removed}
             self._future = _sift(self._future, unwanted, removed)
-            for group, heap in list(self._groups.items()):
-                kept = [entry for entry in heap if not unwanted(entry[1])]
-                removed += [one for _, one in heap if unwanted(one)]
-                heapq.heapify(kept)
-                if kept:
-                    self._groups[group] = kept
-                else:
-                    del self._groups[group]
-            for key in idle:
-                if key is not None:
-                    self._busy.discard(key)
-                    self._offer(key)
-            return sorted(removed, key=place_of)
-
-    def surplus(self, lane: int, share: int) -> list[tuple[Delivery, list[Delivery]]]:
-        """Groups of which more than `share` rows wait here: the first of each, and these in order.
-
-        The first is one of these rows, or that whose turn it is and which no handler has taken yet.
-        They all stay.
-        """
-        with self._lock:
-            turns = {one.group: one for heap in self._due for _, _, one in heap}
-            groups = [
-                (key, [one for _, one in sorted(heap)])
-                for key, heap in self._groups.items()
-                if key[0] == lane and len(heap) > share
-            ]
-            return [(turns.get(key, rows[0]), rows) for key, rows in groups]
-
-    def is_idle(self, group: GroupKey) -> bool:
-        """Whether no row of a group runs or waits for its turn."""
-        with self._lock:
-            return group not in self._groups and group not in self._busy
+            return sorted(removed, key=lambda one: (one.row.due_ms, order_key(one.row.id)))
 
     def __len__(self) -> int:
-        return (
-            len(self._future)
-            + sum(map(len, self._due))
-            + sum(len(heap) for heap in list(self._groups.values()))
-        )
+        return len(self._future) + sum(map(len, self._due))
 
     def next_due_ms(self) -> int | None:
         """The due of the first row that can be taken then; None without any.
@@ -298,7 +207,7 @@ class Ready:
 
     @property
     def due(self) -> int:
-        """How many rows are due that nobody has taken, but for those that wait in their groups."""
+        """How many rows are due that nobody has taken."""
         with self._lock:
             self._promote()
             return sum(map(len, self._due))
@@ -408,78 +317,17 @@ class Ready:
         if not future:
             return
         now_ms = self._clock.now_ms()
-        touched: set[GroupKey] = set()
         while future and future[0][0] <= now_ms:
             entry = heapq.heappop(future)
             one = entry[2]
-            key = one.group
-            if key is None:
-                if one.row.since_ms is not None:
-                    self.given_us = self._clock.boot_us()
-                    entry = (one.row.since_ms, *entry[1:])
-                heapq.heappush(self._due[one.band], entry)
-            else:
-                self._queue(key, one)
-                touched.add(key)
-        # After all of them: rows of a group that come due together go in order of their first due.
-        for key in touched:
-            self._offer(key)
-
-    def _queue(self, group: GroupKey, one: Delivery) -> None:
-        heapq.heappush(self._groups.setdefault(group, []), (place_of(one), one))
-
-    def _offer(self, group: GroupKey) -> None:
-        """Let a group's head compete by its due: its group idle, all of it here, its lane read."""
-        heap = self._groups.get(group)
-        if not heap or group in self._busy:
-            return
-        one = heap[0][1]
-        if group in self._leaving or self._is_closed(one):
-            return
-        if not self._is_reached(one):
-            if not self.holds:
-                self.holds = True
-                self.on_hold()
-            return
-        one = heapq.heappop(heap)[1]
-        if not heap:
-            del self._groups[group]
-        self._busy.add(group)
-        heapq.heappush(self._due[one.band], (one.row.due_ms, order_key(one.row.id), one))
-
-    def _is_closed(self, one: Delivery) -> bool:
-        """Whether another member may have what comes before a grouped row."""
-        minute, lane = one.row.shard.minute, one.row.shard.lane
-        return minute > self._closed.get(lane, minute)
-
-    def _is_reached(self, one: Delivery) -> bool:
-        """Whether all that comes before a grouped row has been read, the whole of its due too.
-
-        What was put off to there by and by is there in the order of that, not in its own.
-        """
-        return max(one.row.due_ms, one.after_ms) <= self._reach_ms.get(one.row.shard.lane, -1)
-
-    def _step_back(self, heap: list[_Entry]) -> None:
-        """Let those whose turn it was wait again, where others of their group may come before.
-
-        A lane without room has no bound; once it has room, it is read on to what was put since.
-        """
-        while heap and (key := (one := heap[0][2]).group) is not None:
-            waiting = self._groups.get(key)
-            is_passed = waiting is not None and waiting[0][0] < place_of(one)
-            is_held = key in self._leaving or self._is_closed(one)
-            if not (is_passed or is_held) and self._is_reached(one):
-                return
-            heapq.heappop(heap)
-            self._queue(key, one)
-            self._busy.discard(key)
-            self._offer(key)
+            if one.row.since_ms is not None:
+                self.given_us = self._clock.boot_us()
+                entry = (one.row.since_ms, *entry[1:])
+            heapq.heappush(self._due[one.band], entry)
 
     def _pop(self) -> Delivery | None:
         self._promote()
         for band, heap in enumerate(self._due):
-            if heap and heap[0][2].row.group is not None:
-                self._step_back(heap)
             horizon = self._horizon[band]
             if horizon is not None and not (heap and heap[0][0] <= horizon):
                 # Bands are strict: while an earlier row of this band is on its way, later bands

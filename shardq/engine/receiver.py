@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from shardq.clock import Clock
     from shardq.engine.delivery import Delivery
     from shardq.engine.starts import Start
+    from shardq.model.message import Row
     from shardq.model.shard import Position
     from shardq.model.times import Duration
     from shardq.records.register import Register
@@ -144,6 +145,15 @@ class Receiver:
         engine = self._engine
         if engine is not None:
             engine.on_put(due_ms)
+
+    def looks_at(self, position: Position) -> bool:
+        """Let the next call look at a row of a group that was settled or edited just now.
+
+        Returns:
+            Whether its lane is owned here; else its owner is to be told by a note.
+        """
+        engine = self._engine
+        return engine is not None and engine.groups.look_at(position)
 
     def store_stats(self) -> None:
         """Store what was counted since the last turn.
@@ -272,16 +282,18 @@ class Receiver:
 
     def _claim(self, engine: Engine, count: int, visibility_ms: int) -> list[Message]:
         taken, starts = self._take(engine, count)
+        planned = {one: self._plan(engine, one, visibility_ms) for one in taken if not one.grouped}
+        edits = {one: self._plan_edit(engine, one, visibility_ms) for one in taken if one.grouped}
         try:
-            moves = [self._plan(engine, one, visibility_ms) for one in taken]
             if not engine.outbox.is_empty:
-                # What waits behind a group's head is put off before that head is anybody's: settled
-                # before, it would not pull them forward, and later ones go first.
+                # What is buried is not to wait for the next call.
                 engine.outbox.flush()
             # All this took its time, and another may have leased a shard since.
             lapsed = [one for one in taken if not engine.leases.is_valid(one.lease)]
-            claims = [pair for pair in zip(taken, moves, strict=True) if pair[0] not in lapsed]
+            claims = [(one, move) for one, move in planned.items() if one not in lapsed]
+            claimed = [(one, row) for one, row in edits.items() if one not in lapsed]
             gone, unknown, left = self._carry_out(engine, [move for _, move in claims])
+            lost = self._edit(engine, claimed)
         except ShardqError:
             engine.starts.give_back(starts.values())
             for one in taken:
@@ -297,9 +309,31 @@ class Receiver:
             elif move.old in unknown:
                 engine.outbox.give_up(one)
             else:
-                engine.outbox.hand_over(one, is_lost=move.old in gone)
-        made = [(one.row.wanted_ms, move) for one, move in claims if move.old not in gone | unknown]
+                engine.outbox.hand_over(one)
+        made = [
+            (one.row.wanted_ms, move.new) for one, move in claims if move.old not in gone | unknown
+        ]
+        for one, row in claimed:
+            if row.id in lost:
+                engine.outbox.hand_over(one)
+            else:
+                made.append((max(one.row.wanted_ms, one.row.ready_ms), row))
+                engine.outbox.hand_over_claimed(one, row)
         return self._returned(engine, made)
+
+    def _edit(self, engine: Engine, claims: Sequence[tuple[Delivery, Row]]) -> set[bytes]:
+        """Claim heads of groups in place; gives the ids of those that others have settled."""
+        if not claims:
+            return set()
+        try:
+            return engine.groups.edit(claims, looks_first=True)
+        except StoreTimeout:
+            try:
+                # The very same once more, which tells what became of it.
+                return engine.groups.edit(claims, looks_first=True)
+            except StoreTimeout:
+                engine.groups.unclaim(row for _, row in claims)
+                raise
 
     def _take(self, engine: Engine, count: int) -> tuple[list[Delivery], Mapping[Delivery, Start]]:
         """What is due, to so many, and how those of them have begun that have keys."""
@@ -322,18 +356,17 @@ class Receiver:
                 taken.append(one)
         return taken, starts
 
-    def _returned(self, engine: Engine, claims: Sequence[tuple[int, Move]]) -> list[Message]:
+    def _returned(self, engine: Engine, claims: Sequence[tuple[int, Row]]) -> list[Message]:
         """What was claimed is the callers' from now on."""
         messages = []
         now_ms = self._clock.now_ms()
         lateness = engine.stats.lateness
-        for wanted_ms, move in claims:
+        for wanted_ms, row in claims:
             lateness.add((now_ms - wanted_ms) * 1_000)
-            if move.new.due_ms <= now_ms:
+            if row.ready_ms <= now_ms:
                 # No receipt of it would be taken any more, and another may have it by now.
-                log.warning("claiming message %s outlasted its visibility", move.new.message_id)
+                log.warning("claiming message %s outlasted its visibility", row.message_id)
             else:
-                row = move.new
                 watch = None if row.key is None else engine.starts.watch(row)
                 messages.append(Message(row, row.attempt, self._register.signer, watch))
         engine.stats.add(delivered=len(messages))
@@ -363,12 +396,15 @@ class Receiver:
         return gone, set(), set()
 
     def _plan(self, engine: Engine, one: Delivery, visibility_ms: int) -> Move:
-        move = engine.settler.planner.claim(
+        return engine.settler.planner.claim(
             one.row, visibility_ms, one.attempt, holder=engine.member
         )
-        engine.outbox.heads.block_behind(one, move.new.due_ms)
-        engine.outbox.heads.note_block(one)
-        return move
+
+    def _plan_edit(self, engine: Engine, one: Delivery, visibility_ms: int) -> Row:
+        row = engine.settler.planner.claimed(
+            one.row, visibility_ms, one.attempt, holder=engine.member
+        )
+        return engine.groups.numbered(one, row)
 
 
 def visibility_ms(visibility: Duration) -> int:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from shardq.clock import Clock
+    from shardq.engine.groups.room import GroupLanes
     from shardq.engine.lease import Leases
     from shardq.engine.outbox import Outbox
     from shardq.engine.starts import Starts
@@ -58,6 +59,7 @@ class Rest:
         outbox: Outbox,
         leases: Leases,
         membership: Membership,
+        groups: GroupLanes,
         *,
         has_news: Callable[[], bool],
         on_news: Callable[[int], None],
@@ -69,6 +71,7 @@ class Rest:
         self._next_ms = 0
         """Before that nothing is to be done, as far as was told since that was looked up."""
         self._membership = membership
+        self._groups = groups
         self.clock = clock
         self.register = register
         self._store = store
@@ -86,7 +89,6 @@ class Rest:
             not self.is_alone
             or self._brief >= _BRIEF_MAX
             or self._membership.beats
-            or intake.has_held_groups
             or any(one.retry_ms or (one.quiet and one.band < used) for one in intake.lanes.values())
         ):
             self._brief = 0
@@ -144,10 +146,13 @@ class Rest:
         # A lane whose rows were given up is to be read again from there.
         cursors_ms = (lane.cursor_ms for lane in self._outbox.intake.polled)
         first_ms = self._next_due_ms(min([now_ms - NEWS_BACK_MS, *cursors_ms]))
+        heads_ms = self._groups.next_ms()
+        if heads_ms <= now_ms:
+            return now_ms
         if first_ms is not None and first_ms <= now_ms:
             self.note(first_ms)
             return now_ms
-        return NEVER if first_ms is None else first_ms
+        return min(NEVER if first_ms is None else first_ms, heads_ms)
 
     def _next_due_ms(self, after_ms: int) -> int | None:
         """The due of the first row of the queue after a due; None where an index tells of none."""
@@ -157,7 +162,7 @@ class Rest:
             wanted = Slice(
                 layout.queue,
                 range(first, first + 1),
-                layout.lanes(),
+                layout.all_lanes(),
                 max(after_ms, layout.start_ms(first) - 1),
                 layout.end_ms(first) - 1,
                 limit=1,
@@ -176,7 +181,11 @@ class Rest:
             or not self._outbox.is_empty
             or self._starts.has_late
             or any(lane.retry_ms > now_ms for lane in self._outbox.intake.polled)
-            or any(one.row.due_ms <= now_ms for one in self._outbox.intake.known.values())
+            or self._groups.is_at_work
+            or any(
+                one.row.due_ms <= now_ms and not one.grouped
+                for one in self._outbox.intake.known.values()
+            )
         )
 
     def begin(self, until_ms: int) -> None:
@@ -202,10 +211,13 @@ class Rest:
 
         What is known to hold nothing that is due before counts as read.
         """
+        polled = self._outbox.intake.polled
+        cursors_ms = [lane.cursor_ms for lane in polled]
         self._release(until_ms)
         if self.is_alone and self._next_ms >= until_ms and not self._membership.beats:
-            for lane in self._outbox.intake.polled:
-                if lane.behind is None and not lane.full:
+            for lane, cursor_ms in zip(polled, cursors_ms, strict=True):
+                # A cursor that went back is before rows of groups, which wait where they are.
+                if lane.behind is None and not lane.full and lane.cursor_ms >= cursor_ms:
                     lane.advance(until_ms - 1)
             self._on_swept(until_ms)
         if (along := self.along()) is not None:

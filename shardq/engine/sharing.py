@@ -517,7 +517,7 @@ class Sharing:
         layout, settings = register.layout, register.settings
         polled = settings.lanes_polled(now_ms)
         readers = self._membership.readers(
-            layout.lanes(), now_ms, bands=layout.bands, filled=settings.lanes_filled
+            layout.lanes(), now_ms, bands=layout.bands, filled=settings.lanes_written
         )
         return {
             lane: name

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from shardq.clock import Clock
+    from shardq.engine.groups.room import GroupLanes
     from shardq.engine.intake import Intake
     from shardq.engine.lane import Lane, Rung
     from shardq.engine.reader import Reader
@@ -51,16 +52,25 @@ class Sweeper:
     """Sweeps the lanes of one member.
 
     Args:
+        groups: Lists minutes of group lanes, so that their seals may pass.
         isolated: Whether only ended minutes are read, which no rung but the seal's has to visit.
     """
 
     def __init__(
-        self, clock: Clock, register: Register, intake: Intake, reader: Reader, *, isolated: bool
+        self,
+        clock: Clock,
+        register: Register,
+        intake: Intake,
+        reader: Reader,
+        groups: GroupLanes,
+        *,
+        isolated: bool,
     ) -> None:
         self._clock = clock
         self._register = register
         self._intake = intake
         self._reader = reader
+        self._groups = groups
         self._isolated = isolated
         self._sealed_next_ms = self._again_ms = 0
         self._refused_ms: dict[tuple[int, int], int] = {}
@@ -130,20 +140,21 @@ class Sweeper:
             if first > newest:
                 self._behind_from = self._register.first_minute
                 break
-            minutes = range(first, min(newest, first + PROBE_MINUTES - 1) + 1)
-            self._reopen(minutes)
-            self._behind_from = minutes.stop
+            # One at a time: listed minutes of group lanes have rows, and may be days apart.
+            self._reopen(first)
+            self._behind_from = first + 1
             self._behind_us = now_us + _BEHIND_US
             if self._clock.boot_us() > until_us:
                 break
 
-    def _reopen(self, minutes: range) -> None:
+    def _reopen(self, minute: int) -> None:
         lanes = self._intake.lanes
-        for shard in self._reader.occupied(minutes, list(lanes)):
+        for shard in self._reader.occupied(range(minute, minute + 1), list(lanes)):
             lane = lanes[shard.lane]
-            if shard.minute <= lane.sealed:
-                log.info("minute %d of lane %d has rows, but was sealed", shard.minute, shard.lane)
-                lane.reopen(shard.minute, self._layout)
+            is_listed = lane.of_groups and self._groups.is_listed(shard.lane, minute)
+            if minute <= lane.sealed and not is_listed:
+                log.info("minute %d of lane %d has rows, but was sealed", minute, shard.lane)
+                lane.reopen(minute, self._layout)
 
     def look_back(self) -> None:
         """Read what a put whose news has just come may have written behind the cursor."""
@@ -170,7 +181,7 @@ class Sweeper:
         together: dict[tuple[int, int], list[Lane]] = {}
         # Those that lag as well: what holds up a lane may do so for long.
         for lane in self._intake.lanes.values():
-            if lane.band >= self._layout.bands_used:
+            if lane.band >= self._layout.bands_used and not lane.of_groups:
                 # Nobody has written what could come late.
                 lane.swept = dict.fromkeys(SEALED_RUNGS, lane.sealed)
                 continue
@@ -267,10 +278,14 @@ class Sweeper:
         return minutes[-1]
 
     def _is_drained(self, lane: Lane, minute: int) -> bool:
-        if any(s.minute == minute and s.lane == lane.number for s in self._intake.shard_rows):
+        """True if a minute has no rows, or, of a group lane, is listed."""
+        if not lane.of_groups and any(
+            s.minute == minute and s.lane == lane.number for s in self._intake.leased_rows
+        ):
             return False
         slices = -(-lane.used[minute] // _SLICE_ROWS)
-        return not self._sweep_minute([lane], minute, "sweep seal", slices).rows
+        rows = self._sweep_minute([lane], minute, "sweep seal", slices).rows
+        return not rows or (lane.of_groups and self._groups.pass_by(lane.number, minute))
 
     def _sweep_minute(
         self, lanes: Sequence[Lane], minute: int, purpose: str, slices: int = SLICES

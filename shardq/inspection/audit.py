@@ -439,7 +439,7 @@ class Auditor:
         )
         last = layout.minute_of(self._clock.now_ms() + _NEAR_MS)
         for minutes in spans(range(first, last + 1), _PROBE_MINUTES):
-            occupied = self._store.occupied(layout.queue, minutes, layout.lanes())
+            occupied = self._store.occupied(layout.queue, minutes, layout.all_lanes())
             yield from scan.pages(self._store, layout, occupied, purpose="audit", bodies=False)
 
 

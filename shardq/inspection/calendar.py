@@ -140,7 +140,7 @@ def forecast(
     now_ms, layout = clock.now_ms(), register.layout
     minutes = range(layout.minute_of(now_ms), layout.minute_of(now_ms + horizon_ms) + 1)
     counts = dict.fromkeys(minutes, 0)
-    polled = set(layout.lanes_used())
+    polled = set(layout.all_used())
     found = store.indexed(layout.queue, minutes)
     shards = (shard for shard in found if shard.lane in polled)
     if may_be_doomed(register, stored):
@@ -153,6 +153,10 @@ def forecast(
         for counted in scan.tallies(store, shards, now_ms, _FAR_MS, purpose="forecast"):
             for shard, tally in counted.items():
                 counts[shard.minute] += tally.rows
+    for row in scan.put_off(store, register, now_ms):
+        minute = layout.minute_of(row.ready_ms)
+        if minute in counts and row.entered_us >= register.settings.purged_before_us:
+            counts[minute] += 1
     for due_ms, count in firings(now_ms, layout.end_ms(minutes[-1]) - 1):
         counts[layout.minute_of(due_ms)] += count
     return [(moment_of(layout.start_ms(minute)), count) for minute, count in counts.items()]
@@ -189,7 +193,7 @@ class CalendarCounter:
             StoreCorrupt: If totals or rows are damaged.
         """
         register = self._register
-        register.refresh(force=register.has_unused_bands)
+        register.refresh(force=register.has_unused_lanes)
         stored = stored_totals(self._store, register.totals_key)
         depth = DepthCounter(self._store, self._clock, register).depth(lambda: stored)
         rows: Counter[int] = Counter()
@@ -199,6 +203,11 @@ class CalendarCounter:
         for part in self._parts(at_ms, until_ms):
             for due_ms, count in counted(part, at_ms, until_ms - 1):
                 rows[due_ms - due_ms % MINUTE_MS] += count
+        before_us = register.settings.purged_before_us
+        for row in scan.put_off(self._store, register, at_ms):
+            is_live = row.claim is None and row.entered_us >= before_us
+            if is_live and row.ready_ms < until_ms:
+                rows[row.ready_ms - row.ready_ms % MINUTE_MS] += 1
         fired: Counter[int] = Counter()
         fired_until_ms = None
         for number, (due_ms, count) in enumerate(firings(at_ms, until_ms - 1)):
@@ -239,7 +248,7 @@ class CalendarCounter:
     ) -> Iterator[tuple[int, int]]:
         """(start of a minute, messages) of each shard."""
         layout = self._register.layout
-        polled = set(layout.lanes_used())
+        polled = set(layout.all_used())
         asked = (shard for shard in shards if shard.lane in polled)
         for counted in scan.tallies(self._store, asked, after_ms, until_ms, purpose="calendar"):
             for shard, tally in counted.items():
@@ -251,7 +260,7 @@ class CalendarCounter:
         """(due, 1) of each row that no purge has reached; rows are read without their bodies."""
         layout, before_us = self._register.layout, self._register.settings.purged_before_us
         found = scan.with_rows(
-            self._store, (shard for shard in shards if shard.lane in layout.lanes())
+            self._store, (shard for shard in shards if layout.has_lane(shard.lane))
         )
         pages = scan.pages(self._store, layout, found, purpose="calendar", bodies=False)
         for row in (row for page in pages for row in page):

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from shardq.clock import Clock
-    from shardq.lifecycle.groups import Groups
     from shardq.lifecycle.settle import Settler
     from shardq.model.message import Row
     from shardq.model.shard import Shard
@@ -38,7 +37,8 @@ class Check:
     Attributes:
         shards: Partitions with rows.
         rows: Rows in them.
-        moved: Rows behind a seal, which no poll would have read again: moved to now.
+        moved: Rows behind a seal, which no poll would have read again: moved to now. Of a message
+            with a group, the owner of its lane is told to look there.
         purged: Rows that a purge had reached before they came due: deleted.
         dropped: Rows of messages that had ended, by the ledger: deleted.
         mended: By how many messages the totals told of fewer than there are, or, below 0, of more:
@@ -70,14 +70,12 @@ class Census:
         clock: Clock,
         register: Register,
         settler: Settler,
-        groups: Groups,
         stats: StatsLog,
     ) -> None:
         self._store = store
         self._clock = clock
         self._register = register
         self._settler = settler
-        self._groups = groups
         self._stats = stats
 
     def first(self, limit: int) -> list[Row]:
@@ -96,6 +94,8 @@ class Census:
         self._register.refresh(force=True)
         before_us = self._register.settings.purged_before_us
         sealed = self._store.notes(LANES, (self._register.name,))
+        # After the seals: a minute is listed before its lane's seal passes it.
+        listed = scan.waiting_minutes(self._store, self._register)
         shards = rows = moved = purged = dropped = 0
         present = ended = farthest_ms = 0
         own: set[bytes] = set()
@@ -122,13 +122,23 @@ class Census:
             live = self._settler.without_ended(kept)
             dropped += len(kept) - len(live)
             self._stats.add(dropped=len(kept) - len(live))
-            moves = [
-                self._moved_to_now(row)
+            late = [
+                row
                 for row in live
-                if row.shard.minute <= sealed.get(row.shard.lane, -1) or self._is_astray(row)
+                if self._is_astray(row)
+                or (
+                    row.shard.minute <= sealed.get(row.shard.lane, -1)
+                    and row.shard.minute not in listed.get(row.shard.lane, ())
+                )
             ]
+            moves = [self._moved_to_now(row) for row in late if not self._stays(row)]
+            # The owner of its lane lists the minute, and delivers it in its place.
+            staying = [row for row in late if self._stays(row)]
+            self._settler.tell(staying)
+            # One that was astray may be the first with a group in this queue.
+            self._register.use_lanes_of(move.new.shard for move in moves)
             gone, _ = self._settler.carry_out(moves)
-            moved += len(moves) - len(gone)
+            moved += len(moves) - len(gone) + len(staying)
             # What this visit has moved it meets again, where it went.
             present += len(over) - of_former + sum(row.id not in own for row in live)
             own.update(move.new.id for move in moves)
@@ -146,7 +156,7 @@ class Census:
 
     def _end_purged(self, rows: Sequence[Row]) -> int:
         """Delete rows, and count them as purged; returns how many are of a dropped queue."""
-        self._groups.end(rows, End.PURGED)
+        self._settler.end(rows, End.PURGED)
         of_former = sum(map(self._register.is_former, rows))
         self._stats.add(purged=len(rows) - of_former)
         return of_former
@@ -164,15 +174,18 @@ class Census:
 
         A producer put it there that had not read of the drop yet.
         """
-        return row.shard.lane not in self._register.layout.lanes()
+        return not self._register.layout.has_lane(row.shard.lane)
+
+    def _stays(self, row: Row) -> bool:
+        """True for a message of a group in its lane, whose order is that of its row."""
+        return row.group is not None and not self._is_astray(row)
 
     def _moved_to_now(self, row: Row) -> Move:
         move = self._settler.planner.place(row, 0)
-        if not self._is_astray(row):
+        if row.group is not None or not self._is_astray(row):
             return move
         layout, due_ms = self._register.layout, move.new.due_ms
-        lane = layout.lane(0, 0) if row.group is None else layout.group_lane(row.group, 0)
-        return move._replace(new=move.new._replace(shard=layout.shard(due_ms, lane)))
+        return move._replace(new=move.new._replace(shard=layout.shard(due_ms, layout.lane(0, 0))))
 
     def _first_of(self, shards: Sequence[Shard], limit: int) -> list[Row]:
         """The first rows of each shard that no purge has reached."""

@@ -12,8 +12,8 @@ where somebody has placed a message so far ahead. The queue's index tells which 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import islice
-from typing import TYPE_CHECKING
+from itertools import chain, islice
+from typing import TYPE_CHECKING, NamedTuple
 
 from shardq.inspection import scan
 from shardq.model.names import is_dead_queue
@@ -44,6 +44,7 @@ _PART = (8, 500)
 """So many shards are counted at a time: few first, for the first may hold all that is counted."""
 PURGE_MS = 10_000
 """So long after a purge, what others put just before it is there to be counted."""
+_PAGE = 1_000
 _FAR_MS = 1 << 52
 
 
@@ -89,19 +90,56 @@ class Inventory:
     ended: int = 0
 
 
+class _Tallied(NamedTuple):
+    """Rows between two dues.
+
+    Attributes:
+        rows: How many.
+        claims: Those that are claims.
+        put_off: Those that may not be handed out by the later of the two dues.
+        put_off_claims: Those of these that are claims.
+    """
+
+    rows: int = 0
+    claims: int = 0
+    put_off: int = 0
+    put_off_claims: int = 0
+
+    @classmethod
+    def of(cls, row: Row, until_ms: int) -> _Tallied:
+        """One row."""
+        is_claim, is_put_off = row.claim is not None, row.ready_ms > until_ms
+        return cls(1, is_claim, is_put_off, is_claim and is_put_off)
+
+    def plus(self, other: _Tallied) -> _Tallied:
+        """Both together."""
+        return _Tallied._make(map(sum, zip(self, other, strict=True)))
+
+
 @dataclass(slots=True)
 class _Counted:
     """Rows that were counted.
 
     Attributes:
-        due: Those due by then.
-        later: Those due later, claims included.
-        claims: Those due later that are claims.
+        due: Those that may be handed out by then.
+        later: The others, claims included.
+        claims: Those of the others that are claims.
     """
 
     due: int = 0
     later: int = 0
     claims: int = 0
+
+    def add_due(self, found: _Tallied) -> None:
+        """Count rows that are due by then."""
+        self.due += found.rows - found.put_off
+        self.later += found.put_off
+        self.claims += found.put_off_claims
+
+    def add_later(self, found: _Tallied) -> None:
+        """Count rows that are due later."""
+        self.later += found.rows
+        self.claims += found.claims
 
     def depth(self, running: int, far: int, *, exact: bool) -> Depth:
         """What that makes.
@@ -142,7 +180,7 @@ class DepthCounter:
             beats: Its members, where they were read just now.
         """
         if not is_fresh:
-            self._register.refresh(force=self._register.has_unused_bands)
+            self._register.refresh(force=self._register.has_unused_lanes)
         running = self._running(beats)
         now_ms = self._clock.now_ms()
         counted, until_ms = self._near(now_ms)
@@ -180,13 +218,11 @@ class DepthCounter:
         since_us = self._register.settings.purged_before_us
         now_minute = self._register.layout.minute_of(now_ms)
         counted = _Counted()
-        for part in self._parts(range(NEVER)):
+        for part in self._parts(self._store.indexed(self._register.name, range(NEVER))):
             due = [shard for shard in part if shard.minute <= now_minute]
-            counted.due += self._tally(due, -1, now_ms, since_us)[0]
+            counted.add_due(self._tally(due, -1, now_ms, since_us, exact=True))
             later = [shard for shard in part if shard.minute >= now_minute]
-            rows, claims = self._tally(later, now_ms, _FAR_MS, since_us)
-            counted.later += rows
-            counted.claims += claims
+            counted.add_later(self._tally(later, now_ms, _FAR_MS, since_us))
         return counted.depth(running, 0, exact=True)
 
     def inventory(self) -> Generator[float, None, Inventory]:
@@ -199,7 +235,7 @@ class DepthCounter:
         settings, layout = self._register.settings, self._register.layout
         rows = doomed = former = 0
         farthest_ms = 0
-        for part in self._parts(range(NEVER)):
+        for part in self._parts(self._store.indexed(self._register.name, range(NEVER))):
             if settings.purged_before_us:
                 for row in self._rows_of(part):
                     is_former = self._register.is_former(row)
@@ -208,7 +244,7 @@ class DepthCounter:
                     is_reached = row.entered_us < settings.purged_before_us
                     doomed += is_reached and not is_former and row.claim is None
             else:
-                rows += self._tally(part, -1, _FAR_MS, 0)[0]
+                rows += self._tally(part, -1, _FAR_MS, 0).rows
             farthest_ms = layout.end_ms(part[-1].minute) - 1
             yield 0.0
         return Inventory(rows, doomed, former, farthest_ms)
@@ -225,22 +261,24 @@ class DepthCounter:
         now_minute = layout.minute_of(now_ms)
         first = min(scan.unsealed_minute(self._store, self._register, now_ms), now_minute)
         minutes = range(first, self._end_minute(now_ms))
+        shards = chain(
+            scan.listed_shards(self._store, self._register, range(first)),
+            self._store.indexed(self._register.name, minutes),
+        )
         # What was due before a purge entered before it, too.
         after_ms = ceil_ms(self._register.settings.purged_before_us) - 1
-        polled = set(layout.lanes_used())
+        polled = set(layout.all_used())
         most = _LOCAL_ROWS_MAX if self._store.is_local else _ROWS_MAX
         # Parked rows are known from others only where they are counted, and dues up to NEAR_MS
         # ahead are not noted.
         least_ms = max(self._register.settings.visibility_ms, NEAR_MS) + layout.minute_ms
         least_minute = layout.minute_of(now_ms + least_ms)
         looked = 0
-        for part in self._parts(minutes):
+        for part in self._parts(shards):
             due = [shard for shard in part if shard.minute <= now_minute]
-            counted.due += self._tally(due, after_ms, now_ms, since_us)[0]
+            counted.add_due(self._tally(due, after_ms, now_ms, since_us))
             ahead = [one for one in part if one.minute >= now_minute and one.lane in polled]
-            later, claims = self._tally(ahead, now_ms, _FAR_MS, since_us)
-            counted.later += later
-            counted.claims += claims
+            counted.add_later(self._tally(ahead, now_ms, _FAR_MS, since_us))
             looked += len(ahead)
             if part[-1].minute > least_minute and (counted.later >= most or looked >= _SHARDS_MAX):
                 # The last minute may go on in the next part.
@@ -255,40 +293,53 @@ class DepthCounter:
         horizon_ms = max(_HORIZON_MS, self._register.settings.visibility_ms + layout.minute_ms)
         return layout.minute_of(now_ms + horizon_ms) + 1
 
-    def _parts(self, minutes: range) -> Iterator[list[Shard]]:
-        """The shards of some minutes in the queue's lanes that may have rows, some at a time."""
-        lanes = self._register.layout.lanes()
-        found = self._store.indexed(self._register.name, minutes)
-        shards = (shard for shard in found if shard.lane in lanes)
+    def _parts(self, found: Iterable[Shard]) -> Iterator[list[Shard]]:
+        """The shards that lie in the queue's lanes, some at a time."""
+        layout = self._register.layout
+        shards = (shard for shard in found if layout.has_lane(shard.lane))
         length, most = _PART
         while part := list(islice(shards, length)):
             yield part
             length = min(2 * length, most)
 
     def _tally(
-        self, shards: Sequence[Shard], after_ms: int, until_ms: int, since_us: int
-    ) -> tuple[int, int]:
-        """Rows, and those of them that are claims, in shards and between two dues.
+        self,
+        shards: Sequence[Shard],
+        after_ms: int,
+        until_ms: int,
+        since_us: int,
+        *,
+        exact: bool = False,
+    ) -> _Tallied:
+        """Rows in shards and between two dues, and how many of them are put off.
 
         Args:
             shards: Where to look.
             after_ms: What is due by then is left out.
             until_ms: What is due later is left out.
             since_us: Where it is above 0, rows are read, and what entered before it is left out.
+            exact: True to read which rows of groups are put off. Else those count whose time has
+                come since, too: no more than one for each place of a group.
         """
+        total = _Tallied()
         if since_us:
-            kept = [
-                row.claim is not None
-                for row in self._rows_of(shards)
-                if row.entered_us >= since_us and after_ms < row.due_ms <= until_ms
-            ]
-            return len(kept), sum(kept)
-        rows = claims = 0
+            for row in self._rows_of(shards):
+                if row.entered_us >= since_us and after_ms < row.due_ms <= until_ms:
+                    total = total.plus(_Tallied.of(row, until_ms))
+            return total
+        layout = self._register.layout
         for counted in scan.tallies(self._store, shards, after_ms, until_ms, purpose="depth"):
-            for tally in counted.values():
-                rows += tally.rows
-                claims += tally.claims
-        return rows, claims
+            for shard, tally in counted.items():
+                # Of groups a claim is put off as well, and elsewhere nothing is.
+                put_off, claims = tally.waits, tally.claims if tally.waits else 0
+                if exact and tally.waits:
+                    one = scan.whole(layout, shard, _PAGE, "depth")
+                    waits = scan.waits_of(self._store, one, tally)
+                    later = [row for row in waits if row.ready_ms > until_ms]
+                    put_off = len(later)
+                    claims = sum(row.claim is not None for row in later)
+                total = total.plus(_Tallied(tally.rows, tally.claims, put_off, claims))
+        return total
 
     def _rows_of(self, shards: Iterable[Shard]) -> Iterator[Row]:
         """The rows of shards, without their bodies."""

@@ -298,7 +298,9 @@ class Finder:
         if look.mark is not None:
             born_ms = ids.birth_us(look.mark.entry.id) // 1_000
         minute = layout.minute_of(max(due_ms, born_ms))
-        return here.first(wanted, [Shard(layout.queue, minute, lane) for lane in layout.lanes()])
+        return here.first(
+            wanted, [Shard(layout.queue, minute, lane) for lane in layout.all_lanes()]
+        )
 
     def _near(self, wanted: Wanted, look: Look, here: _Reader) -> Row | None:
         """In the minutes that readers have not left for good, and up to an hour ahead."""
@@ -383,10 +385,15 @@ def open_shards(
         lanes: Those of these lanes; of all where None.
     """
     layout = register.layout
-    polled = layout.lanes() if lanes is None else lanes
-    first = max(scan.unsealed_minute(store, register, until_ms), since)
-    found = store.indexed(layout.queue, range(first, layout.minute_of(until_ms) + 1))
-    return scan.with_rows(store, (shard for shard in found if shard.lane in polled))
+    end = layout.minute_of(until_ms) + 1
+    found = scan.open_shards(store, register, end, until_ms)
+    wanted = (
+        shard
+        for shard in found
+        if shard.minute >= since
+        and (layout.has_lane(shard.lane) if lanes is None else shard.lane in lanes)
+    )
+    return scan.with_rows(store, wanted)
 
 
 def _by_due(row: Row) -> tuple[int, int]:

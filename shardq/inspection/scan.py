@@ -47,7 +47,7 @@ def pages(
     together_max: int = _TOGETHER_MAX,
     bodies: bool = True,
 ) -> Iterator[list[Row]]:
-    """All rows of shards; without leases, beside the consumers of the queue.
+    """All rows of shards but notes; without leases, beside the consumers of the queue.
 
     Args:
         layout: The queue's.
@@ -81,27 +81,31 @@ def first_kept(store: Rows, slices: Sequence[Slice], is_kept: Callable[[Row], bo
     Raises:
         StoreCorrupt: If a row is damaged.
     """
+
+    def is_shown(row: Row) -> bool:
+        return not row.is_note and is_kept(row)
+
     rows = [row.checked() for row in store.read(*slices)]
-    crowded = {row.shard for row in rows if not is_kept(row)}
+    crowded = {row.shard for row in rows if not is_shown(row)}
     kept = [row for row in rows if row.shard not in crowded]
     # There may be any number of others before a row that is kept.
     for one in slices:
         for minute, lane in product(one.minutes, one.lanes) if crowded else ():
             if Shard(one.queue, minute, lane) in crowded:
                 left = rows_of(store, one._replace(minutes=[minute], lanes=[lane]))
-                kept += islice(filter(is_kept, left), one.limit)
+                kept += islice(filter(is_shown, left), one.limit)
     return sorted(kept, key=attrgetter("shard"))
 
 
 def _pages(store: Rows, slices: Iterable[Slice], together_max: int) -> Iterator[list[Row]]:
-    """All rows of slices, whatever their limit, so many slices at a time."""
+    """All rows of slices but notes, whatever their limit, so many slices at a time."""
     iterator = iter(slices)
     limit, together = _PAGE_ROWS[0], 1
     while left := [one._replace(limit=limit) for one in islice(iterator, together)]:
         while left:
             rows = [row.checked() for row in store.read(*left)]
-            if rows:
-                yield rows
+            if messages := [row for row in rows if not row.is_note]:
+                yield messages
             left = _continued(left, rows)
             size = sum(len(row.body) for row in rows) + _ROW_BYTES * len(rows)
             if size < _PAGE_BYTES // 4:
@@ -120,9 +124,41 @@ def unsealed_minute(store: Store, register: Register, now_ms: int) -> int:
         return register.life_minute
     layout = register.layout
     sealed = store.notes(LANES, (register.name,))
-    oldest = min(register.unsealed_minute(lane, sealed) for lane in layout.lanes())
+    oldest = min(register.unsealed_minute(lane, sealed) for lane in layout.all_lanes())
     # The clock may have been set back since.
     return max(min(oldest, layout.newest_sealable(now_ms) + 1), 0)
+
+
+def waiting_minutes(store: Store, register: Register) -> dict[int, dict[int, int]]:
+    """For each lane of groups the minutes before its seal in which rows are left; one read."""
+    layout = register.layout
+    return store.waiting(layout.queue, layout.lanes_of_groups()) if layout.groups_used else {}
+
+
+def listed_shards(store: Store, register: Register, minutes: range) -> list[Shard]:
+    """The shards of groups in some minutes that their lanes' lists name, by minute; one read."""
+    waiting = waiting_minutes(store, register)
+    return sorted(
+        Shard(register.name, minute, lane)
+        for lane, listed in waiting.items()
+        for minute in listed
+        if minute in minutes
+    )
+
+
+def open_shards(
+    store: Store, register: Register, until_minute: int, now_ms: int
+) -> Iterator[Shard]:
+    """The shards that may have a row and that readers have not left for good, by minute.
+
+    Args:
+        until_minute: The minute before which they are.
+        now_ms: Now, epoch milliseconds.
+    """
+    # The seals first: a minute is listed before its lane's seal passes it.
+    first = unsealed_minute(store, register, now_ms)
+    yield from listed_shards(store, register, range(min(first, until_minute)))
+    yield from store.indexed(register.name, range(first, until_minute))
 
 
 def every_shard(store: Store, register: Register, now_ms: int) -> Iterator[Shard]:
@@ -132,8 +168,11 @@ def every_shard(store: Store, register: Register, now_ms: int) -> Iterator[Shard
         now_ms: Now, epoch milliseconds.
     """
     first = unsealed_minute(store, register, now_ms)
+    listed = listed_shards(store, register, range(first))
+    yield from listed
     yield from store.indexed(register.name, range(first, NEVER))
-    yield from store.indexed(register.name, range(first))
+    known = set(listed)
+    yield from (shard for shard in store.indexed(register.name, range(first)) if shard not in known)
 
 
 def with_rows(store: Rows, shards: Iterable[Shard]) -> Iterator[Shard]:
@@ -210,11 +249,34 @@ def _grouped(values: Mapping[int, list[int]]) -> dict[tuple[int, ...], list[int]
     return grouped
 
 
+def put_off(store: Store, register: Register, now_ms: int) -> Iterator[Row]:
+    """Messages of groups that are due, and may be handed out later than now; without bodies."""
+    layout = register.layout
+    if not layout.groups_used:
+        return
+    found = open_shards(store, register, layout.minute_of(now_ms) + 1, now_ms)
+    of_groups = (shard for shard in found if layout.is_of_groups(shard.lane))
+    for counted in tallies(store, of_groups, -1, now_ms, purpose="put off"):
+        for shard, tally in counted.items():
+            one = whole(layout, shard, _PAGE_ROWS[1], "put off")
+            yield from (row for row in waits_of(store, one, tally) if row.ready_ms > now_ms)
+
+
+def waits_of(store: Rows, wanted: Slice, tally: Tally) -> Iterator[Row]:
+    """The rows with a `not_before_ms` of a shard that was counted; without bodies.
+
+    They are the first of their groups: few rows are read before the last of them.
+    """
+    if tally.waits:
+        rows = rows_of(store, wanted._replace(bodies=False))
+        yield from islice((row for row in rows if row.not_before_ms is not None), tally.waits)
+
+
 def whole(layout: Layout, shard: Shard, limit: int, purpose: str) -> Slice:
     """All of a shard."""
     queue, minute, lane = shard
     after_ms, until_ms = layout.start_ms(minute) - 1, layout.end_ms(minute) - 1
-    if lane not in layout.lanes():
+    if not layout.has_lane(lane):
         # Of a dropped queue of this name, whose minutes may have been of another length.
         after_ms, until_ms = -1, _FAR_MS
     return Slice(queue, [minute], [lane], after_ms, until_ms, limit, purpose=purpose)

@@ -78,7 +78,7 @@ class State:
         behind: The id of the message of its group that it waits for.
         head: Where that one is.
         ahead: How many due messages go first, of those that the consumer that holds it reads, or of
-            the whole queue; counted only where it is `held` or `ready`.
+            the whole queue; of one that is `behind`, how many of its group. Else not counted.
         busy: How many handlers of the consumer that holds it run; None where `threads` is None.
         threads: How many of them can run at once; 0 where it is held for callers of `receive`, None
             where the consumer says nothing of itself any more.
@@ -175,18 +175,19 @@ def _snoozed(state: State) -> str:
 def _running(state: State) -> str:
     if state.until is None:
         return f"runs in {state.member} since {_since(state)}"
+    since = f" {_since(state)}" if state.since else ""
     return (
-        f"taken by {state.member or 'a caller of receive()'} {_since(state)}, until "
+        f"taken by {state.member or 'a caller of receive()'}{since}, until "
         f"{_until(state)}; if it is not settled by then, it is delivered again"
     )
 
 
 def _behind(state: State) -> str:
     due = f"due since {_since(state)}; " if state.since else ""
+    others = (state.ahead or 1) - 1
+    more = f", and {others:,} {'other' if others == 1 else 'others'}" if others else ""
     head = f"; {state.behind}: {state.head}" if state.head else ""
-    if state.head is None and state.until is not None:
-        head = f", which has ended or moved just now; it comes back {_until(state)}"
-    return f"{due}waits behind {state.behind}, the head of its group{head}"
+    return f"{due}waits behind {state.behind}, the head of its group{more}{head}"
 
 
 def _held(state: State) -> str:

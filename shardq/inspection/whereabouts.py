@@ -20,11 +20,9 @@ from shardq.inspection import scan
 from shardq.inspection.finder import Finder, open_shards
 from shardq.inspection.state import Found, State, Where
 from shardq.model import ids
-from shardq.model.message import died_after, is_snooze_reason, last_error
+from shardq.model.message import died_after, is_snooze_reason, last_error, priority_of
 from shardq.model.names import is_dead_queue, served_queue
-from shardq.model.shard import Shard
 from shardq.model.times import due_ms, moment_of
-from shardq.records.blocks import NO_BLOCK, read_blocks
 from shardq.records.ledger import End, record_of
 from shardq.records.membership import heartbeats, member_of
 from shardq.stores.store import NEVER, Slice
@@ -36,7 +34,6 @@ if TYPE_CHECKING:
     from shardq.clock import Clock
     from shardq.inspection.finder import Look, Wanted
     from shardq.model.message import Message, Row
-    from shardq.records.blocks import Block
     from shardq.records.ledger import Record
     from shardq.records.membership import Heartbeat
     from shardq.records.register import Register
@@ -155,7 +152,7 @@ class Whereabouts:
         """Where the message of a row is; the queue's record has been read lately.
 
         One read of the members, unless it is dead; of what is due, the lease of its shard, and what
-        is due before it is counted, as `depth` does; of a group, its block and its head.
+        is due before it is counted, as `depth` does; of a group, what comes before it is read.
         """
         now_ms = self._clock.now_ms()
         error, failed_at, is_snoozed = _last_failure(row)
@@ -205,14 +202,11 @@ class Whereabouts:
         later = replace(state, until=due)
         if row.claim is not None:
             holder = None if row.claim == "receipt" else row.claim
-            placed = moment_of(placed_ms)
-            return replace(later, where=Where.RUNNING, member=holder, since=placed)
-        if not is_head and row.group is not None and row.order[0] < row.due_ms:
-            until_ms, message_id = self._block(row)
-            # What waits for a head is moved to where that is due; what is due later was snoozed.
-            if row.due_ms <= until_ms and message_id != row.message_id:
-                head = self._head_that_waits(row, beats, state.at)
-                return replace(later, where=Where.BEHIND, behind=message_id, head=head)
+            # A claim of a group's is made where the row is, and says nothing of when.
+            since = moment_of(placed_ms) if row.not_before_ms is None else None
+            return replace(later, where=Where.RUNNING, member=holder, since=since)
+        if row.not_before_ms is not None:
+            return _as_edited(row, later, failed_at)
         if row.first is None or row.due_ms == row.order[0]:
             # As it was put, or as a command by key has asked since.
             return later
@@ -224,12 +218,13 @@ class Whereabouts:
         register, layout = self._register, self._register.layout
         if register.settings.paused:
             return replace(state, where=Where.PAUSED)
-        sealed = self._store.notes(LANES, (layout.queue,)).get(row.shard.lane, -1)
-        if row.shard.minute <= sealed or row.shard.lane not in layout.lanes():
+        if self._is_passed(row):
             return replace(state, where=Where.PASSED)
-        head = None if is_head else self._head(row, beats, state.at)
-        if head is not None:
-            return replace(state, where=Where.BEHIND, behind=head.id, head=head)
+        if row.group is not None and not is_head:
+            first, count = self._first_of_group(row)
+            if first is not None:
+                head = self._as_head(first, beats, state.at)
+                return replace(state, where=Where.BEHIND, behind=head.id, head=head, ahead=count)
         if not beats and not self._store.notes(MEMBERS, (register.members_key,)):
             return replace(state, where=Where.NO_CONSUMER)
         open_ms = layout.end_ms(row.shard.minute) + layout.offset_ms
@@ -239,26 +234,34 @@ class Whereabouts:
 
     def _of_ready(self, row: Row, state: State, beats: Mapping[str, Heartbeat]) -> State:
         """Of a message that is only to be handed out: who has its shard, and how many go first."""
-        lease = self._store.locks([row.position]).get(row.shard)
+        lane = row.shard.lane
+        if row.group is None:
+            lease = self._store.locks([row.position]).get(row.shard)
+        else:
+            lease = self._store.lane_locks(row.shard.queue, [lane]).get(lane)
         if lease is None or lease.lock is None:
             busy = sum(beat.busy for beat in beats.values())
-            ahead = self._ahead(row, self._register.layout.lanes(), state.at) - busy
+            ahead = self._ahead(row, self._register.layout.all_lanes(), state.at) - busy
             return replace(state, where=Where.READY, ahead=max(ahead, 0))
         member = member_of(lease.lock)
         beat = beats.get(member)
         if beat is None:
-            ahead = self._ahead(row, [row.shard.lane], state.at)
+            ahead = self._ahead(row, [lane], state.at)
             return replace(state, where=Where.HELD, member=member, ahead=ahead)
-        ahead = self._ahead(row, [*{*beat.lanes, row.shard.lane}], state.at) - beat.busy
+        ahead = self._ahead(row, [*{*beat.lanes, lane}], state.at) - beat.busy
         held = replace(state, where=Where.HELD, member=member, ahead=max(ahead, 0))
         return replace(held, busy=beat.running, threads=beat.threads)
 
     def _ahead(self, row: Row, lanes: Sequence[int], at: datetime) -> int:
-        """How many due rows of lanes go before a row: those of bands before its own, and older."""
+        """How many due rows of lanes go before a row: those of bands before its own, and older.
+
+        In lanes for groups, those that are older.
+        """
         layout, now_ms = self._register.layout, due_ms(at)
-        band = layout.band_of(row.shard.lane)
-        before = [lane for lane in lanes if layout.band_of(lane) < band]
-        beside = [lane for lane in lanes if layout.band_of(lane) == band]
+        band = priority_of(row, layout)
+        of_groups = set(filter(layout.is_of_groups, lanes))
+        before = [n for n in lanes if n not in of_groups and layout.band_of(n) < band]
+        beside = [n for n in lanes if n in of_groups or layout.band_of(n) == band]
         count = 0
         for some, until_ms in ((before, now_ms), (beside, row.due_ms - 1)):
             if not some or until_ms < 0:
@@ -284,54 +287,38 @@ class Whereabouts:
 
     # Groups ---------------------------------------------------------------------------------------
 
-    def _head(self, row: Row, beats: Mapping[str, Heartbeat], at: datetime) -> State | None:
-        """Where the message is for which a due one waits, where it is one of a group."""
-        if row.group is None:
-            return None
-        waiting = self._head_that_waits(row, beats, at)
-        if waiting is not None:
-            return waiting
-        layout = self._register.layout
-        end_ms = layout.start_ms(row.shard.minute)
-        shards = open_shards(self._store, self._register, end_ms, lanes=[row.shard.lane])
-        read = 0
-        for page in scan.pages(self._store, layout, shards, purpose="find", bodies=False):
-            older = [one for one in page if self._is_before(one, row)]
-            if older:
-                return self._as_head(min(older, key=lambda one: one.order), beats, at)
+    def _is_passed(self, row: Row) -> bool:
+        """True if no poll reads a row: its shard is sealed, and of a lane for groups not listed."""
+        layout, (queue, minute, lane) = self._register.layout, row.shard
+        if not layout.has_lane(lane):
+            return True
+        if minute > self._store.notes(LANES, (queue,)).get(lane, -1):
+            return False
+        # After the seals: a minute is listed before its lane's seal passes it.
+        return minute not in scan.waiting_minutes(self._store, self._register).get(lane, {})
+
+    def _first_of_group(self, row: Row) -> tuple[Row | None, int]:
+        """The first message of a row's group, and how many of the group come before the row.
+
+        None where it is the row itself, or none was found among the first rows of the lane.
+        """
+        shards = open_shards(self._store, self._register, row.due_ms, lanes=[row.shard.lane])
+        first, count, read = None, 0, 0
+        for page in scan.pages(
+            self._store, self._register.layout, shards, purpose="find", together_max=1, bodies=False
+        ):
+            for one in page:
+                if one.position == row.position:
+                    return first, count
+                if one.group == row.group and not self._is_purged(one):
+                    first, count = first or one, count + 1
             read += len(page)
             if read > _GROUP_ROWS_MAX:
                 break
-        return None
-
-    def _head_that_waits(
-        self, row: Row, beats: Mapping[str, Heartbeat], at: datetime
-    ) -> State | None:
-        """Where the message is that its group's block names, where it is still there."""
-        until_ms, message_id = self._block(row)
-        if until_ms <= due_ms(at) or message_id == row.message_id:
-            return None
-        layout = self._register.layout
-        shard = Shard(layout.queue, layout.minute_of(until_ms), row.shard.lane)
-        wanted = scan.whole(layout, shard, _PAGE, "find")._replace(
-            after_ms=until_ms - 1, until_ms=until_ms, bodies=False
-        )
-        for one in scan.rows_of(self._store, wanted):
-            if one.message_id == message_id and not self._is_purged(one):
-                return self._as_head(one, beats, at)
-        return None
-
-    def _block(self, row: Row) -> Block:
-        """Until when the group of a row waits, and for which message."""
-        key = (row.shard.lane, row.group or "")
-        return read_blocks(self._store, row.shard.queue, [key]).get(key, NO_BLOCK)
+        return first, count
 
     def _is_purged(self, row: Row) -> bool:
         return row.entered_us < self._register.settings.purged_before_us
-
-    def _is_before(self, one: Row, row: Row) -> bool:
-        is_of_group = one.group == row.group and not self._is_purged(one)
-        return is_of_group and one.order < row.order
 
     def _as_head(self, row: Row, beats: Mapping[str, Heartbeat], at: datetime) -> State:
         error, failed_at, is_snoozed = _last_failure(row)
@@ -345,6 +332,13 @@ class Whereabouts:
             reason=error if is_snoozed else None,
         )
         return self._of_live(row, state, beats, failed_at, is_head=True)
+
+
+def _as_edited(row: Row, state: State, failed_at: datetime | None) -> State:
+    """The state of a message of a group that is put off where it is."""
+    is_failed = bool(row.attempt) if failed_at is None else state.reason is None
+    where = Where.BACK_OFF if is_failed else Where.SNOOZED
+    return replace(state, where=where, since=failed_at)
 
 
 def _as_moved(row: Row, state: State, failed_at: datetime | None) -> State:

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from datetime import datetime
 
-    from shardq.lifecycle.groups import Groups
     from shardq.lifecycle.settle import Settler
     from shardq.model.message import Row
     from shardq.model.times import Due, Duration
@@ -113,7 +112,6 @@ class Keyed:
     Args:
         home: The queue's.
         settler: Carries it out.
-        groups: Lets groups go on whose head is cancelled or moved.
         remove_dead: Removes a row from the dead-letter queue, as cancelled.
     """
 
@@ -121,14 +119,12 @@ class Keyed:
         self,
         home: QueueHome,
         settler: Settler,
-        groups: Groups,
         remove_dead: Callable[[Row], object],
     ) -> None:
         self._home = home
         self._clock = home.clock
         self._register = home.register
         self._settler = settler
-        self._groups = groups
         self._remove_dead = remove_dead
         self._keys = settler.keys
 
@@ -236,12 +232,12 @@ class Keyed:
     def _follow(self, old: Row, new: Row) -> None:
         """What a row that was replaced takes along."""
         self._home.stats.add(replaced=1)
+        layout = self._register.layout
         with begun("the message is replaced"):
             self._settler.ledger.make_up([new])
-            self._settler.repair([new])
-        if new.order != old.order:
-            # It is not the head of its group any more: what waits behind it goes on.
-            self._groups.try_to_unblock(old)
+            if new.shard != old.shard or not layout.is_of_groups(new.shard.lane):
+                self._settler.repair([new])
+        self._settler.tell([old, new])
         self._home.on_put(new.due_ms)
 
     def _end(self, row: Row | None, key: KeyRow) -> None:
@@ -249,7 +245,7 @@ class Keyed:
         if row is not None:
             try:
                 # Without its key, of which nothing is left to be freed.
-                self._groups.end([row._replace(key=None)], End.CANCELLED)
+                self._settler.end([row._replace(key=None)], End.CANCELLED)
                 self._keys.forget(key)
             except (StoreTimeout, StoreUnavailable) as error:
                 # It is dropped when it comes due, and its end recorded.

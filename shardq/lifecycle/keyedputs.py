@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from shardq.clock import Clock
-    from shardq.lifecycle.groups import Groups
     from shardq.lifecycle.settle import Settler
     from shardq.model.message import Row
     from shardq.model.receipt import Signer
@@ -210,7 +209,6 @@ class KeyedPuts:
     Args:
         keys: The queue's.
         settler: The queue's.
-        groups: Lets a group go on whose head is replaced.
         stats: Counts what is cancelled at last.
     """
 
@@ -220,7 +218,6 @@ class KeyedPuts:
         clock: Clock,
         register: Register,
         settler: Settler,
-        groups: Groups,
         stats: StatsLog,
     ) -> None:
         self._store = store
@@ -229,7 +226,6 @@ class KeyedPuts:
         self._settler = settler
         self._keys: Keys = settler.keys
         self._taker = Taker(store, settler.keys)
-        self._groups = groups
         self._stats = stats
 
     def put(self, asked: Asked) -> None:
@@ -444,7 +440,7 @@ class KeyedPuts:
             is_free = found.state.is_absent
             if (doomed := self._keys.doomed_row(found.key)) is not None:
                 # Without its name it would be nobody's to count, and hold none.
-                self._groups.end([doomed], End.CANCELLED)
+                self._settler.end([doomed], End.CANCELLED)
                 self._stats.add(cancelled=1)
                 is_free, over = True, None
             elif is_free:
@@ -488,7 +484,7 @@ class KeyedPuts:
         done = [one for one in planned if one.asked.name not in refused | displaced]
         self._after_commands([one.asked for one in done])
         for one in done:
-            self._groups.try_to_unblock(one.old)
+            self._settler.tell([one.old])
         found = self._keys.look(displaced)
         # Of the same message, whoever has displaced it may go by its row.
         late = [

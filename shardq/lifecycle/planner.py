@@ -4,6 +4,7 @@
  settle ─┬─ retry, snooze ──► due later; buried where all attempts are spent
          └─ bury ───────────► in the dead-letter queue     revival ──► back from there
  claim ──── parked, received, extended: due when the delivery's time is up, the attempt counted
+ edit ───── of a row in a group lane, which stays: retried, snoozed, claimed
  place ──── waits elsewhere                                share ────► in the lane of a free member
  repair ─── came too late for its minute: due now
  by key ──┬─ asked ─────────► due at another time
@@ -20,7 +21,16 @@ from typing import TYPE_CHECKING, NamedTuple
 from shardq.lifecycle.fate import Fate, Outcome, decided
 from shardq.model import ids
 from shardq.model.ids import row_ids
-from shardq.model.message import AS_NEW, dead_headers, failed, moved, placed, revived
+from shardq.model.message import (
+    AS_NEW,
+    dead_headers,
+    failed,
+    moved,
+    note_of,
+    placed,
+    priority_of,
+    revived,
+)
 from shardq.model.times import ceil_ms
 from shardq.records.stats import NEAR_MS
 from shardq.stores.store import Move
@@ -30,8 +40,11 @@ if TYPE_CHECKING:
 
     from shardq.clock import Clock
     from shardq.model.message import Row
-    from shardq.model.shard import Layout
+    from shardq.model.shard import Layout, Position
     from shardq.records.register import Register
+
+_NOTE_MS = 20
+"""A note is due so much later than now, that no poll has passed that when it is stored."""
 
 
 class Settlement(NamedTuple):
@@ -39,17 +52,20 @@ class Settlement(NamedTuple):
 
     Attributes:
         fate: As decided: a retry may be a burial by now.
-        move: The row's.
+        move: The row's; None where it stays.
+        edit: The row as it is edited in place, with its old serial; None where it moves.
     """
 
     fate: Fate
-    move: Move
+    move: Move | None
+    edit: Row | None = None
 
 
 def lane_after(layout: Layout, row: Row) -> int:
-    """The lane that a row moves to: one of a group stays, others leave what nobody fills."""
-    lane = row.shard.lane
-    return lane if row.group is not None else layout.written_lane(lane)
+    """The lane that a row moves to: its group's, or else its own while producers fill that."""
+    if row.group is not None:
+        return layout.group_lane(row.group)
+    return layout.written_lane(row.shard.lane)
 
 
 def counted(row: Row, delivery: int) -> int:
@@ -107,10 +123,19 @@ class Planner:
             move = self.burial(row, outcome.reason, attempt=attempt, traceback=outcome.traceback)
             return Settlement(outcome.fate, move)
         is_failed = outcome.fate is Fate.RETRY
+        until_ms = self._clock.now_ms() + (outcome.delay_ms or 0)
+        left = attempt if is_failed else uncounted(row, delivery)
+        if self._register.layout.is_of_groups(row.shard.lane):
+            if outcome.reason:
+                now_ms = self._clock.now_ms()
+                row = failed(row, outcome.reason, now_ms, is_snoozed=not is_failed)
+            self._note_far(until_ms, self._clock.now_us())
+            edit = row._replace(attempt=left, not_before_ms=until_ms, claim=None)
+            return Settlement(outcome.fate, None, edit)
         move = self.move(
             row,
-            self._clock.now_ms() + (outcome.delay_ms or 0),
-            attempt=attempt if is_failed else uncounted(row, delivery),
+            until_ms,
+            attempt=left,
             error=outcome.reason or None,
             is_failed=is_failed,
             is_for_others=outcome.is_for_others,
@@ -133,6 +158,29 @@ class Planner:
         due_ms = self._clock.now_ms() + visibility_ms
         return self.move(row, due_ms, attempt=attempt, claim=holder)
 
+    def claimed(
+        self, row: Row, visibility_ms: int, delivery: int, *, holder: str, is_counted: bool = True
+    ) -> Row:
+        """A row of a group lane as a claim, where it is; as `claim`, which moves any other.
+
+        Args:
+            row: As it is.
+            visibility_ms: How long from now.
+            delivery: The number of the delivery.
+            holder: Who has it.
+            is_counted: Whether it uses an attempt where it never ends.
+        """
+        attempt = counted(row, delivery) if is_counted else uncounted(row, delivery)
+        until_ms = self._clock.now_ms() + visibility_ms
+        return row._replace(attempt=attempt, not_before_ms=until_ms, claim=holder)
+
+    def note(self, position: Position) -> Row:
+        """A note for the owner of a group lane: the row at this position was settled or edited."""
+        now_us = self._clock.now_us()
+        due_ms = ceil_ms(now_us) + _NOTE_MS
+        shard = self._register.layout.shard(due_ms, position.shard.lane)
+        return note_of(position, shard, due_ms, row_ids.next(now_us))
+
     def place(self, row: Row, due_ms: int) -> Move:
         """The move of a row that waits: nothing but its place changes."""
         return self.move(row, due_ms, attempt=row.attempt)
@@ -151,8 +199,13 @@ class Planner:
     def kept(self, row: Row) -> Row:
         """The new row of a message that waits, and changes: due as it is, or now if that is past.
 
-        It is as late as before, and has its place in its group.
+        It is as late as before, and has its place in its group, whose rows have that by their dues.
         """
+        if self._register.layout.is_of_groups(row.shard.lane):
+            # At its own due, though that is past: its owner is told, and reads it there.
+            return placed(
+                row, row.shard, row.due_ms, row_ids.next(self._clock.now_us()), claim=None
+            )
         return self._anew(row, row.due_ms, origin_ms=row.order[0], since_ms=row.wanted_ms)
 
     def _anew(self, row: Row, due_ms: int, *, origin_ms: int, since_ms: int | None) -> Row:
@@ -167,6 +220,7 @@ class Planner:
             row_ids.next(now_us),
             origin_ms=None if origin_ms == due_ms else origin_ms,
             claim=None,
+            not_before_ms=None,
             since_ms=None if since_ms == due_ms else since_ms,
         )
 
@@ -212,17 +266,22 @@ class Planner:
         dead = self._register.dead()
         layout = dead.layout
         now_us = self._clock.now_us()
-        band = self._register.layout.band_of(row.shard.lane)
-        headers = dead_headers(row, band, reason, attempt, now_us // 1_000, traceback)
+        priority = priority_of(row, self._register.layout)
+        headers = dead_headers(row, priority, reason, attempt, now_us // 1_000, traceback)
         due_ms = ceil_ms(now_us)
+        lane = layout.lane(0, 0)
+        if row.group is not None:
+            dead.use_groups()
+            lane = layout.group_lane(row.group)
         new = placed(
             row,
-            layout.shard(due_ms, layout.lane(0, 0)),
+            layout.shard(due_ms, lane),
             due_ms,
             _id_after(row, max(now_us, dead.settings.purged_before_us)),
             headers=headers,
             name=row.message_id,
             origin_ms=row.order[0],
+            priority=0,
             **AS_NEW,
         )
         return Move(row.position, new)

@@ -1,15 +1,11 @@
-"""What names a row by its place, from elsewhere: written as the row moves or its message ends.
+"""What names a row by its place, from elsewhere: a key, written as its row moves or ends.
 
 ```
- carry_out, repair ──► before_move ──► new row ──► note of it ──► old row deleted
+ carry_out, repair ──► new row ──► note of it ──► old row deleted
  finish, drop ───────► before_end ───► the rows are deleted
 ```
 
-A block is one: until when a group waits for its head. Whoever plans the move of a head writes its
-block at once (`groups.py`), since rows of the group that are in memory follow. Nobody has planned a
-repair: it is written here.
-
-A key is another. Its notes go with the moves: a note that came before its row, or in one batch with
+The notes of a key go with the moves: a note that came before its row, or in one batch with
 it, could name a row that is not there yet. A name is freed before its row is deleted: it is held
 where it was put to be held, whatever crashes, and a row without its name never begins.
 """
@@ -17,7 +13,7 @@ where it was put to be held, whatever crashes, and a row without its name never 
 from __future__ import annotations
 
 from operator import attrgetter
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from shardq.records.keyrow import first_of, is_dead
 from shardq.records.keys import note_of
@@ -28,62 +24,10 @@ if TYPE_CHECKING:
 
     from shardq.model.message import Row
     from shardq.model.shard import Position
-    from shardq.records.blocks import Blocks
     from shardq.records.keys import Keys
     from shardq.stores.store import Move, Store
 
 _key_of = attrgetter("key")
-
-
-class Pointers(Protocol):
-    """What must be written before rows move or end. `Settler` alone calls it, for many at once.
-
-    It may be called again with the same rows, when their moves or ends are repeated. Where it
-    raises, the rows stay where they are.
-    """
-
-    def before_move(self, moves: Sequence[Move], *, is_repair: bool) -> None:
-        """Rows are about to be moved, within their queue or into another.
-
-        Args:
-            moves: Their moves. The old rows were there a moment ago.
-            is_repair: Whether they go to now because they were written too late for their minute:
-                whoever planned where they were to be does not know of this move.
-        """
-        ...
-
-    def before_end(self, rows: Sequence[Row], fate: End | None) -> None:
-        """Messages end in their queue: their rows are about to be deleted.
-
-        Where the queue keeps a history, their ends are recorded by now. In a move to another queue
-        that goes in steps, the new rows are stored.
-
-        Args:
-            rows: Their rows, all of one queue, whether they are there or not.
-            fate: How they end; None where somebody recorded that before and crashed.
-        """
-        ...
-
-
-class GroupPointers:
-    """The blocks of groups."""
-
-    def __init__(self, blocks: Blocks) -> None:
-        self._blocks = blocks
-
-    def before_move(self, moves: Sequence[Move], *, is_repair: bool) -> None:
-        """Rows that waited behind a head, and are repaired, come later than its block says."""
-        if is_repair:
-            self._blocks.cover(
-                {
-                    (move.old.shard.lane, move.new.group): move.new.due_ms
-                    for move in moves
-                    if move.new.group is not None and move.new.first != move.old.id
-                }
-            )
-
-    def before_end(self, rows: Sequence[Row], fate: End | None) -> None:
-        """Nothing: a group is unblocked once the row of its head is gone (`Groups.end`)."""
 
 
 class KeyPointers:
@@ -91,9 +35,6 @@ class KeyPointers:
 
     def __init__(self, keys: Keys) -> None:
         self._keys = keys
-
-    def before_move(self, moves: Sequence[Move], *, is_repair: bool) -> None:
-        """Nothing: their notes follow the new rows (`noted`)."""
 
     def before_end(self, rows: Sequence[Row], fate: End | None) -> None:
         """Names are freed, or held. One that has died keeps its own."""

@@ -62,7 +62,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from shardq.clock import Clock
-    from shardq.lifecycle.groups import Groups
     from shardq.lifecycle.settle import Settler
     from shardq.model.shard import Layout
     from shardq.model.times import Due, Duration
@@ -191,7 +190,6 @@ class Producer:
         clock: Clock,
         register: Register,
         settler: Settler,
-        groups: Groups,
         stats: StatsLog,
         on_put: Callable[[int], None],
     ) -> None:
@@ -200,7 +198,7 @@ class Producer:
         self._register = register
         self._settler = settler
         self._ledger = settler.ledger
-        self._keyed = KeyedPuts(store, clock, register, settler, groups, stats)
+        self._keyed = KeyedPuts(store, clock, register, settler, stats)
         self._stats = stats
         self._on_put = on_put
         # Producers start in different lanes, so that few of them already fill all.
@@ -209,6 +207,8 @@ class Producer:
         self._in_turn: dict[int, int] = {}
         self._keep_up_us = 0
         self._first_lane = register.layout.first_lane
+        self._first_group_lane: int | None = None
+        """As of the first message with a group that was put here."""
         self._is_local = store.is_local
         self._clock_steps = clock.steps
 
@@ -454,13 +454,16 @@ class Producer:
 
     def _note_lanes(self) -> None:
         """Warn where the last puts may be in lanes that nobody reads any more."""
-        first_lane = self._register.layout.first_lane
-        if first_lane != self._first_lane:
-            self._first_lane = first_lane
+        layout = self._register.layout
+        with_group = self._first_group_lane not in (None, layout.first_group_lane)
+        if layout.first_lane != self._first_lane or with_group:
+            what = "what" if layout.first_lane != self._first_lane else "what with a group"
+            self._first_lane, self._first_group_lane = layout.first_lane, None
             log.warning(
-                "queue %s was dropped, and made anew with another minute: what this process put "
-                "since then waits until `shardq check --all %s` finds it",
+                "queue %s was dropped, and made anew with other lanes: %s this process put since "
+                "then waits until `shardq check --all %s` finds it",
                 self._register.name,
+                what,
                 self._register.name,
             )
 
@@ -593,6 +596,10 @@ class Producer:
         headers: Mapping[str, str] | None,
         name: str | None,
     ) -> Row:
+        if group is not None:
+            names.label(group, what="group")
+            # Before the layout is read: it may be another queue's that was made since.
+            self._register.use_groups()
         layout = self._register.layout
         now_ms = ceil_ms(now_us)
         wanted_ms = asked_ms(now_ms, due, delay)
@@ -607,12 +614,13 @@ class Producer:
                 f"was created with bands={layout.bands}, which is fixed; make another queue for "
                 f"more."
             )
-        if priority >= layout.bands_used:
+        if priority >= layout.bands_used and group is None:
             self._register.use_band(priority)
         if group is None:
             lane = lane_of(minute, priority)
         else:
-            lane = layout.group_lane(names.label(group, what="group"), priority)
+            lane = layout.group_lane(group)
+            self._first_group_lane = self._first_group_lane or layout.first_group_lane
         return Row(
             Shard(layout.queue, minute, lane),
             due_ms,
@@ -625,6 +633,7 @@ class Producer:
             None if name is None else names.label(name, what="message id"),
             None if wanted_ms == due_ms else wanted_ms,
             group,
+            priority=0 if group is None else priority,
         )
 
     def _again(self, message: Message) -> Row:
@@ -639,8 +648,7 @@ class Producer:
                 f"dropped; put its body."
             )
         self._stats.note_farthest(message._row.due_ms)
-        layout = self._register.layout
-        self._register.use_band(layout.band_of(message._row.shard.lane))
+        self._register.use_lanes_of([message._row.shard])
         return message._row
 
 

@@ -23,7 +23,6 @@ from shardq.records.ledger import End
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from shardq.lifecycle.groups import Groups
     from shardq.lifecycle.keyed import Keyed
     from shardq.lifecycle.settle import Settler
     from shardq.model.message import Row
@@ -37,18 +36,16 @@ class Receipts:
     Args:
         home: The queue's.
         settler: Carries it out.
-        groups: Lets groups wait for what is settled here, and go on.
         keyed: Cancels messages that have keys.
     """
 
-    def __init__(self, home: QueueHome, settler: Settler, groups: Groups, keyed: Keyed) -> None:
+    def __init__(self, home: QueueHome, settler: Settler, keyed: Keyed) -> None:
         self._home = home
         self._store = home.store
         self._clock = home.clock
         self._register = home.register
         self._settler = settler
         self._planner = settler.planner
-        self._groups = groups
         self._keyed = keyed
 
     def ack(self, deliveries: Iterable[Message | str]) -> None:
@@ -64,7 +61,7 @@ class Receipts:
         attempts = [
             counted(row, receipt.attempt) for receipt, row in zip(receipts, rows, strict=True)
         ]
-        self._groups.end(rows, End.ACKED, attempts)
+        self._settler.end(rows, End.ACKED, attempts)
         self._home.stats.add(acked=len(receipts))
 
     def settle(self, delivery: Message | str, outcome: Outcome) -> None:
@@ -80,17 +77,18 @@ class Receipts:
             raise UsageError(
                 f"queue {self._register.name!r} keeps dead messages; ack or redrive them instead."
             )
-        fate, move = self._planner.settle(row, outcome, receipt.attempt)
-        if fate is Fate.BURY:
+        fate, move, edit = self._planner.settle(row, outcome, receipt.attempt)
+        if edit is not None:
+            self._edit(row, edit)
+        elif move is not None:
             self._carry_out(row, move)
-            self._groups.try_to_unblock(row)
+        if fate is Fate.BURY:
+            self._settler.tell([row])
             self._home.stats.add(buried=1)
+        elif fate is Fate.RETRY:
+            self._home.stats.add(retried=1)
         else:
-            self._move(row, move, receipt)
-            if fate is Fate.RETRY:
-                self._home.stats.add(retried=1)
-            else:
-                self._home.stats.add(snoozed=1)
+            self._home.stats.add(snoozed=1)
 
     def extend(self, delivery: Message | str, visibility_ms: int) -> str:
         """Keep a delivery for so long from now; returns its new receipt, the old one is stale.
@@ -101,9 +99,14 @@ class Receipts:
         """
         receipt, row = self._present(delivery)
         holder = row.claim or "receipt"
-        move = self._planner.claim(row, visibility_ms, receipt.attempt, holder=holder)
-        self._move(row, move, receipt)
-        return self._register.signer.sign(move.new.position, move.new.attempt)
+        if self._register.layout.is_of_groups(row.shard.lane):
+            claim = self._planner.claimed(row, visibility_ms, receipt.attempt, holder=holder)
+            self._edit(row, claim)
+        else:
+            move = self._planner.claim(row, visibility_ms, receipt.attempt, holder=holder)
+            self._carry_out(row, move)
+            claim = move.new
+        return self._register.signer.sign(claim.position, claim.attempt)
 
     def cancel(self, delivery: Message | str) -> bool:
         """Remove a message; returns whether it was there.
@@ -124,7 +127,7 @@ class Receipts:
             return bool(self._keyed.cancel(key.name, row))
         if not found or self._register.is_former(found[0]):
             return False
-        self._groups.end(found, End.CANCELLED)
+        self._settler.end(found, End.CANCELLED)
         self._home.stats.add(cancelled=1)
         return True
 
@@ -154,7 +157,12 @@ class Receipts:
         rows = []
         for receipt in receipts:
             row = found.get(receipt.position)
-            if row is None or self.is_over(row) or self._register.is_former(row):
+            if (
+                row is None
+                or self.is_over(row)
+                or self._is_another(row, receipt)
+                or self._register.is_former(row)
+            ):
                 raise StaleReceipt(
                     f"the receipt of a message due "
                     f"{moment_of(receipt.position.due_ms).isoformat()} in queue "
@@ -165,23 +173,34 @@ class Receipts:
 
     def is_over(self, row: Row) -> bool:
         """Whether a row is a claim whose time is up: another may have it by now."""
-        return row.claim is not None and row.due_ms < self._clock.now_ms() + CLAIM_MARGIN_MS
+        return row.claim is not None and row.ready_ms < self._clock.now_ms() + CLAIM_MARGIN_MS
+
+    def _is_another(self, row: Row, receipt: Receipt) -> bool:
+        """True if a row that stays where it is has another delivery by now, or waits for one."""
+        if not receipt.attempt or not self._register.layout.is_of_groups(row.shard.lane):
+            return False
+        if row.claim is not None:
+            return row.attempt != receipt.attempt
+        # A consumer in this process runs it, and writes nothing to claim it.
+        return row.attempt + 1 != receipt.attempt or row.ready_ms > self._clock.now_ms()
 
     def _present(self, delivery: Message | str) -> tuple[Receipt, Row]:
         receipt = self.receipt_of(delivery)
         return receipt, self.present([receipt])[0]
 
-    def _move(self, row: Row, move: Move, receipt: Receipt) -> None:
-        # One that was not delivered yet is moved by itself: its group waits for another.
-        if row.group is not None and (receipt.attempt or self._groups.is_head(row)):
-            self._groups.block(row.shard.lane, row.group, move.new.due_ms, row.message_id)
-        self._carry_out(row, move)
-        self._home.on_put(move.new.due_ms)
+    def _edit(self, row: Row, edited: Row) -> None:
+        if self.is_over(row):
+            raise self._stale()
+        self._settler.edit(row, edited)
 
     def _carry_out(self, row: Row, move: Move) -> None:
         # What had to be asked and said before may have taken long.
         if self.is_over(row) or self._settler.carry_out([move])[0]:
-            raise StaleReceipt(
-                f"the message was settled by somebody else just now, or its time is up, in queue "
-                f"{self._register.name!r}."
-            )
+            raise self._stale()
+        self._home.on_put(move.new.due_ms)
+
+    def _stale(self) -> StaleReceipt:
+        return StaleReceipt(
+            f"the message was settled by somebody else just now, or its time is up, in queue "
+            f"{self._register.name!r}."
+        )

@@ -115,5 +115,5 @@ class Redriver:
         move = self._settler.planner.revival(row)
         register = self._home.register
         # A queue that was dropped and made anew may never have had such a message.
-        register.use_band(register.layout.band_of(move.new.shard.lane))
+        register.use_lanes_of([move.new.shard])
         return move

@@ -1,7 +1,7 @@
 """Settling: what was planned for rows, carried out once, whoever asks: consumers or by receipt.
 
 ```
- planner ─► moves ─► still there? ─┬─ yes ─► pointers, then the moves ─► too late? repaired
+ planner ─► moves ─► still there? ─┬─ yes ─► the moves ─► too late? repaired
                                    └─ no ──► somebody else settled it: nothing is written
             ends ──► recorded, where the queue keeps a history ─► pointers ─► rows deleted
 ```
@@ -20,11 +20,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from shardq.errors import StoreTimeout, StoreUnavailable, begun
 from shardq.lifecycle.moves import Begun, Trail
 from shardq.lifecycle.planner import Planner
-from shardq.lifecycle.pointers import GroupPointers, KeyPointers, Pointers, noted, write_notes
+from shardq.lifecycle.pointers import KeyPointers, noted, write_notes
 from shardq.lifecycle.taker import Taken, Taker
 from shardq.model import names
 from shardq.model.message import died_after
-from shardq.records.blocks import Blocks
 from shardq.records.keys import Keys
 from shardq.records.ledger import End, Ledger
 
@@ -60,6 +59,8 @@ class Settler:
         planner: Plans what becomes of them.
         ledger: Where ends are recorded.
         keys: The names of its messages.
+        is_looked_at: Lets a row be looked at by the owner of its group lane; False where that is in
+            no receiver of this process.
         on_beside: Told the rows beside moves (`Move.beside`) once these are done.
         on_found_beside: Told those that were there already, by a try before.
     """
@@ -78,11 +79,9 @@ class Settler:
         self.planner: Planner = Planner(clock, register, on_far)
         self.ledger: Ledger = Ledger(store, clock, register, member)
         self.keys: Keys = Keys(store, clock, register)
-        self._pointers: tuple[Pointers, ...] = (
-            GroupPointers(Blocks(store, clock, register.name)),
-            KeyPointers(self.keys),
-        )
+        self._pointers = KeyPointers(self.keys)
         self._begun = Begun()
+        self.is_looked_at: Callable[[Position], bool] = _no
         self.on_beside: Callable[[list[Row]], object] = _nothing
         self.on_found_beside: Callable[[list[Row]], object] = _nothing
 
@@ -102,7 +101,6 @@ class Settler:
         gone = {move.old for move in moves if move.old not in there}
         in_steps = [move for move in live if self._goes_in_steps(move)]
         at_once = [move for move in live if not self._goes_in_steps(move)]
-        self._before_move(live)
         if in_steps:
             self._transfer(noted(in_steps, there), [there[move.old] for move in in_steps])
         if left_out := self._store.move(noted(at_once, there)):
@@ -139,7 +137,6 @@ class Settler:
             marks: What the ledgers say of each.
             kept_ms: How long.
         """
-        self._before_move(moves)
         gone = self._store.move_once(noted(moves), marks, kept_ms)
         self.repair([move.new for move in moves if move.old not in gone])
 
@@ -152,14 +149,6 @@ class Settler:
                 log.info("done again, since the store failed: %s", error)
                 self._clock.sleep(_REPEAT_S)
         return work(*given)
-
-    def _before_move(self, moves: Sequence[Move], *, is_repair: bool = False) -> None:
-        for one in self._pointers:
-            one.before_move(moves, is_repair=is_repair)
-
-    def _before_end(self, rows: Sequence[Row], fate: End | None) -> None:
-        for one in self._pointers:
-            one.before_end(rows, fate)
 
     def _goes_in_steps(self, move: Move) -> bool:
         """Whether a move ends the message here and lets it enter another queue, by the ledger."""
@@ -266,7 +255,6 @@ class Settler:
                 trail.find(found)
                 still = [row for row in found if row.id in late]
                 moves = self._begun.plan(still, self.planner.repair)
-                self._before_move(moves, is_repair=True)
                 with_notes = noted(moves)
                 try:
                     self._store.move(with_notes)
@@ -300,6 +288,43 @@ class Settler:
         with begun(f"{fate}, as the ledger says"):
             self._remove(rows, fate)
 
+    def end(self, rows: Sequence[Row], fate: End, attempts: Sequence[int] = ()) -> None:
+        """End messages as `finish` does, where a reader may have their rows in memory."""
+        self.finish(rows, fate, attempts)
+        self.tell(rows)
+
+    def tell(self, rows: Sequence[Row]) -> None:
+        """Rows were settled, moved or edited: let the owners of their group lanes look at them.
+
+        A store in trouble does not undo what was done. Then a group goes on when the time of its
+        head would have been up.
+        """
+        layout = self._register.layout
+        notes = [
+            self.planner.note(row.position)
+            for row in rows
+            if row.shard.queue == layout.queue
+            and layout.is_of_groups(row.shard.lane)
+            and not self.is_looked_at(row.position)
+        ]
+        if not notes:
+            return
+        try:
+            self._store.insert(notes)
+        except (StoreTimeout, StoreUnavailable) as error:
+            log.warning("what waits behind %s goes on later: %s", rows[0].message_id, error)
+
+    def edit(self, row: Row, edited: Row) -> None:
+        """Edit a row of a group lane in place, for one who is not the owner of the lane.
+
+        Args:
+            row: As it is, which its caller has read just now.
+            edited: As it is to be; its serial is set here.
+        """
+        # The next but one: the owner's own edit takes the next.
+        self._store.edit([edited._replace(serial=row.serial + 2)])
+        self.tell([row])
+
     def drop(self, rows: Sequence[Row]) -> None:
         """Remove rows of one queue whose messages have ended, whether they are there or not.
 
@@ -322,7 +347,7 @@ class Settler:
         self._store.delete(positions)
 
     def _remove(self, rows: Sequence[Row], fate: End | None) -> None:
-        self._before_end(rows, fate)
+        self._pointers.before_end(rows, fate)
         # A message whose name is free does not begin any more, though its row may be there.
         is_begun = fate is not End.DEAD and any(map(_key_of, rows))
         with begun("the names are free") if is_begun else nullcontext():
@@ -331,3 +356,7 @@ class Settler:
 
 def _nothing(_rows: list[Row]) -> None:
     pass
+
+
+def _no(_position: Position) -> bool:
+    return False

@@ -58,6 +58,7 @@ _REASON_CHARS_MAX = 8_000
 _compact = json.JSONEncoder(separators=(",", ":")).encode
 """Made once: to make it takes as long as to use it."""
 _SURROGATE_PAIR = re.compile("[\ud800-\udbff][\udc00-\udfff]")
+_NOTED = re.compile(r"([0-9]{1,18}):([0-9]{1,16}):([0-9a-f]{32})", re.ASCII)
 _FAILURE = re.compile(r"([0-9]{1,15}):([fs]):(.*)", re.DOTALL)
 
 
@@ -81,6 +82,8 @@ class Row(NamedTuple):
         key: The name that its user gave it, as `Key.text` stores it; None where there is none.
         not_before_ms: When it may be handed out, epoch milliseconds; None: as soon as it is due.
         error: The last error, as `Failure.text` stores it; None where there is none.
+        note: Of a note, the position that it names, as `note_of` writes it; None of a message. A
+            note tells the owner of a lane for groups to look there.
         priority: The priority of a message with a group. That of any other follows from its lane.
         serial: The number of the last edit; 0 for a row that was never edited.
     """
@@ -100,6 +103,7 @@ class Row(NamedTuple):
     key: str | None = None
     not_before_ms: int | None = None
     error: str | None = None
+    note: str | None = None
     priority: int = 0
     serial: int = 0
 
@@ -121,8 +125,26 @@ class Row(NamedTuple):
 
     @property
     def wanted_ms(self) -> int:
-        """The due from which its lateness counts."""
-        return self.due_ms if self.since_ms is None else self.since_ms
+        """The time from which its lateness counts."""
+        return self.ready_ms if self.since_ms is None else self.since_ms
+
+    @property
+    def is_note(self) -> bool:
+        """True if it is a note, and no message."""
+        return self.note is not None
+
+    @property
+    def noted(self) -> Position:
+        """The position that a note names.
+
+        Raises:
+            StoreCorrupt: If it names none.
+        """
+        found = _NOTED.fullmatch(self.note or "")
+        if found is None:
+            raise _damaged(self, "note", self.note)
+        shard = self.shard._replace(minute=int(found[1]))
+        return Position(shard, int(found[2]), bytes.fromhex(found[3]))
 
     @property
     def ready_ms(self) -> int:
@@ -173,7 +195,8 @@ def _is_count(value: object) -> bool:
 
 _SOUND: tuple[Callable[[object], bool], ...] = (
     is_epoch_ms, _is_id, _is_bytes, _is_text, _is_count, _is_first, _is_text, _is_moment, _is_text,
-    _is_text, _is_moment, _is_text, _is_moment, _is_text, _is_count, _is_count,
+    _is_text, _is_moment, _is_text, _is_moment, _is_text, _is_text, _is_count,
+    _is_count,
 )  # fmt: skip
 """Of each column but the shard, whether it can hold a value."""
 AS_NEW: Final[dict[str, Any]] = dict.fromkeys(
@@ -202,6 +225,19 @@ def placed(row: Row, shard: Shard, due_ms: int, row_id: bytes, **changes: Any) -
         changes: Other columns.
     """
     return row._replace(shard=shard, due_ms=due_ms, id=row_id, serial=0, **changes)
+
+
+def note_of(position: Position, shard: Shard, due_ms: int, row_id: bytes) -> Row:
+    """A note that names a position.
+
+    Args:
+        position: The position.
+        shard: Where the note is to be: in the same lane.
+        due_ms: When its owner is to meet it.
+        row_id: The note's own.
+    """
+    named = f"{position.shard.minute}:{position.due_ms}:{position.id.hex()}"
+    return Row(shard, due_ms, row_id, b"", note=named)
 
 
 def moved(
@@ -247,7 +283,7 @@ def revived(row: Row, layout: Layout, due_ms: int, row_id: bytes, *, index: int)
         layout: Of the queue that it goes back to.
         due_ms: When it is due there.
         row_id: Its new one.
-        index: Which lane of its priority it goes to; one of a group goes to its group's.
+        index: Which lane of its priority it goes to, where it has no group.
 
     Raises:
         StoreCorrupt: If its headers are none.
@@ -255,8 +291,7 @@ def revived(row: Row, layout: Layout, due_ms: int, row_id: bytes, *, index: int)
     headers = read_headers(row)
     band = min(int(headers.get("shardq-priority", "0")), layout.bands - 1)
     own = {name: value for name, value in headers.items() if not name.startswith(RESERVED_HEADER)}
-    in_group = row.group is not None
-    lane = layout.group_lane(row.group or "", band) if in_group else layout.lane(band, index)
+    lane = layout.lane(band, index) if row.group is None else layout.group_lane(row.group)
     return placed(
         row,
         layout.shard(due_ms, lane),
@@ -265,6 +300,7 @@ def revived(row: Row, layout: Layout, due_ms: int, row_id: bytes, *, index: int)
         headers=headers.get(_DAMAGED) or (write_headers(own) if own else None),
         name=row.message_id,
         origin_ms=None,
+        priority=0 if row.group is None else band,
         **AS_NEW,
     )
 
@@ -422,7 +458,7 @@ class Message:
     @property
     def priority(self) -> int:
         """The priority; 0 is first."""
-        return self._signer.layout.band_of(self._row.shard.lane)
+        return priority_of(self._row, self._signer.layout)
 
     @property
     def receipt(self) -> str:
@@ -691,8 +727,13 @@ def died_after(buried: Row, row: Row) -> int:
     return int(headers.get("shardq-attempts", row.attempt))
 
 
+def priority_of(row: Row, layout: Layout) -> int:
+    """The priority of a message: of one without a group its lane's band."""
+    return layout.band_of(row.shard.lane) if row.group is None else row.priority
+
+
 GroupKey: TypeAlias = tuple[int, str]
-"""Lane and group: a group of two priorities is two groups, for its rows live in two lanes."""
+"""Lane and group."""
 
 
 def group_of(row: Row) -> GroupKey | None:

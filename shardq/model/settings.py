@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from shardq.errors import BadSetting, BadTime, SchemaNewer, StoreCorrupt, shown
 from shardq.model import formats
-from shardq.model.shard import MINUTE_MS, Layout
+from shardq.model.shard import FIRST_GROUP_LANE, MINUTE_MS, Layout
 from shardq.model.times import Duration, duration_ms, duration_text
 
 if TYPE_CHECKING:
@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 LANES_MAX = 256
 BANDS_MAX = 16
 FIRST_LANE_MAX = 1 << 27
-"""Reached after 30,000 drops of a queue of 4,096 lanes; a receipt has room for twice that."""
+"""Reached after 30,000 drops of a queue of 4,096 lanes."""
+GROUP_LANE_MAX = (1 << 28) - 1
+"""Reached after 500,000 drops of a queue of 256 lanes for groups; a receipt has room for it."""
+GROUP_LANES = 64
 OFF = "off"
 """What `history` is set to where none is kept."""
 FOLLOWED_MS = 5_000
@@ -45,7 +48,10 @@ class Settings:
         minute_ms: A shard's minute; 60,000 (60 s) unless a test shortens it.
         bands: Priorities of the queue, 1 to 16; 0 is first.
         bands_used: Only bands below it have been put to; 16: any may have been. Never falls.
-        group_lanes: Lanes over which groups are hashed.
+        group_lanes: Lanes over which groups are hashed, 1 to 256.
+        first_group_lane: The number of the first of them; higher where a queue of this name was
+            dropped.
+        groups_used: Whether a message with a group was ever put. Never falls.
         lanes_auto: Whether the consumers decide how many lanes producers fill.
         lanes_written: Lanes of a band that producers fill, 1 to 256.
         lanes_read: Lanes of a band that consumers visit; never falls.
@@ -82,7 +88,9 @@ class Settings:
     minute_ms: int = MINUTE_MS
     bands: int = 1
     bands_used: int = BANDS_MAX
-    group_lanes: int = 4
+    group_lanes: int = GROUP_LANES
+    first_group_lane: int = FIRST_GROUP_LANE
+    groups_used: bool = True
     lanes_auto: bool = False
     lanes_written: int = 4
     lanes_read: int = 4
@@ -119,7 +127,10 @@ class Settings:
         return min(self.backoff_ms << doublings, self.backoff_max_ms)
 
     def lane_made_ms(self, index: int) -> int:
-        """Epoch milliseconds at which a band's lane `index` was first read."""
+        """Epoch milliseconds at which a band's lane `index` was first read.
+
+        The lanes for groups were made with lane 0.
+        """
         return next((at for count, at in self.lanes_made if count > index), 0)
 
     @property
@@ -128,12 +139,7 @@ class Settings:
 
         Where consumers decide how many are filled, that number is another from hour to hour.
         """
-        return self.group_lanes if self.lanes_auto else self.lanes_written
-
-    @property
-    def lanes_filled(self) -> int:
-        """Lanes of a band that producers fill by now, with groups or without."""
-        return min(max(self.lanes_written, self.group_lanes), self.lanes_read)
+        return AUTO_LANES_MIN if self.lanes_auto else self.lanes_written
 
     def lanes_polled(self, now_ms: int) -> int:
         """How many lanes of a band may be put to: those that are filled, and were until lately.
@@ -144,7 +150,7 @@ class Settings:
         changed_ms = max([self.lanes_fell_ms, *(at for _, at in self.lanes_made)])
         if now_ms < changed_ms + FOLLOWED_MS + self.offset_ms:
             return self.lanes_read
-        return self.lanes_filled
+        return self.lanes_written
 
     def to_json(self) -> str:
         """The stored form."""
@@ -209,11 +215,16 @@ def layout_of(settings: Settings, queue: str) -> Layout:
         offset_ms=settings.offset_ms,
         first_lane=settings.first_lane,
         bands_used=settings.bands_used,
+        first_group_lane=settings.first_group_lane,
+        groups_used=settings.groups_used,
     )
 
 
 def expected_lanes(settings: Settings, layout: Layout, now_ms: int) -> list[int]:
-    """The lanes in which rows are expected: of bands that were put to, and that are filled."""
+    """The lanes in which rows are expected: of bands that were put to, and that are filled.
+
+    Without those for groups.
+    """
     filled = settings.lanes_polled(now_ms)
     return [lane for lane in layout.lanes_used() if layout.index_of(lane) < filled]
 
@@ -281,11 +292,12 @@ def create(given: Mapping[str, Any], now_ms: int) -> Settings:
         Settings(),
         # Who asks for bands means to use them: the first message of each is to wait for nothing.
         bands_used=BANDS_MAX if "bands" in chosen else 1,
-        **{"group_lanes": lanes, "bands": _BANDS, **chosen},
+        groups_used=False,
+        **{"bands": _BANDS, **chosen},
         lanes_auto=is_auto,
         lanes_written=lanes,
-        lanes_read=max(lanes, chosen.get("group_lanes", 0)),
-        lanes_made=((max(lanes, chosen.get("group_lanes", 0)), now_ms),),
+        lanes_read=lanes,
+        lanes_made=((lanes, now_ms),),
         # A process whose clock is behind the maker's enters what is born before it was made.
         history_from_ms=max(now_ms - chosen.get("offset_ms", Settings().offset_ms), 0),
     )
@@ -345,6 +357,11 @@ def follow(current: Settings, lanes: int, now_ms: int) -> list[Settings]:
 def use_band(current: Settings, band: int) -> list[Settings]:
     """The settings to store where a band is put to, if any: from now on consumers poll it."""
     return [] if band < current.bands_used else [replace(current, bands_used=band + 1)]
+
+
+def use_groups(current: Settings) -> list[Settings]:
+    """The settings to store where a message with a group is put, if any."""
+    return [] if current.groups_used else [replace(current, groups_used=True)]
 
 
 def use_keys(current: Settings) -> list[Settings]:
@@ -438,8 +455,7 @@ class QueueOptions(TypedDict, total=False):
         minute: A shard's minute, 1 min unless given; fixed at the queue's creation, as `bands`,
             `group_lanes` and `keyed` are.
         bands: Priorities, 1 to 16; 3 unless given. 0 is first.
-        group_lanes: Lanes over which groups are hashed, 1 to 256; as many as `lanes` unless given,
-            8 where these are `auto`.
+        group_lanes: Lanes over which groups are hashed, 1 to 256; 64 unless given.
         lanes: Lanes of a band, 1 to 256; `auto` unless given: 8 to 64, as consumers and puts need.
         offset: How long a shard stays open after its minute ended, for late writes; 2 min unless
             given.
@@ -495,6 +511,7 @@ _BOUNDS = {
     # What is above `FORMAT` is an error of its own.
     "needs": (formats.BASE, sys.maxsize),
     "first_lane": (0, FIRST_LANE_MAX),
+    "first_group_lane": (FIRST_GROUP_LANE, GROUP_LANE_MAX - LANES_MAX),
     "minute_ms": (100, 86_400_000),
     "bands": (1, BANDS_MAX),
     "bands_used": (1, BANDS_MAX),

@@ -2,9 +2,10 @@
 
 ```
    due ──► minute = due // minute_ms
- group ──► i      = crc32(queue, group) % group_lanes      lane = first + band + bands * i
+ group ──► lane   = first of groups + crc32(queue, group) % group_lanes
  no group ─► i    = the lane that the producer is filling, or, where it has to be the same again,
                     crc32(queue, name) % lanes_written
+             lane = first + band + bands * i
 
  minutes   sealed ]            open              [ not yet
            ───────┤ .. late writes .. │ current ├─ ahead ─
@@ -19,9 +20,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 MINUTE_MS = 60_000
+FIRST_GROUP_LANE = (1 << 27) + (1 << 16)
+"""The first lane for groups of a queue that was never dropped: above all ordinary lanes."""
 HOUR_MS = 3_600_000
 
 
@@ -33,6 +36,10 @@ def spans(minutes: range, length: int) -> Iterator[range]:
     """
     for start in range(minutes.start, minutes.stop, length):
         yield range(start, min(start + length, minutes.stop))
+
+
+LANE_LEASE = -1
+"""Stands for the minute where the lease of a whole lane for groups is meant."""
 
 
 class Shard(NamedTuple):
@@ -48,7 +55,16 @@ class Shard(NamedTuple):
         >>> str(Shard("mail", 29930829, 3))
         'queue mail, minute 29930829, lane 3'
         """
-        return f"queue {self.queue}, minute {self.minute}, lane {self.lane}"
+        return f"queue {self.queue}, minute {self.minute}, {lane_name(self.lane)}"
+
+
+def lane_name(lane: int) -> str:
+    """A lane as people read it.
+
+    >>> lane_name(3), lane_name(FIRST_GROUP_LANE + 3)
+    ('lane 3', 'group lane 3')
+    """
+    return f"lane {lane}" if lane < FIRST_GROUP_LANE else f"group lane {lane - FIRST_GROUP_LANE}"
 
 
 class Position(NamedTuple):
@@ -63,17 +79,23 @@ class Position(NamedTuple):
 class Layout:
     """How the rows of a queue are spread: minutes, each `bands` times `lanes` partitions.
 
+    Rows of groups have `group_lanes` partitions of their own in each minute, whatever their
+    priorities.
+
     Args:
         queue: The queue's name.
         minute_ms: A minute's length.
         bands: Priorities; 0 is first.
         lanes_written: Lanes of a band that producers fill.
         lanes_read: Lanes of a band that consumers visit, never fewer than were ever written.
-        group_lanes: Lanes of a band over which groups are hashed; fixed for the queue's life.
+        group_lanes: Lanes over which groups are hashed; fixed for the queue's life.
         offset_ms: How long a shard stays open after its minute.
         first_lane: The number of the first lane. Those below are of dropped queues of this name,
             whose minutes were of another length.
         bands_used: Only bands below it have been put to.
+        first_group_lane: The number of the first lane for groups. Those below are of dropped
+            queues of this name.
+        groups_used: Whether a message with a group was ever put.
     """
 
     queue: str
@@ -81,10 +103,12 @@ class Layout:
     bands: int = 1
     lanes_written: int = 4
     lanes_read: int = 4
-    group_lanes: int = 4
+    group_lanes: int = 64
     offset_ms: int = 120_000
     first_lane: int = 0
     bands_used: int = 16
+    first_group_lane: int = FIRST_GROUP_LANE
+    groups_used: bool = True
 
     def minute_of(self, due_ms: int) -> int:
         """The minute of a due time.
@@ -126,18 +150,31 @@ class Layout:
         """Which of its band's lanes a lane is."""
         return (lane - self.first_lane) // self.bands
 
-    def group_lane(self, group: str, band: int) -> int:
+    def group_lane(self, group: str) -> int:
         """The lane of a group: equal in every process and language.
 
         crc32 over the queue's name, a zero byte and the group, which any language and Spark can do.
         """
         seed = zlib.crc32(self.queue.encode() + b"\0")
-        return self.lane(band, zlib.crc32(group.encode(), seed) % self.group_lanes)
+        return self.first_group_lane + zlib.crc32(group.encode(), seed) % self.group_lanes
+
+    def is_of_groups(self, lane: int) -> bool:
+        """True if a lane is one for groups, of this queue or of a dropped one of its name."""
+        return lane >= FIRST_GROUP_LANE
+
+    def lane_lease(self, lane: int) -> Shard:
+        """What the lease of a lane for groups is taken of."""
+        return Shard(self.queue, LANE_LEASE, lane)
+
+    def lanes_of_groups(self) -> range:
+        """Every lane for groups, whether a message with a group was ever put or not."""
+        return range(self.first_group_lane, self.first_group_lane + self.group_lanes)
 
     def named_lane(self, name: str, band: int) -> int:
         """The lane of a row without a group that has to be in the same one whoever writes it.
 
-        As a group's, over the lanes that are written: writers have to agree on how many these are.
+        Hashed as groups are, over the lanes that are written: writers have to agree on how many
+        these are.
         """
         seed = zlib.crc32(self.queue.encode() + b"\0")
         return self.lane(band, zlib.crc32(name.encode(), seed) % self.lanes_written)
@@ -163,16 +200,28 @@ class Layout:
         return self.lane(self.band_of(lane), index)
 
     def lanes(self) -> range:
-        """Every lane that is read."""
+        """Every lane that is read, but those for groups."""
         return range(self.first_lane, self.first_lane + self.bands * self.lanes_read)
 
     def lanes_used(self) -> list[int]:
-        """Every lane that is read of the bands that were put to.
+        """Every lane that is read of the bands that were put to, but those for groups.
 
         >>> Layout("mail", bands=3, lanes_read=2, bands_used=1).lanes_used()
         [0, 3]
         """
         return [lane for lane in self.lanes() if self.band_of(lane) < self.bands_used]
+
+    def all_lanes(self) -> Sequence[int]:
+        """Every lane that is read; those for groups where a message with a group was put."""
+        return [*self.lanes(), *self.lanes_of_groups()] if self.groups_used else self.lanes()
+
+    def all_used(self) -> list[int]:
+        """As `lanes_used`, with the lanes for groups where a message with a group was put."""
+        return [*self.lanes_used(), *(self.lanes_of_groups() if self.groups_used else ())]
+
+    def has_lane(self, lane: int) -> bool:
+        """False if a lane is of a dropped queue of this name, and is read no more."""
+        return lane in self.lanes() or lane in self.lanes_of_groups()
 
     def shard(self, due_ms: int, lane: int) -> Shard:
         """The shard of a due time in a lane."""

@@ -114,7 +114,11 @@ class KeyChanges:
         now_us = self._clock.now_us()
         layout = self._register.layout
         due_ms = max(row.due_ms, ceil_ms(now_us))
-        lane = row.shard.lane if row.group is not None else layout.written_lane(row.shard.lane)
+        lane = (
+            layout.written_lane(row.shard.lane)
+            if row.group is None
+            else layout.group_lane(row.group)
+        )
         new = moved(
             row,
             layout.shard(due_ms, lane),
@@ -154,7 +158,7 @@ class KeyChanges:
     def begin(self, row: Row) -> Change:
         """Let a row's delivery begin, before it is handed out or claimed."""
         key = own_key(row)
-        state = keyrow.begun(row.position, _nonce())
+        state = keyrow.begun(row.position, _nonce(), row.serial)
         live = keyrow.message_in(first_of(row), key.generation)
         return self._change(key.name, {"live": live}, {"live": live, "state": state})
 

@@ -70,6 +70,7 @@ class KeyRow:
         is_doomed: Whether it was cancelled while it ran, and is never to begin again.
         does: What the message does; None without one.
         place: Where the last put or command by key wrote its row, or where that was as it began.
+        serial: The row's serial as it began.
         before: The row that the last command was to replace; None after a put, and once it began.
         unique_ms: How long the name is to be held after the message's end, where its row has not
             been written yet.
@@ -89,6 +90,7 @@ class KeyRow:
     is_doomed: bool = False
     does: Does | None = None
     place: Position | None = None
+    serial: int = 0
     before: Before | None = None
     unique_ms: int | None = None
     until_ms: int | None = None
@@ -125,6 +127,7 @@ class KeyRow:
                         is_doomed=bool(found[3]),
                         does=Does(said["is"]),
                         place=place_in(said["place"], queue),
+                        serial=_whole(said.get("serial", 0)),
                         before=_before(said.get("before"), queue),
                         unique_ms=None if (ms := said.get("unique")) is None else _whole(ms),
                     )
@@ -247,9 +250,19 @@ def waiting(place: Position, nonce: str, *, before: Before | None, unique_ms: in
     return _text(said, nonce)
 
 
-def begun(place: Position, nonce: str) -> str:
-    """The state of a message whose delivery begins, at this place."""
-    return _placed(Does.BEGUN, place, nonce)
+def begun(place: Position, nonce: str, serial: int = 0) -> str:
+    """The state of a message whose delivery begins, at this place.
+
+    Args:
+        place: Where its row is.
+        nonce: Makes it different from any other.
+        serial: The row's. A row of a group stays where it is: an edit since may have ended this
+            delivery.
+    """
+    if not serial:
+        return _placed(Does.BEGUN, place, nonce)
+    said = {"is": Does.BEGUN.value, "place": place_text(place), "serial": serial}
+    return _text(said, nonce)
 
 
 def renewed(state: str, nonce: str) -> str:

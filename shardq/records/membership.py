@@ -169,6 +169,7 @@ class Heartbeat:
         leaving: Whether it is about to end.
         parted: Leaving members without whom it has assigned the lanes, 16 at most.
         holder: With what the locks of its leases begin.
+        gave: Group lanes that it has given to others lately: (lane, member).
     """
 
     threads: int = 0
@@ -190,6 +191,7 @@ class Heartbeat:
     leaving: bool = False
     parted: tuple[str, ...] = ()
     holder: str = ""
+    gave: tuple[tuple[int, str], ...] = ()
 
     def to_json(self) -> str:
         """The stored form."""
@@ -208,14 +210,16 @@ class Heartbeat:
             lanes = tuple(known.pop("lanes", ()))
             runs = tuple((message_id, begun_ms) for message_id, begun_ms in known.pop("runs", ()))
             parted = tuple(known.pop("parted", ()))
+            gave = tuple((lane, member) for lane, member in known.pop("gave", ()))
         except (TypeError, AttributeError, ValueError, RecursionError) as error:
             raise ValueError(f"no heartbeat: {shown(text)}") from error
-        beat = cls(**known, lanes=lanes, runs=runs, parted=parted)
+        beat = cls(**known, lanes=lanes, runs=runs, parted=parted, gave=gave)
         counts = [beat.threads, beat.busy, beat.running, beat.longest_ms, beat.shortest_ms]
         counts += [beat.ready, beat.free, beat.surplus, beat.oldest_ms, beat.begun, beat.number]
         counts += [beat.version, *lanes, *(begun_ms for _, begun_ms in runs)]
+        counts += [lane for lane, _ in gave]
         claims = beat.demand, beat.isolated, beat.leaving
-        texts = beat.holder, *parted, *(message_id for message_id, _ in runs)
+        texts = beat.holder, *parted, *(message_id for message_id, _ in runs), *(m for _, m in gave)
         if (
             any(type(claim) is not bool for claim in claims)
             or any(type(n) is not int or n < 0 for n in counts)

@@ -15,7 +15,7 @@ from shardq import locks
 from shardq.errors import BadSetting, StoreCorrupt, StoreUnavailable, UnknownQueue, shown
 from shardq.model import names, settings
 from shardq.model.receipt import Signer
-from shardq.model.settings import FIRST_LANE_MAX, Settings
+from shardq.model.settings import FIRST_LANE_MAX, GROUP_LANE_MAX, LANES_MAX, Settings
 from shardq.stores.tables import QUEUES, Change, QueueRecord
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ _TRIES = 20
 _warned: set[tuple[str, str]] = set()
 """Store and warning, of what this process has been warned of."""
 
-DEAD_SETTINGS = {"minute": "1h", "lanes": 1, "bands": 1, "attempts": 10_000}
+DEAD_SETTINGS = {"minute": "1h", "lanes": 1, "group_lanes": 1, "bands": 1, "attempts": 10_000}
 """Dead messages wait for people, so their shards are long: a year is found in 9,000 probes."""
 
 
@@ -180,6 +180,14 @@ class Register:
         if band >= self.layout.bands_used:
             self.change(lambda now: settings.use_band(now, band))
 
+    def use_groups(self) -> None:
+        """A message with a group is about to be put: from the first on, consumers poll its lanes.
+
+        That first time it is a read and an LWT.
+        """
+        if not self.layout.groups_used:
+            self.change(settings.use_groups)
+
     def use_keys(self) -> None:
         """Record that a message is about to be put under a key.
 
@@ -193,23 +201,29 @@ class Register:
             self.change(settings.use_keys)
 
     @property
-    def has_unused_bands(self) -> bool:
-        """Whether there are bands that nobody has put to, as far as this process has read."""
-        return self.layout.bands_used < self.layout.bands
+    def has_unused_lanes(self) -> bool:
+        """True if there are bands or groups without a put, as far as this process has read."""
+        return self.layout.bands_used < self.layout.bands or not self.layout.groups_used
 
-    def use_bands_of(self, shards: Iterable[Shard]) -> None:
-        """As `use_band`, of the bands of many rows that are about to be put."""
-        if self.has_unused_bands:
+    def use_lanes_of(self, shards: Iterable[Shard]) -> None:
+        """As `use_band` and `use_groups`, for rows that are about to be put."""
+        if self.has_unused_lanes:
+            layout = self.layout
             lanes = {shard.lane for shard in shards}
-            self.use_band(max(map(self.layout.band_of, lanes), default=0))
+            ordinary = [lane for lane in lanes if not layout.is_of_groups(lane)]
+            self.use_band(max(map(layout.band_of, ordinary), default=0))
+            if len(ordinary) < len(lanes):
+                self.use_groups()
 
     def made_minute(self, lane: int) -> int:
         """The first minute in which a lane can have rows of this queue.
 
         What a seal says of minutes before it is of a dropped queue of this name.
         """
-        made_ms = self.settings.lane_made_ms(self.layout.index_of(lane))
-        return self.layout.minute_of(max(made_ms - self.layout.offset_ms, 0))
+        layout = self.layout
+        index = 0 if layout.is_of_groups(lane) else layout.index_of(lane)
+        made_ms = self.settings.lane_made_ms(index)
+        return layout.minute_of(max(made_ms - layout.offset_ms, 0))
 
     def unsealed_minute(self, lane: int, sealed: Mapping[int, int]) -> int:
         """The oldest minute of a lane that may have rows, by the sealed minutes of all lanes."""
@@ -384,7 +398,7 @@ def _revived(name: str, chosen: Settings, dropped: QueueRecord) -> QueueRecord:
     With minutes of another length the same lanes would mean other shards: a seal of theirs could
     hide every minute to come. Then the queue gets lanes that never were. Else it keeps them and
     reads them all: what was purged is deleted as it comes due, and what a process that has not read
-    of the drop yet still puts there is delivered.
+    of the drop yet still puts there is delivered. The lanes for groups are new in any case.
     """
     before = Settings.from_json(dropped.settings, name)
     made_ms = chosen.lanes_made[0][1]
@@ -399,10 +413,10 @@ def _revived(name: str, chosen: Settings, dropped: QueueRecord) -> QueueRecord:
         bands_used = max(chosen.bands_used, before.bands_used) if is_same else settings.BANDS_MAX
     else:
         first_lane = former.stop
-    if first_lane > FIRST_LANE_MAX:
+    first_group_lane = before.first_group_lane + before.group_lanes
+    if first_lane > FIRST_LANE_MAX or first_group_lane > GROUP_LANE_MAX - LANES_MAX:
         raise BadSetting(
-            f"queue {name!r} has been dropped and made anew too often, with another minute each "
-            f"time; take another name."
+            f"queue {name!r} has been dropped and made anew too often; take another name."
         )
     revived = replace(
         chosen,
@@ -414,6 +428,7 @@ def _revived(name: str, chosen: Settings, dropped: QueueRecord) -> QueueRecord:
         # Of its former life the ledger may know but a part.
         history_from_ms=made_ms,
         first_lane=first_lane,
+        first_group_lane=first_group_lane,
         former_until_us=before.purged_before_us,
         # Rows and keys of its former life may still be there.
         keys_used=chosen.keys_used or before.keys_used,

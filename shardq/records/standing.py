@@ -145,8 +145,10 @@ def judge(key: KeyRow, found: Found, view: View) -> Standing:
 
 
 def _doing(key: KeyRow, row: Row, view: View) -> Is:
-    has_begun = key.does is Does.BEGUN and row.position == key.place
-    is_claimed = row.claim is not None and row.due_ms * 1_000 > view.now_us
+    # A row of a group stays where it is: retried or snoozed it was edited since it began.
+    is_again = row.serial > key.serial and row.claim is None and row.not_before_ms is not None
+    has_begun = key.does is Does.BEGUN and row.position == key.place and not is_again
+    is_claimed = row.claim is not None and row.ready_ms * 1_000 > view.now_us
     if has_begun or is_claimed:
         return Is.RUNNING
     # Cancelled as it ran, it only waits to be dropped.

@@ -6,7 +6,6 @@ import logging
 from typing import TYPE_CHECKING
 
 from shardq.errors import StoreCorrupt, TriggerError
-from shardq.lifecycle.groups import Groups
 from shardq.lifecycle.keyed import Keyed
 from shardq.lifecycle.producer import Producer
 from shardq.model.key import bucket_of
@@ -50,12 +49,9 @@ class Minder:
         self._first_lane = ticks.layout.first_lane
         self._settler = engine.settler
         self._listing = Listing(store, clock, home.register.name)
-        groups = Groups(store, clock, ticks, self._settler)
-        self._producer = Producer(
-            store, clock, ticks, self._settler, groups, engine.stats, engine.on_put
-        )
+        self._producer = Producer(store, clock, ticks, self._settler, engine.stats, engine.on_put)
         own = QueueHome(store, clock, ticks, engine.stats)
-        self._keyed = Keyed(own, self._settler, groups, _nothing)
+        self._keyed = Keyed(own, self._settler, _nothing)
         self._next_us = clock.boot_us() + _FIRST_US
         self._left: list[list[str]] = []
         """Names that are still to be looked at."""

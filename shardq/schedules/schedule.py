@@ -526,7 +526,10 @@ class Book:
     def write(self, definition: Definition) -> bool:
         """Write a schedule that is not there; False where another was quicker."""
         ticks = self.open()
-        self._home.register.use_band(definition.job.priority)
+        if definition.job.group is None:
+            self._home.register.use_band(definition.job.priority)
+        else:
+            self._home.register.use_groups()
         listed = self.listing.read([definition.name]).get(definition.name)
         made = replace(definition, version=self.listing.next_version(listed))
         self.listing.write(made)

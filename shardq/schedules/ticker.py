@@ -33,7 +33,6 @@ from shardq.errors import (
     UnknownQueue,
 )
 from shardq.lifecycle.fate import Fate, Outcome, Step
-from shardq.lifecycle.groups import Groups
 from shardq.lifecycle.keyed import Keyed
 from shardq.lifecycle.producer import Producer
 from shardq.lifecycle.settle import Settler
@@ -124,8 +123,7 @@ class Ticker:
         self._own_layout = home.register.layout
         self._listing = Listing(home.store, home.clock, home.register.name)
         self._settler = Settler(home.store, home.clock, home.register, "", home.stats.note_farthest)
-        self._groups = Groups(home.store, home.clock, home.register, self._settler)
-        self._keyed = Keyed(home, self._settler, self._groups, _keep_dead)
+        self._keyed = Keyed(home, self._settler, _keep_dead)
         self._is_stopping = False
         self._thread: threading.Thread | None = None
         self._again_us = 0
@@ -143,7 +141,6 @@ class Ticker:
             home.clock,
             home.register,
             self._settler,
-            self._groups,
             home.stats,
             home.on_put,
         )
@@ -435,10 +432,7 @@ class Ticker:
         definition, layout = tick.definition, self._layout
         name = id_of(definition.name, firing.time_ms)
         group, priority = definition.job.group, definition.job.priority
-        if group is None:
-            lane = layout.named_lane(name, priority)
-        else:
-            lane = layout.group_lane(group, priority)
+        lane = layout.named_lane(name, priority) if group is None else layout.group_lane(group)
         since_ms = tick.at_ms(firing.time_ms)
         is_later = since_ms != firing.at_ms and not firing.is_missed
         born_us, purged_us = aim_ms * 1_000 - _BORN_US, self._register.settings.purged_before_us
@@ -454,6 +448,7 @@ class Ticker:
             name=name,
             group=group,
             since_ms=since_ms if is_later else None,
+            priority=0 if group is None else priority,
         )
 
     def _step_of(self, tick: Tick, row: Row, due_ms: int, aim_ms: int) -> Step:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from shardq.errors import KeyTaken, StoreCorrupt, StoreUnavailable, UnknownQueue, UsageError
-from shardq.lifecycle.groups import Groups
 from shardq.lifecycle.keyed import Answer, Keyed
 from shardq.lifecycle.pauses import Pauses
 from shardq.lifecycle.producer import Producer
@@ -76,11 +75,8 @@ class Ticks:
         )
         self._own = home.of_queue(register, stats)
         self._settler = Settler(store, clock, register, member, stats.note_farthest)
-        groups = Groups(store, clock, register, self._settler)
-        self._producer = Producer(
-            store, clock, register, self._settler, groups, stats, self._own.on_put
-        )
-        self._keyed = Keyed(self._own, self._settler, groups, _keep)
+        self._producer = Producer(store, clock, register, self._settler, stats, self._own.on_put)
+        self._keyed = Keyed(self._own, self._settler, _keep)
         self.keys: Keys = self._settler.keys
 
     @classmethod

@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from shardq.errors import UsageError
-from shardq.lifecycle.groups import Groups
 from shardq.lifecycle.settle import Settler
 from shardq.model import ids
 from shardq.model.message import revived
@@ -181,7 +180,6 @@ class Actor:
         self._member = f"spark-{run.id}"
         self._settler = Settler(here.store, here.clock, register, self._member)
         self._dead_settler = Settler(here.store, here.clock, dead, self._member)
-        self._groups = Groups(here.store, here.clock, dead, self._dead_settler)
 
     def do(self, part: int, positions: Sequence[Position]) -> Done:
         """Act on those rows of a part that are there, unless all of it is done.
@@ -290,12 +288,12 @@ class Actor:
                 yield rows
 
     def _delete(self, rows: Sequence[Row]) -> None:
-        self._groups.end(rows, End.CANCELLED)
+        self._dead_settler.end(rows, End.CANCELLED)
 
     def _put_back(self, rows: list[Row], at_ms: int) -> list[Row]:
         """Put rows back; gives those whose keys others have, which stay."""
         moves = [Move(row.position, self.new_row(row, at_ms)) for row in rows]
-        self._register.use_bands_of(move.new.shard for move in moves)
+        self._register.use_lanes_of(move.new.shard for move in moves)
         keyed = [move for move in moves if move.new.key is not None]
         if keyed:
             _, left = self._settler.revive(keyed)

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from shardq.model import ids
-from shardq.model.message import last_error, read_headers
+from shardq.model.message import last_error, priority_of, read_headers
 from shardq.records.ledger import End
 from shardq.spark.columns import HEADERS, TIMESTAMP, arrow_schema
 
@@ -278,7 +278,12 @@ def _lanes(held: Any) -> pa.Array:
 
 
 def _priorities(held: Any) -> pa.Array:
-    band_of = {lane: held.layout.band_of(lane) for lane in set(held.lanes)}
+    """The band of each lane; null for a lane of groups."""
+    layout = held.layout
+    band_of = {
+        lane: None if layout.is_of_groups(lane) else layout.band_of(lane)
+        for lane in set(held.lanes)
+    }
     return pa.array([band_of[lane] for lane in held.lanes], pa.int32())
 
 
@@ -297,7 +302,9 @@ _OF_MESSAGES: dict[str, Callable[[_Messages], pa.Array]] = {
     "queue": _queues,
     "minute": _minutes,
     "lane": _lanes,
-    "priority": _priorities,
+    "priority": lambda held: pa.array(
+        [priority_of(row, held.layout) for row in held.rows], pa.int32()
+    ),
     "due": lambda held: _times(held.dues_ms),
     "first_due": lambda held: _times(held.first_dues_ms),
     "id": lambda held: pa.array(_names(held.names, held.entries), pa.string()),
@@ -307,6 +314,7 @@ _OF_MESSAGES: dict[str, Callable[[_Messages], pa.Array]] = {
     "attempt": lambda held: pa.array(held.attempts, pa.int32()),
     "group": lambda held: pa.array(held.groups, pa.string()),
     "in_flight": lambda held: pa.array([claim is not None for claim in held.claims], pa.bool_()),
+    "not_before": lambda held: _times([row.not_before_ms for row in held.rows]),
     "headers": _Messages.header_maps,
     "last_error": lambda held: pa.array([error for error, _ in held.errors], pa.string()),
     "last_error_at": lambda held: pa.array([at for _, at in held.errors], TIMESTAMP),

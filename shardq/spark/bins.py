@@ -117,11 +117,15 @@ def laid_out(frame: DataFrame, bins: int, layout: Layout) -> DataFrame:
     Returns:
         The same columns but `minute`.
     """
-    lanes = max(layout.lanes().stop, layout.lane(layout.bands, layout.lanes_written))
-    lanes = max(lanes, layout.lane(layout.bands, layout.group_lanes))
+    lanes = layout.lane(layout.bands, max(layout.lanes_written, layout.lanes_read))
     minute, minute_ms = F.col("minute"), F.lit(layout.minute_ms)
+    # Lanes for groups, which have large numbers, follow the others.
+    lane = F.when(F.col("lane") < layout.first_group_lane, F.col("lane")).otherwise(
+        F.col("lane") - layout.first_group_lane + lanes
+    )
     # Shard and due in one number: Spark compares the first column alone where it can.
-    place = (minute * lanes + F.col("lane")) * minute_ms + F.col("due_ms") - minute * minute_ms
+    place = (minute * (lanes + layout.group_lanes) + lane) * minute_ms
+    place += F.col("due_ms") - minute * minute_ms
     order = ["place", "name", *(name for name in ("group",) if name in frame.columns)]
     placed = frame.withColumn("place", place).drop("minute")
     return placed.repartitionById(bins, F.col("bin")).sortWithinPartitions(*order).drop("place")

@@ -79,6 +79,7 @@ MESSAGES: Columns = (
     Column("attempt", "INT"),
     Column("group", "STRING", is_nullable=True),
     Column("in_flight", "BOOLEAN"),
+    Column("not_before", "TIMESTAMP", is_nullable=True),
     Column("headers", "MAP<STRING, STRING>", is_nullable=True),
     Column("last_error", "STRING", is_nullable=True),
     Column("last_error_at", "TIMESTAMP", is_nullable=True),
@@ -86,7 +87,8 @@ MESSAGES: Columns = (
 )
 """`due` is when the row next needs attention, `first_due` what was first asked for; `id` is the
 message's, `row_id` that of its row, which every move changes, `entry` that of its first row, by
-which the history knows it; `in_flight`: it is a claim."""
+which the history knows it; `in_flight`: it is a claim; `not_before`: when a message of a group may
+be handed out that is put off where it is."""
 
 DEAD: Columns = (
     *MESSAGES,
@@ -117,10 +119,11 @@ SHARDS: Columns = (
     Column("minute", "BIGINT"),
     Column("start", "TIMESTAMP"),
     Column("lane", "INT"),
-    Column("priority", "INT"),
+    Column("priority", "INT", is_nullable=True),
     Column("rows", "BIGINT"),
     Column("in_flight", "BIGINT"),
 )
+"""`priority` null: a lane for groups, whose messages have priorities of their own."""
 
 VIEWS: dict[str, Columns] = {
     "messages": MESSAGES,

@@ -102,7 +102,7 @@ def shards(store: Rows, layout: Layout, bounds: Bounds) -> list[Shard]:
     Those of few minutes are looked up; else the whole table is visited.
     """
     span = bounds.span(layout)
-    lanes = [lane for lane in layout.lanes() if bounds.lanes is None or lane in bounds.lanes]
+    lanes = [lane for lane in layout.all_lanes() if bounds.lanes is None or lane in bounds.lanes]
     if not span or not lanes or not bounds.is_of(layout.queue):
         return []
     if len(span) * len(lanes) <= LISTED_MAX:
@@ -116,7 +116,7 @@ def shards(store: Rows, layout: Layout, bounds: Bounds) -> list[Shard]:
         found = [
             shard
             for shard in store.shards(layout.queue)
-            if shard.minute in span or shard.lane not in layout.lanes()
+            if shard.minute in span or not layout.has_lane(shard.lane)
         ]
     return sorted(shard for shard in found if bounds.has(shard.minute, shard.lane))
 
@@ -128,8 +128,8 @@ def tallies(
     counted: dict[Shard, Tally] = {}
     asked = set(wanted)
     for is_own, group in groupby(
-        sorted(wanted, key=lambda shard: (shard.lane not in layout.lanes(), shard)),
-        key=lambda shard: shard.lane in layout.lanes(),
+        sorted(wanted, key=lambda shard: (not layout.has_lane(shard.lane), shard)),
+        key=lambda shard: layout.has_lane(shard.lane),
     ):
         listed = list(group)
         after_ms, until_ms = (bounds.first_ms - 1, bounds.last_ms) if is_own else (-1, FAR_MS)
@@ -160,8 +160,7 @@ def _counted(store: Rows, layout: Layout, wanted: Slice, steps: int) -> dict[Sha
     counted: dict[Shard, Tally] = {}
     for part in parts:
         for shard, tally in _counted(store, layout, part, steps - 1).items():
-            rows, claims = counted.get(shard, (0, 0))
-            counted[shard] = Tally(rows + tally.rows, claims + tally.claims)
+            counted[shard] = tally.plus(counted.get(shard, Tally(0, 0)))
     return counted
 
 
@@ -172,7 +171,7 @@ def _parts(layout: Layout, wanted: Slice) -> list[Slice]:
     if len(wanted.lanes) > 1:
         return [wanted._replace(lanes=[lane]) for lane in wanted.lanes]
     after_ms, until_ms = wanted.after_ms, wanted.until_ms
-    if wanted.lanes[0] in layout.lanes():
+    if layout.has_lane(wanted.lanes[0]):
         # Cut to where the minute is, so that each part of the time has a part of the rows.
         after_ms = max(after_ms, layout.start_ms(wanted.minutes[0]) - 1)
         until_ms = min(until_ms, layout.end_ms(wanted.minutes[0]) - 1)
@@ -196,7 +195,7 @@ def pieces(
     """
     for shard, tally in counted.items():
         piece = _of_shard(layout, shard, bounds)._replace(rows=tally.rows)
-        if tally.rows <= rows_max or shard.lane not in layout.lanes():
+        if tally.rows <= rows_max or not layout.has_lane(shard.lane):
             yield piece
         else:
             yield from _cut_by_due(store, layout, piece, rows_max, _STEPS_MAX)
@@ -205,7 +204,7 @@ def pieces(
 def _of_shard(layout: Layout, shard: Shard, bounds: Bounds) -> Piece:
     every = whole(layout, shard, 1, "")
     after_ms, until_ms = every.after_ms, every.until_ms
-    if shard.lane in layout.lanes():
+    if layout.has_lane(shard.lane):
         after_ms = max(after_ms, bounds.first_ms - 1)
         until_ms = min(until_ms, bounds.last_ms)
     return Piece(shard.minute, shard.lane, after_ms, until_ms)

@@ -65,11 +65,12 @@ def spread(key: Column, spread_ms: int) -> Column:
 def lane(key: Column, band: Column, layout: Layout, group: Column | None = None) -> Column:
     """The lane of a message, as `Layout.named_lane` and, with a group, `Layout.group_lane`."""
     seed = F.lit(layout.queue.encode() + b"\0")
-    named = F.crc32(F.concat(seed, key.cast("binary"))) % layout.lanes_written
+    index = F.crc32(F.concat(seed, key.cast("binary"))) % layout.lanes_written
+    named = F.lit(layout.first_lane) + band + index * layout.bands
     if group is not None:
         grouped = F.crc32(F.concat(seed, group.cast("binary"))) % layout.group_lanes
-        named = F.when(group.isNull(), named).otherwise(grouped)
-    return (F.lit(layout.first_lane) + band + named * layout.bands).cast("int")
+        named = F.when(group.isNull(), named).otherwise(grouped + layout.first_group_lane)
+    return named.cast("int")
 
 
 def name_of(key: Column, at_ms: Column, band: Column, group: Column | None = None) -> Column:

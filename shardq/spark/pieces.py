@@ -27,7 +27,6 @@ from operator import attrgetter, eq, itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shardq.errors import StoreTimeout, StoreUnavailable, UsageError
-from shardq.lifecycle.groups import Groups
 from shardq.lifecycle.settle import Settler
 from shardq.model.message import Row
 from shardq.model.times import ceil_ms
@@ -233,7 +232,6 @@ class Pieces:
         self._register = register
         self._run = run
         self._settler = Settler(here.store, here.clock, register, f"spark-{run.id}")
-        self._groups = Groups(here.store, here.clock, register, self._settler)
         self._placed: list[Row] = []
         """What the piece that is being written may have placed, and may have to repair."""
 
@@ -274,7 +272,7 @@ class Pieces:
         line = known.get(entry, Line())
         if line.says is not None:
             return self._written_before(piece, checksum, line.says)
-        self._register.use_bands_of(row.shard for row in piece.rows)
+        self._register.use_lanes_of(row.shard for row in piece.rows)
         at_ms = self._begin(entry, line, piece.rows)
         rows = raised(piece.rows, at_ms, self._register.layout)
         doubtful: list[Row] = []
@@ -313,7 +311,7 @@ class Pieces:
         # Before the first is deleted: whoever tries again tells the same.
         tally = Tally(cancelled=len(there), duplicates=piece.duplicates)
         told = runs.agreed(self._store, undone, tally.to_json())
-        self._groups.end(there, End.CANCELLED)
+        self._settler.end(there, End.CANCELLED)
         return Tally.of(told)
 
     def _entry(self, part: str) -> Entry:

@@ -34,6 +34,8 @@ _DPI = 120
 _DAY_MS = 86_400_000
 _LATE_MS_MIN = 0.1
 """What a histogram of lateness does not tell from none; a logarithmic axis has no zero."""
+OF_GROUPS = -1
+"""Stands for the priority of a lane for groups, which has none."""
 BARS_MAX = 240
 """The most stretches of time that a plot has room for."""
 _LIKED = (1, 2, 5, 10, 15, 20, 30, 60, 120, 180, 240, 360, 720, 1_440)
@@ -84,7 +86,7 @@ def load(
             bottom=below,
             align="edge",
             color=colour,
-            label=f"priority {priority}" if priority in named else None,
+            label=_series(priority) if priority in named else None,
         )
         below = [low + height for low, height in zip(below, heights, strict=True)]
     if drained is not None and drained <= _FAR_ABOVE * max(below):
@@ -265,7 +267,7 @@ def balance(
         mean = sum(amounts) / len(at)
         most = f", the largest {max(amounts) / mean:.3f} of it" if mean else ""
         is_named = len(distinct) <= len(_SERIES) or kind in (distinct[0], distinct[-1])
-        name = f"priority {kind}" if priorities and is_named else None
+        name = _series(kind) if priorities and is_named else None
         axes.bar(at, amounts, width, color=colour, label=name)
         axes.plot(
             [at[0] - 0.5, at[-1] + 0.5],
@@ -420,6 +422,10 @@ def _legend(axes: Axes) -> None:
         borderaxespad=0.2,
         columnspacing=1.4,
     )
+
+
+def _series(priority: int) -> str:
+    return "groups" if priority == OF_GROUPS else f"priority {priority}"
 
 
 def _shades(count: int) -> list[object]:

@@ -347,7 +347,7 @@ def seldom_collected() -> Iterator[None]:
 def pages(
     store: Store, queue: str, pieces: Sequence[Piece], *, bodies: bool
 ) -> Iterator[list[Row]]:
-    """All rows of pieces, as many at a time as a page has.
+    """All rows of pieces but notes, as many at a time as a page has.
 
     Args:
         pieces: By shard; two of one shard are read one after the other.
@@ -362,8 +362,8 @@ def pages(
             left += reversed(_continued(asked, rows, limit))
         if asked[0][0].is_cut_by_birth:
             rows = [row for row in rows if asked[0][0].owns(row)]
-        if rows:
-            yield rows
+        if messages := [row for row in rows if not row.is_note]:
+            yield messages
         if bodies and rows:
             size = sum(len(row.body) for row in rows) // len(rows) + 1
             limit = max(_PAGE_ROWS[0], min(_PAGE_BYTES // size, _PAGE_ROWS[1], limit * 2))

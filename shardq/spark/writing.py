@@ -478,7 +478,12 @@ def laid_out_rows(
                 shard = Shard(queue, minute, lane)
             shards.append(shard)
         named, groups = columns["name"], columns.get("group", repeat(None))
-        fixing = map(name_text, named, dues, columns.get("band", repeat(0)), groups)
+        bands = columns.get("band", repeat(0))
+        fixing = map(name_text, named, dues, bands, groups)
+        priorities: Iterable[int] = repeat(0)
+        if "group" in columns and "band" in columns:
+            pairs = zip(bands, groups, strict=True)
+            priorities = [0 if group is None else band for band, group in pairs]
         values = zip(
             shards,
             dues,
@@ -490,8 +495,8 @@ def laid_out_rows(
             named,
             repeat(None),
             groups,
-            *repeat(repeat(None), 5),
-            repeat(0),
+            *repeat(repeat(None), 6),
+            priorities,
             repeat(0),
             strict=False,
         )
@@ -600,10 +605,11 @@ class PlainRows:
         if group is None:
             lane = layout.named_lane(name or fixing, band)
         else:
-            lane = layout.group_lane(group, band)
+            lane = layout.group_lane(group)
         row_id = ids.fixed(entered_us, fixing)
         shard = layout.shard(due_ms, lane)
-        return Row(shard, due_ms, row_id, stored, text, 0, None, name, None, group)
+        priority = 0 if group is None else band
+        return Row(shard, due_ms, row_id, stored, text, name=name, group=group, priority=priority)
 
     def _due_ms(self, entered_us: int, due_us: Any) -> int:
         if due_us is _ABSENT:

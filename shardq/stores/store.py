@@ -3,7 +3,7 @@
 ```
  Rows       insert delete find move move_once edit read count occupied next_minute
             indexed mend_index shards
- Leases     take renew release locks
+ Leases     take renew release locks lane_locks waiting list_minutes
  Registers  note notes erase records write_records
  Logs       record recorded history insert_once
  Store      all of these, and open close clocks changed
@@ -30,7 +30,7 @@ from shardq.model.times import is_epoch_ms
 
 if TYPE_CHECKING:
     from collections import Counter
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from shardq.model.message import Row
@@ -108,10 +108,21 @@ class LeaseState(NamedTuple):
 
 
 class Tally(NamedTuple):
-    """Rows of a shard, and how many of them are claims."""
+    """Rows of a shard.
+
+    Attributes:
+        rows: How many there are.
+        claims: How many of them are claims.
+        waits: How many have a `not_before_ms`, be it past or not.
+    """
 
     rows: int
     claims: int
+    waits: int = 0
+
+    def plus(self, other: Tally) -> Tally:
+        """Both together."""
+        return Tally._make(map(sum, zip(self, other, strict=True)))
 
 
 MINUTE_US = 60_000_000
@@ -300,17 +311,20 @@ class Rows(Protocol):
         """
 
     def read(self, *wanted: Slice) -> list[Row]:
-        """Rows of slices of one queue, ordered by (minute, lane), then (due, row id).
+        """Rows of slices of one queue, notes too, ordered by (minute, lane), then (due, row id).
 
         `limit` of each shard at most. No two slices may name the same shard; they are read for the
         purpose of the first, and with bodies if it is.
         """
 
     def count(self, wanted: Slice) -> dict[Shard, Tally]:
-        """Rows and claims of each non-empty shard of a slice; its limit is ignored."""
+        """Rows and claims of each non-empty shard of a slice, without notes.
+
+        The slice's limit is ignored.
+        """
 
     def occupied(self, queue: str, minutes: Sequence[int], lanes: Sequence[int]) -> list[Shard]:
-        """Those of minutes x lanes that have a row, ordered by (minute, lane). Cheap for thousands.
+        """Those of minutes x lanes with a row or note, by (minute, lane). Cheap for thousands.
 
         One that is too full of deleted rows to tell is named as well.
         """
@@ -347,7 +361,11 @@ class Rows(Protocol):
 
 
 class Leases(Protocol):
-    """The exclusive, expiring right to read a shard."""
+    """The exclusive, expiring right to read a shard.
+
+    The lease of a whole lane for groups is taken of `Layout.lane_lease`, and with it go the minutes
+    of the lane that are listed as having rows left.
+    """
 
     def take(
         self, seen: Mapping[Shard, str | None], *, lock: str, holder: str, window: int, ttl_ms: int
@@ -371,6 +389,45 @@ class Leases(Protocol):
         """Lease states, read beside rows: one plain read a shard, and maybe a moment old.
 
         Shards whose row is gone are left out.
+        """
+
+    def lane_locks(self, queue: str, lanes: Sequence[int]) -> dict[int, LeaseState]:
+        """Lease states of lanes for groups: one plain read, and maybe a moment old.
+
+        Lanes that were never leased are left out.
+        """
+
+    def waiting(self, queue: str, lanes: Sequence[int]) -> dict[int, dict[int, int]]:
+        """The listed minutes of lanes for groups: one plain read.
+
+        A holder reads after its `take` what those before it have listed, to the last one.
+
+        Returns:
+            Lane -> minute, ascending -> the due of its first row left, epoch milliseconds. Lanes
+            without a listed minute are left out.
+        """
+
+    def list_minutes(
+        self, lease: Shard, lock: str, listed: Mapping[int, int], erased: Collection[int] = ()
+    ) -> bool:
+        """List minutes of a lane and erase others, where its lease is ours. Idempotent.
+
+        Cassandra: a conditional batch for each 100 minutes. SQLite: one transaction. An unknown
+        outcome is resolved inside.
+
+        Args:
+            lease: The lane's (`Layout.lane_lease`).
+            lock: Our token.
+            listed: Minute -> the due of its first row left; what is listed already is replaced.
+            erased: Minutes to be taken off the list, whether they are on it or not.
+
+        Returns:
+            False: the lease is not ours any more, and nothing was written, or not all. True also
+            where nothing is to be written.
+
+        Raises:
+            StoreTimeout: Some of it may be written; repeating is safe.
+            StoreUnavailable: Likewise.
         """
 
 

@@ -106,7 +106,7 @@ class MemoryStore(SqliteStore):
         """Whether a queue has no row."""
         return self.next_minute(queue, 0) == NEVER
 
-    def waiting(self) -> Iterator[Row]:
+    def rows_waiting(self) -> Iterator[Row]:
         """All rows of all queues, but for those of the dead and of schedules."""
         for queue in self.notes(QUEUES, ()):
             if not (is_dead_queue(queue) or is_schedules_queue(queue)):

@@ -301,7 +301,7 @@ class Sandbox:
     ) -> list[Put]:
         """What waits now, the first due first; for arguments see `puts`."""
         is_wanted = self._journal.wanted(what, args, kwargs)
-        rows = ((store, row) for store in self._stores for row in store.waiting())
+        rows = ((store, row) for store in self._stores for row in store.rows_waiting())
         return [put for put in self._journal.waiting(rows) if is_wanted(put)]
 
     def runs(
@@ -389,7 +389,7 @@ class Sandbox:
         """
         now_us = self._clock.true_us()
         queues = {place.queue for place in self._by_queue}
-        waiting = (row for store in self._stores for row in store.waiting())
+        waiting = (row for store in self._stores for row in store.rows_waiting())
         return any(
             row.due_ms * 1_000 <= now_us
             and row.shard.queue in queues

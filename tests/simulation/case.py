@@ -6,9 +6,10 @@ from bisect import bisect_left
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shardq.model.ids import birth_us
+from shardq.model.shard import FIRST_GROUP_LANE, LANE_LEASE
 from simulation.history import LATE_WRITER, is_tried
 from simulation.plan import lease_ms, machine_of
 
@@ -93,6 +94,22 @@ class Spent(NamedTuple):
     what: tuple[object, ...]
 
 
+def leased_as(shard: Shard) -> Shard:
+    """The shard whose lease lets a shard be read: a group lane has one for all its minutes."""
+    return shard._replace(minute=LANE_LEASE) if shard.lane >= FIRST_GROUP_LANE else shard
+
+
+class _ByLease(defaultdict):  # type: ignore[type-arg]
+    """Lists by the shard whose lease lets another be read."""
+
+    def __init__(self) -> None:
+        super().__init__(list)
+
+    def __getitem__(self, shard: Shard) -> list[Any]:
+        found: list[Any] = super().__getitem__(leased_as(shard))
+        return found
+
+
 class _Lists(dict[int, list]):  # type: ignore[type-arg]
     """Lists by number; one that is not there is empty, and stays out."""
 
@@ -124,10 +141,11 @@ class Case:
         self.causes: Counter[str] = Counter()
         self._lines: dict[bytes, dict[bytes, int]] = {}
         self.by_token: dict[int, list[Delivery]] = _Lists()
+        self.place_of = {id(one): place for place, one in enumerate(history.deliveries)}
         self.ran_in: dict[Shard, list[Delivery]] = {}
         for one in history.deliveries:
             self.by_token.setdefault(one.token, []).append(one)
-            self.ran_in.setdefault(one.row.shard, []).append(one)
+            self.ran_in.setdefault(leased_as(one.row.shard), []).append(one)
         self.crash_us = {name: us for us, name in history.crashes}
         self.freezes: dict[str, list[tuple[int, int]]] = defaultdict(list)
         for begun_us, until_us, name in history.freezes:
@@ -154,10 +172,10 @@ class Case:
         self.on_shard: dict[Shard, list[Written]] = defaultdict(list)
         for written in history.written.values():
             self.on_shard[written.row.shard].append(written)
-        self.taken: dict[Shard, list[int]] = defaultdict(list)
-        self.lease_events: dict[Shard, list[tuple[int, str, str]]] = defaultdict(list)
-        self.leases_of: dict[Shard, list[tuple[int, str, str]]] = defaultdict(list)
-        self.released: dict[Shard, list[int]] = defaultdict(list)
+        self.taken: dict[Shard, list[int]] = _ByLease()
+        self.lease_events: dict[Shard, list[tuple[int, str, str]]] = _ByLease()
+        self.leases_of: dict[Shard, list[tuple[int, str, str]]] = _ByLease()
+        self.released: dict[Shard, list[int]] = _ByLease()
         for us, process, what, shard, _ in history.leases:
             self.lease_events[shard].append((us, process, what))
             if what in ("taken", "taken over"):
@@ -165,7 +183,7 @@ class Case:
                 self.leases_of[shard].append((us, process, what))
             elif what == "released":
                 self.released[shard].append(us)
-        self.lapses: dict[Shard, list[Lapse]] = defaultdict(list)
+        self.lapses: dict[Shard, list[Lapse]] = _ByLease()
         for shard, lapse in self._lapses():
             self.lapses[shard].append(lapse)
         self.revived = {token: rows for token in self.rows if (rows := self._revived(token))}
@@ -594,8 +612,9 @@ class Case:
 
     def is_forked(self, shards: Collection[Shard], begun_us: int, until_us: int) -> bool:
         """Whether two may have had one of these shards at once, since a fork had released it."""
+        leased = {leased_as(shard) for shard in shards}
         return any(
-            fork.shard in shards and fork.us <= until_us and self.noticed_us(fork) >= begun_us
+            fork.shard in leased and fork.us <= until_us and self.noticed_us(fork) >= begun_us
             for fork in self.history.forks
         )
 

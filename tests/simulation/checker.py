@@ -11,9 +11,18 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from shardq.model.message import key_of, read_headers
+from shardq.model.shard import FIRST_GROUP_LANE
 from simulation.accounts import accounted
 from simulation.books import balanced, finished, kept, lost, repaired, unswept, vanished
-from simulation.case import DEAD, DRIFT_US, HEALER_PREFETCH, Breach, Case, token_of
+from simulation.case import (
+    DEAD,
+    DRIFT_US,
+    HEALER_PREFETCH,
+    Breach,
+    Case,
+    leased_as,
+    token_of,
+)
 from simulation.copies import copied, repairs
 from simulation.firings import firings
 from simulation.idleness import idle
@@ -185,7 +194,7 @@ def fenced(case: Case) -> Iterator[Breach]:
 def _is_forked(case: Case, one: Delivery) -> bool:
     """Whether a fork of its process had released its lease, of which that had not to know yet."""
     return any(
-        (fork.process, fork.shard) == (one.process, one.row.shard)
+        (fork.process, fork.shard) == (one.process, leased_as(one.row.shard))
         and fork.us <= one.begun_us <= case.noticed_us(fork)
         for fork in case.history.forks
     )
@@ -386,6 +395,15 @@ def _is_for_care(case: Case, one: Delivery) -> bool:
     history, wall_due_us = case.history, one.row.due_ms * 1_000
     ended_us = case.lease_ended(one.row.shard, taken_us)
     due_us = history.due_us(wall_due_us, history.written[one.row.id].at_us)
+    # Of a group one was begun at a time: the first that is handed out may be that.
+    if one.row.shard.lane >= FIRST_GROUP_LANE and any(
+        other.process == one.process
+        and other.row.group == one.row.group
+        and other.begun_us >= taken_us
+        and case.place_of[id(other)] < case.place_of[id(one)]
+        for other in case.history.deliveries
+    ):
+        return False
     # Nor, as far as its consumer can tell by a clock that was set back, what was not due then.
     shown_us = history.wall_us(taken_us)
     if due_us > min(taken_us, ended_us) - DRIFT_US or wall_due_us > shown_us - DRIFT_US:

@@ -95,6 +95,7 @@ class Written:
         process: Who wrote it; `LATE_WRITER` where it took effect long after it was sent.
         sender: Who sent it, however late it was; empty for what no process sent.
         in_need: Whether it was moved by a reader that had no room, or was behind, in its lane.
+        is_edit: Whether it stands for an edit in place.
     """
 
     row: Row
@@ -104,6 +105,7 @@ class Written:
     deleted_by: str = ""
     sender: str = ""
     in_need: bool = False
+    is_edit: bool = False
 
     def is_there(self, us: int) -> bool:
         """Whether it was there at a time."""

@@ -12,24 +12,23 @@ from typing import TYPE_CHECKING, Any
 
 from shardq.clock import SystemClock
 from shardq.consumer import Consumer
-from shardq.engine import ready
 from shardq.engine.care import Care
 from shardq.engine.deliverer import Deliverer
 from shardq.engine.discards import Discards
 from shardq.engine.engine import Engine
+from shardq.engine.groups import lane
+from shardq.engine.groups.lane import Group
+from shardq.engine.groups.room import GroupLanes
 from shardq.engine.intake import Intake
 from shardq.engine.lane import Lane
 from shardq.engine.lease import Leases
 from shardq.engine.outbox import Outbox
 from shardq.engine.reader import Reader
-from shardq.engine.ready import Ready
-from shardq.engine.receiver import Receiver
 from shardq.engine.sharing import Sharing
 from shardq.engine.starts import Starts
 from shardq.engine.sweeper import Sweeper
 from shardq.inspection import audit
 from shardq.lifecycle import planner, pointers
-from shardq.lifecycle.groups import Groups
 from shardq.lifecycle.keyed import Keyed
 from shardq.lifecycle.keyedputs import KeyedPuts
 from shardq.lifecycle.planner import Planner
@@ -156,7 +155,7 @@ MUTANTS: dict[str, Edits] = {
         (planner, "uncounted", "delivery - 1", "delivery"),
     ),
     "a group's lane may be negative": (
-        (Layout, "group_lane", "% self.group_lanes)", "% self.group_lanes - 1)"),
+        (Layout, "group_lane", "% self.group_lanes", "% self.group_lanes - self.group_lanes"),
     ),
     "what is handed out is forgotten": (
         (Outbox, "begin", "self.begun += 1", "self.begun += 1\n    self.intake.forget(one)"),
@@ -169,34 +168,27 @@ MUTANTS: dict[str, Edits] = {
     "a careful window is ignored": (
         (Leases, "_hold", "1_000, careful, now_ms)", "1_000, 0, now_ms)"),
     ),
-    "a blocked group is forgotten": (
-        (Lane, "blocked_until", "if until_ms <= row.due_ms", "if True or until_ms <= row.due_ms"),
-        (Intake, "_waits", "return until_ms > now_ms", "return False and until_ms > now_ms"),
+    "a head is handed out before its time": (
+        (GroupLanes, "again", "max(row.ready_ms, after_ms)", "self._clock.now_ms()"),
+        (GroupLanes, "_renew", "if row.ready_ms > self._clock.now_ms() or", "if"),
     ),
-    "a group has no turns": (
-        (Ready, "_offer", "if not heap or group in self._busy:", "if not heap:"),
+    "the next of a group begins before the one before has ended": (
+        (Outbox, "begin", "self.begun += 1", "self.begun += 1\n    if one.grouped: self._groups.ended(one)"),
     ),
-    "receive blocks no group": (
-        (Receiver, "_plan", "engine.outbox.heads.block_behind(one, move.new.due_ms)", "pass"),
-        (Receiver, "_plan", "engine.outbox.heads.note_block(one)", "pass"),
+    "a group lane is sealed over a minute that is not listed": (
+        (GroupLanes, "pass_by", "return first is None or", "return True or"),
     ),
-    "what was put off is handed out last first": (
-        (
-            Ready,
-            "_queue",
-            "(place_of(one), one))",
-            "(((1 << 50) - one.row.order[0], b'', place_of(one)[2])\n"
-            "        if one.row.first and self._clock.now_ms() - one.row.order[0] > 2_100\n"
-            "        else place_of(one), one))",
-        ),
+    "a note is not looked at": (
+        (GroupLanes, "_look_at_noted", "looks.union(note.noted for note in notes)", "looks"),
+    ),
+    "no serial is skipped after a take-over": (
+        (GroupLanes, "numbered", "else SERIALS_AFTER_TAKEOVER", "else 1"),
+    ),
+    "a row that is found late goes behind its group's head": (
+        (Group, "is_passed", "head is not None and", "head is not None and False and"),
     ),
     "what is due together goes last first": (
-        (
-            ready,
-            "place_of",
-            "return (*one.row.order,",
-            "return (one.row.order[0], bytes(255 - part for part in one.row.order[1]),",
-        ),
+        (lane, "place_of", "order_key(row.id)", "bytes(255 - part for part in order_key(row.id))"),
     ),
     "a cursor passes now": (
         (Reader, "_read_current", "lane.advance(until_ms)", "lane.advance(until_ms + 5_000)"),
@@ -218,7 +210,7 @@ MUTANTS: dict[str, Edits] = {
         (Settler, "carry_out", "if move.old in there]", "if move.old]"),
     ),
     "a parked claim is not moved on": (
-        (Outbox, "park_overdue", "if self._is_half_over(one.row.due_ms):", "if False:"),
+        (Outbox, "park_overdue", "if self._is_half_over(one.row.ready_ms):", "if False:"),
     ),
     "what was parked late is not followed": (
         (Outbox, "_park", "repaired.get(move.new.id, move.new)", "move.new"),
@@ -301,20 +293,11 @@ MUTANTS: dict[str, Edits] = {
         (Discards, "flush", "End.PURGED", "End.ACKED"),
     ),
     "what is put back has spent an attempt": (
-        (planner, "revived", "attempt=0", "attempt=1"),
-    ),
-    "rows read ahead go before those put since": (
-        (Ready, "_is_reached", "return max(", "return True or max("),
+        (planner, "revived", "**AS_NEW", "**AS_NEW | {'attempt': 1}"),
     ),
     "what is put is read seconds later": (
         (Reader, "_until_ms", "return now_ms\n", "return now_ms - 2_500\n"),
         (Reader, "_is_ahead_due", "if self._isolated or (", "if True or ("),
-    ),
-    "what waits behind a settled head is not pulled": (
-        (
-            Groups, "_shift_from", "if self.blocks.is_near(from_ms):",
-            "if until_ms is None or self.blocks.is_near(from_ms):",
-        ),
     ),
     "a claim's receipt is stale from the first": (
         (Receipts, "is_over", "+ CLAIM_MARGIN_MS", "+ 60_000"),
@@ -341,7 +324,7 @@ MUTANTS: dict[str, Edits] = {
         (planner, "moved", "claim=claim,", "claim=claim, headers=None,"),
     ),
     "an ack by receipt deletes nothing": (
-        (Receipts, "ack", "self._groups.end(rows, End.ACKED, attempts)", "pass"),
+        (Receipts, "ack", "self._settler.end(rows, End.ACKED, attempts)", "pass"),
     ),
     "what a dead consumer had is tried once a minute": (
         (Intake, "_lease", "now_ms + after_ms", "now_ms + 60_000"),

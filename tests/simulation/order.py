@@ -31,11 +31,11 @@ _WAITS_AGAIN = {
 
 def ordered(case: Case) -> Iterator[Breach]:
     """Messages of a group run one at a time, in the order of their first due."""
-    groups: dict[tuple[str, int], list[Put]] = defaultdict(list)
+    groups: dict[str, list[Put]] = defaultdict(list)
     for put in case.history.puts.values():
         letter = put.letter
         if letter.group is not None and put.outcome == "acked" and case.by_token[letter.number]:
-            groups[letter.group, letter.priority].append(put)
+            groups[letter.group].append(put)
     for puts in groups.values():
         yield from _overlaps(case, puts)
         yield from _inversions(case, puts)
@@ -44,9 +44,10 @@ def ordered(case: Case) -> Iterator[Breach]:
 
 def _overlaps(case: Case, puts: list[Put]) -> Iterator[Breach]:
     """Two at once: nothing of a group begins while another of it is in anybody's hand."""
+    # The next may begin in the very instant in which the one before has ended.
     ones = sorted(
         (one for put in puts for one in case.by_token[put.letter.number]),
-        key=lambda one: one.begun_us,
+        key=lambda one: case.place_of[id(one)],
     )
     held: list[Delivery] = []
     for second in ones:

@@ -18,7 +18,7 @@ from shardq.errors import (
     UnknownQueue,
 )
 from shardq.testing.simulation.scheduler import Killed
-from simulation.case import token_of
+from simulation.case import leased_as, token_of
 from simulation.history import Cancel, Delivery, Put, Refusal
 from simulation.parts import Act, Letter, Machine
 from simulation.plan import machine_of
@@ -263,10 +263,11 @@ class Roles(Watch, ABC):
         body = self.runs.told(message._row._replace(body=message.body)).body
         token = token_of(body)
         now_us = self.simulation.now_us
-        is_crowded, is_behind = self._need_of(message._row.shard, process.name)
+        row = self.as_placed(message._row)
+        is_crowded, is_behind = self._need_of(row.shard, process.name)
         one = Delivery(
             token,
-            message._row,
+            row,
             message.id,
             message.attempt,
             body,
@@ -275,8 +276,8 @@ class Roles(Watch, ABC):
             kind,
             now_us,
             fenced,
-            until_us=message._row.due_ms * 1_000 if kind == "receive" else 0,
-            seen_us=self.seen_us.get((process.name, message._row.id), 0),
+            until_us=row.due_ms * 1_000 if kind == "receive" else 0,
+            seen_us=self.seen_us.get((process.name, row.id), 0),
             in_need=is_crowded or is_behind,
             is_behind=is_behind,
         )
@@ -296,8 +297,9 @@ class Roles(Watch, ABC):
         one.settled_us = one.settled_us or one.ended_us
 
     def _handle(self, process: Process, consumer: Consumer, message: Message) -> None:
-        lease = consumer._engine.leases.get(message._row.shard)
-        lock = self.simulation.cells.lease(message._row.shard).lock
+        shard = leased_as(message._row.shard)
+        lease = consumer._engine.leases.get(shard)
+        lock = self.simulation.cells.lease(shard).lock
         one = self._begin(
             process, "handler", message, fenced=lease is not None and lease.lock == lock
         )

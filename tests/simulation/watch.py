@@ -9,6 +9,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from shardq.engine.intake import READ_AHEAD_MS
+from shardq.model.ids import RowIds
+from shardq.model.message import moved
+from shardq.model.shard import Layout
 from shardq.records.keyrow import KeyRow
 from shardq.stores.tables import KEYS, LANES, MEMBERS, QUEUES
 from shardq.testing.simulation import Simulation
@@ -19,7 +22,7 @@ from simulation.plan import bands_of
 from simulation.runs import Runs, is_run
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from shardq.consumer import Consumer
     from shardq.engine.engine import Engine
@@ -32,7 +35,7 @@ if TYPE_CHECKING:
     from simulation.parts import Event
     from simulation.plan import Plan
 
-_TELLING = {"note blocked": "group blocked", "edit": "attempt recorded with care"}
+_TELLING = {"edit": "row edited in place"}
 _HINDERED_US = 20_000_000
 _CLOCKS_US = 200_000
 """How far a process's corrected clock may be behind."""
@@ -77,6 +80,9 @@ class Watch:
         minute_ms = int(plan.settings["minute"][:-2])
         self._sealed_first = made_ms // minute_ms - 1 if plan.is_local else -1
         self._beat_us: dict[str, int] = {}
+        self._as_placed: dict[tuple[bytes, int], Row] = {}
+        self._latest: dict[bytes, Row] = {}
+        self._edit_ids = RowIds()
         self._lanes = (0, 0)
         self._rows: Counter[int] = Counter()
         self._moved_in_need: set[bytes] = set()
@@ -130,6 +136,8 @@ class Watch:
         return hashlib.blake2b("".join(self._lines).encode(), digest_size=16).hexdigest()
 
     def _on_unknown(self, process: Process, verb: str, ids: list[bytes]) -> None:
+        if verb == "edit":
+            verb, ids = "move", [self._latest[i].id for i in ids if i in self._latest]
         self.history.unknown.append((self.simulation.now_us, process.name, verb, ids))
         if verb == "move" and not self._surplus.isdisjoint(ids):
             self.history.reached.add("surplus moved, or not")
@@ -150,16 +158,21 @@ class Watch:
             self.history.reached.add("lease taken over unclean")
 
     def _on_found(self, process: Process, purpose: str, found: list[Row]) -> None:
+        found = [row for row in found if not row.is_note]
         rows = [self.runs.told(row) for row in found if row.shard.queue != TICKS]
         self.seen_us.update(
-            ((process.name, row.id), self.simulation.now_us)
+            ((process.name, self.as_placed(row).id), self.simulation.now_us)
             for row in rows
             if row.claim is not None
         )
         if purpose.startswith("sweep sealed"):
             self.history.reached |= {f"found by {purpose}"} if rows else set()
             now_us = self.simulation.now_us
-            self.history.found += [(now_us, process.name, row) for row in rows]
+            self.history.found += [
+                (now_us, process.name, row)
+                for row in rows
+                if row.shard.minute not in self._listed(row.shard.lane)
+            ]
         elif purpose == "guard":
             self.history.reached.add("lane left alone")
 
@@ -201,7 +214,10 @@ class Watch:
             self.history.sealed_us.update(
                 dict.fromkeys(((lane, n) for n in _new(before, minute)), now_us)
             )
+            listed = self._listed(lane)
             for row in self.simulation.cells.rows(QUEUE):
+                if row.is_note or row.shard.minute in listed:
+                    continue
                 written = self.history.written[row.id]
                 is_sealed = row.shard.lane == lane and before < row.shard.minute <= minute
                 if is_sealed and not hindered and written.at_us < now_us - LOOK_US:
@@ -254,7 +270,7 @@ class Watch:
         if lane is None or engine is None:
             return False, False
         until_ms = engine.reader._until_ms(self._scheduler.wall_us() // 1_000)
-        return lane.crowded, lane.cursor_ms < until_ms - READ_AHEAD_MS
+        return False, not lane.of_groups and lane.cursor_ms < until_ms - READ_AHEAD_MS
 
     def _engine_of(self, process: str) -> Engine | None:
         consumer, queue = self.consumers.get(process), self.queues.get(process)
@@ -288,6 +304,9 @@ class Watch:
         )
 
     def _on_write(self, row: Row) -> None:
+        if row.is_note:
+            self.history.reached.add("note written")
+            return
         if row.shard.queue == TICKS:
             self.history.ticks[row.id] = Written(
                 row, self.simulation.now_us, self._here(), sender=self._sender()
@@ -319,6 +338,9 @@ class Watch:
             self.history.reached.add("row parked")
 
     def _on_delete(self, row: Row) -> None:
+        if row.is_note:
+            return
+        row = self._latest.pop(row.id, row)
         is_tick = row.shard.queue == TICKS
         written = (self.history.ticks if is_tick else self.history.written)[row.id]
         written.deleted_us, written.deleted_by = self.simulation.now_us, self._here()
@@ -330,8 +352,51 @@ class Watch:
             self.history.gone.append((self.simulation.now_us, token, self._here()))
 
     def _on_edit(self, row: Row) -> None:
+        """Let an edit be to the judge what a move is: another row, which is delivered next.
+
+        But for the record of an attempt, which is made just before that is begun.
+        """
         now_us = self.simulation.now_us
-        self.history.recorded.append(Recorded(now_us, self._sender(), row.id, row.attempt))
+        before = self._latest.get(row.id, row)
+        last = self.history.written[before.id].row
+        is_grouped = self._layout.is_of_groups(row.shard.lane)
+        if not is_grouped or (row.not_before_ms is None and row.attempt > last.attempt):
+            self.history.reached.add("attempt recorded with care")
+            self._as_placed[row.id, row.serial] = last
+            recorded = Recorded(now_us, self._sender(), last.id, row.attempt)
+            self.history.recorded.append(recorded)
+            return
+        due_ms = row.ready_ms
+        new = moved(
+            last,
+            self._layout.shard(due_ms, row.shard.lane),
+            due_ms,
+            self._edit_ids.next(now_us),
+            attempt=row.attempt,
+            claim=row.claim,
+        )
+        written = self.history.written[last.id]
+        written.deleted_us, written.deleted_by = now_us, self._here()
+        self.history.came_from[new.id] = last.id
+        self.history.written[new.id] = Written(
+            new, now_us, self._here(), sender=self._sender(), is_edit=True
+        )
+        self._as_placed[row.id, row.serial] = self._latest[row.id] = new
+        if row.claim is not None and self._here()[0] in "cjz":
+            self.history.reached.add("row parked")
+
+    @property
+    def _layout(self) -> Layout:
+        minute_ms, offset_ms = (int(self.plan.settings[n][:-2]) for n in ("minute", "offset"))
+        return Layout(QUEUE, minute_ms=minute_ms, offset_ms=offset_ms)
+
+    def _listed(self, lane: int) -> Collection[int]:
+        """The minutes in the list of a group lane."""
+        return self.simulation.cells.waiting(QUEUE, [lane]).get(lane, ())
+
+    def as_placed(self, row: Row) -> Row:
+        """A row as the judge has it: as its last edit has placed it."""
+        return self._as_placed.get((row.id, row.serial), row)
 
     def _on_note(self, table: Table[Any, Any], partition: Partition, key: Any, values: Any) -> None:
         if table is QUEUES:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from shardq.model.shard import MINUTE_MS, Shard
+from shardq.model.shard import FIRST_GROUP_LANE, LANE_LEASE, MINUTE_MS, Shard
 from shardq.stores.store import (
     LeaseState,
     Move,
@@ -31,9 +31,10 @@ from store.parts import (
 )
 
 
-@pytest.fixture
-def shard(queue: str) -> Shard:
-    return Shard(queue, BASE_MINUTE, 2)
+@pytest.fixture(params=[BASE_MINUTE, LANE_LEASE], ids=["shard", "lane"])
+def shard(request: pytest.FixtureRequest, queue: str) -> Shard:
+    """What is leased: a shard, or a whole lane for groups."""
+    return Shard(queue, request.param, FIRST_GROUP_LANE + 2)
 
 
 def test_a_shard_never_leased_has_an_empty_state(store: Store, shard: Shard) -> None:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from shardq.model.ids import RowIds, row_ids
-from shardq.model.message import BODY_BYTES_MAX, SERIAL_MAX, Row
-from shardq.model.shard import MINUTE_MS, Position, Shard
+from shardq.model.message import BODY_BYTES_MAX, SERIAL_MAX, Row, note_of
+from shardq.model.shard import FIRST_GROUP_LANE, MINUTE_MS, Position, Shard
 from shardq.stores.store import (
     NEVER,
     Move,
@@ -58,6 +58,7 @@ def test_every_column_comes_back(store: Store, queue: str) -> None:
         key="1::order-7",
         not_before_ms=BASE_MS + 5_678,
         error="1700000000000:f:refused",
+        note="7:8:x",
         priority=2,
     )
     store.insert([row])
@@ -518,8 +519,8 @@ def test_an_edit_changes_a_rows_state_in_place_and_nothing_else(store: Store, qu
         assert read_back(store, [row]) == [edited, other]
         assert store.find([row.position]) == [edited]
         assert store.read(everything([row])._replace(bodies=False))[0] == edited._replace(body=b"")
-        claims = 0 if edited.claim is None else 1
-        assert store.count(everything([row])) == {row.shard: Tally(2, claims)}
+        counts = (edited.claim is not None, edited.not_before_ms is not None)
+        assert store.count(everything([row])) == {row.shard: Tally(2, *counts)}
 
 
 def test_insert_edit_and_delete_end_in_nothing_in_every_order(store: Store, queue: str) -> None:
@@ -600,6 +601,41 @@ def test_many_rows_are_edited_at_once_near_and_far(store: Store, queue: str) -> 
     assert store.counters["batches"] - before < 60
     assert set(read_back(store, rows)) == set(edited)
     store.edit([])
+
+
+# Rows: notes -------------------------------------------------------------------------------------
+
+
+def test_a_note_is_read_and_found_as_rows_are_and_not_counted(store: Store, queue: str) -> None:
+    lane = FIRST_GROUP_LANE + 1
+    row = make_row(queue, BASE_MS, lane, group="g", claim="m")
+    elsewhere = make_row(queue, BASE_MS - 5 * MINUTE_MS, lane, group="g")
+    note = note_of(elsewhere.position, row.shard, BASE_MS + 1, row_ids.next(BASE_US))
+    assert (note.is_note, note.noted, row.is_note) == (True, elsewhere.position, False)
+    store.insert([row, note])
+    assert read_back(store, [row]) == [row, note]
+    bare = store.read(everything([row])._replace(bodies=False))
+    assert bare == [row._replace(body=b""), note]
+    assert store.find([note.position]) == [note]
+    assert store.count(everything([row])) == {row.shard: Tally(1, 1)}
+    store.delete([row.position])
+    assert store.count(everything([row])) == {}
+    # Its owner is to meet it: so a minute with a note alone is not passed.
+    assert store.occupied(queue, [BASE_MINUTE], [lane]) == [row.shard]
+    assert list(store.shards(queue)) == [row.shard]
+    store.delete([note.position])
+    assert_nothing_is_there(store, row)
+
+
+def test_a_note_behind_the_stub_of_a_late_edit_is_seen(store: Store, queue: str) -> None:
+    gone = make_row(queue)
+    note = note_of(gone.position, gone.shard, BASE_MS + 1, row_ids.next(BASE_US))
+    store.insert([gone, note])
+    store.delete([gone.position])
+    never = make_row(queue, BASE_MS - 1)
+    store.edit([one._replace(serial=1, attempt=1) for one in (gone, never)])
+    assert read_back(store, [gone]) == [note]
+    assert store.occupied(queue, [BASE_MINUTE], [0]) == [gone.shard]
 
 
 # Rows: counting and looking round ---------------------------------------------------------------

@@ -23,6 +23,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as all who write for Spar
 from shardq.cli.screen import plural, span
 from shardq.errors import BadSetting, shown
 from shardq.inspection import scan
+from shardq.model.shard import lane_name
 from shardq.model.times import duration_ms, iso
 from shardq.records.folded import stored_totals
 from shardq.spark import plots
@@ -118,7 +119,8 @@ class BacklogReport:
         until_ms: Only messages due before that were counted; None: all.
         layout: The queue's.
         counts: `minute`, `start`, `priority`, `lane`, `rows` and `in_flight` of each shard with a
-            message, in Spark's memory until `counts.unpersist()`.
+            message, in Spark's memory until `counts.unpersist()`; priority -1 is of lanes for
+            groups.
         shards: How many these are.
         minutes: The minutes with a message, ascending.
         oldest_ms: The due of the message that waits longest, or is due first; None without any.
@@ -183,7 +185,8 @@ class BacklogReport:
         """The hot minutes ahead, a line each."""
         return [
             f"{_clock(minute.start_ms)}  {plural(minute.rows, 'message')}, "
-            f"{_speed(self._a_second(minute.rows))}/s; lane {minute.lane} has {minute.fullest:,}"
+            f"{_speed(self._a_second(minute.rows))}/s; {lane_name(minute.lane)} has "
+            f"{minute.fullest:,}"
             for minute in self.hottest()
         ]
 
@@ -210,13 +213,13 @@ class BacklogReport:
             "latest_by_ms": outlook and outlook.latest and outlook.latest[1],
             "hottest": [_minute_json(minute) for minute in self.hottest()],
             "by_lane": [
-                {"priority": priority, "lane": lane, "messages": rows}
+                {"priority": _priority_json(priority), "lane": lane, "messages": rows}
                 for (priority, lane), rows in sorted(self.by_lane.items())
             ],
             "counts": [
                 {
                     "minute": iso(self.layout.start_ms(count.minute)),
-                    "priority": count.priority,
+                    "priority": _priority_json(count.priority),
                     "lane": count.lane,
                     "messages": count.rows,
                     "in_flight": count.in_flight,
@@ -356,7 +359,8 @@ def run(
         last = layout.minute_of(at_ms + duration_ms(ahead, name="ahead"))
         until_ms = layout.end_ms(last)
         view = queue.read("shards", until=iso(until_ms))
-    counts = view.select("minute", "start", "priority", "lane", "rows", "in_flight").persist()
+    priority = F.coalesce("priority", F.lit(plots.OF_GROUPS)).alias("priority")
+    counts = view.select("minute", "start", priority, "lane", "rows", "in_flight").persist()
     with ExitStack() as at_error:
         at_error.callback(counts.unpersist)
         minutes = tuple(per_minute(counts, layout))
@@ -519,7 +523,7 @@ def oldest_ms(here: Place, register: Register, minutes: Iterable[int]) -> int | 
     layout, before_us = register.layout, register.settings.purged_before_us
     for minute in islice(minutes, _TRIES):
         dues = []
-        for shard in here.store.occupied(layout.queue, [minute], layout.lanes()):
+        for shard in here.store.occupied(layout.queue, [minute], layout.all_lanes()):
             pages = scan.pages(
                 *(here.store, layout, [shard]), purpose="backlog", together_max=1, bodies=False
             )
@@ -562,6 +566,10 @@ def _are(count: int) -> str:
 
 def _iso(epoch_ms: int | None) -> str | None:
     return None if epoch_ms is None else iso(epoch_ms)
+
+
+def _priority_json(priority: int) -> int | None:
+    return None if priority == plots.OF_GROUPS else priority
 
 
 def _minute_json(minute: MinuteLoad) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Leases: the static cells of a shard, written by LWT and by nothing else.
+"""Leases: the static cells of a shard or of a lane for groups, written by LWT and by nothing else.
 
 ```
  take     lock, holder and window in one conditional batch; only the lock has a time to live
@@ -11,38 +11,44 @@ A plain write to one of these cells would hide later LWTs, whose times are the s
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cassandra.query import BatchStatement, BatchType
 
-from shardq.model.shard import Shard
+from shardq.model.shard import LANE_LEASE, Shard
 from shardq.stores.cassandra import cells
 from shardq.stores.cassandra.undecided import decide
 from shardq.stores.store import LeaseState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from shardq.model.shard import Position
     from shardq.stores.cassandra.session import Session
 
-# `"window" != -1` always holds; it is there so that a refusal tells the window too.
-_TAKE_LOCK = (
-    "UPDATE {}.messages USING TTL ? SET lock = ? "
-    'WHERE queue = ? AND minute = ? AND lane = ? IF lock = ? AND "window" != -1'
-)
-_TAKE_HOLDER = (
-    'UPDATE {}.messages SET holder = ?, "window" = ? '
-    "WHERE queue = ? AND minute = ? AND lane = ? IF holder = ?"
-)
-_RENEW = (
-    "UPDATE {}.messages USING TTL ? SET lock = ? "
-    "WHERE queue = ? AND minute = ? AND lane = ? IF lock = ?"
-)
-_RELEASE = (
-    'DELETE lock, holder, "window" FROM {}.messages '
-    "WHERE queue = ? AND minute = ? AND lane = ? IF lock = ?"
-)
+
+class _Statements(NamedTuple):
+    """The statements on the leases of a table."""
+
+    take_lock: str
+    take_holder: str
+    renew: str
+    release: str
+    anchor: str
+
+    @classmethod
+    def of(cls, table: str, place: str, anchor: str) -> _Statements:
+        """Those of a table whose partitions are at a place."""
+        said = (
+            # `"window" != -1` always holds; it is there so that a refusal tells the window too.
+            'UPDATE {}.%s USING TTL ? SET lock = ? WHERE %s IF lock = ? AND "window" != -1',
+            'UPDATE {}.%s SET holder = ?, "window" = ? WHERE %s IF holder = ?',
+            "UPDATE {}.%s USING TTL ? SET lock = ? WHERE %s IF lock = ?",
+            'DELETE lock, holder, "window" FROM {}.%s WHERE %s IF lock = ?',
+        )
+        return cls._make([*(one % (table, place) for one in said), anchor])
+
+
 # Part of every batch, and always true: nothing is ever put there. Where all conditions are on
 # static cells, Cassandra 5.0 (`CQL3CasRequest.readCommand`) reads on to the first live row, through
 # every tombstone of the shard: 60,000 of them take 0.1 s, and from 100,000 on no lease could be
@@ -51,6 +57,11 @@ _ANCHOR = (
     "DELETE name FROM {}.messages "
     "WHERE queue = ? AND minute = ? AND lane = ? AND due = ? AND id = ? IF name = null"
 )
+_LANE_ANCHOR = (
+    "DELETE due FROM {}.waiting WHERE queue = ? AND lane = ? AND minute = -1 IF due = null"
+)
+_OF_SHARDS = _Statements.of("messages", "queue = ? AND minute = ? AND lane = ?", _ANCHOR)
+_OF_LANES = _Statements.of("waiting", "queue = ? AND lane = ?", _LANE_ANCHOR)
 _ANCHOR_AT = [cells.bigint(-1), b"\0\0\0\0\0\0\x10\0" + b"\x80" + bytes(7)]
 """Before every due that is read, and a valid timeuuid."""
 # `due` is asked for because Cassandra refuses a clustering restriction on static columns alone.
@@ -58,6 +69,23 @@ _BESIDE = (
     'SELECT queue, minute, lane, lock, holder, "window", due FROM {}.messages '
     "WHERE queue = ? AND minute = ? AND lane = ? AND due = ? AND id = ?"
 )
+
+_LANE_LOCKS = (
+    'SELECT DISTINCT queue, lane, lock, holder, "window" FROM {}.waiting '
+    "WHERE queue = ? AND lane IN ?"
+)
+# A lane without a listed minute has no row above -1, though it has static cells.
+_WAITING = (
+    "SELECT lane, minute, toUnixTimestamp(due) FROM {}.waiting "
+    "WHERE queue = ? AND lane IN ? AND minute > -1"
+)
+_LIST = "UPDATE {}.waiting SET due = ? WHERE queue = ? AND lane = ? AND minute = ?"
+_UNLIST = "DELETE FROM {}.waiting WHERE queue = ? AND lane = ? AND minute = ?"
+_IF_OURS = (
+    "DELETE due FROM {}.waiting WHERE queue = ? AND lane = ? AND minute = -1 "
+    "IF due = null AND lock = ?"
+)
+_LISTED_MAX = 100
 
 
 class Leases:
@@ -94,7 +122,7 @@ class Leases:
             shard: partial(
                 self._anchored,
                 shard,
-                (_RENEW, [seconds, lock.encode(), *cells.partition(shard), lock.encode()]),
+                (_of(shard).renew, [seconds, lock.encode(), *_place(shard), lock.encode()]),
             )
             for shard, lock in locks.items()
         }
@@ -105,7 +133,7 @@ class Leases:
         """End leases, where they are ours."""
         make = {
             shard: partial(
-                self._anchored, shard, (_RELEASE, [*cells.partition(shard), lock.encode()])
+                self._anchored, shard, (_of(shard).release, [*_place(shard), lock.encode()])
             )
             for shard, lock in locks.items()
         }
@@ -124,20 +152,73 @@ class Leases:
         }
 
     def _taking(self, shard: Shard, before: str | None, ours: LeaseState, seconds: bytes) -> Any:
-        key = cells.partition(shard)
+        key, statements = _place(shard), _of(shard)
         lock, holder = str(ours.lock).encode(), str(ours.holder).encode()
         seen = None if before is None else before.encode()
         return self._anchored(
             shard,
-            (_TAKE_LOCK, [seconds, lock, *key, None]),
-            (_TAKE_HOLDER, [holder, cells.int_(ours.window), *key, seen]),
+            (statements.take_lock, [seconds, lock, *key, None]),
+            (statements.take_holder, [holder, cells.int_(ours.window), *key, seen]),
         )
 
     def _anchored(self, shard: Shard, *writes: tuple[str, list[Any]]) -> Any:
+        at = [] if shard.minute == LANE_LEASE else _ANCHOR_AT
+        return self._conditional_batch([*writes, (_of(shard).anchor, [*_place(shard), *at])])
+
+    def _conditional_batch(self, writes: Iterable[tuple[str, list[Any]]]) -> Any:
         batch = BatchStatement(BatchType.UNLOGGED)
-        for cql, values in (*writes, (_ANCHOR, [*cells.partition(shard), *_ANCHOR_AT])):
+        for cql, values in writes:
             batch.add(self._session.bound(cql, values))
         return batch
+
+    # Lanes for groups -----------------------------------------------------------------------------
+
+    def lane_locks(self, queue: str, lanes: Sequence[int]) -> dict[int, LeaseState]:
+        """Lease states of lanes for groups."""
+        statement = self._session.bound(_LANE_LOCKS, [queue.encode(), cells.ints(lanes)])
+        found = {
+            lane: LeaseState(lock, holder, window or 0)
+            for page in self._session.read([statement], "locks")
+            for _, lane, lock, holder, window in page
+        }
+        return {lane: state for lane, state in found.items() if state != LeaseState()}
+
+    def waiting(self, queue: str, lanes: Sequence[int]) -> dict[int, dict[int, int]]:
+        """The listed minutes of lanes for groups."""
+        statement = self._session.bound(_WAITING, [queue.encode(), cells.ints(lanes)])
+        found: dict[int, dict[int, int]] = {}
+        for page in self._session.read([statement], "waiting"):
+            for lane, minute, due_ms in page:
+                found.setdefault(lane, {})[minute] = due_ms
+        return found
+
+    def list_minutes(
+        self, lease: Shard, lock: str, listed: Mapping[int, int], erased: Collection[int] = ()
+    ) -> bool:
+        """List minutes of a lane and erase others, where its lease is ours."""
+        place = _place(lease)
+        writes = [
+            (_LIST, [cells.bigint(due_ms), *place, cells.bigint(minute)])
+            for minute, due_ms in listed.items()
+        ]
+        writes += [(_UNLIST, [*place, cells.bigint(minute)]) for minute in erased]
+        condition = (_IF_OURS, [*place, lock.encode()])
+        for n in range(0, len(writes), _LISTED_MAX):
+            batch = [*writes[n : n + _LISTED_MAX], condition]
+            answer = decide(self._session, {n: partial(self._conditional_batch, batch)})[n]
+            if not answer[0]["[applied]"]:
+                return False
+        return True
+
+
+def _of(shard: Shard) -> _Statements:
+    return _OF_LANES if shard.minute == LANE_LEASE else _OF_SHARDS
+
+
+def _place(shard: Shard) -> list[bytes]:
+    """The partition's key of a lease."""
+    queue, minute, lane = cells.partition(shard)
+    return [queue, lane] if shard.minute == LANE_LEASE else [queue, minute, lane]
 
 
 def _state(answer: dict[str, Any]) -> LeaseState:

@@ -77,8 +77,8 @@ _INSERT_PLAIN = (
 )
 _INSERT_FULL = (
     "INSERT INTO {}.messages (queue, minute, lane, due, id, body, headers, state, first, name, "
-    'origin, "group", since, key, priority) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) '
-    "USING TIMESTAMP ?"
+    'origin, "group", since, key, note, priority) '
+    "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) USING TIMESTAMP ?"
 )
 _DELETE = (
     "DELETE FROM {}.messages USING TIMESTAMP ? "
@@ -92,12 +92,15 @@ _EDIT = (
 _ROWS = (
     "SELECT minute, lane, toUnixTimestamp(due), timeuuidAsBlob(id), body, headers, state.attempt, "
     'timeuuidAsBlob(first), name, toUnixTimestamp(origin), "group", state.claim, '
-    "toUnixTimestamp(since), key, toUnixTimestamp(state.not_before), state.error, priority, "
-    "state.serial FROM {}.messages"
+    "toUnixTimestamp(since), key, toUnixTimestamp(state.not_before), state.error, note, "
+    "priority, state.serial FROM {}.messages"
 )
 _FIND = f"{_ROWS} WHERE queue = ? AND minute = ? AND lane = ? AND (due, id) IN ?"
 _IN_SHARDS = "WHERE queue = ? AND minute IN ? AND lane IN ?"
-_TALLIES = "SELECT minute, lane, count(body), count(state.claim) FROM {}.messages"
+_TALLIES = (
+    "SELECT minute, lane, count(body), count(note), count(state.claim), count(state.not_before) "
+    "FROM {}.messages"
+)
 # The body's write time is null in the stub of an edit of a row that is gone.
 _PLACES = "SELECT minute, lane, writetime(body) FROM {}.messages"
 _FIRSTS = (
@@ -105,7 +108,7 @@ _FIRSTS = (
     "WHERE token(queue, minute, lane) > ? AND token(queue, minute, lane) <= ?"
 )
 
-_PLAIN = (None, 0, None, None, None, None, None, None, None, None, None, 0, 0)
+_PLAIN = (None, 0, *[None] * 10, 0, 0)
 """The columns after the body of a message that was put with nothing else, and never changed."""
 
 _READS = {c: f"{_ROWS} {_IN_SHARDS} {c} PER PARTITION LIMIT ?" for c in CONDITIONS.values()}
@@ -365,14 +368,17 @@ class Rows:
     def count(self, wanted: Slice) -> dict[Shard, Tally]:
         """Rows and claims of each non-empty shard of a slice."""
         tallies: dict[Shard, Tally] = {}
-        everything = [(Stretch.of(wanted), None)]
-        for page in self._pages(_COUNTS, everything, "count"):
-            for minute, lane, rows, claims in page:
-                if rows:
-                    shard = Shard(wanted.queue, minute, lane)
-                    before = tallies.get(shard, Tally(0, 0))
-                    tallies[shard] = Tally(before.rows + rows, before.claims + claims)
+        for shard, rows, notes, claims, waits in self._counted(wanted):
+            if rows > notes:
+                found = Tally(rows - notes, claims, waits)
+                tallies[shard] = found.plus(tallies.get(shard, Tally(0, 0)))
         return dict(sorted(tallies.items()))
+
+    def _counted(self, wanted: Slice) -> Iterator[tuple[Shard, int, int, int, int]]:
+        """Shard, rows with notes, notes, claims and waits, of parts of a slice."""
+        for page in self._pages(_COUNTS, [(Stretch.of(wanted), None)], "count"):
+            for minute, lane, *counts in page:
+                yield Shard(wanted.queue, minute, lane), *counts
 
     def _pages(
         self, cql: Mapping[str, str], asked: Sequence[_Asked], purpose: str
@@ -511,11 +517,11 @@ class Rows:
         return []
 
     def _has_row(self, shard: Shard, first_written: int | None) -> bool:
-        """Whether a shard has a message, told by its first row; counted where that is a stub."""
+        """Whether a shard has a row, told by its first one; counted where that is a stub."""
         if first_written is not None:
             return True
         everything = Slice(shard.queue, [shard.minute], [shard.lane], -1, _DUE_MAX, limit=1)
-        return bool(self.count(everything))
+        return any(rows for _, rows, *_ in self._counted(everything))
 
     def _token_ranges(self) -> list[tuple[int, int]]:
         """The ring, cut at the nodes' tokens, so that each read stays with one set of replicas."""
@@ -564,6 +570,7 @@ def _full_values(row: Row) -> list[Any]:
         UNSET_VALUE if group is None else group.encode(),
         UNSET_VALUE if row.since_ms is None else cells.bigint(row.since_ms),
         UNSET_VALUE if row.key is None else row.key.encode(),
+        UNSET_VALUE if row.note is None else row.note.encode(),
         cells.int_(row.priority) if row.priority else UNSET_VALUE,
         cells.bigint(birth_us(row_id)),
     ]

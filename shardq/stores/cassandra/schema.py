@@ -29,6 +29,7 @@ TABLES = (
     "schema_version",
     "messages",
     "minutes",
+    "waiting",
     "lanes",
     "queues",
     "members",

@@ -37,7 +37,7 @@ ELSE until_us > :now_us END"""
 time since boot, within its few seconds, to be taken for one of this."""
 _FORGET_LEASES = f"""\
 DELETE FROM leases
-WHERE queue = :queue AND lane = :lane AND minute < :minute AND NOT ({IN_FORCE})"""
+WHERE queue = :queue AND lane = :lane AND minute BETWEEN 0 AND :minute - 1 AND NOT ({IN_FORCE})"""
 _LAPSES = {
     Lapse.NEVER: ((), ""),
     Lapse.WALL: (("until_us",), "(until_us IS NULL OR until_us > :now_us)"),

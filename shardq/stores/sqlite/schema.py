@@ -41,6 +41,8 @@ CREATE TABLE messages (
     not_before INTEGER,        -- when it may be handed out, unless as soon as it is due; edited
     error    TEXT,             -- the last error: epoch milliseconds, f or s (failed or snoozed) and
                                -- a text, colons between them; edited in place
+    note     TEXT,             -- minute, due and row id of a row of this lane at which its owner is
+                               -- to look, colons between them; unless the row is a message
     priority INTEGER NOT NULL DEFAULT 0, -- of a message with a group
     serial   INTEGER NOT NULL DEFAULT 0, -- the number of the last edit; 0 since the insert
     PRIMARY KEY (queue, minute, lane, due, id)
@@ -62,6 +64,14 @@ CREATE TABLE leases (
     ahead_us      INTEGER NOT NULL, -- the most by which the wall clock was ahead of time since boot
                                     -- while the holder, or one it has taken over from, had it
     PRIMARY KEY (queue, minute, lane)
+) WITHOUT ROWID""",
+    """\
+CREATE TABLE waiting (
+    queue  TEXT    NOT NULL,
+    lane   INTEGER NOT NULL, -- a lane for groups; its lease is in leases, minute -1
+    minute INTEGER NOT NULL, -- a minute before the seal in which rows are left
+    due    INTEGER NOT NULL, -- of the first of them when it was listed, epoch milliseconds
+    PRIMARY KEY (queue, lane, minute)
 ) WITHOUT ROWID""",
     """\
 CREATE TABLE lanes (

@@ -22,7 +22,7 @@ from shardq import clock
 from shardq.errors import StoreCorrupt
 from shardq.model.ids import order_key
 from shardq.model.message import Row
-from shardq.model.shard import Shard
+from shardq.model.shard import LANE_LEASE, Shard
 from shardq.stores.sqlite import schema
 from shardq.stores.sqlite.address import BUSY_MS, read_url
 from shardq.stores.sqlite.database import Database
@@ -32,7 +32,7 @@ from shardq.stores.store import NEVER, LeaseState, Tally
 
 if TYPE_CHECKING:
     import sqlite3
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from shardq.model.shard import Position
     from shardq.stores.store import Mark, Move, Slice
@@ -49,8 +49,8 @@ _READ_BEFORE_US = 1_000_000
 
 _INSERT = """\
 INSERT INTO messages (queue, minute, lane, due, id, body, headers, attempt, first, name, origin,
-    in_group, claim, since, key, not_before, error, priority)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+    in_group, claim, since, key, not_before, error, note, priority)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (queue, minute, lane, due, id) DO NOTHING"""
 _INSERT_PLAIN = """\
 INSERT INTO messages (queue, minute, lane, due, id, body, attempt) VALUES (?, ?, ?, ?, ?, ?, ?)
@@ -62,7 +62,7 @@ _INSERT_KEYED = """\
 INSERT INTO messages (queue, minute, lane, due, id, body, attempt, key)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (queue, minute, lane, due, id) DO NOTHING"""
 """The sqlite3 module takes 1 us for each None and each bytes, which it offers to adapters first."""
-_PLAIN = [None] * 9 + [0, 0]
+_PLAIN = [None] * 10 + [0, 0]
 """What follows the attempt where a short statement writes the row; the key may stand in it."""
 _KEY = 6
 _DELETE = "DELETE FROM messages WHERE queue = ? AND minute = ? AND lane = ? AND due = ? AND id = ?"
@@ -71,18 +71,18 @@ UPDATE messages SET attempt = ?, not_before = ?, claim = ?, error = ?, serial = 
 WHERE queue = ? AND minute = ? AND lane = ? AND due = ? AND id = ? AND serial < ?"""
 _FIND = """\
 SELECT due, id, body, headers, attempt, first, name, origin, in_group, claim, since, key,
-    not_before, error, priority, serial
+    not_before, error, note, priority, serial
 FROM messages
 WHERE queue = ? AND minute = ? AND lane = ? AND due = ? AND id = ?"""
 _READ = """\
 SELECT due, id, body, headers, attempt, first, name, origin, in_group, claim, since, key,
-    not_before, error, priority, serial
+    not_before, error, note, priority, serial
 FROM messages
 WHERE queue = ? AND minute = ? AND lane = ? AND due <= ? AND due > ?
 ORDER BY due, id LIMIT ?"""
 _READ_FROM_ID = """\
 SELECT due, id, body, headers, attempt, first, name, origin, in_group, claim, since, key,
-    not_before, error, priority, serial
+    not_before, error, note, priority, serial
 FROM messages
 WHERE queue = ? AND minute = ? AND lane = ? AND due <= ? AND (due, id) > (?, ?)
 ORDER BY due, id LIMIT ?"""
@@ -90,10 +90,10 @@ _NO_BODY = "iif(typeof(body) = 'blob', x'', body)"
 """Told by the row's head; what is no body is damaged, and read to be named."""
 _BARE = {one: one.replace(" body,", f" {_NO_BODY},") for one in (_READ, _READ_FROM_ID)}
 _COUNT = """\
-SELECT count(*), count(claim) FROM messages
+SELECT count(*) - count(note), count(claim), count(not_before) FROM messages
 WHERE queue = ? AND minute = ? AND lane = ? AND due <= ? AND due > ?"""
 _COUNT_FROM_ID = """\
-SELECT count(*), count(claim) FROM messages
+SELECT count(*) - count(note), count(claim), count(not_before) FROM messages
 WHERE queue = ? AND minute = ? AND lane = ? AND due <= ? AND (due, id) > (?, ?)"""
 _OCCUPIED = """\
 SELECT minutes.value, lanes.value FROM json_each(?) AS minutes CROSS JOIN json_each(?) AS lanes
@@ -128,6 +128,11 @@ DELETE FROM leases
 WHERE queue = :queue AND minute = :minute AND lane = :lane AND lock = :lock AND {IN_FORCE}"""
 _SET_BACK_US = 100_000
 """By less the two clocks may differ that are read one after the other on a busy machine."""
+_WAITING = """\
+SELECT lane, minute, due FROM waiting WHERE queue = ? AND lane IN (SELECT value FROM json_each(?))
+ORDER BY lane, minute"""
+_LIST = "INSERT OR REPLACE INTO waiting (queue, lane, minute, due) VALUES (?, ?, ?, ?)"
+_UNLIST = "DELETE FROM waiting WHERE queue = ? AND lane = ? AND minute = ?"
 _SYNCHRONOUS = {"full": "FULL", "normal": "NORMAL"}
 
 _key = itemgetter(0, 1, 2, 3, 4)
@@ -475,6 +480,35 @@ class SqliteStore(SqliteRegisters, SqliteHistory):
         """Lease states of the shards of those rows that are there."""
         return self.lease_states(list({row.shard for row in self.find(positions)}))
 
+    def lane_locks(self, queue: str, lanes: Sequence[int]) -> dict[int, LeaseState]:
+        """Lease states of lanes for groups."""
+        states = self.lease_states([Shard(queue, LANE_LEASE, lane) for lane in lanes])
+        return {shard.lane: state for shard, state in states.items() if state != LeaseState()}
+
+    def waiting(self, queue: str, lanes: Sequence[int]) -> dict[int, dict[int, int]]:
+        """The listed minutes of lanes for groups."""
+        found: dict[int, dict[int, int]] = {}
+        with self._database.reading() as connection:
+            self.counters["reads"] += 1
+            asked = (queue, json.dumps(list(lanes)))
+            for lane, minute, due_ms in connection.execute(_WAITING, asked):
+                found.setdefault(lane, {})[minute] = due_ms
+        return found
+
+    def list_minutes(
+        self, lease: Shard, lock: str, listed: Mapping[int, int], erased: Collection[int] = ()
+    ) -> bool:
+        """List minutes of a lane and erase others, where its lease is ours; one transaction."""
+        queue, _, lane = lease
+        if not listed and not erased:
+            return True
+        with self._lease_changes(1) as connection:
+            if _lease_state(connection, lease, self._now()).lock != lock:
+                return False
+            connection.executemany(_LIST, [(queue, lane, *one) for one in listed.items()])
+            connection.executemany(_UNLIST, [(queue, lane, minute) for minute in erased])
+        return True
+
     # Time and news -------------------------------------------------------------------------------
 
     def clocks(self) -> Mapping[str, Callable[[], int]]:
@@ -624,10 +658,11 @@ def _rows(shard: Shard, found: Iterable[tuple[Any, ...]]) -> list[Row]:
         return [
             new(Row, (
                 shard, due, born[4:8] + born[2:4] + born[:2] + born[8:], body, headers, attempt,
-                first, name, origin, group, claim, since, key, not_before, error, priority, serial,
+                first, name, origin, group, claim, since, key, not_before, error, note, priority,
+                serial,
             ))
             for due, born, body, headers, attempt, first, name, origin, group, claim, since, key,
-                not_before, error, priority, serial
+                not_before, error, note, priority, serial
             in found
         ]  # fmt: skip
     except TypeError as error:

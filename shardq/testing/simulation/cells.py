@@ -21,7 +21,7 @@ from shardq.stores.store import LeaseState, Tally
 from shardq.testing.simulation.marks import MarkCells
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from shardq.model.message import Row
     from shardq.model.shard import Position
@@ -82,6 +82,7 @@ class Cells:
         self._dead: dict[Position, int] = {}
         self._edits: dict[Position, tuple[int, Row]] = {}
         self._leases: dict[Shard, list[Any]] = {}
+        self._waiting: dict[tuple[str, int], dict[int, int]] = {}
         self._notes: dict[tuple[str, Partition], dict[Any, _Note]] = {}
         self.marks = MarkCells(machine_us)
 
@@ -198,9 +199,12 @@ class Cells:
         tallies = {}
         with self._lock:
             for shard in self._live_shards(wanted.queue, wanted.minutes, wanted.lanes):
-                rows = self._slice(shard, wanted, len(self._live[shard]))
+                found = self._slice(shard, wanted, len(self._live[shard]))
+                rows = [row for row in found if not row.is_note]
                 if rows:
-                    tallies[shard] = Tally(len(rows), sum(row.claim is not None for row in rows))
+                    claims = sum(row.claim is not None for row in rows)
+                    waits = sum(row.not_before_ms is not None for row in rows)
+                    tallies[shard] = Tally(len(rows), claims, waits)
         return tallies
 
     def occupied(self, queue: str, minutes: Sequence[int], lanes: Sequence[int]) -> list[Shard]:
@@ -217,12 +221,13 @@ class Cells:
                 yield shard
 
     def rows(self, queue: str) -> list[Row]:
-        """All rows of a queue."""
+        """All rows of a queue, but notes."""
         with self._lock:
             return [
                 entry[2]
                 for shard in sorted(shard for shard in self._live if shard.queue == queue)
                 for entry in self._live[shard]
+                if not entry[2].is_note
             ]
 
     def _live_shards(self, queue: str, minutes: Sequence[int], lanes: Sequence[int]) -> list[Shard]:
@@ -292,6 +297,28 @@ class Cells:
             if is_ours:
                 del self._leases[shard]
             return is_ours
+
+    def list_minutes(
+        self, lease: Shard, lock: str, listed: Mapping[int, int], erased: Collection[int]
+    ) -> bool:
+        """List minutes of a lane and erase others, where its lock is this one."""
+        with self._lock:
+            is_ours = self.lease(lease).lock == lock
+            if is_ours:
+                minutes = self._waiting.setdefault((lease.queue, lease.lane), {})
+                minutes.update(listed)
+                for minute in erased:
+                    minutes.pop(minute, None)
+            return is_ours
+
+    def waiting(self, queue: str, lanes: Iterable[int]) -> dict[int, dict[int, int]]:
+        """The listed minutes of lanes, ascending."""
+        with self._lock:
+            return {
+                lane: dict(sorted(minutes.items()))
+                for lane in lanes
+                if (minutes := self._waiting.get((queue, lane)))
+            }
 
     # Notes: the latest time wins. Records: compared and set in one step ---------------------------
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from shardq.errors import StoreTimeout, StoreUnavailable, begun
 from shardq.model.ids import birth_us
+from shardq.model.shard import LANE_LEASE, Shard
 from shardq.stores import steps
 from shardq.stores.store import LeaseState
 from shardq.testing.simulation.calls import Calls
@@ -21,11 +22,11 @@ from shardq.testing.simulation.network import DONE, LATE, REFUSED, TWICE, UNANSW
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from shardq.model.message import Row
-    from shardq.model.shard import Position, Shard
+    from shardq.model.shard import Position
     from shardq.stores.store import Mark, Move, Slice, Tally
     from shardq.stores.tables import Change, K, Partition, Refused, Table, V
     from shardq.testing.simulation.network import Network
@@ -268,6 +269,28 @@ class SimulatedStore(Calls, SimulatedHistory):
             "locks",
             lambda: {row.shard: self._cells.lease(row.shard) for row in self._cells.find(wanted)},
         )
+
+    def lane_locks(self, queue: str, lanes: Sequence[int]) -> dict[int, LeaseState]:
+        """Lease states of lanes for groups."""
+
+        def work() -> dict[int, LeaseState]:
+            states = {lane: self._cells.lease(Shard(queue, LANE_LEASE, lane)) for lane in lanes}
+            return {lane: state for lane, state in states.items() if state != LeaseState()}
+
+        return self._read("lane_locks", work)
+
+    def waiting(self, queue: str, lanes: Sequence[int]) -> dict[int, dict[int, int]]:
+        """The listed minutes of lanes for groups."""
+        return self._read("waiting", lambda: self._cells.waiting(queue, lanes))
+
+    def list_minutes(
+        self, lease: Shard, lock: str, listed: Mapping[int, int], erased: Collection[int] = ()
+    ) -> bool:
+        """List minutes of a lane and erase others, where its lease is ours."""
+        if not listed and not erased:
+            return True
+        work = partial(self._cells.list_minutes, lease, lock, listed, erased)
+        return self._decide("list_minutes", {lease: work})[lease]
 
     # Registers ------------------------------------------------------------------------------------
 

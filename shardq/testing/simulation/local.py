@@ -26,7 +26,7 @@ from shardq.testing.simulation.network import DONE, REFUSED
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from shardq.model.shard import Position
@@ -39,11 +39,12 @@ Result = TypeVar("Result")
 
 _COLUMNS = (
     "queue", "minute", "lane", "due", "id", "body", "headers", "attempt", "first", "name",
-    "origin", "in_group", "claim", "since", "key", "not_before", "error", "priority", "serial",
+    "origin", "in_group", "claim", "since", "key", "not_before", "error", "note",
+    "priority", "serial",
 )  # fmt: skip
 _ROWS = """\
 SELECT queue, minute, lane, due, id, body, headers, attempt, first, name, origin, in_group, claim,
-    since, key, not_before, error, priority, serial
+    since, key, not_before, error, note, priority, serial
 FROM messages WHERE queue = ? ORDER BY minute, lane, due, id"""
 _TRIGGERS = {
     "written": ("INSERT", "NEW"),
@@ -123,11 +124,15 @@ class LocalTables:
         """All rows of a queue, in order."""
         with self._observer._database.reading() as connection:  # noqa: SLF001
             found = connection.execute(_ROWS, (queue,)).fetchall()
-        return [_row(*columns) for columns in found]
+        return [row for columns in found if not (row := _row(*columns)).is_note]
 
     def find(self, positions: Iterable[Position]) -> list[Row]:
         """Those of the rows that are there."""
         return self._observer.find(positions)
+
+    def waiting(self, queue: str, lanes: Sequence[int]) -> dict[int, dict[int, int]]:
+        """The listed minutes of lanes for groups."""
+        return self._observer.waiting(queue, lanes)
 
     def lease(self, shard: Shard) -> LeaseState:
         """The lease state of a shard."""
@@ -362,6 +367,24 @@ class LocalStore(Calls):
         """Lease states of the shards of those rows that are there."""
         wanted = list(positions)
         return self._read("locks", lambda: self._store.locks(wanted))
+
+    def lane_locks(self, queue: str, lanes: Sequence[int]) -> dict[int, LeaseState]:
+        """Lease states of lanes for groups."""
+        return self._read("lane_locks", lambda: self._store.lane_locks(queue, lanes))
+
+    def waiting(self, queue: str, lanes: Sequence[int]) -> dict[int, dict[int, int]]:
+        """The listed minutes of lanes for groups."""
+        return self._read("waiting", lambda: self._store.waiting(queue, lanes))
+
+    def list_minutes(
+        self, lease: Shard, lock: str, listed: Mapping[int, int], erased: Collection[int] = ()
+    ) -> bool:
+        """List minutes of a lane and erase others, where its lease is ours."""
+
+        def work() -> bool:
+            return self._store.list_minutes(lease, lock, listed, erased)
+
+        return self._write("list_minutes", lease, work)
 
     # Registers ------------------------------------------------------------------------------------
 

@@ -1,0 +1,92 @@
+"""Group lanes that change hands: a busy owner gives them to a member with free slots.
+
+```
+ all slots taken for 0.5 s, a head is due, another has free slots ─► lane left, told in heartbeats
+ told that a lane is given to this member ─► adopted for 10 s, though the hash names another
+```
+
+What runs in a lane that is left becomes a claim in place; then its lease is released.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from shardq.clock import Clock
+    from shardq.engine.groups.room import GroupLanes
+    from shardq.engine.lanes import Lanes
+    from shardq.engine.outbox import Outbox
+    from shardq.records.membership import Membership
+
+log = logging.getLogger(__name__)
+
+_BUSY_US = 500_000
+
+
+class Gifts:
+    """Gives group lanes of one member to others, and takes those that others give.
+
+    Args:
+        threads: Handler slots; 0 for callers of `receive`, who give none.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        membership: Membership,
+        groups: GroupLanes,
+        lanes: Lanes,
+        outbox: Outbox,
+        *,
+        threads: int,
+    ) -> None:
+        self._clock = clock
+        self._membership = membership
+        self._groups = groups
+        self._lanes = lanes
+        self._outbox = outbox
+        self._threads = threads
+        self._free_us = 0
+        """When a slot was last seen free, time since boot."""
+        self._offered: dict[str, int] = {}
+        """Member -> the number of its heartbeat by which lanes were given to it."""
+
+    def step(self) -> None:
+        """Take lanes that others have given to this member, and give lanes with heads to others."""
+        beats = self._membership.beats
+        if not beats:
+            return
+        me = self._membership.member
+        taken = {lane for beat in beats.values() for lane, to in beat.gave if to == me}
+        self._lanes.adopt(taken)
+        now_us = self._clock.boot_us()
+        if self._outbox.slots_taken < self._threads or not self._threads:
+            self._free_us = now_us
+        wished = self._groups.take_wished()
+        if now_us - self._free_us >= _BUSY_US:
+            self._give(self._groups.with_due_heads())
+        if wished:
+            self._give(wished, is_to_any=True)
+
+    def _give(self, lanes: Iterable[int], *, is_to_any: bool = False) -> None:
+        """Give lanes to members with free slots, one a slot, or to any that is open."""
+        left = [lane for lane in lanes if self._lanes.may_give(lane)]
+        beats = self._membership.beats
+        given: dict[int, str] = {}
+        for name in sorted(self._membership.others, key=lambda name: -beats[name].free):
+            beat = beats[name]
+            slots = max(beat.free, int(is_to_any))
+            if beat.isolated or self._offered.get(name) == beat.number or not slots:
+                continue
+            for lane in left[:slots]:
+                given[lane] = name
+            if left[:slots]:
+                self._offered[name] = beat.number
+            left = left[slots:]
+        if given:
+            log.info("group lanes given to others, for all slots are taken: %s", given)
+            self._lanes.give(given)

@@ -1,0 +1,238 @@
+"""One group lane in memory: its groups, their heads, and what was left in the store. No I/O.
+
+```
+ read in order ─► kept ──────► rows of a group, by place ─► head ─► handed out, or waits
+             └─► no room ────► left: the group goes on after its last row in memory ─► reread
+ head ended ─► next row of the group is its head; the group is hungry where few rows are in memory
+```
+
+The place of a row, (due, row id), never changes. All rows of a group up to its `after` are in
+memory or settled, so its head is the first of the group that is there.
+"""
+
+from __future__ import annotations
+
+import heapq
+from typing import TYPE_CHECKING, TypeAlias
+
+from shardq.model.ids import order_key
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from shardq.engine.delivery import Delivery
+    from shardq.engine.lease import Lease
+    from shardq.model.message import Row
+
+Place: TypeAlias = tuple[int, bytes]
+"""Due and order of the row id: where a row comes in its lane."""
+_GROUP_PART = 2
+"""One group takes at most this part of the room that is left, so that others find some."""
+GROUP_ROWS_MIN = 250
+"""A group with fewer rows in memory, and more in the store, is hungry."""
+
+
+def place_of(row: Row) -> Place:
+    """Where a row comes in its lane."""
+    return row.due_ms, order_key(row.id)
+
+
+class Group:
+    """The rows of one group that are in memory.
+
+    Attributes:
+        head: The first row: in `ready`, at a handler, being stored, or waiting for its time.
+        waits: Not 0 if the head waits for its time, and is read again before it is handed out: the
+            number of its wait.
+        rows: A heap of the rows behind the head.
+        coming: How many rows are kept that are still to be added.
+        last: The place of the last row that was kept.
+        after: Rows after this place are left in the store; None: none are.
+    """
+
+    __slots__ = ("after", "coming", "head", "last", "rows", "waits")
+
+    def __init__(self) -> None:
+        self.head: Delivery | None = None
+        self.waits = 0
+        self.rows: list[tuple[Place, Delivery]] = []
+        self.coming = 0
+        self.last: Place = (-1, b"")
+        self.after: Place | None = None
+
+    @property
+    def is_hungry(self) -> bool:
+        """True if rows are left in the store, and few are in memory."""
+        return self.after is not None and not self.waits and len(self.rows) < GROUP_ROWS_MIN
+
+    def has_room(self, room: int) -> bool:
+        """True if one more row is kept: the first in any case, others where memory has room."""
+        count = len(self.rows) + self.coming
+        is_first = self.head is None and not count
+        return is_first or (not self.waits and count < room // _GROUP_PART)
+
+    def keep(self, place: Place, room: int) -> bool:
+        """Decide whether a row that was read is kept in memory.
+
+        Args:
+            place: The row's.
+            room: For how many rows behind heads memory has room.
+        """
+        if self.after is not None and place > self.after:
+            return False
+        if place > self.last:
+            if not self.has_room(room):
+                self.after = self.last
+                return False
+            self.last = place
+        self.coming += 1
+        return True
+
+    def add(self, one: Delivery) -> None:
+        """Add a row that is kept."""
+        self.coming = max(self.coming - 1, 0)
+        heapq.heappush(self.rows, (place_of(one.row), one))
+
+    def next(self) -> Delivery | None:
+        """Make the first row in memory the head, where there is no head."""
+        if self.head is None and self.rows:
+            self.head = heapq.heappop(self.rows)[1]
+        return self.head
+
+    def is_passed(self) -> bool:
+        """True if a row in memory comes before a head that no handler has."""
+        head = self.head
+        return head is not None and bool(self.rows) and self.rows[0][0] < place_of(head.row)
+
+    def take_back(self) -> None:
+        """Put a head that no handler has behind the rows that come before it."""
+        if self.head is not None:
+            self.add(self.head)
+            self.head, self.waits = None, 0
+
+    def leave(self) -> list[Delivery]:
+        """Leave the rows behind the head in the store; returns them."""
+        left = [one for _, one in self.rows]
+        if left and self.head is not None:
+            self.rows = []
+            self.after = self.last = place_of(self.head.row)
+        return left
+
+    def remove(self, unwanted: Callable[[Delivery], bool]) -> list[Delivery]:
+        """Take out the rows behind the head that answer True."""
+        removed = [one for _, one in self.rows if unwanted(one)]
+        if removed:
+            self.rows = [entry for entry in self.rows if not unwanted(entry[1])]
+            heapq.heapify(self.rows)
+        return removed
+
+
+class GroupLane:
+    """One group lane in memory.
+
+    Attributes:
+        lease: The lease under which its rows were read.
+        groups: Those with rows in memory, or left in the store.
+        listed: Minute -> due of its first row, of the minutes in the lane's list.
+        touched: Listed minutes in which a row has ended since they were last looked at.
+        is_dense: Whether most rows that were reread last were chosen: bodies are read with them.
+        looked_ms: When the dues in the list were last renewed, epoch milliseconds.
+        cared: Groups whose head that was due at the take-over has been handed out with care.
+    """
+
+    __slots__ = (
+        "cared",
+        "groups",
+        "is_dense",
+        "lease",
+        "listed",
+        "looked_ms",
+        "number",
+        "touched",
+    )
+
+    def __init__(self, number: int, lease: Lease) -> None:
+        self.number = number
+        self.lease = lease
+        self.groups: dict[str, Group] = {}
+        self.listed: dict[int, int] = {}
+        self.touched: set[int] = set()
+        self.cared: set[str] = set()
+        self.looked_ms = 0
+        self.is_dense = True
+
+    def keep(self, row: Row, room: int) -> bool:
+        """Decide whether a row that was read is kept in memory; the first of a group is."""
+        name = row.group or ""
+        group = self.groups.get(name)
+        if group is None:
+            group = self.groups[name] = Group()
+        return group.keep(place_of(row), room)
+
+    def needs_care(self, row: Row) -> bool:
+        """Whether a head may be the row that the former owner died of; True once a group."""
+        lease, name = self.lease, row.group or ""
+        if not lease.window or row.due_ms > lease.taken_ms or name in self.cared:
+            return False
+        self.cared.add(name)
+        return True
+
+    def hungry(self) -> dict[str, Group]:
+        """Groups with few rows in memory and more in the store."""
+        return {name: group for name, group in self.groups.items() if group.is_hungry}
+
+    def reread(self, rows: Iterable[Row], until: Place | None, *, room: int) -> list[Row]:
+        """Choose the rows to keep, of those read from the first place on that a hungry group needs.
+
+        Args:
+            rows: In order.
+            until: The place up to which all rows were read; None: up to the lane's cursor.
+            room: For how many rows there is memory; a group without rows gets one in any case.
+        """
+        opened = {name for name, group in self.groups.items() if group.after is not None}
+        chosen: list[Row] = []
+        for row in rows:
+            name, place = row.group or "", place_of(row)
+            if name not in opened:
+                continue
+            group = self.groups[name]
+            if group.after is not None and place <= group.after:
+                continue
+            if not group.has_room(room):
+                group.after = group.last
+                opened.discard(name)
+                continue
+            group.coming += 1
+            group.last = group.after = place
+            room -= 1
+            chosen.append(row)
+        for name in opened:
+            group = self.groups[name]
+            if until is None:
+                group.after = None
+            elif group.after is not None and group.after < until:
+                group.after = group.last = max(until, group.last)
+        return chosen
+
+    def leave_chosen(self, chosen: Iterable[Row], after: Place) -> None:
+        """Rows that were chosen could not be read: their groups go on from there once more."""
+        for row in chosen:
+            group = self.groups[row.group or ""]
+            group.after = group.last = max([after, *(entry[0] for entry in group.rows)])
+            group.coming = 0
+
+    def skip(self, row: Row) -> None:
+        """A row that was kept is gone."""
+        self.groups[row.group or ""].coming -= 1
+
+    def forget(self, name: str) -> None:
+        """Forget a group of which nothing is in memory, or left."""
+        group = self.groups.get(name)
+        if group is None or group.head is not None or group.rows or group.coming:
+            return
+        if group.after is None:
+            del self.groups[name]
+
+    def rows(self) -> list[Delivery]:
+        """All rows behind heads."""
+        return [one for group in self.groups.values() for _, one in group.rows]

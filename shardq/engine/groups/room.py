@@ -1,0 +1,752 @@
+"""The group lanes of one member: heads go to `ready`, and what becomes of rows is kept in order.
+
+```
+ page ─► kept? ─► group ─► head ──┬─ due ──────────► ready ─► handler ─► ended ─► the next is head
+    │                             └─ not before ───► waits ─► read again when its time has come
+    ├─ note ─► its row is read again, and placed anew            retry, snooze, park, claim: edited
+    └─ left ─► reread when the group is hungry                   in place, then the head waits
+ minute over ─► listed, so that the seal passes it ─► erased when nothing is left there
+```
+
+Where this leaves the design: an edit of a claimed head is written only after a look (a cancel by
+receipt would else be delivered), a note is due 20 ms from now (a poll may have passed now by the
+time it is stored) and is spared where the owner is a receiver of this process, the first edit under
+any lease skips four serials, a message edited by key keeps its due though that is past, and a lane
+that changes hands is told in a heartbeat, after which its lease is released and not passed on.
+
+A lane has one owner, the holder of its lease. Order is the place of rows, (due, row id): a row met
+while a lane is read from the front has nothing before it. To `ready` a head is a row like any
+other. The thread that steps the engine calls everything here but `ended` and `look_at`.
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+from itertools import count
+from typing import TYPE_CHECKING
+
+from shardq import locks
+from shardq.engine.groups.lane import GROUP_ROWS_MIN, GroupLane, place_of
+from shardq.errors import StoreTimeout, StoreUnavailable
+from shardq.model.ids import from_order_key
+from shardq.model.message import SERIALS_AFTER_TAKEOVER
+from shardq.stores.store import Slice
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+
+    from shardq.clock import Clock
+    from shardq.engine.delivery import Delivery
+    from shardq.engine.groups.lane import Group, Place
+    from shardq.engine.intake import Intake
+    from shardq.engine.lane import Lane
+    from shardq.engine.lease import Lease, Leases
+    from shardq.engine.ready import Ready
+    from shardq.lifecycle.settle import Settler
+    from shardq.model.message import Row
+    from shardq.model.shard import Layout, Position
+    from shardq.records.register import Register
+    from shardq.stores.store import Store
+
+log = logging.getLogger(__name__)
+
+ROWS_MAX = 20_000
+HEADS_MAX = 20_000
+BYTES_MAX = 64 << 20
+"""Most rows behind heads, heads, and bytes of bodies in memory, over all group lanes."""
+_FAR_MS = 2_000
+"""The head of a group that waits for longer is kept without its body, and alone."""
+_AGAIN_MS = 100
+"""How soon a head that could not be handed out is tried again."""
+_PAGE = 1_000
+_PAGE_BYTES = 4 << 20
+_ROW_BYTES = 100
+_TURN_US = 250_000
+_FIND_ROWS = 500
+_TIDY_MS = 1_000
+_HINT_MS = 60_000
+_NEVER_MS = 1 << 62
+
+
+class GroupLanes:
+    """The group lanes of one member.
+
+    Args:
+        on_purged: Takes rows that a purge has reached.
+        on_news: Called when the engine should step soon.
+
+    Attributes:
+        intake: Holds the rows in memory.
+        ahead_ms: The due of the first row that was read ahead, epoch milliseconds.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        register: Register,
+        leases: Leases,
+        ready: Ready,
+        settler: Settler,
+        *,
+        on_purged: Callable[[list[Row]], None],
+        on_news: Callable[[], None],
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._register = register
+        self._leases = leases
+        self._ready = ready
+        self._settler = settler
+        self._on_purged = on_purged
+        self._on_news = on_news
+        self._lock = locks.new()
+        self._lanes: dict[int, GroupLane] = {}
+        self._begun: dict[tuple[int, str], Delivery] = {}
+        """Heads at handlers whose lanes were given up since."""
+        self._waiting: list[tuple[int, int, Delivery]] = []
+        self._numbers = count(1)
+        self._far: list[tuple[Group, Delivery]] = []
+        self._is_hungry = False
+        self._notes: dict[Position, Row] = {}
+        self._looks: set[Position] = set()
+        self._untold: list[Row] = []
+        """Notes that are still to be written."""
+        self._unclaimed: list[Row] = []
+        """Rows claimed for callers that do not get them, as they are to be edited back."""
+        self._tidied_ms = 0
+        self._wished: set[int] = set()
+        self.ahead_ms = _NEVER_MS
+        self.intake: Intake
+
+    @property
+    def _layout(self) -> Layout:
+        return self._register.layout
+
+    @property
+    def is_idle(self) -> bool:
+        """True if nothing waits to be stored or looked at."""
+        return not (self._notes or self._looks or self._untold or self._unclaimed)
+
+    @property
+    def has_room(self) -> bool:
+        """True if more heads may be read."""
+        return self._rows() < HEADS_MAX + ROWS_MAX
+
+    @property
+    def is_at_work(self) -> bool:
+        """True if a head is at a handler, or may be."""
+        with self._lock:
+            groups = (group for mine in self._lanes.values() for group in mine.groups.values())
+            return any(group.head is not None and not group.waits for group in groups)
+
+    def with_due_heads(self) -> list[int]:
+        """Lanes with a head that is due and that no handler has."""
+        with self._lock:
+            return [
+                number
+                for number, mine in self._lanes.items()
+                if any(
+                    group.head is not None and not (group.waits or group.head.begun_us)
+                    for group in mine.groups.values()
+                )
+            ]
+
+    def pass_on(self, lane: int) -> None:
+        """A row of a lane is to come to another member, so the lane is given away."""
+        self._wished.add(lane)
+
+    def take_wished(self) -> set[int]:
+        """Lanes that are to be given away; each once."""
+        wished, self._wished = self._wished, set()
+        return wished
+
+    def next_ms(self) -> int:
+        """When a head that waits comes due, or a row that was read ahead, epoch milliseconds."""
+        with self._lock:
+            first_ms = self._waiting[0][0] if self._waiting else _NEVER_MS
+        return min(first_ms, self.ahead_ms)
+
+    def is_listed(self, lane: int, minute: int) -> bool:
+        """True if a minute of a lane of ours is in the lane's list."""
+        mine = self._lanes.get(lane)
+        return mine is not None and minute in mine.listed
+
+    def is_needed(self, lane: int) -> bool:
+        """True if the lease of a lane is to be kept, though no row of it is in memory."""
+        mine = self._lanes.get(lane)
+        return mine is not None and bool(mine.listed or mine.groups)
+
+    # Lanes ----------------------------------------------------------------------------------------
+
+    def look_for_listed(self, lanes: Sequence[Lane]) -> None:
+        """Read lanes that are new here from their first listed row on."""
+        if wanted := {lane.number: lane for lane in lanes if lane.of_groups}:
+            found = self._store.waiting(self._layout.queue, sorted(wanted))
+            for number, listed in found.items():
+                if listed:
+                    wanted[number].reread_listed(listed, self._layout)
+
+    def owns(self, lane: int, lease: Lease) -> bool:
+        """True if a lane has been owned since this lease was taken."""
+        mine = self._lanes.get(lane)
+        return mine is not None and mine.lease is lease
+
+    def take_over(self, leases: Mapping[int, Lease]) -> dict[int, int]:
+        """Begin to own lanes: read their lists.
+
+        Returns:
+            Lane -> the due from which on it is to be read anew, where something is listed.
+        """
+        found = self._store.waiting(self._layout.queue, sorted(leases)) if leases else {}
+        self.drop(leases)
+        first_ms: dict[int, int] = {}
+        with self._lock:
+            for number, lease in leases.items():
+                mine = self._lanes[number] = GroupLane(number, lease)
+                mine.listed = dict(found.get(number, {}))
+                mine.touched = set(mine.listed)
+                for (lane, name), one in list(self._begun.items()):
+                    if lane == number:
+                        mine.keep(one.row, ROWS_MAX)
+                        mine.groups[name].head = self._begun.pop((lane, name))
+                        mine.groups[name].coming = 0
+                if mine.listed:
+                    self.intake.lanes[number].reread_listed(mine.listed, self._layout)
+                    first_ms[number] = min(mine.listed.values())
+        return first_ms
+
+    def drop(self, lanes: Iterable[int]) -> None:
+        """Own these lanes no more; their rows that have not begun were given up."""
+        with self._lock:
+            for number in lanes:
+                mine = self._lanes.pop(number, None)
+                planner = self._settler.planner
+                lost = {at for at in self._looks if at.shard.lane == number}
+                self._untold += map(planner.note, lost)
+                self._looks -= lost
+                # Of the next owner.
+                self._notes = {at: n for at, n in self._notes.items() if at.shard.lane != number}
+                for name, group in () if mine is None else mine.groups.items():
+                    if group.head is not None and group.head.begun_us:
+                        self._begun[number, name] = group.head
+
+    # Rows -----------------------------------------------------------------------------------------
+
+    def place(self, lane: Lane, rows: Iterable[Row]) -> None:
+        """Place rows of a shard that were read, in order; what memory has no room for is left."""
+        now_ms = self._clock.now_ms()
+        kept: list[Row] = []
+        with self._lock:
+            mine, lane.seen_ms = self._lanes[lane.number], now_ms
+            room = self._room()
+            for row in rows:
+                if row.due_ms > now_ms:
+                    # It is read when due: what is put meanwhile may come before it.
+                    self.ahead_ms = min(self.ahead_ms, row.due_ms)
+                    continue
+                if row.is_note:
+                    self._notes[row.position] = row
+                    continue
+                minute = row.shard.minute
+                if minute <= lane.sealed and row.due_ms < mine.listed.get(minute, _NEVER_MS):
+                    mine.touched.add(minute)
+                if mine.keep(row, room - len(kept)):
+                    kept.append(row)
+            self._take_in(mine, kept)
+
+    def _take_in(self, mine: GroupLane, rows: Sequence[Row]) -> None:
+        names = dict.fromkeys(row.group or "" for row in rows)
+        for one in self.intake.take_in(rows, mine.lease):
+            mine.groups[one.row.group or ""].add(one)
+        self._ready.add(self._offer(mine, names))
+
+    def _offer(self, mine: GroupLane, names: Iterable[str]) -> list[Delivery]:
+        """The new heads of groups that may be handed out now; others wait."""
+        heads: list[Delivery] = []
+        now_ms = self._clock.now_ms()
+        for name in names:
+            group = mine.groups.get(name)
+            if group is None:
+                continue
+            if group.is_passed() and self._take_out(group):
+                group.take_back()
+            if group.head is not None:
+                continue
+            one = group.next()
+            if one is None:
+                mine.forget(name)
+            elif one.is_stale or one.row.ready_ms > now_ms:
+                self._wait(group, one, one.row.ready_ms)
+            else:
+                one.careful = mine.needs_care(one.row)
+                heads.append(one)
+            self._is_hungry = self._is_hungry or group.is_hungry
+        return heads
+
+    def _take_out(self, group: Group) -> bool:
+        """True if no handler has a group's head: it is in `ready` no more."""
+        head = group.head
+        if head is None or head.begun_us:
+            return False
+        return bool(group.waits or self._ready.remove(lambda one: one is head))
+
+    def _wait(self, group: Group, one: Delivery, until_ms: int) -> None:
+        # Of several entries of a head the last one counts.
+        group.waits, one.is_stale = next(self._numbers), True
+        heapq.heappush(self._waiting, (until_ms, group.waits, one))
+        if until_ms > self._clock.now_ms() + _FAR_MS:
+            self._far.append((group, one))
+
+    def ended(self, one: Delivery, *, is_last: bool = False) -> None:
+        """A delivery has ended, and its row is about to be deleted: the next of its group begins.
+
+        From any thread.
+
+        Args:
+            one: The delivery.
+            is_last: Whether the calling thread takes another row from `ready` at once.
+        """
+        shard, name = one.row.shard, one.row.group or ""
+        with self._lock:
+            mine = self._lanes.get(shard.lane)
+            group = None if mine is None else mine.groups.get(name)
+            if mine is None or group is None or group.head is not one:
+                self._forget_begun(one)
+                return
+            group.head, group.waits = None, 0
+            rows = group.rows
+            if rows and not (rows[0][1].is_stale or rows[0][1].row.not_before_ms):
+                # The path of every message in a backlog.
+                place, head = heapq.heappop(rows)
+                group.head = head
+                if mine.lease.window:
+                    head.careful = mine.needs_care(head.row)
+                self._ready.offer(place, head, is_taken=is_last)
+            else:
+                self._ready.add(self._offer(mine, (name,)))
+            is_awaited = (group.head is None and group.after is not None) or group.waits
+            if group.after is not None and len(rows) < GROUP_ROWS_MIN:
+                is_awaited = is_awaited or len(rows) == GROUP_ROWS_MIN - 1
+                self._is_hungry = True
+        if is_awaited:
+            self._on_news()
+
+    def stored(self, one: Delivery) -> None:
+        """A delivery's row is gone from its lane."""
+        row = one.row
+        mine = self._lanes.get(row.shard.lane)
+        if mine is not None and row.shard.minute in mine.listed:
+            mine.touched.add(row.shard.minute)
+        if one.careful and not one.thread_id and mine is not None:
+            # It was not handed out: care is for the next.
+            mine.cared.discard(row.group or "")
+        group = None if mine is None else mine.groups.get(row.group or "")
+        if group is None or group.head is one:
+            self.ended(one)
+
+    def again(self, one: Delivery, row: Row, after_ms: int = 0) -> None:
+        """A head is not over: it waits for its time, and is read again.
+
+        Args:
+            one: Its delivery, which is over.
+            row: The row as it was edited.
+            after_ms: The earliest time of its next delivery, epoch milliseconds.
+        """
+        self.intake.forget(one)
+        with self._lock:
+            mine, group = self._group_of(row)
+            if mine is None or group is None or group.head is not one:
+                self._forget_begun(one)
+                return
+            (head,) = self.intake.take_in([row], mine.lease)
+            head.is_edited = True
+            group.head = head
+            self._wait(group, head, max(row.ready_ms, after_ms))
+
+    def release(self, one: Delivery) -> None:
+        """A head could not be handed out; it is tried again soon."""
+        if one.careful and (mine := self._lanes.get(one.row.shard.lane)) is not None:
+            mine.cared.discard(one.row.group or "")
+        self.again(one, one.row, self._clock.now_ms() + _AGAIN_MS)
+
+    def give_up(self, unwanted: Callable[[Delivery], bool]) -> list[Delivery]:
+        """Take rows out of memory that have not begun and answer True; their caller forgets them.
+
+        Their lanes are to be read anew from the first of them.
+        """
+        removed: list[Delivery] = []
+        with self._lock:
+            heads = {
+                group.head
+                for mine in self._lanes.values()
+                for group in mine.groups.values()
+                if group.head is not None and not group.head.begun_us and unwanted(group.head)
+            }
+            out = set(self._ready.remove(heads.__contains__)) if heads else set()
+            touched: list[tuple[GroupLane, str]] = []
+            for mine in self._lanes.values():
+                for name, group in mine.groups.items():
+                    taken = group.remove(unwanted)
+                    head = group.head
+                    if head is not None and head in heads and (group.waits or head in out):
+                        taken.append(head)
+                        group.head, group.waits = None, 0
+                        mine.cared.discard(name)
+                    if taken:
+                        removed += taken
+                        group.after = None
+                        group.last = (-1, b"") if group.head is None else place_of(group.head.row)
+                        touched.append((mine, name))
+            offered = [one for mine, name in touched for one in self._offer(mine, (name,))]
+        self._ready.add(offered)
+        return removed
+
+    def _forget_begun(self, one: Delivery) -> None:
+        key = one.row.shard.lane, one.row.group or ""
+        if self._begun.get(key) is one:
+            del self._begun[key]
+
+    def _group_of(self, row: Row) -> tuple[GroupLane | None, Group | None]:
+        mine = self._lanes.get(row.shard.lane)
+        return mine, None if mine is None else mine.groups.get(row.group or "")
+
+    def _rows(self) -> int:
+        return sum(self.intake.lanes[n].rows for n in self._lanes if n in self.intake.lanes)
+
+    def _room(self) -> int:
+        """For how many rows behind heads there is room."""
+        return 0 if self.intake.body_bytes > BYTES_MAX else ROWS_MAX - self._rows()
+
+    # Step -----------------------------------------------------------------------------------------
+
+    def serve(self) -> None:
+        """Hand out heads whose time has come, look where notes say, and reread what was left."""
+        now_ms = self._clock.now_ms()
+        if self.ahead_ms <= now_ms:
+            self.ahead_ms = _NEVER_MS
+        self._leave_far()
+        while due := self._due(now_ms):
+            self._reread_heads(due)
+        if self._notes or self._looks:
+            self._look_at_noted()
+        if self._is_hungry:
+            self._is_hungry = False
+            until_us = self._clock.boot_us() + _TURN_US
+            try:
+                for mine in list(self._lanes.values()):
+                    self._feed(mine, until_us)
+            except (StoreUnavailable, StoreTimeout):
+                self._is_hungry = True
+                raise
+        if now_ms - self._tidied_ms >= _TIDY_MS:
+            self._tidied_ms = now_ms
+            for mine in list(self._lanes.values()):
+                self._tidy(mine)
+
+    def _due(self, now_ms: int) -> list[tuple[GroupLane, Group, Delivery]]:
+        due: list[tuple[GroupLane, Group, Delivery]] = []
+        with self._lock:
+            while self._waiting and self._waiting[0][0] <= now_ms and len(due) < _FIND_ROWS:
+                _, number, one = heapq.heappop(self._waiting)
+                mine, group = self._group_of(one.row)
+                if mine is not None and group is not None and group.waits == number:
+                    due.append((mine, group, one))
+        return due
+
+    def _reread_heads(self, due: Sequence[tuple[GroupLane, Group, Delivery]]) -> None:
+        """Read heads again whose time has come: another may have settled or edited them."""
+        try:
+            there = {row.id: row for row in self._store.find([o.row.position for _, _, o in due])}
+        except (StoreUnavailable, StoreTimeout):
+            with self._lock:
+                for _, group, one in due:
+                    self._wait(group, one, self._clock.now_ms() + _AGAIN_MS)
+            raise
+        for mine, group, one in due:
+            self._renew(mine, group, one, there.get(one.row.id))
+
+    def _renew(self, mine: GroupLane, group: Group, one: Delivery, row: Row | None) -> None:
+        """Place a head that waits anew, by its row as it is now; None: it is gone."""
+        name = one.row.group or ""
+        if row is not None and row.entered_us < self._register.settings.purged_before_us:
+            self._on_purged([row])
+            row = None
+        if row is None:
+            self.intake.forget(one)
+            self.stored(one)
+            return
+        self.intake.replace(one, row)
+        with self._lock:
+            if row.ready_ms > self._clock.now_ms() or not self._leases.is_valid(mine.lease):
+                until_ms = max(row.ready_ms, self._clock.now_ms() + _AGAIN_MS)
+                self._wait(group, one, until_ms)
+                return
+            group.waits, one.is_stale = 0, False
+            one.careful = mine.needs_care(row)
+            heads = [one]
+            if group.is_passed():
+                group.take_back()
+                heads = self._offer(mine, (name,))
+            self._is_hungry = self._is_hungry or group.is_hungry
+        self._ready.add(heads)
+
+    def _leave_far(self) -> None:
+        """Of groups whose heads wait for long, keep nothing but where the head is."""
+        left: list[Delivery] = []
+        with self._lock:
+            far, self._far = self._far, []
+            for group, one in far:
+                if group.head is one and group.waits:
+                    left += group.leave()
+                    self.intake.replace(one, one.row._replace(body=b""))
+        self.intake.forget_all(left)
+
+    def _feed(self, mine: GroupLane, until_us: int) -> None:
+        """Read on for the groups of a lane of which few rows are in memory."""
+        while hungry := mine.hungry():
+            after = min(group.after for group in hungry.values() if group.after is not None)
+            rows, until = self._read_after(mine, after)
+            with self._lock:
+                known = self.intake.known
+                new = [row for row in rows if row.id not in known and not row.is_note]
+                chosen = mine.reread(new, until, room=self._room())
+            try:
+                there = chosen if mine.is_dense else self._find_chosen(chosen)
+            except (StoreUnavailable, StoreTimeout):
+                with self._lock:
+                    mine.leave_chosen(chosen, after)
+                raise
+            found = {row.id: row for row in there}
+            mine.is_dense = 2 * len(chosen) > len(rows)
+            before_us = self._register.settings.purged_before_us
+            purged = [row for row in found.values() if row.entered_us < before_us]
+            if purged:
+                self._on_purged(purged)
+            kept = [
+                found[row.id] for row in chosen if row.id in found and row.entered_us >= before_us
+            ]
+            with self._lock:
+                ids = {row.id for row in kept}
+                for row in chosen:
+                    if row.id not in ids:
+                        mine.skip(row)
+                self._take_in(mine, kept)
+                for name in hungry:
+                    mine.forget(name)
+            left = [group.after for group in mine.hungry().values() if group.after is not None]
+            if until is None or not left or min(left) == after:
+                return
+            if self._clock.boot_us() > until_us or not self._leases.is_valid(mine.lease):
+                self._is_hungry = True
+                return
+
+    def _find_chosen(self, chosen: Iterable[Row]) -> list[Row]:
+        return self._store.find([row.position for row in chosen])
+
+    def _read_after(self, mine: GroupLane, after: Place) -> tuple[list[Row], Place | None]:
+        """A page of rows after a place, and the place up to which it reads; None: the cursor.
+
+        The next rows may be minutes later: what lies between is sealed, and not in the list.
+        """
+        layout, lane = self._layout, self.intake.lanes[mine.number]
+        # The whole of its due: what was read of it may have been left.
+        until_ms = min(lane.cursor_ms, self._clock.now_ms())
+        mean_bytes = self.intake.body_bytes // (len(self.intake.known) or 1) + _ROW_BYTES
+        limit = max(min(_PAGE, _PAGE_BYTES // mean_bytes), 1)
+        minutes = {m for m in mine.listed if m >= layout.minute_of(after[0])}
+        first = max(lane.sealed + 1, layout.minute_of(after[0]))
+        minutes.update(range(first, layout.minute_of(until_ms) + 1))
+        after_ms, after_id = after[0], from_order_key(after[1]) if after[1] else None
+        for minute in sorted(minutes):
+            if layout.start_ms(minute) > after_ms:
+                after_ms, after_id = layout.start_ms(minute) - 1, None
+            place = after_ms, until_ms, limit, after_id, "group", mine.is_dense
+            rows = self._store.read(Slice(layout.queue, [minute], [mine.number], *place))
+            if len(rows) >= limit:
+                return rows, place_of(rows[-1])
+            if rows:
+                end_ms = layout.end_ms(minute) - 1
+                return rows, None if end_ms >= until_ms else (end_ms, b"\xff" * 16)
+        return [], None
+
+    # Edits ----------------------------------------------------------------------------------------
+
+    def numbered(self, one: Delivery, row: Row) -> Row:
+        """An edit of a delivery's row, with its serial.
+
+        The first edit under a lease skips the serials that a former owner may have under way, and
+        an edit by another than the owner those of the owner's next one.
+        """
+        by = 1 if one.is_edited else SERIALS_AFTER_TAKEOVER
+        return row._replace(serial=one.row.serial + (by if self._leases.is_valid(one.lease) else 2))
+
+    def edit(
+        self, edits: Sequence[tuple[Delivery, Row]], *, looks_first: bool = False
+    ) -> set[bytes]:
+        """Edit rows in place; a repeat with the same rows is safe.
+
+        Args:
+            edits: Deliveries, and their rows as they are to be.
+            looks_first: Whether to read all rows first, not those alone whose lease is over.
+
+        Returns:
+            The ids of rows that were read and that somebody else has settled or edited.
+        """
+        others = [(one, row) for one, row in edits if not self._leases.is_valid(one.lease)]
+        lost: set[bytes] = set()
+        if asked := edits if looks_first else others:
+            there = {row.id: row for row in self._store.find([row.position for _, row in asked])}
+            lost = {
+                row.id
+                for one, row in asked
+                if row.id not in there or there[row.id].serial not in (one.row.serial, row.serial)
+            }
+        self._store.edit([row for _, row in edits if row.id not in lost])
+        for one, _ in edits:
+            one.is_edited = True
+        self.tell(one for one, row in others if row.id not in lost)
+        return lost
+
+    def tell(self, ended: Iterable[Delivery]) -> None:
+        """Rows were settled or edited: let the owners of lanes that are not ours look at them."""
+        planner = self._settler.planner
+        self._untold += [
+            planner.note(one.row.position)
+            for one in ended
+            if one.grouped and not self._leases.is_valid(one.lease)
+        ]
+
+    def unclaim(self, rows: Iterable[Row]) -> None:
+        """Rows may be claimed for callers that do not get them: they are edited back."""
+        self._unclaimed += [
+            row._replace(
+                claim=None, not_before_ms=None, attempt=row.attempt - 1, serial=row.serial + 1
+            )
+            for row in rows
+        ]
+
+    def flush(self) -> None:
+        """Write what is to be told others, and edit back what no caller got."""
+        if self._untold:
+            self._store.insert(self._untold)
+            self._untold = []
+        if self._unclaimed:
+            self._store.edit(self._unclaimed)
+            rows, self._unclaimed = self._unclaimed, []
+            for row in rows:
+                if (one := self.intake.known.get(row.id)) is not None and not one.begun_us:
+                    self._apply(one, row)
+
+    # Notes ----------------------------------------------------------------------------------------
+
+    def look_at(self, position: Position) -> bool:
+        """Read a row again by the next step, which another in this process has changed.
+
+        From any thread.
+
+        Returns:
+            Whether its lane is owned here.
+        """
+        with self._lock:
+            mine = self._lanes.get(position.shard.lane)
+            if mine is None or not self._leases.is_valid(mine.lease):
+                return False
+            self._looks.add(position)
+        self._on_news()
+        return True
+
+    def _look_at_noted(self) -> None:
+        """Read the rows again that notes name, and delete the notes."""
+        notes = list(self._notes.values())
+        with self._lock:
+            looks, self._looks = self._looks, set()
+        noted = looks.union(note.noted for note in notes)
+        try:
+            there = {row.position: row for row in self._store.find(noted)}
+        except (StoreUnavailable, StoreTimeout):
+            with self._lock:
+                self._looks |= looks
+            raise
+        fresh: list[Row] = []
+        for at in noted:
+            row, one = there.get(at), self.intake.known.get(at.id)
+            if one is None:
+                is_here = row is not None and at.shard.lane in self._lanes
+                fresh += [row] if is_here and row is not None else []
+            elif not one.begun_us:
+                self._apply(one, row)
+        if fresh:
+            # Late ones, as a rule behind the seal: their minutes are listed.
+            self.intake.accept(sorted(fresh, key=lambda row: (row.shard, *place_of(row))))
+        if notes:
+            self._settler.delete(note.position for note in notes)
+        for note in notes:
+            self._notes.pop(note.position, None)
+
+    def _apply(self, one: Delivery, row: Row | None) -> None:
+        """A row in memory that has not begun was settled or edited by another."""
+        with self._lock:
+            mine, group = self._group_of(one.row)
+            if mine is None or group is None:
+                return
+            if group.head is one:
+                if not self._take_out(group):
+                    return
+                group.waits = next(self._numbers)
+            elif row is None:
+                group.remove(lambda other: other is one)
+        if group.head is one:
+            self._renew(mine, group, one, row)
+        elif row is None:
+            self.intake.forget(one)
+        else:
+            self.intake.replace(one, row)
+
+    # List -----------------------------------------------------------------------------------------
+
+    def pass_by(self, lane: int, minute: int) -> bool:
+        """List a minute with rows, so that the seal may pass it; False: the lane is not ours."""
+        mine = self._lanes.get(lane)
+        if mine is None or not self._leases.is_valid(mine.lease):
+            return False
+        if minute in mine.listed:
+            return True
+        first = self._first_of(lane, minute)
+        return first is None or self._write_list(mine, {minute: first.due_ms}, ())
+
+    def _first_of(self, lane: int, minute: int) -> Row | None:
+        layout = self._layout
+        ends = layout.start_ms(minute) - 1, layout.end_ms(minute) - 1
+        wanted = Slice(layout.queue, [minute], [lane], *ends, 1, purpose="list", bodies=False)
+        return next(iter(self._store.read(wanted)), None)
+
+    def _write_list(self, mine: GroupLane, listed: dict[int, int], erased: Collection[int]) -> bool:
+        lease = mine.lease
+        if not self._store.list_minutes(lease.shard, lease.lock, listed, erased):
+            return False
+        mine.listed.update(listed)
+        for minute in erased:
+            mine.listed.pop(minute, None)
+        return True
+
+    def _tidy(self, mine: GroupLane) -> None:
+        """Erase listed minutes in which nothing is left, and renew the hints of the others."""
+        lane = self.intake.lanes.get(mine.number)
+        if lane is None or not self._leases.is_valid(mine.lease):
+            return
+        listed: dict[int, int] = {}
+        erased: list[int] = []
+        now_ms = self._clock.now_ms()
+        is_hint_due = now_ms - mine.looked_ms >= _HINT_MS
+        for minute in sorted(mine.touched):
+            first = self._first_of(mine.number, minute)
+            if first is None:
+                erased.append(minute)
+            elif is_hint_due or first.due_ms < mine.listed.get(minute, _NEVER_MS):
+                listed[minute] = first.due_ms
+        if (listed or erased) and not self._write_list(mine, listed, erased):
+            return
+        mine.looked_ms = now_ms if is_hint_due else mine.looked_ms
+        mine.touched = set() if is_hint_due else mine.touched.difference(erased, listed)

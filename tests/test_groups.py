@@ -1,0 +1,268 @@
+"""Groups, through the face: one at a time, in order of first due, whatever becomes of each."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from reading import write
+
+from shardq import Bury, Consumer, Message, Retry, Snooze
+from shardq.testing import Recorder, Stage
+
+
+def test_a_group_is_delivered_in_the_order_of_its_dues(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    numbers = list(range(200))
+    random.Random(1).shuffle(numbers)
+    for number in numbers:
+        queue.put(f"{number}", group="g", delay=f"{number * 20}ms")
+    seen = Recorder(stage.clock)
+    stage.drain(queue, Consumer(queue, seen))
+    assert seen.texts == [f"{number}" for number in range(200)]
+
+
+def test_a_group_waits_for_a_retry_and_others_do_not(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", group_lanes=1)
+    for number in range(3):
+        queue.put(f"a{number}", group="a")
+        queue.put(f"b{number}", group="b")
+
+    def fail(message: Message) -> None:
+        if message.text == "a0" and message.attempt == 1:
+            raise Retry("5s")
+
+    seen = Recorder(stage.clock, fail)
+    consumer = Consumer(queue, seen)
+    stage.drive(consumer, seconds=4)
+    assert seen.texts == ["a0", "b0", "b1", "b2"]
+    stage.drain(queue, consumer)
+    assert seen.texts[4:] == ["a0", "a1", "a2"]
+
+
+@pytest.mark.parametrize("kind", [Retry, Snooze])
+def test_what_is_put_while_the_head_waits_comes_after_it(stage: Stage, kind: type) -> None:
+    queue = stage.connect().queue("mail")
+    queue.put("head", group="g")
+
+    def fail(_message: Message) -> None:
+        if len(seen) == 1:
+            raise kind("10m")
+
+    seen = Recorder(stage.clock, fail)
+    consumer = Consumer(queue, seen)
+    stage.drive(consumer, seconds=2)
+    for number in range(3):
+        queue.put(f"{number}", group="g")
+        stage.drive(consumer, seconds=90)
+    assert seen.texts == ["head"]
+    stage.drain(queue, consumer)
+    assert seen.texts == ["head", "head", "0", "1", "2"]
+
+
+def test_a_buried_head_lets_its_group_go_on(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    queue.put_many({"body": f"{n}", "group": "g"} for n in range(3))
+
+    def fail(message: Message) -> None:
+        if message.text == "0":
+            raise Bury("of no use")
+
+    seen = Recorder(stage.clock, fail)
+    stage.drain(queue, Consumer(queue, seen))
+    assert seen.texts == ["0", "1", "2"]
+    [dead] = queue.dead.peek()
+    assert dead.text == "0"
+
+
+def test_a_group_is_one_whatever_the_priorities_of_its_messages(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", bands=3)
+    for number in range(9):
+        queue.put(f"{number}", group="g", priority=number % 3)
+    seen = Recorder(stage.clock)
+    stage.drain(queue, Consumer(queue, seen))
+    assert seen.texts == [f"{number}" for number in range(9)]
+
+
+def test_priority_decides_between_heads(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", bands=2)
+    for number in range(4):
+        queue.put(f"late{number}", group=f"l{number}", priority=1)
+        queue.put(f"first{number}", group=f"f{number}", priority=0)
+    seen = Recorder(stage.clock)
+    stage.drain(queue, Consumer(queue, seen))
+    assert all(text.startswith("first") for text in seen.texts[:4])
+
+
+def test_callers_of_receive_get_one_of_a_group_at_a_time(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    queue.put_many({"body": f"{n}", "group": "g"} for n in range(3))
+    [first] = queue.receive(5)
+    assert queue.receive(5) == []
+    assert queue.ack(first) is None
+    [second] = queue.receive(5)
+    queue.retry(second, "10s")
+    assert queue.receive(5) == []
+    stage.clock.advance(10.1)
+    [again] = queue.receive(5)
+    assert (first.text, second.text, again.text) == ("0", "1", "1")
+    queue.ack(again)
+    [third] = queue.receive(5)
+    assert third.text == "2"
+
+
+def test_a_claim_that_nobody_settles_comes_again_before_the_next(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    queue.put_many({"body": f"{n}", "group": "g"} for n in range(2))
+    [first] = queue.receive(visibility="10s")
+    stage.clock.advance(9)
+    assert queue.receive() == []
+    stage.clock.advance(1.2)
+    [again] = queue.receive(visibility="10s")
+    assert (again.text, again.attempt) == (first.text, 2)
+
+
+def test_an_ack_by_another_process_lets_the_group_go_on_at_once(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    queue.put_many({"body": f"{n}", "group": "g"} for n in range(2))
+    other = stage.connect().queue("mail")
+    [first] = queue.receive(visibility="1h")
+    other.ack(first)
+    stage.clock.advance(0.1)
+    [second] = queue.receive()
+    assert second.text == "1"
+
+
+def test_an_extended_claim_keeps_its_group(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    queue.put_many({"body": f"{n}", "group": "g"} for n in range(2))
+    [first] = queue.receive(visibility="5s")
+    receipt = stage.connect().queue("mail").extend(first, "1m")
+    stage.clock.advance(20)
+    assert queue.receive() == []
+    queue.ack(receipt)
+    [second] = queue.receive()
+    assert second.text == "1"
+
+
+def test_a_cancelled_message_that_waits_is_not_delivered(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    messages = [queue.put(f"{n}", group="g") for n in range(3)]
+    [first] = queue.receive(visibility="1h")
+    assert stage.connect().queue("mail").cancel(messages[1])
+    queue.ack(first)
+    [third] = queue.receive()
+    assert third.text == "2"
+
+
+def test_a_head_left_in_a_listed_minute_is_found_by_the_next_owner(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", minute="1s", offset="2s", group_lanes=1)
+    queue.put_many({"body": f"{n}", "group": "g"} for n in range(3))
+
+    def fail(_message: Message) -> None:
+        raise Retry("1h")
+
+    consumer = Consumer(queue, fail)
+    stage.drive(consumer, seconds=30)
+    consumer.close()
+    stage.clock.advance(3_600)
+    seen = Recorder(stage.clock)
+    stage.drain(queue, Consumer(stage.connect().queue("mail"), seen))
+    assert seen.texts == ["0", "1", "2"]
+
+
+def test_a_group_goes_on_in_order_after_its_consumer_has_died(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    queue.put_many({"body": f"{n}", "group": f"g{n % 5}"} for n in range(100))
+    seen = Recorder(stage.clock)
+    dying = Consumer(queue, seen)
+    for _ in range(3):
+        dying.step()
+    got = len(seen)
+    stage.clock.advance(20)
+    stage.drain(queue, Consumer(stage.connect().queue("mail"), seen))
+    for group in range(5):
+        numbers = [int(text) for text in seen.texts if int(text) % 5 == group]
+        assert sorted(set(numbers)) == list(range(group, 100, 5))
+        after = [int(text) for text in seen.texts[got:] if int(text) % 5 == group]
+        assert after == sorted(after)
+
+
+def test_what_runs_for_long_keeps_its_group_and_its_attempt(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", hold="1s", visibility="5s")
+    queue.put_many({"body": f"{n}", "group": "g"} for n in range(2))
+    consumer = Consumer(queue, lambda _: None)
+    engine = consumer._engine
+    one = None
+    while one is None:
+        stage.clock.advance(max(engine.step(), 0.001))
+        one = engine.ready.take()
+    for _ in range(200):
+        stage.clock.advance(max(engine.step(), 0.05))
+        assert engine.ready.take() is None
+    consumer._deliver(one)
+    seen = Recorder(stage.clock)
+    consumer.close()
+    stage.drain(queue, Consumer(stage.connect().queue("mail"), seen))
+    assert seen.texts == ["1"]
+
+
+def test_more_rows_than_memory_holds_are_delivered_in_order(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shardq.engine.groups.room.ROWS_MAX", 50)
+    queue = stage.connect().queue("mail", group_lanes=2)
+    rows = [{"body": f"{n}", "group": f"g{n % 7}"} for n in range(1_000)]
+    queue.put_many(rows)
+    seen = Recorder(stage.clock)
+    consumer = Consumer(queue, seen)
+    stage.drain(queue, consumer)
+    assert len(seen) == 1_000
+    for group in range(7):
+        numbers = [int(text) for text in seen.texts if int(text) % 7 == group]
+        assert numbers == sorted(numbers)
+
+
+def test_a_group_behind_a_long_backoff_costs_no_memory(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", group_lanes=1)
+    queue.put("head", group="a")
+
+    def fail(message: Message) -> None:
+        if message.text == "head":
+            raise Retry("1h")
+
+    seen = Recorder(stage.clock, fail)
+    consumer = Consumer(queue, seen)
+    stage.drive(consumer, seconds=2)
+    queue.put_many({"body": "x", "group": "a"} for _ in range(3_000))
+    queue.put_many({"body": f"{n}", "group": "b"} for n in range(20))
+    stage.drive(consumer, seconds=5)
+    assert seen.texts == ["head", *(f"{n}" for n in range(20))]
+    assert len(consumer._engine.intake.known) == 1
+
+
+def test_what_was_stored_late_while_the_lane_was_another_s_goes_first_once_it_is_ours(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail", group_lanes=1)
+    queue.put("keeps the lane", group="h")
+    holder = Consumer(queue, Recorder(stage.clock))._engine
+    while not holder.leases.held():
+        stage.clock.advance(0.01)
+        holder.step()
+    other = Consumer(stage.connect().queue("mail"), Recorder(stage.clock))._engine
+    lane = queue._home.register.layout.group_lane("g")
+    other.intake.keep([lane], dict)
+    other.intake.lanes[lane].advance(stage.clock.now_ms())
+    write(stage, queue, stage.clock.now_ms() - 100, b"1", group="g")
+    other.reader.poll(back_ms=500)
+    assert not other.intake.known
+    holder.retire()
+    holder.release_idle()
+    write(stage, queue, stage.clock.now_ms() + 10, b"2", group="g")
+    taken: list[bytes] = []
+    for _ in range(20):
+        stage.clock.advance(0.3)
+        other.reader.poll()
+        taken += [one.row.body for one in iter(other.ready.take, None)]
+    assert sorted(taken) == [b"1", b"keeps the lane"]
