@@ -261,6 +261,15 @@ class Reader:
         # By shard and due: of what another may have died of, the first rows need care.
         return sorted([*rows, *missed], key=_place_of) if missed else rows
 
+    def without_unread(self, rows: list[Row]) -> list[Row]:
+        """Rows without those of group lanes that are to be read from further in front."""
+        lanes = self._intake.lanes
+        return [
+            row
+            for row in rows
+            if not (lane := lanes[row.shard.lane]).of_groups or row.due_ms <= lane.read_ms
+        ]
+
     def _look_again_where_cut(self, rows: Sequence[Row], limit: int) -> None:
         """What a full page has left out of the next 2 s is looked for by the next step."""
         if rows and max(Counter(row.shard for row in rows).values()) >= limit:

@@ -319,8 +319,12 @@ class Sweeper:
             sent_us = self._clock.boot_us()
             try:
                 for page in self._reader.pages(lanes, after_ms, stop_ms, purpose):
-                    left.update(self._intake.accept(page))
                     rows += len(page)
+                    met = self._reader.without_unread(page)
+                    if len(met) < len(page):
+                        read = {row.id for row in met}
+                        left.update(row.shard.lane for row in page if row.id not in read)
+                    left.update(self._intake.accept(met))
             except (StoreUnavailable, StoreTimeout):
                 # What else a step has to do is done before the next try, which asks for less.
                 self._narrow_ms[purpose] = min(length, max(length // 2, least_ms))
