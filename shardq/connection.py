@@ -19,6 +19,7 @@ from weakref import WeakMethod, ref
 
 from shardq import locks
 from shardq.clock import SystemClock
+from shardq.engine.stepper import Stepper
 from shardq.errors import BadUrl, SchemaNewer, StoreError, not_pickled
 from shardq.model import names
 from shardq.queue import Queue
@@ -142,7 +143,7 @@ class Connection:
         chores = Keeper(clock) if background else None
         self._home = Home(store, clock, keeper=keeper, chores=chores, owner=self)
         self._home.clock.measure(store)
-        self._background = background
+        self._stepper = Stepper(store, clock, "shardq-receive") if background else None
         self._defaults = defaults or {}
         self._queues: dict[str, Queue] = {}
         self._lock = locks.new()
@@ -221,7 +222,7 @@ class Connection:
             register = Register.open(
                 store, clock, name, settings, create=create, defaults=self._defaults
             )
-            queue = Queue(self._home, register, background=self._background)
+            queue = Queue(self._home, register, stepper=self._stepper)
             self._queues[name] = queue
             return queue
 
@@ -262,6 +263,8 @@ class Connection:
                 log.log(
                     self._unclean_level, "queue %s was not closed cleanly: %s", queue.name, error
                 )
+        if self._stepper is not None:
+            self._stepper.close()
         self._home.store.close()
 
     def _close_with_child(self) -> None:

@@ -14,6 +14,7 @@ from shardq.clock import SystemClock
 from shardq.consumer import Consumer
 from shardq.engine import ready
 from shardq.engine.care import Care
+from shardq.engine.claims import Claims
 from shardq.engine.deliverer import Deliverer
 from shardq.engine.discards import Discards
 from shardq.engine.engine import Engine
@@ -23,7 +24,6 @@ from shardq.engine.lease import Leases
 from shardq.engine.outbox import Outbox
 from shardq.engine.reader import Reader
 from shardq.engine.ready import Ready
-from shardq.engine.receiver import Receiver
 from shardq.engine.sharing import Sharing
 from shardq.engine.starts import Starts
 from shardq.engine.sweeper import Sweeper
@@ -177,8 +177,8 @@ MUTANTS: dict[str, Edits] = {
         (Ready, "_offer", "if not heap or group in self._busy:", "if not heap:"),
     ),
     "receive blocks no group": (
-        (Receiver, "_plan", "engine.outbox.heads.block_behind(one, move.new.due_ms)", "pass"),
-        (Receiver, "_plan", "engine.outbox.heads.note_block(one)", "pass"),
+        (Claims, "_hold_group", "self._engine.outbox.heads.block_behind(one, move.new.due_ms)", "pass"),
+        (Claims, "_hold_group", "self._engine.outbox.heads.note_block(one)", "pass"),
     ),
     "what was put off is handed out last first": (
         (
@@ -317,7 +317,7 @@ MUTANTS: dict[str, Edits] = {
         ),
     ),
     "a claim's receipt is stale from the first": (
-        (Receipts, "is_over", "+ CLAIM_MARGIN_MS", "+ 60_000"),
+        (Receipts, "is_over", "+ margin_ms", "+ 60_000"),
     ),
     "a pause is not heeded": (
         (Engine, "_step", "not (settings.paused or self._is_stuck)", "not self._is_stuck"),
