@@ -19,6 +19,7 @@ from weakref import WeakMethod, ref
 
 from shardq import locks
 from shardq.clock import SystemClock
+from shardq.engine.stepper import Stepper
 from shardq.errors import BadUrl, SchemaNewer, StoreCorrupt, StoreError, not_pickled
 from shardq.model import names
 from shardq.queue import Queue
@@ -144,7 +145,7 @@ class Connection:
             store, clock, keeper=keeper, chores=chores, owner=self, open_all=self._open_all
         )
         self._home.clock.measure(store)
-        self._background = background
+        self._stepper = Stepper(store, clock, "shardq-receive") if background else None
         self._defaults = defaults or {}
         self._queues: dict[str, Queue] = {}
         self._lock = locks.new()
@@ -223,7 +224,7 @@ class Connection:
             register = Register.open(
                 store, clock, name, settings, create=create, defaults=self._defaults
             )
-            queue = Queue(self._home, register, background=self._background)
+            queue = Queue(self._home, register, stepper=self._stepper)
             self._queues[name] = queue
             return queue
 
@@ -259,7 +260,7 @@ class Connection:
                 return queue
             register = Register(self._home.store, self._home.clock, name, record)
             self._home.clock.check(register.settings.offset_ms)
-            queue = self._queues[name] = Queue(self._home, register, background=self._background)
+            queue = self._queues[name] = Queue(self._home, register, stepper=self._stepper)
             return queue
 
     def close(self) -> None:
@@ -290,6 +291,8 @@ class Connection:
                 log.log(
                     self._unclean_level, "queue %s was not closed cleanly: %s", queue.name, error
                 )
+        if self._stepper is not None:
+            self._stepper.close()
         self._home.store.close()
 
     def _close_with_child(self) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, NoReturn, Unpack, overload
 
 from shardq import locks
 from shardq.engine.handler import check_function, undone
-from shardq.engine.receiver import Receiver, visibility_ms
+from shardq.engine.receiver import Receiver
 from shardq.errors import (
     BadSetting,
     BadTime,
@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from datetime import datetime
 
+    from shardq.engine.stepper import Stepper
+    from shardq.errors import ReceiptError
     from shardq.inspection.audit import Audit
     from shardq.inspection.census import Check
     from shardq.inspection.depth import Depth
@@ -73,7 +75,7 @@ class Queue(Scheduled):
         name: Its name.
     """
 
-    def __init__(self, home: Home, register: Register, *, background: bool) -> None:
+    def __init__(self, home: Home, register: Register, *, stepper: Stepper | None) -> None:
         store, clock = home.store, home.clock
         member = member_name()
         stats = StatsLog(
@@ -87,7 +89,7 @@ class Queue(Scheduled):
         self.name: str = register.name
         self._home = home.of_queue(register, stats)
         self._home.fold_hourly()
-        self._background = background
+        self._stepper = stepper
         self._dead: Queue | None = None
         self._settler = Settler(store, clock, register, member, stats.note_farthest)
         self._keyed = Keyed(self._home, self._settler, self._cancel_dead)
@@ -97,7 +99,12 @@ class Queue(Scheduled):
         self._mender = Mender(store, clock, register, store_own=self._store_totals, own=stats)
         self._producer = Producer(store, clock, register, self._settler, stats, self._home.on_put)
         self._receiver = Receiver(
-            store, clock, register, background=background, make_ticker=self._ticker
+            store,
+            clock,
+            register,
+            stepper=stepper,
+            make_ticker=self._ticker,
+            put_back=self._put_back,
         )
         self._settler.is_looked_at = self._receiver.looks_at
         self._home.listeners.append(self._receiver.on_put)
@@ -122,7 +129,7 @@ class Queue(Scheduled):
         """
         if self._dead is None:
             dead = self._home.register.dead()
-            self._dead = Queue(self._home, dead, background=self._background)
+            self._dead = Queue(self._home, dead, stepper=self._stepper)
         return self._dead
 
     # Putting --------------------------------------------------------------------------------------
@@ -246,31 +253,48 @@ class Queue(Scheduled):
 
         Args:
             max: The most to return, 1 to 1,000.
-            visibility: How long they are the caller's, at least 2 s. Settle them until 1 s before
-                its end, or `extend`.
+            visibility: How long they are the caller's, from 0 s. `ack` them until its end; `retry`,
+                `snooze`, `bury` or `extend` them until 1 s before it.
             wait: How long to wait for the first one, to 1 h.
 
         Returns:
             The messages, first due first; none if none was due within `wait`.
         """
-        if type(max) is not int or not 1 <= max <= RECEIVE_MAX:
-            raise BadSetting(f"max must be 1 to {RECEIVE_MAX}, not {shown(max)}.")
-        wait_ms = duration_ms(wait, name="wait")
-        if wait_ms > WAIT_MS_MAX:
-            raise BadTime(f"wait must be at most 1 h, not {shown(wait)}.")
-        return self._receiver.receive(max, visibility_ms(visibility), wait_ms)
+        return self._receiver.receive(*received(max, visibility, wait))
 
-    def ack(self, *deliveries: Message | str) -> None:
+    @overload
+    def ack(self, *deliveries: Message | str, partial: Literal[False] = False) -> None: ...
+    @overload
+    def ack(
+        self, *deliveries: Message | str, partial: Literal[True]
+    ) -> list[ReceiptError | None]: ...
+    @overload
+    def ack(
+        self, *deliveries: Message | str, partial: bool
+    ) -> list[ReceiptError | None] | None: ...
+    def ack(
+        self, *deliveries: Message | str, partial: bool = False
+    ) -> list[ReceiptError | None] | None:
         """End deliveries as done: the messages are removed.
 
         Args:
             deliveries: Messages that were received, or their receipts.
+            partial: True ends those that can be ended, though others cannot.
+
+        Returns:
+            None; where `partial`, for each delivery the error that it failed by, or None if it has
+            ended.
 
         Raises:
-            BadReceipt: If one is damaged or of another queue; nothing was written.
-            StaleReceipt: If one was settled before, or its time is up; nothing was written.
+            BadReceipt: If one is damaged or of another queue; nothing was written. Not where
+                `partial`.
+            StaleReceipt: If one was settled before, or its time is up; nothing was written. Not
+                where `partial`.
         """
+        if partial:
+            return self._receipts.ack_each(deliveries)
         self._receipts.ack(deliveries)
+        return None
 
     def retry(
         self, delivery: Message | str, delay: Duration | None = None, *, reason: str = ""
@@ -301,12 +325,12 @@ class Queue(Scheduled):
 
         Args:
             delivery: The message or its receipt.
-            visibility: How long from now, from 2 s.
+            visibility: How long from now, from 0 s.
 
         Returns:
             The new receipt; the old one is stale.
         """
-        return self._receipts.extend(delivery, visibility_ms(visibility))
+        return self._receipts.extend(delivery, duration_ms(visibility, name="visibility"))
 
     def bury(self, delivery: Message | str, reason: str = "buried") -> None:
         """Move a message to the dead-letter queue, under the same id.
@@ -785,6 +809,10 @@ class Queue(Scheduled):
     def _whereabouts(self) -> Whereabouts:
         return Whereabouts(self._home.store, self._home.clock, self._home.register)
 
+    def _put_back(self, message: Message) -> None:
+        """Let a message that was received for nobody be delivered at once, without an attempt."""
+        self._receipts.settle(message, Outcome(Fate.SNOOZE, 0))
+
     def _ticker(self) -> Ticker:
         return Ticker(self._home, self._receiver.on_put)
 
@@ -814,6 +842,20 @@ def _each(named: Iterable[str] | None, command: Callable[[str], Answer]) -> dict
         with said if answers else nullcontext():
             answers[name] = command(name)
     return answers
+
+
+def received(count: int, visibility: Duration, wait: Duration) -> tuple[int, int, int]:
+    """The arguments of `receive`, checked: how many, and two times in milliseconds.
+
+    Raises:
+        BadSetting, BadTime: If one cannot be used.
+    """
+    if type(count) is not int or not 1 <= count <= RECEIVE_MAX:
+        raise BadSetting(f"max must be 1 to {RECEIVE_MAX}, not {shown(count)}.")
+    wait_ms = duration_ms(wait, name="wait")
+    if wait_ms > WAIT_MS_MAX:
+        raise BadTime(f"wait must be at most 1 h, not {shown(wait)}.")
+    return count, duration_ms(visibility, name="visibility"), wait_ms
 
 
 def _check_reason(reason: object) -> None:

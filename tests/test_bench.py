@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,7 +12,7 @@ from shell import Shell
 
 import shardq
 from shardq import bench
-from shardq.bench import drains, groups, history, leases, load, puts, tasks, workers
+from shardq.bench import callers, drains, groups, history, leases, load, puts, tasks, workers
 from shardq.bench.job import SENT, Job
 from shardq.bench.line import interleaved, quantile, rate
 from shardq.bench.member import Member, sleeper
@@ -74,6 +75,12 @@ def rows_in_queues(place: Place, names: list[str]) -> Counter[str]:
                 wanted = Slice(name, [shard.minute], [shard.lane], -1, FAR_MS, 1)
                 counts[name] += sum(tally.rows for tally in db._home.store.count(wanted).values())
     return counts
+
+
+def test_callers_are_measured_by_what_they_have_acked(place: Place) -> None:
+    lines = callers.taken(place, replace(FEW, received=60, cycles=64))
+    assert [line.unit for line in lines] == ["rows/s"] * 2 + ["cycles/s"] * 3
+    assert all(line.reached for line in lines)
 
 
 def test_the_cost_of_a_history_is_that_of_queues_that_keep_one(place: Place) -> None:

@@ -273,7 +273,8 @@ def test_a_put_whose_record_fails_is_maybe_put_and_can_be_repeated(
     stage: Stage, error: Exception
 ) -> None:
     queue = stage.connect().queue("mail")
-    stage.faults.fail("record", error=error)
+    # A put is repeated once.
+    stage.faults.fail("record", times=2, error=error)
     with pytest.raises(StoreTimeout) as caught:
         queue.put("a")
     assert len(rows_of(queue)) == 1

@@ -52,10 +52,7 @@ def test_listed_minutes_are_looked_into_before_those_after_the_seals(stage: Stag
     passed_by(stage, queue)
     home, now_ms = queue._home, stage.clock.now_ms()
     end = home.register.layout.minute_of(now_ms) + 1
-    minutes = {
-        shard.minute
-        for shard in scan.open_shards(stage._store, home.register, end, now_ms)
-    }
+    minutes = {shard.minute for shard in scan.open_shards(stage._store, home.register, end, now_ms)}
     assert {row.shard.minute for page in queue._rows() for row in page} <= minutes
     assert len(minutes) < 10
     assert [message.text for message in queue.peek()] == ["first", "second", "third"]

@@ -1,7 +1,7 @@
 """The speed of a store, measured beside the bare driver doing the same row work in the same run.
 
 ```
- puts drains keys tasks timers schedules idle leases .. ── each a list of lines ──► the table
+ puts drains keys tasks timers schedules idle callers .. ── each a list of lines ──► the table
    └─ place (where) sizes (how much) member, child (a consumer process) load (a steady rate)
 ```
 
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shardq.bench import (
+    callers,
     crash,
     drains,
     groups,
@@ -63,6 +64,8 @@ _MEASUREMENTS = (
     _Measurement("timers", timers.known, cassandra=True, sqlite=True),
     _Measurement("schedules", schedules.firings, cassandra=True, sqlite=True),
     _Measurement("idle", idle.consumer, cassandra=True, sqlite=True),
+    _Measurement("callers", callers.taken, cassandra=True, sqlite=True),
+    _Measurement("waiting", callers.waiting, cassandra=True, sqlite=True),
     _Measurement("history", history.cost, cassandra=True, sqlite=True),
     _Measurement("crash", crash.restart, cassandra=True, sqlite=True),
     _Measurement("workers", workers.shared, cassandra=True, sqlite=True),

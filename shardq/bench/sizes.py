@@ -22,6 +22,8 @@ class Sizes:
         trips: Messages whose way from put to handler is timed.
         settle_s: Seconds of load before tombstones are counted: until every rung reads its depth.
         tombstones_s: Seconds in which they are counted.
+        received: Messages of a backlog that callers receive.
+        cycles: Cycles of a put, a receipt and an ack.
         jobs: Jobs around a crash.
         slow_jobs: Jobs of half a second that a fleet shares; of short ones 20 times as many.
         naps: Coroutines that sleep.
@@ -41,6 +43,8 @@ class Sizes:
     trips: int = 60
     settle_s: int = 62
     tombstones_s: int = 60
+    received: int = 10_000
+    cycles: int = 4_000
     jobs: int = 400
     slow_jobs: int = 80
     naps: int = 10_000
@@ -62,6 +66,8 @@ QUICK = Sizes(
     trips=15,
     settle_s=5,
     tombstones_s=15,
+    received=3_000,
+    cycles=1_000,
     jobs=100,
     slow_jobs=16,
     naps=2_000,

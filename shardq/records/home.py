@@ -1,8 +1,8 @@
 """What the package's own rooms share of a connection and of a queue, and their users do not.
 
 Both carry theirs as `_home`, and what `Queue.schedules` gives carries its book so; with
-`Consumer._engine`, `Message._row` and `Message._delivery` these are the only private names that
-another module reads (`pyproject.toml`, flake8-self).
+`Consumer._engine`, `Queue._receiver`, `Message._row` and `Message._delivery` these are the only
+private names that another module reads (`pyproject.toml`, flake8-self).
 """
 
 from __future__ import annotations

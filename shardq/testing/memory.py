@@ -151,7 +151,8 @@ class MemoryConnection(Connection):
     def end_receiving(self) -> None:
         """Release what callers of `receive` have left for the next call: no thread does."""
         for queue in list(self._queues.values()):
-            queue._receiver.close()  # noqa: SLF001 - it is to be closed where no thread may run
+            # It is to be closed where no thread may run.
+            queue._receiver.close()
 
     def queue(self, name: str, *, create: bool = True, **settings: Unpack[QueueOptions]) -> Queue:
         """As any connection."""
