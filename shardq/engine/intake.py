@@ -351,7 +351,7 @@ class Intake:
         return taken
 
     def _lease(self, rows: Sequence[Row], unheld: set[Shard]) -> dict[int, int]:
-        keys = {shard: self._lease_key(shard) for shard in shards_of(rows)}
+        keys = {shard: self._lease_key(shard) for shard in sorted(shards_of(rows))}
         if unheld:
             free = self._free([row for row in rows if row.shard in unheld])
             self._leases.take({keys[shard] for shard in free})
@@ -407,7 +407,7 @@ class Intake:
             return self._store.find(row.position for row in rows)
         found: dict[bytes, Row] = {}
         wanted = {row.id for row in rows}
-        for shard in shards:
+        for shard in sorted(shards):
             dues = [row.due_ms for row in rows if row.shard == shard]
             place = min(dues) - 1, max(dues), 2 * len(dues)
             range_ = Slice(shard.queue, [shard.minute], [shard.lane], *place, purpose="leased")

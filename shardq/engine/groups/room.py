@@ -64,6 +64,7 @@ _PAGE_BYTES = 4 << 20
 _ROW_BYTES = 100
 _TURN_US = 250_000
 _FIND_ROWS = 500
+_PROBE_MINUTES = 1_440
 _TIDY_MS = 1_000
 _HINT_MS = 60_000
 _NEVER_MS = 1 << 62
@@ -223,9 +224,9 @@ class GroupLanes:
             for number in lanes:
                 mine = self._lanes.pop(number, None)
                 planner = self._settler.planner
-                lost = {at for at in self._looks if at.shard.lane == number}
+                lost = sorted(at for at in self._looks if at.shard.lane == number)
                 self._untold += map(planner.note, lost)
-                self._looks -= lost
+                self._looks.difference_update(lost)
                 # Of the next owner.
                 self._notes = {at: n for at, n in self._notes.items() if at.shard.lane != number}
                 for name, group in () if mine is None else mine.groups.items():
@@ -559,7 +560,8 @@ class GroupLanes:
         first = max(lane.sealed + 1, layout.minute_of(after[0]))
         minutes.update(range(first, layout.minute_of(until_ms) + 1))
         after_ms, after_id = after[0], from_order_key(after[1]) if after[1] else None
-        for minute in sorted(minutes):
+        part = sorted(minutes)[:_PROBE_MINUTES]
+        for _, minute, _ in self._store.occupied(layout.queue, part, [mine.number]):
             if layout.start_ms(minute) > after_ms:
                 after_ms, after_id = layout.start_ms(minute) - 1, None
             place = after_ms, until_ms, limit, after_id, "group", mine.is_dense
@@ -569,7 +571,8 @@ class GroupLanes:
             if rows:
                 end_ms = layout.end_ms(minute) - 1
                 return rows, None if end_ms >= until_ms else (end_ms, b"\xff" * 16)
-        return [], None
+        is_through = len(part) == len(minutes)
+        return [], None if is_through else (layout.end_ms(part[-1]) - 1, b"\xff" * 16)
 
     # Edits ----------------------------------------------------------------------------------------
 
@@ -665,7 +668,7 @@ class GroupLanes:
         notes = [note for note in self._notes.values() if self._is_read(note.noted)]
         unread = {at for at in looks if not self._is_read(at)}
         looks -= unread
-        noted = looks.union(note.noted for note in notes)
+        noted = sorted(looks.union(note.noted for note in notes))
         try:
             there = {row.position: row for row in self._store.find(noted)}
         except (StoreUnavailable, StoreTimeout):
