@@ -19,12 +19,13 @@ from weakref import WeakMethod, ref
 
 from shardq import locks
 from shardq.clock import SystemClock
-from shardq.errors import BadUrl, SchemaNewer, StoreError, not_pickled
+from shardq.engine.stepper import Stepper
+from shardq.errors import BadUrl, SchemaNewer, StoreCorrupt, StoreError, not_pickled
 from shardq.model import names
 from shardq.queue import Queue
 from shardq.records.home import Home
 from shardq.records.keeper import Keeper
-from shardq.records.register import Register, settings_in, stored_record
+from shardq.records.register import Register, settings_in
 from shardq.stores import store_of
 from shardq.stores.tables import QUEUES
 
@@ -140,9 +141,11 @@ class Connection:
         on_start = partial(_call, WeakMethod(self._close_with_child))
         keeper = Keeper(clock, on_start) if background else None
         chores = Keeper(clock) if background else None
-        self._home = Home(store, clock, keeper=keeper, chores=chores, owner=self)
+        self._home = Home(
+            store, clock, keeper=keeper, chores=chores, owner=self, open_all=self._open_all
+        )
         self._home.clock.measure(store)
-        self._background = background
+        self._stepper = Stepper(store, clock, "shardq-receive") if background else None
         self._defaults = defaults or {}
         self._queues: dict[str, Queue] = {}
         self._lock = locks.new()
@@ -221,18 +224,44 @@ class Connection:
             register = Register.open(
                 store, clock, name, settings, create=create, defaults=self._defaults
             )
-            queue = Queue(self._home, register, background=self._background)
+            queue = Queue(self._home, register, stepper=self._stepper)
             self._queues[name] = queue
             return queue
 
     def queues(self) -> list[str]:
-        """The names of all queues, sorted, without dropped ones.
+        """The names of all queues, sorted, without dropped ones: one read.
 
         Those whose settings need a newer release of shardq are among them: `queue` refuses these.
         """
-        store = self._home.store
-        names = sorted(store.notes(QUEUES, ()))
-        return [name for name in names if _is_made(stored_record(store, name), name)]
+        return list(self._records())
+
+    def _records(self) -> dict[str, QueueRecord]:
+        """The records of all queues by name, without dropped ones."""
+        found = self._home.store.notes(QUEUES, ())
+        return {name: found[name] for name in sorted(found) if _is_made(found[name], name)}
+
+    def _open_all(self) -> dict[str, Any]:
+        """All queues by name; of one whose record cannot be read, the error."""
+        found: dict[str, Any] = {}
+        for name, record in self._records().items():
+            try:
+                found[name] = self._opened(name, record)
+            except (SchemaNewer, StoreCorrupt) as error:
+                found[name] = error
+        return found
+
+    def _opened(self, name: str, record: QueueRecord) -> Queue:
+        """A queue by its record, which was read just now."""
+        locks.refuse_to_wait(self._lock)
+        with self._lock:
+            queue = self._queues.get(name)
+            if queue is not None:
+                queue._home.register.take_in(record)
+                return queue
+            register = Register(self._home.store, self._home.clock, name, record)
+            self._home.clock.check(register.settings.offset_ms)
+            queue = self._queues[name] = Queue(self._home, register, stepper=self._stepper)
+            return queue
 
     def close(self) -> None:
         """Store what is counted, release what is held, disconnect. Idempotent.
@@ -262,6 +291,8 @@ class Connection:
                 log.log(
                     self._unclean_level, "queue %s was not closed cleanly: %s", queue.name, error
                 )
+        if self._stepper is not None:
+            self._stepper.close()
         self._home.store.close()
 
     def _close_with_child(self) -> None:
@@ -322,9 +353,9 @@ def _call(found: WeakMethod[Callable[[], None]]) -> None:
         method()
 
 
-def _is_made(record: QueueRecord | None, name: str) -> bool:
+def _is_made(record: QueueRecord, name: str) -> bool:
     try:
         return settings_in(record, name) is not None
     except SchemaNewer:
         # Of what a newer release stores, this alone is read: it is JSON, or it were damaged.
-        return record is not None and json.loads(record.settings).get("dropped") is not True
+        return json.loads(record.settings).get("dropped") is not True

@@ -2,7 +2,8 @@
 
 ```
  run, of each consumer:
-  ├─ engine thread: step, wait, step ..         handler threads: wait in `ready`, handle, finish
+  ├─ engine thread: step, wait, step ..         crew of handler threads: wait, handle, finish
+  │    or, where several share a crew: the stepper's turn
   └─ SIGTERM, SIGINT, SIGHUP: hand out no more ─► let what runs finish, until the deadline
      ─► park the rest, uncounted
 ```
@@ -18,6 +19,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from shardq import locks
+from shardq.engine.crew import Crew, Work
 from shardq.engine.deaths import Deaths
 from shardq.engine.deliverer import Deliverer
 from shardq.engine.engine import Engine
@@ -33,6 +35,7 @@ from shardq.errors import (
     UsageError,
     shown,
 )
+from shardq.inspection import scan
 from shardq.inspection.mend import Upkeep
 from shardq.model.times import Duration, duration_ms, duration_text
 from shardq.queue import Queue
@@ -66,7 +69,6 @@ _LEAST_US = 1_000_000
 _POLL_S = 0.05
 _HAND_OVER_US = 3_500_000
 """Another tells that it knows within a second, if it steps; one that does not holds up no end."""
-_YIELD_EVERY = 32
 _LAST_TRIES = 3
 """How often what has ended is offered to a store that has failed for good."""
 
@@ -103,6 +105,9 @@ class Consumer:
             called: an async one, a generator, a class.
     """
 
+    _shared_crew: Crew | None = None
+    """The handlers' threads, where consumers of several queues share them."""
+
     def __init__(
         self,
         queue: Queue,
@@ -120,14 +125,15 @@ class Consumer:
         check_function(handler, "handler")
         if on_dead is not None:
             check_function(on_dead, "on_dead")
-        if type(threads) is not int or not 1 <= threads <= THREADS_MAX:
-            raise BadSetting(f"threads must be 1 to {THREADS_MAX}, not {shown(threads)}.")
+        check_threads(threads)
         if type(prefetch) is not int or not 1 <= prefetch <= PREFETCH_MAX:
             raise BadSetting(f"prefetch must be 1 to {PREFETCH_MAX:,}, not {shown(prefetch)}.")
         self._queue = queue
         self._handler = handler
         self._deadline_us = duration_ms(deadline, name="deadline") * 1_000
         home = queue._home
+        crew = self._shared_crew
+        self._stepper = crew.stepper if crew else None
         self._clock = home.clock
         self._store = home.store
         self._register = home.register
@@ -139,6 +145,11 @@ class Consumer:
             threads=threads,
             isolated=isolated,
             member=member,
+            on_wake=None if self._stepper is None else self._wake_stepper,
+            waiters=None if crew is None else crew.waiters,
+        )
+        self._crew = crew or Crew(
+            home.clock, threads, f"shardq-{queue.name}", waiters=self._engine.ready.waiters
         )
         self._upkeep = Upkeep(
             home.store, home.clock, home.register, self._engine.member, home.chores
@@ -155,16 +166,16 @@ class Consumer:
         self._given_member = member
         self._is_parents = False
         locks.in_child(self, Consumer._begin_child)
+        # Where others share its crew, the stepper steps the engine, and this thread ends it.
         self._engine_thread = threading.Thread(
-            target=self._run_engine, name=f"shardq-{queue.name}", daemon=True
+            target=self._run_engine if self._stepper is None else self._end_engine,
+            name=f"shardq-{queue.name}",
+            daemon=True,
         )
-        self._workers = [
-            threading.Thread(target=self._work, name=f"shardq-{queue.name}-{n}", daemon=True)
-            for n in range(threads)
-        ]
-        self._started = False
-        self._stepped = False
-        self._closed = False
+        self._ended, self._turns = threading.Event(), _Turns(self)
+        self._due_us = 0
+        """Time since boot at which the stepper's next step is due."""
+        self._started = self._stepped = self._closed = self._is_begun = self._is_ending = False
         self._stopping = False
         """No event of Python's: two handlers of signals that set it could wait for each other."""
         self._deliverer = Deliverer(
@@ -177,6 +188,7 @@ class Consumer:
             judge=self._judge,
         )
         self._deliver = self._deliverer.deliver
+        self._crew.add(Work(self._engine.ready, self._deliver, self._end_by))
         self._ticker = Ticker(home, self._engine.on_put)
         self._fire = self._ticker.step
         self._engine.rest.along = self._ticker.rest
@@ -211,17 +223,20 @@ class Consumer:
             self._engine.courier.start()
             if self._deaths is not None:
                 self._deaths.start()
-            self._engine_thread.start()
-            for worker in self._workers:
-                worker.start()
+            if self._stepper is None:
+                self._engine_thread.start()
+            else:
+                self._stepper.add(self._turns)
+            self._is_begun = True
+            self._crew.start()
         except RuntimeError as error:
             self.stop()
-            if self._engine_thread.ident is None:
+            if not self._is_begun:
                 self._engine.courier.stop()
                 if self._deaths is not None:
                     self._deaths.end(0, self._is_stopping)
             raise ShardqError(
-                f"{self._said} cannot start its {len(self._workers)} threads: {error}; lower "
+                f"{self._said} cannot start its {len(self._crew.threads)} threads: {error}; lower "
                 f"`threads`, or raise what limits this process (ulimit -u, ulimit -v)."
             ) from error
         # Last: what could not be started is not joined, which would take it off again.
@@ -253,17 +268,17 @@ class Consumer:
             return
         if not self._started:
             raise UsageError(f"{self._said} was not started; call start() or run() first.")
-        if self._engine_thread.ident is None:
+        if not self._is_begun:
             # It could not be started, which `start` has raised.
             return
         is_on_dead = self._deaths is not None and self._deaths.is_here
-        if is_on_dead or threading.current_thread() in self._workers:
+        if is_on_dead or threading.current_thread() in self._crew.threads:
             caller = "on_dead" if is_on_dead else "a handler"
             raise UsageError(
                 f"{caller} of {self._said} cannot wait for its end; let it call stop() alone."
             )
-        self._engine_thread.join(timeout)
-        if not self._engine_thread.is_alive():
+        if self._ended.wait(timeout):
+            self._engine_thread.join()
             listeners = self._queue._home.listeners
             if self._engine.on_put in listeners:
                 listeners.remove(self._engine.on_put)
@@ -348,7 +363,7 @@ class Consumer:
         locks.refuse_within()
         if self._is_parents:
             return
-        if self._engine_thread.is_alive():
+        if self._is_running:
             raise UsageError(f"{self._said} has threads of its own; end it by stop() and join().")
         self._closed = True
         if not self._started:
@@ -408,44 +423,90 @@ class Consumer:
 
     # Threads --------------------------------------------------------------------------------------
 
+    @property
+    def _is_running(self) -> bool:
+        return self._is_begun and not self._ended.is_set()
+
     def _run_engine(self) -> None:
-        engine = self._engine
         try:
             while not self._stopping:
-                if self._deaths is not None:
-                    self._deaths.watch()
-                self._ticker.follow()
-                try:
-                    delay = engine.step()
-                    if self._company and self._are_empty():
-                        self._was_empty = True
-                        break
-                except (StoreUnavailable, StoreTimeout) as error:
-                    delay = engine.back_off(error)
-                if delay:
-                    engine.wait(delay)
+                if delay := self._turn():
+                    self._engine.wait(delay)
         except ShardqError as error:
             self._error = self._error or error
         except BaseException as error:
             self._end_by(error)
             raise
         finally:
-            self._stopping = True
-            self._upkeep.stop()
-            self._ticker.stop()
-            engine.ready.stop()
-            deadline_us = self._clock.boot_us() + self._deadline_us
-            try:
-                self._wind_up(deadline_us)
-            except BaseException as error:
-                self._end_by(error)
-                raise
-            finally:
-                self._ticker.join(max(deadline_us - self._clock.boot_us(), _LEAST_US) / 1e6)
-                engine.courier.stop()
-                if self._deaths is not None:
-                    self._deaths.end(deadline_us, self._hurried.is_set)
-                engine.log_rest()
+            self._end_engine()
+
+    def _turn_by_stepper(self) -> float | None:
+        """One step of an engine that has no thread; None where it is to be stepped no more."""
+        try:
+            if not self._stopping:
+                is_watched = self._stepper is not None and self._stepper.is_told
+                self._engine.take_news(is_watched=is_watched, due_us=self._due_us)
+                delay = self._turn()
+                self._due_us = self._clock.boot_us() + round(delay * 1e6)
+                if not self._stopping:
+                    return delay
+        except ShardqError as error:
+            self._error = self._error or error
+        except BaseException as error:
+            self._end_by(error)
+            self._begin_to_end()
+            raise
+        self._begin_to_end()
+        return None
+
+    def _turn(self) -> float:
+        """One step; seconds until the next one is needed."""
+        if self._deaths is not None:
+            self._deaths.watch()
+        self._ticker.follow()
+        try:
+            delay = self._engine.step()
+            if self._company and self._are_empty():
+                self._was_empty = self._stopping = True
+        except (StoreUnavailable, StoreTimeout) as error:
+            return self._engine.back_off(error)
+        return delay
+
+    def _begin_to_end(self) -> None:
+        """End in a thread of its own: others are stepped meanwhile."""
+        self._stopping = True
+        if self._is_ending:
+            # Woken once more meanwhile.
+            return
+        self._is_ending = True
+        try:
+            self._engine_thread.start()
+        except RuntimeError:
+            self._end_engine()
+
+    def _wake_stepper(self, seconds: float) -> None:
+        if self._stepper is not None:
+            self._stepper.within(self._turns, seconds)
+
+    def _end_engine(self) -> None:
+        engine = self._engine
+        self._stopping = True
+        self._upkeep.stop()
+        self._ticker.stop()
+        engine.ready.stop()
+        deadline_us = self._clock.boot_us() + self._deadline_us
+        try:
+            self._wind_up(deadline_us)
+        except BaseException as error:
+            self._end_by(error)
+            raise
+        finally:
+            self._ticker.join(max(deadline_us - self._clock.boot_us(), _LEAST_US) / 1e6)
+            engine.courier.stop()
+            if self._deaths is not None:
+                self._deaths.end(deadline_us, self._hurried.is_set)
+            engine.log_rest()
+            self._ended.set()
 
     def _wind_up(self, deadline_us: int) -> None:
         """Let what runs finish, until the deadline; then settle, park and release."""
@@ -542,29 +603,21 @@ class Consumer:
         return all(one._empty_after == begun for one in self._company)
 
     def _is_empty(self) -> bool:
-        if next(iter(self._store.shards(self._register.name)), None) is None:
+        now_ms = self._clock.now_ms()
+        shards = scan.every_shard(self._store, self._register, now_ms)
+        # Read, for a shard too full of deleted rows to tell counts as one with rows.
+        pages = scan.pages(
+            self._store,
+            self._register.layout,
+            scan.with_rows(self._store, shards),
+            purpose="until empty",
+            bodies=False,
+        )
+        if next(pages, None) is None:
             return True
         # What a purge has reached is deleted when it comes due, which may be in years.
         is_purged = self._register.settings.purged_before_us > 0
         return is_purged and self._queue.depth(exact=True).total == 0
-
-    def _work(self) -> None:
-        ready = self._engine.ready
-        since_yield = 0
-        try:
-            while (one := ready.wait(self._is_stopping)) is not None:
-                self._deliver(one)
-                since_yield += 1
-                if since_yield == _YIELD_EVERY:
-                    # Handlers that never wait would keep the interpreter from those who read and
-                    # settle for 5 ms at a time (sys.getswitchinterval), and so starve themselves.
-                    since_yield = 0
-                    self._clock.sleep(0)
-        except BaseException as error:
-            # No handler's. Another thread in its place could not know what it has left half done;
-            # whoever reads the lanes anew does.
-            self._end_by(error)
-            raise
 
     def _end_by(self, fault: BaseException) -> None:
         """End, because a thread does, by what should not have happened; threading prints that."""
@@ -573,6 +626,28 @@ class Consumer:
         self._error = self._error or error
         self.stop()
         log.error("%s", error)
+
+
+class _Turns:
+    """The turns of a consumer that a stepper steps."""
+
+    def __init__(self, consumer: Consumer) -> None:
+        self._consumer = consumer
+
+    def turn(self) -> float | None:
+        """One step; returns seconds until the next one is needed, None for no more."""
+        return self._consumer._turn_by_stepper()
+
+    def on_change(self) -> bool:
+        """Another process has written: a step follows."""
+        self._consumer._engine.on_change()
+        return True
+
+
+def check_threads(threads: object) -> None:
+    """Raise `BadSetting` unless there can be so many handlers' threads."""
+    if type(threads) is not int or not 1 <= threads <= THREADS_MAX:
+        raise BadSetting(f"threads must be 1 to {THREADS_MAX}, not {shown(threads)}.")
 
 
 def run(*consumers: Consumer, until_empty: bool = False) -> None:
@@ -613,7 +688,7 @@ def run_company(
             while not (caught or any(one._stopping for one in consumers)):
                 # Bounded, because a signal's handler runs only between two waits of the main
                 # thread.
-                consumers[0]._engine_thread.join(_POLL_S)
+                consumers[0]._ended.wait(_POLL_S)
         finally:
             failures = _end(consumers, caught, on_stop)
     if failures:
@@ -632,16 +707,16 @@ def _end(
     running = sum(one._engine.outbox.unended for one in consumers)
     if on_stop is not None and running:
         on_stop(running)
-    while any(one._engine_thread.is_alive() for one in consumers):
+    while any(one._is_running for one in consumers):
         if len(caught) > 1:
             for one in consumers:
                 one._hurried.set()
         for one in consumers:
-            if one._engine_thread.is_alive():
-                one._engine_thread.join(_POLL_S)
+            if one._is_running:
+                one._ended.wait(_POLL_S)
     failures = []
     for one in first_ended:
-        if one._engine_thread.ident is None:
+        if not one._is_begun:
             # It could not be started, or one before it: what is raised already says why.
             continue
         try:

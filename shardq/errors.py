@@ -43,8 +43,9 @@ ShardqError
 
 from __future__ import annotations
 
+import copy
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -121,6 +122,9 @@ def not_pickled(what: str, instead: str) -> UsageError:
 
 class ShardqError(Exception):
     """The root of everything that shardq raises on purpose."""
+
+
+E = TypeVar("E", bound=ShardqError)
 
 
 class UsageError(ShardqError, ValueError):
@@ -297,6 +301,13 @@ class MissingExtra(ShardqError, ImportError):
 
 class NodeError(ShardqError):
     """The local Cassandra could not be started, stopped or found."""
+
+
+def own_copy(error: E) -> E:
+    """A copy of an error that several callers get: each adds to its own, and raises it."""
+    mine = copy.copy(error)
+    mine.__cause__ = error if error.__cause__ is None else error.__cause__
+    return mine
 
 
 @contextmanager

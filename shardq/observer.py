@@ -1,4 +1,4 @@
-"""What people want to know of a queue: depth, rates, lanes with owners and lag, what is to come.
+"""What people want to know of a queue: depth, rates, who reads and puts, lag, what is to come.
 
 Nothing here is needed to deliver a message, and nothing is written. A live observer reads on from
 where the oldest waiting message was, so that it does not visit what was settled before.
@@ -7,23 +7,27 @@ where the oldest waiting message was, so that it does not visit what was settled
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from itertools import groupby
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from shardq.errors import SchemaNewer, StoreCorrupt
-from shardq.inspection.scan import first_kept, spans_with_rows, waiting_minutes
-from shardq.model.names import dead_queue, is_dead_queue
+from shardq.inspection import scan
+from shardq.inspection.calendar import forecast, forecast_ms, no_firings
+from shardq.inspection.depth import DepthCounter
+from shardq.model.names import dead_queue, is_dead_queue, schedules_queue
 from shardq.model.settings import expected_lanes, layout_of
 from shardq.model.shard import Shard
 from shardq.model.times import iso
 from shardq.records.folded import stored_totals
 from shardq.records.membership import heartbeats, member_of
-from shardq.records.register import settings_in, stored_record
+from shardq.records.register import settings_in
 from shardq.records.stats import Totals
 from shardq.stores.store import Slice, Tally
-from shardq.stores.tables import LANES
+from shardq.stores.tables import QUEUES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from datetime import datetime
 
     from shardq.connection import Connection
@@ -34,11 +38,12 @@ if TYPE_CHECKING:
     from shardq.queue import Queue
     from shardq.records.folded import Stored
     from shardq.records.membership import Heartbeat
-    from shardq.stores.store import Store
+    from shardq.stores.store import Progress
 
 _BACK_MINUTES_MAX = 1_440
-"""How far back the oldest waiting message is looked for; finding 1,440 empty shards takes 0.2 s."""
+"""How far back the oldest waiting message is looked for."""
 _NEAR_MINUTES = 3
+_MINUTE_MS = 60_000
 _RATE_US = 10_000_000
 """Totals are stored every 2 s: a rate over less would jump between nothing and too much."""
 _ANEW_US = 60_000_000
@@ -50,7 +55,6 @@ _DEPTH_US = 3_000_000
 """To count what is due, a store visits what was settled in the open minutes as well."""
 _DEAD_US = 10_000_000
 """The dead are counted in each of their minutes, an hour long, since the last purge."""
-_PAGE = 1_000
 
 Quantiles: TypeAlias = "tuple[float, float] | None"
 """p50 and p99, milliseconds; None of nothing."""
@@ -115,8 +119,10 @@ class QueueView:
         depth: Messages ready, waiting and in flight, counted 3 s ago at most.
         dead: Its dead messages, in its dead-letter queue now.
         totals: Everything that has been counted since the queue was made.
-        put_rate: Messages put a second; None until two looks are 10 s apart.
-        delivered_rate: Deliveries a second; None likewise.
+        put_rate: Messages put a second, over the last `rate_s`.
+        delivered_rate: Deliveries a second, likewise.
+        rate_s: So many seconds: since a look 10 s ago or more; without one, since the begin of the
+            minute before this one, or of the queue.
         late_ms: (p50, p99) of the lateness of deliveries begun in the last five minutes; None
             without any.
         late_day_ms: The same of the last 24 h, and of up to 4 h before them.
@@ -125,6 +131,8 @@ class QueueView:
             may miss what each did in its last 2 s.
         lanes: Every lane that is read.
         members: Its consumers.
+        producers: Processes that have put into it in this minute and the four before: (name,
+            messages) of each, who has put the most first.
         forecast: (minute, messages and firings due in it).
     """
 
@@ -134,13 +142,15 @@ class QueueView:
     depth: Depth
     dead: int
     totals: Totals
-    put_rate: float | None
-    delivered_rate: float | None
+    put_rate: float
+    delivered_rate: float
+    rate_s: float
     late_ms: Quantiles
     late_day_ms: Quantiles
     uncounted: tuple[tuple[str, int], ...]
     lanes: tuple[LaneView, ...]
     members: tuple[MemberView, ...]
+    producers: tuple[tuple[str, int], ...]
     forecast: tuple[tuple[datetime, int], ...]
 
     @property
@@ -170,6 +180,7 @@ class QueueView:
             "buried": self.totals.buried,
             "put_rate": self.put_rate,
             "delivered_rate": self.delivered_rate,
+            "rate_s": self.rate_s,
             **late_to_json(self.late_ms, self.late_day_ms),
             "lag_ms": self.lag_ms,
             "lanes": [
@@ -191,6 +202,7 @@ class QueueView:
                 }
                 for v in self.members
             ],
+            "producers": [{"member": name, "put": put} for name, put in self.producers],
             "forecast": [[minute.isoformat(), count] for minute, count in self.forecast],
         }
 
@@ -207,6 +219,8 @@ class Observer:
         newer: Queues of the store that the last look passed over, since they need a newer release
             of shardq; each with a sentence that says so.
         damaged: Those that it passed over, since something stored of them cannot be read; likewise.
+        unseen: How many queues were not looked at yet.
+        queues: The queues that were looked at, by name.
     """
 
     def __init__(
@@ -214,40 +228,105 @@ class Observer:
     ) -> None:
         self._db = db
         self._names = names
-        self._horizon = horizon
+        self._horizon_ms = forecast_ms(horizon)
         self._watches: dict[str, _Watch] = {}
+        self._views: dict[str, QueueView] = {}
+        self._looks = 0
+        self._looked: dict[str, int] = {}
         self.newer: dict[str, str] = {}
         self.damaged: dict[str, str] = {}
+        self.unseen = 0
+        self.queues: dict[str, Queue] = {}
 
-    def look(self) -> list[QueueView]:
+    def look(
+        self,
+        *,
+        seconds: float | None = None,
+        first: Sequence[str] = (),
+        on_progress: Progress | None = None,
+    ) -> list[QueueView]:
         """What there is now, queue by queue.
+
+        Args:
+            seconds: About how long to look. Of queues that were not reached, the views are those of
+                the last look that did, or missing, and the next look begins with them. None: until
+                all are looked at.
+            first: Queues to look at before others.
+            on_progress: Told how many queues are looked at, and of how many.
 
         Raises:
             UnknownQueue: If one of the queues asked for does not exist.
             SchemaNewer: If one of them needs a newer release of shardq.
             StoreCorrupt: If something stored of one of them cannot be read.
         """
-        names = self._db.queues() if self._names is None else self._names
-        for gone in self._watches.keys() - set(names):
-            del self._watches[gone]
         self.newer, self.damaged = {}, {}
-        views = []
-        for name in names:
-            try:
-                views.append(self._look_at(name))
-            except (SchemaNewer, StoreCorrupt) as error:
-                if self._names is not None:
-                    raise
-                passed_over = self.newer if isinstance(error, SchemaNewer) else self.damaged
-                passed_over[name] = str(error)
-        return views
+        self.queues = self._open()
+        for gone in self._watches.keys() - self.queues.keys():
+            for kept in (self._watches, self._views, self._looked):
+                kept.pop(gone, None)
+        self._looks += 1
+        tell = on_progress or _untold
+        wanted = self._in_time(self._in_turn(first), seconds)
+        looked = self._db._home.side_by_side(self._look_at, wanted)
+        for count, (name, view) in enumerate(looked, 1):
+            self._looked[name] = self._looks
+            if isinstance(view, QueueView):
+                self._views[name] = view
+            else:
+                self._views.pop(name, None)
+                self._pass_over(name, view)
+            tell("queues", count, len(self.queues))
+        self.unseen = len(self.queues.keys() - self._looked.keys())
+        return [self._views[name] for name in self.queues if name in self._views]
 
-    def _look_at(self, name: str) -> QueueView:
-        watch = self._watches.get(name)
-        if watch is None:
-            queue = self._db.queue(name, create=False)
-            watch = self._watches[name] = _Watch(self._db, queue, self._horizon)
-        return watch.look()
+    def _open(self) -> dict[str, Queue]:
+        """The queues to look at, by name."""
+        if self._names is not None:
+            return {name: self._db.queue(name, create=False) for name in self._names}
+        found = self._db._home.open_all()
+        for name, error in list(found.items()):
+            if isinstance(error, (SchemaNewer, StoreCorrupt)):
+                self._pass_over(name, error)
+                del found[name]
+        return found
+
+    def _in_turn(self, first: Sequence[str]) -> list[str]:
+        """The queues in the order in which to look at them: the longest not looked at first."""
+        shown = set(first)
+        return sorted(self.queues, key=lambda name: (name not in shown, self._looked.get(name, 0)))
+
+    def _in_time(self, names: Sequence[str], seconds: float | None) -> Iterator[str]:
+        """Queues to look at, until the time is up."""
+        clock = self._db._home.clock
+        until_us = None if seconds is None else clock.boot_us() + round(seconds * 1e6)
+        for name in names:
+            yield name
+            if until_us is not None and clock.boot_us() >= until_us:
+                return
+
+    def _look_at(self, name: str) -> tuple[str, QueueView | SchemaNewer | StoreCorrupt]:
+        try:
+            watch = self._watches.get(name)
+            if watch is None or watch.queue is not self.queues[name]:
+                watch = _Watch(self._db, self.queues[name], self._horizon_ms)
+                self._watches[name] = watch
+            return name, watch.look(self.queues if self._names is None else None)
+        except (SchemaNewer, StoreCorrupt) as error:
+            return name, error
+
+    def _pass_over(self, name: str, error: SchemaNewer | StoreCorrupt) -> None:
+        if self._names is not None:
+            raise error
+        passed_over = self.newer if isinstance(error, SchemaNewer) else self.damaged
+        passed_over[name] = str(error)
+
+
+class _Rates(NamedTuple):
+    """What of `QueueView` tells how fast a queue is worked."""
+
+    put_rate: float
+    delivered_rate: float
+    rate_s: float
 
 
 @dataclass(slots=True)
@@ -257,15 +336,24 @@ class _Counted:
     boot_us: int
     totals: Totals
 
+    def since(self, before: _Counted) -> _Rates:
+        """The rates from an earlier look to this one."""
+        seconds = (self.boot_us - before.boot_us) / 1e6
+        now, then = self.totals, before.totals
+        return _Rates(
+            (now.put - then.put) / seconds, (now.delivered - then.delivered) / seconds, seconds
+        )
+
 
 class _Watch:
     """One queue, and what is remembered of it between two looks."""
 
-    def __init__(self, db: Connection, queue: Queue, horizon: str) -> None:
+    def __init__(self, db: Connection, queue: Queue, horizon_ms: int) -> None:
         self._store = db._home.store
         self._clock = db._home.clock
-        self._queue = queue
-        self._horizon = horizon
+        self.queue = queue
+        self._counter = DepthCounter(self._store, self._clock, queue._home.register)
+        self._horizon_ms = horizon_ms
         self._counted: list[_Counted] = []
         self._from_ms: dict[int, int] = {}
         self._anew_us: int | None = None
@@ -275,37 +363,46 @@ class _Watch:
         self._dead: tuple[int, int] | None = None
         self._totals_key = queue._home.register.totals_key
 
-    def look(self) -> QueueView:
-        name, register = self._queue.name, self._queue._home.register
+    def look(self, others: Mapping[str, Queue] | None) -> QueueView:
+        """What there is now.
+
+        Args:
+            others: All queues of the store, where their records were read just now, this one's too.
+        """
+        name, register = self.queue.name, self.queue._home.register
         now_ms, boot_us = self._clock.now_ms(), self._clock.boot_us()
-        settings = self._queue.settings
+        settings = self.queue.settings
         layout = layout_of(settings, name)
         if self._totals_key != register.totals_key:
             # Dropped and made anew: nothing that was seen before is of this queue.
             self._totals_key = register.totals_key
             self._counted, self._from_ms, self._anew_us = [], {}, None
             self._forecast_us = self._depth = None
-        beats = sorted(heartbeats(self._store, register.members_key).items())
+        found = heartbeats(self._store, register.members_key)
+        beats = sorted(found.items())
         reader = {lane: member for member, beat in beats for lane in beat.lanes}
-        stored = stored_totals(self._store, register.totals_key)
+        # First: what it leaves to the totals is to be in those that are read after it.
+        depth, stored = self._depth_at(boot_us, found, is_fresh=others is not None)
         totals = stored.totals
         late_ms, late_day_ms = lateness_of(stored, layout, now_ms)
-        before = self._remember(_Counted(boot_us, totals))
-        self._look_ahead(boot_us)
+        counted = _Counted(boot_us, totals)
+        before = self._remember(counted)
+        rates = _recent(stored, settings, now_ms) if before is None else counted.since(before)
+        self._look_ahead(boot_us, stored, others)
         return QueueView(
             name=name,
             at_ms=now_ms,
             settings=settings,
-            depth=self._depth_at(boot_us),
-            dead=self._dead_at(boot_us),
+            depth=depth,
+            dead=self._dead_at(boot_us, others),
             totals=totals,
-            put_rate=_rate(before, boot_us, totals, "put"),
-            delivered_rate=_rate(before, boot_us, totals, "delivered"),
+            **rates._asdict(),
             late_ms=late_ms,
             late_day_ms=late_day_ms,
             uncounted=tuple((one.member, one.at_ms) for one in stored.gaps(now_ms)),
             lanes=tuple(self._lanes(layout, reader, now_ms, boot_us)),
             members=tuple(_member(member, beat, layout, now_ms) for member, beat in beats),
+            producers=tuple(stored.recent_producers(now_ms).most_common()),
             forecast=self._forecast,
         )
 
@@ -318,20 +415,58 @@ class _Watch:
         self._counted = self._counted[len(old) - 1 :]
         return old[-1]
 
-    def _depth_at(self, boot_us: int) -> Depth:
-        if self._depth is None or boot_us - self._depth[0] >= _DEPTH_US:
-            self._depth = boot_us, self._queue.depth()
-        return self._depth[1]
+    def _depth_at(
+        self, boot_us: int, beats: Mapping[str, Heartbeat], *, is_fresh: bool
+    ) -> tuple[Depth, Stored]:
+        """The depth, counted 3 s ago at most, and the totals of now."""
+        home, read = self.queue._home, []
 
-    def _dead_at(self, boot_us: int) -> int:
+        def read_totals() -> Stored:
+            # What this process has counted itself, it stores first.
+            home.stats.store()
+            read.append(stored_totals(self._store, home.register.totals_key))
+            return read[0]
+
+        if self._depth is None or boot_us - self._depth[0] >= _DEPTH_US:
+            self._depth = boot_us, self._counter.depth(read_totals, is_fresh=is_fresh, beats=beats)
+        return self._depth[1], read[0] if read else read_totals()
+
+    def _dead_at(self, boot_us: int, others: Mapping[str, Queue] | None) -> int:
         if self._dead is None or boot_us - self._dead[0] >= _DEAD_US:
-            self._dead = boot_us, dead_count(self._store, self._queue.name, self._clock.now_ms())
+            self._dead = boot_us, self._count_dead(self._clock.now_ms(), others)
         return self._dead[1]
 
-    def _look_ahead(self, boot_us: int) -> None:
+    def _count_dead(self, now_ms: int, others: Mapping[str, Queue] | None) -> int:
+        """How many dead messages the queue has; a dead-letter queue has none."""
+        if is_dead_queue(self.queue.name):
+            return 0
+        name = dead_queue(self.queue.name)
+        if others is None:
+            settings = settings_in(self._store.notes(QUEUES, (), [name]).get(name), name)
+        else:
+            settings = others[name].settings if name in others else None
+        if settings is None:
+            return 0
+        layout = layout_of(settings, name)
+        # A dead message is due when it dies, which is when it enters its queue: what a purge has
+        # reached lies before it.
+        purged_ms = settings.purged_before_us // 1_000
+        minutes = range(layout.minute_of(purged_ms), layout.minute_of(now_ms) + 1)
+        shards = self._store.indexed(name, minutes)
+        counted = scan.tallies(self._store, shards, purged_ms, now_ms, purpose="observe")
+        return sum(tally.rows for part in counted for tally in part.values())
+
+    def _look_ahead(self, boot_us: int, stored: Stored, others: Mapping[str, Queue] | None) -> None:
         if self._forecast_us is None or boot_us >= self._forecast_us:
             begun_us = self._clock.boot_us()
-            self._forecast = tuple(self._queue.forecast(self._horizon))
+            home, queue = self.queue._home, self.queue
+            if others is None:
+                home.register.refresh(force=home.register.has_unused_lanes)
+            has_schedules = others is None or schedules_queue(queue.name) in others
+            firings = queue.schedules._home.firings if has_schedules else no_firings
+            self._forecast = tuple(
+                forecast(self._store, self._clock, home.register, self._horizon_ms, stored, firings)
+            )
             took_us = self._clock.boot_us() - begun_us
             self._forecast_us = boot_us + max(_FORECAST_US, _FORECAST_SHARE * took_us)
 
@@ -347,7 +482,7 @@ class _Watch:
         if of_groups := list(filter(layout.is_of_groups, oldest)):
             states = self._store.lane_locks(layout.queue, of_groups)
             holders |= {lane: state.lock for lane, state in states.items()}
-        settings = self._queue._home.register.settings
+        settings = self.queue._home.register.settings
         expected = set(expected_lanes(settings, layout, now_ms))
         for lane in lanes:
             row, lock = oldest.get(lane), holders.get(lane)
@@ -389,38 +524,28 @@ class _Watch:
         return found
 
     def _starts(self, layout: Layout, now_ms: int) -> dict[int, int]:
-        sealed = self._store.notes(LANES, (layout.queue,))
-        bound = layout.minute_of(now_ms) - _BACK_MINUTES_MAX
-        register = self._queue._home.register
-        waiting = waiting_minutes(self._store, register)
-        newest = layout.newest_sealable(now_ms)
-        first = self._store.next_minute(layout.queue, register.life_minute)
-        starts = {}
-        for lane in layout.all_lanes():
-            minute = min(register.unsealed_minute(lane, sealed), newest + 1)
-            minute = min([minute, *waiting.get(lane, ())])
-            if first is not None:
-                # As readers do: rows may lie behind seals, where the clock was set back.
-                minute = min(minute, first)
-            starts[lane] = layout.start_ms(max(minute, bound, 0))
-        return starts
+        register = self.queue._home.register
+        # The seals first: a minute is listed before its lane's seal passes it.
+        oldest = scan.unsealed_minute(self._store, register, now_ms)
+        waiting = scan.waiting_minutes(self._store, register)
+        bound = max(layout.minute_of(now_ms) - _BACK_MINUTES_MAX, 0)
+        return {
+            lane: layout.start_ms(max(min([oldest, *waiting.get(lane, ())]), bound))
+            for lane in layout.all_lanes()
+        }
 
     def _oldest_of(
         self, layout: Layout, lanes: Sequence[int], from_ms: int, now_ms: int
     ) -> dict[int, Row]:
-        minutes: Sequence[int] = range(layout.minute_of(from_ms), layout.minute_of(now_ms) + 1)
-        reads: list[tuple[Sequence[int], Sequence[int]]] = [(minutes, lanes)]
-        if len(minutes) > _NEAR_MINUTES:
-            by_minute: dict[int, list[int]] = {}
-            for shard in self._store.occupied(layout.queue, minutes, lanes):
-                by_minute.setdefault(shard.minute, []).append(shard.lane)
-            reads = [([minute], some) for minute, some in sorted(by_minute.items())]
+        minutes = range(layout.minute_of(from_ms), layout.minute_of(now_ms) + 1)
+        found = self._store.indexed(layout.queue, minutes)
+        asked = (shard for shard in found if shard.lane in lanes)
         oldest: dict[int, Row] = {}
-        for some_minutes, some_lanes in reads:
-            if left := [lane for lane in some_lanes if lane not in oldest]:
+        for minute, some in groupby(scan.with_rows(self._store, asked), key=attrgetter("minute")):
+            if left := [shard.lane for shard in some if shard.lane not in oldest]:
                 wanted = Slice(
                     layout.queue,
-                    some_minutes,
+                    [minute],
                     left,
                     from_ms - 1,
                     now_ms,
@@ -428,12 +553,12 @@ class _Watch:
                     purpose="observe",
                     bodies=False,
                 )
-                for row in first_kept(self._store, [wanted], self._is_kept):
+                for row in scan.first_kept(self._store, [wanted], self._is_kept):
                     oldest.setdefault(row.shard.lane, row)
         return oldest
 
     def _is_kept(self, row: Row) -> bool:
-        return row.entered_us >= self._queue.settings.purged_before_us
+        return row.entered_us >= self.queue.settings.purged_before_us
 
 
 def _member(name: str, beat: Heartbeat, layout: Layout, now_ms: int) -> MemberView:
@@ -455,42 +580,20 @@ def _member(name: str, beat: Heartbeat, layout: Layout, now_ms: int) -> MemberVi
     )
 
 
-def dead_count(store: Store, queue: str, now_ms: int) -> int:
-    """How many dead messages a queue has; makes no dead-letter queue where there is none.
-
-    Args:
-        store: The store.
-        queue: The queue that they died in; a dead-letter queue has none.
-        now_ms: Epoch milliseconds.
-    """
-    if is_dead_queue(queue):
-        return 0
-    name = dead_queue(queue)
-    settings = settings_in(stored_record(store, name), name)
-    if settings is None:
-        return 0
-    layout = layout_of(settings, name)
-    # A dead message is due when it dies, which is when it enters its queue: what a purge has
-    # reached lies before it.
-    purged_ms = settings.purged_before_us // 1_000
-    made_ms = settings.lane_made_ms(0) - layout.offset_ms
-    if (first := store.next_minute(name, 0)) is not None:
-        # The clock may have been set back since it was made.
-        made_ms = min(made_ms, layout.start_ms(first))
-    from_ms = max(made_ms, purged_ms, 0)
-    minutes = range(layout.minute_of(from_ms), layout.minute_of(now_ms) + 1)
-    count = 0
-    for part in spans_with_rows(store, name, minutes, _BACK_MINUTES_MAX):
-        wanted = Slice(name, part, layout.all_lanes(), purged_ms, now_ms, _PAGE, purpose="observe")
-        count += sum(tally.rows for tally in store.count(wanted).values())
-    return count
+def _recent(stored: Stored, settings: Settings, now_ms: int) -> _Rates:
+    """The rates since the begin of the last minute: one look tells no others."""
+    first = now_ms // _MINUTE_MS - 1
+    since_ms = max(first * _MINUTE_MS, settings.lane_made_ms(0))
+    seconds = max(now_ms - since_ms, 1_000) / 1_000
+    put = sum(count for one, count in stored.recent_put(now_ms).items() if one >= first)
+    late = stored.recent(now_ms).items()
+    return _Rates(
+        put / seconds, sum(of.count for one, of in late if one >= first) / seconds, seconds
+    )
 
 
-def _rate(before: _Counted | None, boot_us: int, totals: Totals, name: str) -> float | None:
-    if before is None:
-        return None
-    done = getattr(totals, name) - getattr(before.totals, name)
-    return float(done) / ((boot_us - before.boot_us) / 1e6)
+def _untold(_what: str, _done: int, _total: int | None) -> None:
+    """Progress that nobody has asked for."""
 
 
 def lateness_of(stored: Stored, layout: Layout, now_ms: int) -> tuple[Quantiles, Quantiles]:

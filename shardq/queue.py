@@ -5,24 +5,29 @@ The life of a message is `message.py`'s drawing; what follows is the door to it.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, NoReturn, Unpack, overload
 
 from shardq import locks
 from shardq.engine.handler import check_function, undone
-from shardq.engine.receiver import Receiver, visibility_ms
+from shardq.engine.receiver import Receiver
 from shardq.errors import (
     BadSetting,
     BadTime,
+    StaleReceipt,
     UsageError,
     begun,
     not_pickled,
     shown,
 )
 from shardq.inspection.audit import Auditor
+from shardq.inspection.calendar import forecast, forecast_ms
 from shardq.inspection.census import Census
 from shardq.inspection.depth import DepthCounter
 from shardq.inspection.mend import Mender
+from shardq.inspection.scan import forget_empty
+from shardq.inspection.state import Where
 from shardq.inspection.whereabouts import Whereabouts
 from shardq.lifecycle.fate import Fate, Outcome
 from shardq.lifecycle.keyed import Answer, Keyed, Snapshot
@@ -32,7 +37,7 @@ from shardq.lifecycle.redrive import Redriver
 from shardq.lifecycle.settle import Settler
 from shardq.model import names, settings
 from shardq.model.message import Message
-from shardq.model.times import duration_ms
+from shardq.model.times import ceil_ms, due_ms, duration_ms, moment_of
 from shardq.records.ledger import Record
 from shardq.records.membership import member_name
 from shardq.records.stats import StatsLog
@@ -43,6 +48,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from datetime import datetime
 
+    from shardq.engine.stepper import Stepper
+    from shardq.errors import ReceiptError
     from shardq.inspection.audit import Audit
     from shardq.inspection.census import Check
     from shardq.inspection.depth import Depth
@@ -58,7 +65,6 @@ if TYPE_CHECKING:
 
 RECEIVE_MAX = 1_000
 WAIT_MS_MAX = 3_600_000
-_FORECAST_MS_MAX = 86_400_000
 _PEEK_MAX = 10_000
 
 
@@ -69,7 +75,7 @@ class Queue(Scheduled):
         name: Its name.
     """
 
-    def __init__(self, home: Home, register: Register, *, background: bool) -> None:
+    def __init__(self, home: Home, register: Register, *, stepper: Stepper | None) -> None:
         store, clock = home.store, home.clock
         member = member_name()
         stats = StatsLog(
@@ -83,7 +89,7 @@ class Queue(Scheduled):
         self.name: str = register.name
         self._home = home.of_queue(register, stats)
         self._home.fold_hourly()
-        self._background = background
+        self._stepper = stepper
         self._dead: Queue | None = None
         self._settler = Settler(store, clock, register, member, stats.note_farthest)
         self._keyed = Keyed(self._home, self._settler, self._cancel_dead)
@@ -93,7 +99,12 @@ class Queue(Scheduled):
         self._mender = Mender(store, clock, register, store_own=self._store_totals, own=stats)
         self._producer = Producer(store, clock, register, self._settler, stats, self._home.on_put)
         self._receiver = Receiver(
-            store, clock, register, background=background, make_ticker=self._ticker
+            store,
+            clock,
+            register,
+            stepper=stepper,
+            make_ticker=self._ticker,
+            put_back=self._put_back,
         )
         self._settler.is_looked_at = self._receiver.looks_at
         self._home.listeners.append(self._receiver.on_put)
@@ -118,7 +129,7 @@ class Queue(Scheduled):
         """
         if self._dead is None:
             dead = self._home.register.dead()
-            self._dead = Queue(self._home, dead, background=self._background)
+            self._dead = Queue(self._home, dead, stepper=self._stepper)
         return self._dead
 
     # Putting --------------------------------------------------------------------------------------
@@ -242,31 +253,48 @@ class Queue(Scheduled):
 
         Args:
             max: The most to return, 1 to 1,000.
-            visibility: How long they are the caller's, at least 2 s. Settle them until 1 s before
-                its end, or `extend`.
+            visibility: How long they are the caller's, from 0 s. `ack` them until its end; `retry`,
+                `snooze`, `bury` or `extend` them until 1 s before it.
             wait: How long to wait for the first one, to 1 h.
 
         Returns:
             The messages, first due first; none if none was due within `wait`.
         """
-        if type(max) is not int or not 1 <= max <= RECEIVE_MAX:
-            raise BadSetting(f"max must be 1 to {RECEIVE_MAX}, not {shown(max)}.")
-        wait_ms = duration_ms(wait, name="wait")
-        if wait_ms > WAIT_MS_MAX:
-            raise BadTime(f"wait must be at most 1 h, not {shown(wait)}.")
-        return self._receiver.receive(max, visibility_ms(visibility), wait_ms)
+        return self._receiver.receive(*received(max, visibility, wait))
 
-    def ack(self, *deliveries: Message | str) -> None:
+    @overload
+    def ack(self, *deliveries: Message | str, partial: Literal[False] = False) -> None: ...
+    @overload
+    def ack(
+        self, *deliveries: Message | str, partial: Literal[True]
+    ) -> list[ReceiptError | None]: ...
+    @overload
+    def ack(
+        self, *deliveries: Message | str, partial: bool
+    ) -> list[ReceiptError | None] | None: ...
+    def ack(
+        self, *deliveries: Message | str, partial: bool = False
+    ) -> list[ReceiptError | None] | None:
         """End deliveries as done: the messages are removed.
 
         Args:
             deliveries: Messages that were received, or their receipts.
+            partial: True ends those that can be ended, though others cannot.
+
+        Returns:
+            None; where `partial`, for each delivery the error that it failed by, or None if it has
+            ended.
 
         Raises:
-            BadReceipt: If one is damaged or of another queue; nothing was written.
-            StaleReceipt: If one was settled before, or its time is up; nothing was written.
+            BadReceipt: If one is damaged or of another queue; nothing was written. Not where
+                `partial`.
+            StaleReceipt: If one was settled before, or its time is up; nothing was written. Not
+                where `partial`.
         """
+        if partial:
+            return self._receipts.ack_each(deliveries)
         self._receipts.ack(deliveries)
+        return None
 
     def retry(
         self, delivery: Message | str, delay: Duration | None = None, *, reason: str = ""
@@ -297,12 +325,12 @@ class Queue(Scheduled):
 
         Args:
             delivery: The message or its receipt.
-            visibility: How long from now, from 2 s.
+            visibility: How long from now, from 0 s.
 
         Returns:
             The new receipt; the old one is stale.
         """
-        return self._receipts.extend(delivery, visibility_ms(visibility))
+        return self._receipts.extend(delivery, duration_ms(visibility, name="visibility"))
 
     def bury(self, delivery: Message | str, reason: str = "buried") -> None:
         """Move a message to the dead-letter queue, under the same id.
@@ -320,9 +348,18 @@ class Queue(Scheduled):
     def cancel(self, delivery: Message | str) -> bool: ...
     @overload
     def cancel(self, *, key: str) -> Answer: ...
+    @overload
     def cancel(
-        self, delivery: Message | str | None = None, *, key: str | None = None
-    ) -> bool | Answer:
+        self, *, keys: Iterable[str] | None = None, ids: Iterable[str] | None = None
+    ) -> dict[str, Answer]: ...
+    def cancel(
+        self,
+        delivery: Message | str | None = None,
+        *,
+        key: str | None = None,
+        keys: Iterable[str] | None = None,
+        ids: Iterable[str] | None = None,
+    ) -> bool | Answer | dict[str, Answer]:
         """Remove a message that has not been delivered, or one that is dead from `dead`.
 
         By its key it is exact: of what was `done` nothing runs, whatever crashes. So it is for a
@@ -332,17 +369,24 @@ class Queue(Scheduled):
         Args:
             delivery: The message that `put`, `peek` or `find` returned, or its receipt.
             key: Instead: its key, also of one that is dead.
+            keys: Instead: the keys of many.
+            ids: Instead: the ids or receipts of many, as `find` takes and searches them.
 
         Returns:
             By key what it came to: one that is running is asked to stop, and not delivered again.
-            Else whether it was there; False once it was cancelled, delivered or, without a key,
-            moved. One with a key that is running is then asked to stop all the same.
+            Of many an answer for each, by its name; they are cancelled one after another. Else
+            whether it was there; False once it was cancelled, delivered or, without a key, moved.
+            One with a key that is running is then asked to stop all the same.
+
+        Raises:
+            StoreTimeout: Of many, some may be cancelled.
         """
-        if key is not None and delivery is None:
+        _check_one(delivery, key, keys, ids, "a message, its receipt, key=, keys= or ids=")
+        if delivery is not None:
+            return self._receipts.cancel(delivery)
+        if key is not None:
             return self._keyed.cancel(key)
-        if delivery is None or key is not None:
-            raise UsageError("give a message, its receipt or key=, one of them.")
-        return self._receipts.cancel(delivery)
+        return _each(keys, self._keyed.cancel) | _each(ids, self._cancel_found)
 
     def get(self, key: str) -> Snapshot | None:
         """The message that has a key, as it is now; None if none has. Takes nothing.
@@ -354,18 +398,54 @@ class Queue(Scheduled):
         """
         return self._keyed.get(key)
 
-    def move(self, key: str, *, due: Due | None = None, delay: Duration | None = None) -> Answer:
-        """Let a message that waits be due at another time, by its key.
+    @overload
+    def move(
+        self, key: str, *, due: Due | None = None, delay: Duration | None = None
+    ) -> Answer: ...
+    @overload
+    def move(
+        self,
+        *,
+        keys: Iterable[str] | None = None,
+        ids: Iterable[str] | None = None,
+        due: Due | None = None,
+        delay: Duration | None = None,
+    ) -> dict[str, Answer]: ...
+    def move(
+        self,
+        key: str | None = None,
+        *,
+        keys: Iterable[str] | None = None,
+        ids: Iterable[str] | None = None,
+        due: Due | None = None,
+        delay: Duration | None = None,
+    ) -> Answer | dict[str, Answer]:
+        """Let a message that waits be due at another time; with `delay="0s"` it runs now.
+
+        One that waits for a retry keeps its attempts and its last error.
 
         Args:
             key: Its key.
+            keys: Instead: the keys of many.
+            ids: Instead: the ids or receipts of many, as `find` takes and searches them. Of those
+                without a key it is best effort: a consumer may hold one already.
             due: When it is to be due, as for `put`.
             delay: Instead of `due`: how long from now.
 
         Returns:
-            What it came to. Where it was `done`, it does not run at its old time.
+            What it came to. Where it was `done`, it does not run at its old time. Of many an answer
+            for each, by its name; they are moved one after another.
+
+        Raises:
+            StoreTimeout: Of many, some may be moved.
         """
-        return self._keyed.move(key, due, delay)
+        _check_one(key, keys, ids, "key, keys= or ids=")
+        if key is not None:
+            return self._keyed.move(key, due, delay)
+        wanted = moment_of(self._keyed.wanted_ms(due, delay))
+        return _each(keys, lambda name: self._keyed.move(name, wanted, None)) | _each(
+            ids, lambda name: self._move_found(name, wanted)
+        )
 
     def edit(
         self,
@@ -410,12 +490,12 @@ class Queue(Scheduled):
         By a receipt that is not stale it costs two reads, four where it is due; by a key two more.
         Any other id is looked for where a history says that it was to be, then from the oldest
         unsealed minute to an hour ahead: the rows there are read, without bodies. What is not there
-        is searched in the whole table. A message that moves meanwhile may then be missed.
+        is searched in all that the queue has. A message that moves meanwhile may then be missed.
 
         Args:
             message_id: The id of a message, its receipt, or the message itself.
             key: Instead: its key. The id of one in a queue made with `keyed=True` is its key.
-            near: Search only what is near, and never the whole table.
+            near: Search only what is near, and never all that the queue has.
 
         Returns:
             The message, which can be settled or cancelled like one that `peek` returned, with its
@@ -439,7 +519,7 @@ class Queue(Scheduled):
         Args:
             message_id: The id of a message, its receipt, or the message itself.
             key: Instead: its key, while it has it.
-            near: Search only what is near, and neither the whole table nor the whole history.
+            near: Search only what is near, and neither the whole queue nor the whole history.
 
         Returns:
             Where it is: `str()` of it is a sentence. None where nothing is known of it.
@@ -459,7 +539,7 @@ class Queue(Scheduled):
         mends them. How much of what is due is in flight, consumers tell every 3 s.
 
         Args:
-            exact: Count every row instead, which visits every partition.
+            exact: Count every row instead, at the cost of what the queue has.
 
         Raises:
             StoreCorrupt: If totals are damaged; `check_all` mends them.
@@ -475,11 +555,11 @@ class Queue(Scheduled):
         Returns:
             (start of the minute, messages due in it from now on) for every minute, zeros included.
         """
-        horizon_ms = duration_ms(horizon, name="horizon")
-        if horizon_ms > _FORECAST_MS_MAX:
-            raise BadTime(f"horizon must be at most a day, not {shown(horizon)}.")
+        horizon_ms = forecast_ms(horizon)
+        register = self._home.register
+        register.refresh(force=register.has_unused_lanes)
         stored, firings = self._mender.read(), self.schedules._home.firings
-        return self._census.forecast(horizon_ms, stored, firings)
+        return forecast(self._home.store, self._home.clock, register, horizon_ms, stored, firings)
 
     def audit(
         self,
@@ -650,11 +730,14 @@ class Queue(Scheduled):
         dead: Queue = self.dead
         dead._home.register.refresh(force=True)
         signer = dead._home.register.signer
-        return Redriver(self._home, dead._home, self._settler).run(
+        count = Redriver(self._home, dead._home, self._settler).run(
             dead._rows(),
             limit,
             lambda row: where is None or _is_wanted(Message(row, 0, signer), where),
         )
+        # No consumer reads the dead, and so none does it.
+        forget_empty(self._home.store, dead._home.register, self._home.clock.now_ms())
+        return count
 
     def check_all(self, on_progress: Callable[[int], None] | None = None) -> Check:
         """Visit every partition, near and far: move to now what lies behind a seal.
@@ -700,8 +783,35 @@ class Queue(Scheduled):
         dead: Queue = self.dead
         dead.cancel(Message(row, 0, dead._home.register.signer))
 
+    def _cancel_found(self, message_id: str) -> Answer:
+        found = self.find(message_id)
+        if found is None:
+            return Answer.NOT_THERE
+        if found.key is not None and not names.is_dead_queue(self.name):
+            return self._keyed.cancel(found.key, found._row)
+        return Answer.DONE if self._receipts.cancel(found) else Answer.NOT_THERE
+
+    def _move_found(self, message_id: str, wanted: datetime) -> Answer:
+        found = self.find(message_id)
+        if found is None:
+            return Answer.NOT_THERE
+        if found.key is not None and not names.is_dead_queue(self.name):
+            return self._keyed.move(found.key, wanted, None)
+        if found.state.where is Where.RUNNING:
+            return Answer.RUNNING
+        delay_ms = due_ms(wanted) - ceil_ms(self._home.clock.now_us())
+        try:
+            self._receipts.settle(found, Outcome(Fate.SNOOZE, max(delay_ms, 0)))
+        except StaleReceipt:
+            return Answer.NOT_THERE
+        return Answer.DONE
+
     def _whereabouts(self) -> Whereabouts:
         return Whereabouts(self._home.store, self._home.clock, self._home.register)
+
+    def _put_back(self, message: Message) -> None:
+        """Let a message that was received for nobody be delivered at once, without an attempt."""
+        self._receipts.settle(message, Outcome(Fate.SNOOZE, 0))
 
     def _ticker(self) -> Ticker:
         return Ticker(self._home, self._receiver.on_put)
@@ -713,6 +823,39 @@ class Queue(Scheduled):
     def _rows(self) -> Iterator[list[Row]]:
         """All rows, oldest minute first, in pages."""
         return self._census.pages()
+
+
+def _check_one(*given: object) -> None:
+    """Raise unless one of these is given; the last names all of them."""
+    *some, names_of = given
+    if sum(one is not None for one in some) != 1:
+        raise UsageError(f"give {names_of}, one of them.")
+
+
+def _each(named: Iterable[str] | None, command: Callable[[str], Answer]) -> dict[str, Answer]:
+    """The answers to a command, by name; of each name once."""
+    answers: dict[str, Answer] = {}
+    if isinstance(named, str):
+        raise UsageError(f"give a list of names, not {shown(named)}.")
+    for name in dict.fromkeys(named or ()):
+        said = begun(f"{len(answers):,} of the messages are answered for")
+        with said if answers else nullcontext():
+            answers[name] = command(name)
+    return answers
+
+
+def received(count: int, visibility: Duration, wait: Duration) -> tuple[int, int, int]:
+    """The arguments of `receive`, checked: how many, and two times in milliseconds.
+
+    Raises:
+        BadSetting, BadTime: If one cannot be used.
+    """
+    if type(count) is not int or not 1 <= count <= RECEIVE_MAX:
+        raise BadSetting(f"max must be 1 to {RECEIVE_MAX}, not {shown(count)}.")
+    wait_ms = duration_ms(wait, name="wait")
+    if wait_ms > WAIT_MS_MAX:
+        raise BadTime(f"wait must be at most 1 h, not {shown(wait)}.")
+    return count, duration_ms(visibility, name="visibility"), wait_ms
 
 
 def _check_reason(reason: object) -> None:

@@ -164,9 +164,10 @@ class Shell:
         environment.pop("COLUMNS", None)
         return environment
 
-    def ok(self, *arguments: str, stdin: bytes = b"") -> Done:
+    def ok(self, *arguments: str, stdin: bytes = b"", code: int = 0) -> Done:
+        """What a command prints that does what it is told, and ends with this code."""
         done = self.run(*arguments, stdin=stdin)
-        assert done.code == 0, done
+        assert done.code == code, done
         return done
 
     def fails(self, code: int, *arguments: str, url: str | None = None) -> str:

@@ -21,7 +21,8 @@ LEDGER = {
     "ended": TIME,
 }
 """Of the view `history`, what an audit needs."""
-HISTORY = {"queue": pa.string(), **LEDGER, "attempt": pa.int32(), "member": pa.string()}
+HISTORY = {"queue": pa.string(), **LEDGER, "attempt": pa.int32(), "member": pa.string(),
+           "task": pa.string()}  # fmt: skip
 """The view `history`."""
 ROWS = {
     "entry": pa.binary(),

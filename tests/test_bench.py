@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,7 +12,7 @@ from shell import Shell
 
 import shardq
 from shardq import bench
-from shardq.bench import drains, history, leases, load, puts, tasks, workers
+from shardq.bench import callers, drains, groups, history, leases, load, puts, tasks, workers
 from shardq.bench.job import SENT, Job
 from shardq.bench.line import interleaved, quantile, rate
 from shardq.bench.member import Member, sleeper
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-FEW = Sizes(repetitions=2, put=150, put_each=5, drain=150)
+FEW = Sizes(repetitions=2, put=150, put_each=5, drain=150, grouped=60)
 FAR_MS = 1 << 52
 
 
@@ -74,6 +75,12 @@ def rows_in_queues(place: Place, names: list[str]) -> Counter[str]:
                 wanted = Slice(name, [shard.minute], [shard.lane], -1, FAR_MS, 1)
                 counts[name] += sum(tally.rows for tally in db._home.store.count(wanted).values())
     return counts
+
+
+def test_callers_are_measured_by_what_they_have_acked(place: Place) -> None:
+    lines = callers.taken(place, replace(FEW, received=60, cycles=64))
+    assert [line.unit for line in lines] == ["rows/s"] * 2 + ["cycles/s"] * 3
+    assert all(line.reached for line in lines)
 
 
 def test_the_cost_of_a_history_is_that_of_queues_that_keep_one(place: Place) -> None:
@@ -198,6 +205,17 @@ def test_processes_that_share_jobs_are_measured_against_never_waiting(place: Pla
         assert line.bare == pytest.approx(0.06)
         assert line.reached >= line.bare
         assert line.ratio == pytest.approx(line.reached / line.bare)
+
+
+def test_a_backlog_is_drained_in_many_groups_and_in_one(place: Place, tmp_path: Path) -> None:
+    lines = groups.drained(place, FEW)
+    assert [line.what for line in lines] == [
+        f"drain in {count} groups" for count in ("5,000", "100", "3", "1")
+    ]
+    assert rows_in_files(tmp_path) == [0] * 24
+    for line in lines:
+        assert line.reached
+        assert line.ratio
 
 
 def test_a_consumer_process_reports_what_it_handled(place: Place) -> None:

@@ -28,21 +28,22 @@ from shardq.errors import (
     BadUrl,
     SchemaMissing,
     StoreRefused,
+    StoreTimeout,
     StoreUnavailable,
 )
 from shardq.model import formats
 from shardq.model.ids import row_ids
 from shardq.model.message import SERIAL_MAX, Row
 from shardq.model.shard import MINUTE_MS, Position, Shard
-from shardq.stores.cassandra import Address, CassandraStore, cells, schema
+from shardq.stores.cassandra import Address, CassandraStore, cells, minutes, schema
 from shardq.stores.cassandra import rows as cassandra_rows
 from shardq.stores.cassandra.rows import ACROSS_PARTITIONS
 from shardq.stores.cassandra.schema import migrations
-from shardq.stores.store import LeaseState, Move, Slice, Tally
+from shardq.stores.store import NEVER, LeaseState, Move, Slice, Tally
 from shardq.stores.tables import BLOCKED
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 HOUR_US = 3_600_000_000
 FOREVER_MS = 1 << 48
@@ -241,7 +242,7 @@ def test_inserts_and_deletes_stay_below_the_servers_warnings(
     rows = [make_row(queue, n * MINUTE_MS, body=bytes(body_bytes)) for n in range(64)]
     rows += [make_row(queue, n, body=bytes(body_bytes)) for n in range(200)]
     sent = 0
-    for statement in [*store._inserts(rows), *store._deletes(row.position for row in rows)]:
+    for statement in [*store._inserts(rows, set()), *store._deletes(row.position for row in rows)]:
         future = store._session.connect().execute_async(statement)
         future.result()
         assert not future.warnings
@@ -273,10 +274,10 @@ def test_rows_of_many_shards_are_batched_by_replica(
     live = store._session._connected()
     with monkeypatch.context() as patch:
         patch.setattr(live, "cluster", SimpleNamespace(metadata=ring))
-        batches = list(store._inserts(rows))
+        batches = list(store._inserts(rows, set()))
     replicas = [
         {
-            ring.get_replicas(store.address.keyspace, cells.routing_key(tuple(values[:3])))[0]
+            ring.get_replicas(store.address.keyspace, cells.routing_key(key_of(values)))[0]
             for values in values_of(batch)
         }
         for batch in batches
@@ -286,10 +287,55 @@ def test_rows_of_many_shards_are_batched_by_replica(
     assert len(batches) <= 90 / ACROSS_PARTITIONS + 3
 
 
+def test_a_note_that_was_not_acknowledged_is_written_again(
+    store: CassandraStore, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row, to = make_row(queue), make_row(queue, HOUR_US // 1_000)
+    place = {row.shard: lambda: store.insert([row]), to.shard: move_of(store, row, to)}
+    for shard, write in place.items():
+        with monkeypatch.context() as patch:
+            patch.setattr(store._session, "write", failing)
+            with pytest.raises(StoreTimeout):
+                write()
+        assert shard not in store.indexed(queue, range(NEVER))
+        write()
+        assert shard in store.indexed(queue, range(NEVER))
+
+
+def move_of(store: CassandraStore, row: Row, to: Row) -> Callable[[], object]:
+    return lambda: store.move([Move(row.position, to)])
+
+
+def failing(statements: Iterable[object], **_named: object) -> None:
+    """A write that is sent, and of which nothing arrives."""
+    assert list(statements)
+    raise StoreTimeout("no answer")
+
+
+def test_a_process_remembers_so_many_notes_and_writes_the_others_again(
+    store: CassandraStore, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (minutes, cassandra_rows):
+        monkeypatch.setattr(module, "NOTED_MAX", 50)
+    rows = [make_row(queue, n * MINUTE_MS) for n in range(1_000)]
+    for n in range(0, 1_000, 125):
+        store.insert(rows[n : n + 125])
+    assert len(store._minutes._noted) + len(store._minutes._noted_before) <= 2 * (50 + 125)
+    store.mend_index(gone=[rows[0].shard])
+    store.insert([make_row(queue)])
+    assert len(set(store.indexed(queue, range(NEVER)))) == 1_000
+
+
 def values_of(statement: BatchStatement | BoundStatement) -> list[list[bytes]]:
     if isinstance(statement, BatchStatement):
         return [values for _, _, values in statement._statements_and_parameters]
     return [statement.values]
+
+
+def key_of(values: list[bytes]) -> tuple[bytes, ...]:
+    """The partition of a row, or of a note of its shard, by what is sent."""
+    is_note = len(values) == 4
+    return (values[2],) if is_note else tuple(values[:3])
 
 
 def three_nodes(keyspace: str) -> Metadata:

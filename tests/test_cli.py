@@ -302,7 +302,9 @@ def test_exec_acks_on_0_and_retries_and_buries_on_anything_else(shell: Shell) ->
         'read body; echo "$body $SHARDQ_ATTEMPT $SHARDQ_QUEUE $SHARDQ_HEADERS" >> ran; '
         'test "$body" = good'
     )
-    shell.ok("consume", "mail", "--until-empty", "--exec", f"sh -c '{script}'")
+    command = f"sh -c '{script}'"
+    done = shell.ok("consume", "mail", "--until-empty", "--exec", command, code=Exit.DIED)
+    assert done.err.endswith("shardq: handled 1 message of mail (1 died: shardq dead mail)\n")
     ran = sorted((shell.directory / "ran").read_text().splitlines())
     assert ran == ["bad 1 mail {}", "bad 2 mail {}", 'good 1 mail {"kind": "a"}']
     dead = shell.ok("dead", "mail", "--json").lines
@@ -571,6 +573,37 @@ def test_a_message_in_back_off_is_let_run_now_and_keeps_its_error(shell: Shell) 
             ("job-0", "refused", 2), ("job-1", "refused", 2)
         ]  # fmt: skip
         assert shell.run("move", "mail", "job-0", "--delay", "0s").code == Exit.RUNNING
+
+
+def test_all_that_wait_for_their_next_attempt_run_now_or_those_of_a_task_alone(
+    shell: Shell,
+) -> None:
+    with shardq.connect(shell.url) as db:
+        queue = db.queue("mail", bands=1)
+        for n, task in enumerate(["a", "a", "b"]):
+            queue.put("{}", id=f"job-{n}", key="k" if n == 1 else None, headers={"task": task})
+        for message in queue.receive(3):
+            queue.retry(message, delay="1h", reason="refused")
+        queue.put("x", id="waits", delay="1h")
+        queue.put("x", id="snoozed")
+        [message] = queue.receive(1)
+        queue.snooze(message, "1h")
+        done = shell.ok("move", "mail", "--failed", "--task", "a", "--delay", "0s", "--json")
+        told = sorted((line["id"], line["answer"]) for line in done.lines)
+        assert told == [("job-0", "done"), ("job-1", "done")]
+        assert sorted(one.id for one in queue.receive(5, wait="1s")) == ["job-0", "job-1"]
+        done = shell.ok("move", "mail", "--failed", "--delay", "5m")
+        assert [line.split(": due")[0] for line in done.out.splitlines()] == ["job-2: moved"]
+        # To later, where it still waits: it is moved once alone.
+        done = shell.ok("move", "mail", "--failed", "--delay", "2h")
+        assert len(done.out.splitlines()) == 1
+        done = shell.ok("move", "mail", "--failed", "--task", "c", "--delay", "0s")
+        assert done.err == "shardq: no message of mail waits for its next attempt.\n"
+        with_ids = shell.fails(Exit.USAGE, "move", "mail", "job-2", "--failed", "--delay", "0s")
+        assert "give IDs, RECEIPTs, --key or --failed, one of them." in with_ids
+        assert "--task needs --failed" in shell.fails(
+            Exit.USAGE, "move", "mail", "job-2", "--task", "a", "--delay", "0s"
+        )
 
 
 def test_a_damaged_or_foreign_receipt_is_told_from_a_stale_one(shell: Shell) -> None:

@@ -44,10 +44,21 @@ def test_an_audit_that_does_not_balance_ends_with_2_and_names_the_messages(shell
     assert told.lines[-1]["lost"] == 2
 
 
+def test_a_history_names_the_tasks_of_jobs(shell: Shell) -> None:
+    shell.ok("queues", "create", "mail", "--history", "7d")
+    job = shell.ok("put", "mail", "--task", "app.welcome", "--delay", "1h").out.strip()
+    other = shell.ok("put", "mail", "x", "--delay", "1h").out.strip()
+    lines = sorted(shell.ok("history", "mail").out.splitlines(), key=len)
+    assert lines[0].startswith(f"{other}: entered ")
+    assert lines[1].startswith(f"{job}: app.welcome, entered ")
+    told = {line["id"]: line["task"] for line in shell.ok("history", "mail", "--json").lines}
+    assert told == {job: "app.welcome", other: None}
+
+
 def test_an_audit_names_the_queue_of_its_dead_letters(shell: Shell) -> None:
     shell.ok("queues", "create", "mail", "--history", "7d", "--attempts", "1")
     shell.ok("put", "mail", "x")
-    shell.ok("consume", "mail", "--until-empty", "--exec", "false")
+    shell.ok("consume", "mail", "--until-empty", "--exec", "false", code=Exit.DIED)
     *_, hint = shell.ok("audit", "mail").out.splitlines()
     assert hint == "Its dead letters are audited as well by `shardq audit mail --dead`."
     assert "1 put = 1 waiting" in shell.ok("audit", "mail.dead").out
@@ -61,7 +72,7 @@ def test_one_audit_is_of_a_queue_and_of_its_dead_letters(shell: Shell) -> None:
         "mail"
     ]
     shell.ok("put", "mail", "x", "--id", "order-1")
-    shell.ok("consume", "mail", "--until-empty", "--exec", "false")
+    shell.ok("consume", "mail", "--until-empty", "--exec", "false", code=Exit.DIED)
     lines = shell.ok("audit", "mail", "--dead").out.splitlines()
     assert lines[1::2] == [
         "mail balances: 1 put = 1 dead.",

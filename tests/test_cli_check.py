@@ -53,7 +53,7 @@ def test_check_keeps_numbers_with_their_units_and_dims_no_advice(shell: Shell) -
 def test_check_counts_the_dead_with_their_queue(shell: Shell) -> None:
     shell.ok("queues", "create", "mail", "--attempts", "1")
     shell.ok("put", "mail", "x")
-    shell.ok("consume", "mail", "--until-empty", "--exec", "false")
+    shell.ok("consume", "mail", "--until-empty", "--exec", "false", code=Exit.DIED)
     findings = {line["what"]: line for line in shell.ok("check", "--json").lines}
     assert "queue mail.dead" not in findings
     mail = findings["queue mail"]
@@ -195,7 +195,7 @@ def test_check_needs_no_driver_on_sqlite(shell: Shell) -> None:
 def test_a_look_writes_nothing(shell: Shell, command: list[str]) -> None:
     shell.ok("queues", "create", "mail", "--attempts", "1", "--history", "7d")
     shell.ok("put", "mail", "dies")
-    shell.ok("consume", "mail", "--until-empty", "--exec", "false")
+    shell.ok("consume", "mail", "--until-empty", "--exec", "false", code=Exit.DIED)
     shell.ok("put", "mail", "waits", "--delay", "1h")
     shell.ok("queues", "create", "post")
     with sqlite3.connect(shell.directory / "jobs.db") as other:

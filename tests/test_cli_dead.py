@@ -16,7 +16,7 @@ from shardq.testing import Stage
 def test_redrive_puts_the_dead_back_under_their_ids(shell: Shell) -> None:
     shell.ok("queues", "create", "mail", "--attempts", "1")
     shell.ok("put", "mail", "x", "--id", "order-7")
-    shell.ok("consume", "mail", "--until-empty", "--exec", "false")
+    shell.ok("consume", "mail", "--until-empty", "--exec", "false", code=Exit.DIED)
     assert "1 message back" in shell.ok("dead", "mail", "--redrive").out
     assert shell.ok("dead", "mail", "--json").lines == []
     again = shell.ok("consume", "mail", "--until-empty", "--json").lines
@@ -30,7 +30,7 @@ def deaths(shell: Shell) -> Shell:
     for name, body in (("order-7", "1"), ("order-8", "2"), ("order-9", "2")):
         shell.ok("put", "mail", body, "--id", name)
     script = "read n; exit $n"
-    shell.ok("consume", "mail", "--until-empty", "--exec", f"sh -c '{script}'")
+    shell.ok("consume", "mail", "--until-empty", "--exec", f"sh -c '{script}'", code=Exit.DIED)
     return shell
 
 
@@ -108,7 +108,7 @@ def test_a_message_that_is_not_there_is_looked_up_among_the_dead_of_the_longest_
     name = "q" * 100
     shell.ok("queues", "create", name, "--attempts", "1")
     shell.ok("put", name, "x", "--id", "order-7")
-    shell.ok("consume", name, "--until-empty", "--exec", "false")
+    shell.ok("consume", name, "--until-empty", "--exec", "false", code=Exit.DIED)
     done = shell.run("peek", f"{name}.dead", "--id", "order-8")
     assert done.code == Exit.FAILED, done
     assert done.err.startswith(f"shardq: {name}.dead has no message 'order-8'")

@@ -314,7 +314,9 @@ def test_what_has_room_for_one_line_shows_the_last_line_of_stderr_once(shell: Sh
     shell.ok("queues", "create", "mail", "--attempts", "1")
     shell.ok("put", "mail", "x", "--id", "seven")
     text = "echo sending >&2; echo refused >&2; exit 3"
-    done = shell.ok("consume", "mail", "--until-empty", "--exec", shlex.join(["sh", "-c", text]))
+    done = shell.ok(
+        "consume", "mail", "--until-empty", "--exec", shlex.join(["sh", "-c", text]), code=Exit.DIED
+    )
     [log] = [line for line in done.err.splitlines() if "message seven" in line]
     assert log.endswith("sh: refused ..")
     assert shell.ok("dead", "mail").out.count("refused") == 1
@@ -334,7 +336,9 @@ def test_the_next_attempt_is_told_the_last_error_in_its_environment(shell: Shell
     shell.ok("queues", "create", "mail", "--attempts", "2", "--backoff", "100ms")
     shell.ok("put", "mail", "x")
     text = 'echo "$SHARDQ_ATTEMPT <$SHARDQ_LAST_ERROR> $SHARDQ_HEADERS" >> ran; echo no >&2; exit 4'
-    shell.ok("consume", "mail", "--until-empty", "--exec", shlex.join(["sh", "-c", text]))
+    shell.ok(
+        "consume", "mail", "--until-empty", "--exec", shlex.join(["sh", "-c", text]), code=Exit.DIED
+    )
     first, second = (shell.directory / "ran").read_text().splitlines()
     told = f"exit code 4 of {shutil.which('sh')}: no"
     assert (first, second) == ("1 <> {}", f"2 <{told}> {{}}")

@@ -198,7 +198,7 @@ def test_a_dead_message_is_cancelled_by_its_key_and_told_how_to_be_put_back(shel
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["move", "mail", "--delay", "1h"], "give IDs, RECEIPTs or --key"),
+        (["move", "mail", "--delay", "1h"], "give IDs, RECEIPTs, --key or --failed"),
         (["move", "mail", "--key", "a"], "give --due or --delay, one of them."),
         (["move", "mail", "--key", "a", "--due", "x", "--delay", "1h"], "one of them."),
         (["move", "mail", "--key", "a", "--due", "tomorrow"], "is not an ISO 8601 time"),

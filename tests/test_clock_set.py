@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from crashing import crash, run_until_crash
 from reading import reading
 
 from shardq import Consumer, Observer
@@ -234,6 +235,34 @@ def test_a_row_that_a_stopped_process_wrote_behind_a_seal_is_found_at_once(stage
     stage.drive(consumer, seconds=0.5)
     assert seen.texts[30:] == ["late"]
     assert queue.depth(exact=True).total == 0
+
+
+@pytest.mark.parametrize("connect", ["memory", "file"], indirect=True)
+@pytest.mark.parametrize("dies", ["before", "after"])
+def test_what_killed_its_process_by_the_old_clock_is_recorded_before_it_kills_the_next(
+    stage: Stage, connect: Callable[[], Connection], dies: str
+) -> None:
+    """As its consumer had it until the clock was set back, or for a while after."""
+    queue = connect().queue("mail", lanes=1, bands=1)
+    queue.put("poison")
+    if dies == "before":
+        assert run_until_crash(stage, Consumer(queue, crash), seconds=1)
+        stage.clock.set(-40)
+    else:
+        late = reading(stage, queue, threads=1)[0]._engine
+        late.step()
+        assert late.ready.take() is not None
+        stage.clock.set(-40)
+        for _ in range(7):
+            # It renews its leases, and then stands still for ever.
+            stage.clock.advance(1)
+            late.step()
+    stage.clock.advance(12)
+    # By the new clock it is not due yet when its shard is taken.
+    second = Consumer(connect().queue("mail"), crash)
+    assert run_until_crash(stage, second, seconds=40)
+    [message] = queue.peek()
+    assert message.attempt == 1
 
 
 def test_members_that_both_live_through_the_step_share_on(stage: Stage) -> None:

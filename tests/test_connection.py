@@ -77,6 +77,23 @@ def test_queues_are_listed_in_order_without_dropped_ones(stage: Stage) -> None:
     assert db.queues() == ["mail", "sms"]
 
 
+def test_all_queues_are_listed_and_opened_by_one_read(stage: Stage) -> None:
+    maker, db = stage.connect(), stage.connect()
+    for number in range(20):
+        maker.queue(f"q-{number}", lanes=2)
+    before = dict(stage.faults.calls)
+    assert len(db.queues()) == 20
+    opened = db._home.open_all()
+    assert sorted(opened) == db.queues()
+    assert all(queue.settings.lanes_written == 2 for queue in opened.values())
+    assert stage.faults.calls["notes queues"] == before.get("notes queues", 0) + 3
+    assert stage.faults.calls.get("records queues") == before.get("records queues")
+    assert opened["q-7"] is db.queue("q-7")
+    maker.queue("q-7").alter(lanes=5)
+    assert db._home.open_all()["q-7"] is opened["q-7"]
+    assert opened["q-7"].settings.lanes_written == 5
+
+
 def test_a_queue_that_must_be_there_is_not_made(stage: Stage) -> None:
     db = stage.connect()
     with pytest.raises(UnknownQueue, match="mail"):

@@ -415,10 +415,10 @@ def test_a_thread_that_is_lost_while_it_waits_ends_the_consumer_too(
 ) -> None:
     consumer = Consumer(busy.connect().queue("mail"), nothing, threads=1)
 
-    def lost(_stopping: object) -> None:
+    def lost(_readies: object, _stopping: object) -> None:
         raise SystemExit
 
-    monkeypatch.setattr(consumer._engine.ready, "wait", lost)
+    monkeypatch.setattr(consumer._engine.ready.waiters, "wait", lost)
     with busy.ticking(0.05), pytest.raises(ShardqError, match="SystemExit"):
         consumer.run()
     assert told.get(timeout=WAIT_S).exc_type is SystemExit

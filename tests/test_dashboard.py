@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import pytest
@@ -90,6 +91,18 @@ def test_a_small_terminal_shows_state_and_consumers(stage: Stage, db: shardq.Con
     assert "paused" in text
 
 
+def test_who_puts_is_named_with_and_without_consumers(stage: Stage, db: shardq.Connection) -> None:
+    for count, name in enumerate(["mail", "mail", "mail", "mail", "mail", "post"], 1):
+        queue = stage.connect().queue(name)
+        queue.put_many([{"body": "x"}] * count)
+        queue.close()
+    beat(db, "mail", 1)
+    text = "\n".join(screen(Observer(db).look(), 200, 24))
+    [mail] = re.findall(r"^  put by (.*)$", text, re.MULTILINE)
+    assert re.fullmatch(r"\S+ \(5\), \S+ \(4\), \S+ \(3\), and 2 more \(3\)", mail.strip())
+    assert re.search(r"^post: put by \S+ \(6\)", text, re.MULTILINE)
+
+
 def test_the_dead_are_a_column_of_their_queue(db: shardq.Connection) -> None:
     queue = db.queue("mail")
     queue.bury(queue.put("x"))
@@ -160,3 +173,15 @@ def test_consumers_that_are_left_out_are_counted_and_each_queue_tells_of_its_own
     [told] = [line for line in lines if line.endswith(": shardq observe QUEUE")]
     more = "more " if shown else ""
     assert told == f"consumers of {queues - 1 - shown} {more}queues: shardq observe QUEUE"
+
+
+def test_it_says_which_queues_it_shows_and_how_many_are_to_come(db: shardq.Connection) -> None:
+    views = crowd(db, 40)
+    dashboard = Dashboard("sqlite:///jobs.db")
+    lines = drawn(dashboard.fitted(views, 100, 24, unseen=7), 100, 24)
+    assert any("7 more queues to look at" in line for line in lines)
+    assert 2 < len(dashboard.shown) < 24
+    names = {view.name for view in views}
+    assert set(dashboard.shown) <= names
+    dashboard.fitted(views[:3], 100, 24)
+    assert dashboard.shown == [view.name for view in views[:3]]

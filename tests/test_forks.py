@@ -411,6 +411,34 @@ def test_a_process_of_multiprocessing_stores_at_its_end_what_it_counted(
     assert run(tmp_path, script) == ["1 0"]
 
 
+def test_a_call_that_waits_at_a_fork_fails_in_the_child_and_goes_on_in_its_parent(
+    tmp_path: Path,
+) -> None:
+    script = """
+    from shardq.engine.caller import Caller
+
+    over = threading.Event()
+    caller = Caller(1, 60_000, 0, on_over=over.set)
+    queue._receiver.ask(caller)
+
+    def child():
+        try:
+            caller.answer()
+        except shardq.UsageError as error:
+            print("was forked" in str(error), flush=True)
+        db.queue("another").put("b")
+        print([one.text for one in db.queue("another").receive(1, wait="60s")], flush=True)
+        db.close()
+
+    assert fork(child) == 0
+    queue.put("a")
+    over.wait(60)
+    print([one.text for one in caller.answer()])
+    db.close()
+    """
+    assert run(tmp_path, script) == ["True", "['b']", "['a']"]
+
+
 @pytest.mark.cassandra
 def test_a_child_leaves_its_parent_s_cluster_alone(cassandra_url: str) -> None:
     script = (

@@ -57,6 +57,64 @@ def test_what_was_cancelled_by_its_key_is_gone_and_never_begins(world: World) ->
 
 
 @on_each_store
+def test_many_are_cancelled_and_moved_in_one_call_with_an_answer_for_each(world: World) -> None:
+    queue = world.connect().queue(world.queue_name())
+    for n in range(4):
+        queue.put(f"{n}", key=f"key-{n}", delay="1h")
+    plain = [queue.put(f"plain {n}", delay="1h") for n in range(3)]
+    assert queue.move(keys=["key-0", "nobody", "key-0"], delay="2h") == {
+        "key-0": Answer.DONE, "nobody": Answer.NOT_THERE
+    }  # fmt: skip
+    found = queue.get("key-0")
+    assert found is not None
+    asked = [plain[0].id, plain[1].receipt, queue.put("x", key="k", delay="1h").id, "nobody"]
+    assert queue.move(ids=asked, due=found.due) == dict.fromkeys(asked[:3], Answer.DONE) | {
+        "nobody": Answer.NOT_THERE
+    }
+    dues = {one.text: one.due for one in queue.peek(100)}
+    assert dues["x"] == dues["0"] == found.due
+    for name in ("plain 0", "plain 1"):
+        # Without a key it is moved by how far that is, as a snooze is.
+        assert timedelta() <= dues[name] - found.due < timedelta(seconds=1)
+    assert dues["plain 2"] < found.due
+    assert queue.cancel(keys=(f"key-{n}" for n in range(5))) == {
+        **{f"key-{n}": Answer.DONE for n in range(4)}, "key-4": Answer.NOT_THERE
+    }  # fmt: skip
+    # It has moved since, so its receipt is stale; its id finds it.
+    ids = [plain[0].id, plain[2].receipt, asked[2]]
+    assert queue.cancel(ids=ids) == dict.fromkeys(ids, Answer.DONE)
+    assert [one.text for one in queue.peek(100)] == ["plain 1"]
+    assert queue.cancel(ids=[]) == {}
+
+
+def test_of_many_those_that_run_are_left_and_a_wrong_call_changes_nothing(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    sent = [queue.put("x", id=f"id-{n}", key="k" if n else None) for n in range(2)]
+    queue.receive(2)
+    ids = [one.id for one in sent]
+    assert queue.move(ids=ids, delay="1h") == dict.fromkeys(ids, Answer.RUNNING)
+    assert queue.cancel(ids=["id-1"]) == {"id-1": Answer.RUNNING}
+    for call in (
+        lambda: queue.cancel(keys=["k"], ids=["id-0"]),
+        lambda: queue.cancel(keys="k"),
+        lambda: queue.move(ids=["id-0"], keys=[], delay="0s"),
+        lambda: queue.move(ids=["id-0"]),
+        lambda: queue.move(delay="0s"),
+    ):
+        with pytest.raises(errors.UsageError, match="give "):
+            call()
+
+
+def test_of_many_a_store_that_fails_half_way_says_how_many_were_done(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    for n in range(3):
+        queue.put("x", key=f"key-{n}", delay="1h")
+    stage.faults.fail("write_records keys", nth=2, times=9)
+    with pytest.raises(errors.StoreTimeout, match="1 of the messages are answered for"):
+        queue.cancel(keys=[f"key-{n}" for n in range(3)])
+
+
+@on_each_store
 def test_one_that_runs_is_asked_to_stop_and_never_begins_again(world: World) -> None:
     queue = world.connect().queue(world.queue_name())
     queue.put("a", key="order-7", delay="1h")
@@ -331,7 +389,7 @@ def test_find_by_key_visits_no_partition_and_no_index(stage: Stage) -> None:
     for found in (queue.find(key="order-7"), queue.find("order-7")):
         assert found is not None
         assert found.id == "order-7"
-    for verb in ("occupied", "shards", "read", "next_minute", "recorded"):
+    for verb in ("occupied", "indexed", "shards", "read", "next_minute", "recorded"):
         assert stage.faults.calls.get(verb, 0) == before.get(verb, 0), verb
 
 

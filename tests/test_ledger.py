@@ -44,6 +44,24 @@ def test_a_put_is_recorded_with_its_name_and_the_due_it_asked_for(stage: Stage) 
     assert {mark.due_ms for mark in told.values()} == {row.order[0] for row in rows_of(queue)}
 
 
+def test_a_put_of_a_job_is_recorded_with_its_task_here_and_among_the_dead(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", attempts=1)
+    queue.put("{}", headers={"task": "app.welcome", "kind": "a"})
+    queue.put("{}", id="order-7", headers={"task": "x" * 300})
+    queue.put("{}", headers={"kind": "task"})
+
+    def die(_message: object) -> None:
+        raise Bury("no")
+
+    stage.drain(queue, Consumer(queue, die))
+    tasks = sorted([record.task for record in queue.history()], key=str)
+    assert tasks == [None, "app.welcome", "x" * 256]
+    assert sorted([record.task for record in queue.dead.history()], key=str) == tasks
+    queue.redrive()
+    [*_, again] = sorted(queue.history("order-7"), key=lambda record: record.entered)
+    assert (again.task, again.fate) == ("x" * 256, None)
+
+
 def test_each_end_is_recorded_with_the_deliveries_until_then(stage: Stage) -> None:
     queue = stage.connect().queue("mail", attempts=2, backoff="1s")
 
@@ -255,7 +273,8 @@ def test_a_put_whose_record_fails_is_maybe_put_and_can_be_repeated(
     stage: Stage, error: Exception
 ) -> None:
     queue = stage.connect().queue("mail")
-    stage.faults.fail("record", error=error)
+    # A put is repeated once.
+    stage.faults.fail("record", times=2, error=error)
     with pytest.raises(StoreTimeout) as caught:
         queue.put("a")
     assert len(rows_of(queue)) == 1

@@ -308,9 +308,10 @@ def test_a_consumer_that_stops_ends_a_long_count(stage: Stage) -> None:
     queue.put_many({"body": "x", "delay": f"{minute}m"} for minute in range(1_100))
     chore = upkeep(queue, "reader")
     assert chore.step() == 0
-    stage.faults.call("shards", chore.stop)
+    stage.faults.call("indexed", chore.stop)
     assert chore.step() is None
-    assert "count" not in stage.faults.calls
+    # The first of them, and none of a thousand others.
+    assert stage.faults.calls["count"] <= 8
 
 
 def test_a_store_that_fails_is_asked_again(stage: Stage) -> None:
@@ -320,7 +321,7 @@ def test_a_store_that_fails_is_asked_again(stage: Stage) -> None:
     stage.clock.advance(10)
     chore = upkeep(queue, "reader")
     assert chore.step() == 0
-    stage.faults.fail("shards")
+    stage.faults.fail("indexed")
     with pytest.raises(StoreUnavailable):
         chore.step()
     stage.faults.heal()

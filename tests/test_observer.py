@@ -37,7 +37,6 @@ def test_a_queue_is_seen_with_its_depth_and_what_is_to_come(db: shardq.Connectio
     assert (view.name, view.depth.ready, view.depth.waiting) == ("mail", 1, 3)
     assert sum(count for _, count in view.forecast) == 3
     assert len(view.lanes) == 8
-    assert view.put_rate is None
     assert view.late_ms is None
 
 
@@ -90,11 +89,66 @@ def test_rates_are_over_ten_seconds_at_least(db: shardq.Connection, clock: Manua
     observer.look()
     queue.put_many([b"x"] * 100)
     clock.advance(4)
-    assert observer.look()[0].put_rate is None
+    observer.look()
     clock.advance(6)
-    assert observer.look()[0].put_rate == pytest.approx(10)
+    view = observer.look()[0]
+    assert (view.put_rate, view.rate_s) == (pytest.approx(10), 10)
     clock.advance(20)
-    assert observer.look()[0].put_rate == pytest.approx(0)
+    view = observer.look()[0]
+    assert (view.put_rate, view.rate_s) == (pytest.approx(0), 20)
+
+
+def test_the_first_look_tells_the_rates_since_the_last_minute_began(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    stage.clock.advance(180 - stage.clock.now_ms() / 1_000 % 60)
+    queue.put_many([b"x"] * 60)
+    queue.close()
+    stage.clock.advance(20)
+    consumer = shardq.Consumer(queue, lambda _: None)
+    stage.drain(queue, consumer)
+    consumer.close()
+    stage.clock.advance(70 - stage.clock.now_ms() / 1_000 % 60)
+    [view] = Observer(stage.connect()).look()
+    assert view.rate_s == pytest.approx(70, abs=0.1)
+    assert view.put_rate == view.delivered_rate == pytest.approx(60 / 70, rel=0.01)
+    stage.clock.advance(60)
+    [view] = Observer(stage.connect()).look()
+    assert view.put_rate == view.delivered_rate == 0
+
+
+def test_the_first_look_at_a_young_queue_tells_the_rates_since_it_was_made(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail")
+    queue.put_many([b"x"] * 60)
+    queue.close()
+    stage.clock.advance(5)
+    [view] = Observer(stage.connect()).look()
+    assert view.rate_s == pytest.approx(5, abs=0.5)
+    assert view.put_rate == pytest.approx(12, rel=0.1)
+
+
+def test_who_puts_is_listed_by_how_much_until_it_has_rested_for_five_minutes(
+    stage: Stage,
+) -> None:
+    few, many, none = (stage.connect().queue("mail") for _ in range(3))
+    few.put("x")
+    many.put_many([b"x"] * 3)
+    none.peek()
+    [message] = none.receive(1)
+    none.ack(message)
+    for queue in (few, many, none):
+        queue.close()
+    [view] = Observer(stage.connect(), ["mail"]).look()
+    names = [name for name, _ in view.producers]
+    assert [count for _, count in view.producers] == [3, 1]
+    assert len({*names}) == 2
+    assert view.to_json()["producers"] == [
+        {"member": names[0], "put": 3}, {"member": names[1], "put": 1}
+    ]  # fmt: skip
+    stage.clock.advance(300)
+    [view] = Observer(stage.connect(), ["mail"]).look()
+    assert view.producers == ()
 
 
 def test_owners_are_those_who_hold_the_lease_else_those_who_say_they_read(
@@ -303,10 +357,46 @@ def test_looking_far_ahead_takes_a_small_part_of_the_time(
         clock.advance(3)
         return []
 
-    observer = Observer(db)
+    observer = Observer(db, ["mail"])
     observer.look()
-    monkeypatch.setattr(observer._watches["mail"]._queue.schedules._home, "firings", slow)
+    monkeypatch.setattr(observer.queues["mail"].schedules._home, "firings", slow)
     for _ in range(80):
         clock.advance(2)
         observer.look()
     assert len(asked) == 3
+
+
+def test_a_look_ends_in_time_and_the_next_goes_on_with_what_it_has_not_reached(
+    db: shardq.Connection, stage: Stage
+) -> None:
+    for number in range(6):
+        db.queue(f"q-{number}").put("x")
+    observer = Observer(db)
+    stage.faults.call("count", lambda: stage.clock.advance(1))
+    looked = [[view.name for view in observer.look(seconds=1.0)]]
+    assert observer.unseen == 5
+    looked.append([view.name for view in observer.look()])
+    assert looked == [["q-0"], [f"q-{number}" for number in range(6)]]
+    assert observer.unseen == 0
+
+
+def test_what_is_on_the_screen_is_looked_at_first(db: shardq.Connection, stage: Stage) -> None:
+    for number in range(6):
+        db.queue(f"q-{number}").put("x")
+    observer = Observer(db)
+    observer.look()
+    db.queue("q-4").put("y")
+    stage.clock.advance(10)
+    stage.faults.call("count", lambda: stage.clock.advance(1))
+    views = {view.name: view for view in observer.look(seconds=1.0, first=["q-4"])}
+    assert {name for name, view in views.items() if view.depth.ready == 2} == {"q-4"}
+    assert len({view.at_ms for view in views.values()}) == 2
+    assert len(views) == 6
+
+
+def test_a_look_tells_how_many_queues_it_has_reached(db: shardq.Connection) -> None:
+    for number in range(3):
+        db.queue(f"q-{number}")
+    told = []
+    Observer(db).look(on_progress=lambda *step: told.append(step))
+    assert told == [("queues", 1, 3), ("queues", 2, 3), ("queues", 3, 3)]

@@ -76,7 +76,7 @@ def test_an_exception_of_shardq_is_the_same_in_another_process(
 
 def test_a_timeout_carries_its_messages_to_another_process(stage: Stage) -> None:
     queue = stage.connect().queue("mail")
-    stage.faults.fail("insert", applied=True)
+    stage.faults.fail("insert", times=2, applied=True)
     with pytest.raises(StoreTimeout) as caught:
         queue.put("a")
     [message] = pickle.loads(pickle.dumps(caught.value)).messages

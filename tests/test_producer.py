@@ -234,7 +234,7 @@ def test_the_message_of_a_timeout_put_again_repeats_the_very_same_write(
     stage: Stage, applied: bool
 ) -> None:
     queue = stage.connect().queue("mail")
-    stage.faults.fail("insert", applied=applied, error=StoreTimeout("lost"))
+    stage.faults.fail("insert", times=2, applied=applied, error=StoreTimeout("lost"))
     with pytest.raises(StoreTimeout) as caught:
         queue.put("a", delay="1s", headers={"k": "v"})
     [message] = caught.value.messages
@@ -309,7 +309,7 @@ def test_a_late_write_that_was_delivered_meanwhile_is_not_written_again(stage: S
 def test_a_late_write_whose_repair_is_refused_is_maybe_stored_and_put_again(stage: Stage) -> None:
     queue = stage.connect().queue("mail", minute="1s", offset="2s")
     stage.faults.call("insert", lambda: stage.clock.advance(10))
-    stage.faults.fail("find")
+    stage.faults.fail("find", times=2)
     with pytest.raises(StoreTimeout) as caught:
         queue.put("late")
     queue.put(caught.value.messages[0])
@@ -369,7 +369,7 @@ def test_a_repair_that_was_late_too_goes_on_where_it_is_put_again(stage: Stage) 
     queue = stage.connect().queue("mail")
     stage.faults.call("insert", lambda: stage.clock.advance(200))
     stage.faults.call("move", lambda: stage.clock.advance(200))
-    stage.faults.fail("find", nth=2)
+    stage.faults.fail("find", nth=2, times=2)
     with pytest.raises(StoreTimeout) as caught:
         queue.put("late")
     message = queue.put(caught.value.messages[0])
@@ -381,7 +381,7 @@ def test_a_repair_that_was_late_too_goes_on_where_it_is_put_again(stage: Stage) 
 def test_a_repair_of_which_nobody_knows_goes_on_where_it_is_put_again(stage: Stage) -> None:
     queue = stage.connect().queue("mail")
     stage.faults.call("insert", lambda: stage.clock.advance(200))
-    stage.faults.fail("move", times=7, applied=True)
+    stage.faults.fail("move", times=14, applied=True)
     with pytest.raises(StoreTimeout) as caught:
         queue.put("late")
     stage.clock.advance(200)

@@ -354,7 +354,7 @@ def test_a_forecast_has_every_minute_with_its_messages(stage: Stage) -> None:
         (lambda queue: queue.alter(colour=1), BadSetting),
         (lambda queue: queue.alter(minute="1h"), BadSetting),
         (lambda queue: queue.alter(lanes=1_000), BadSetting),
-        (lambda queue: queue.extend(queue.put("a"), "1s"), BadTime),
+        (lambda queue: queue.extend(queue.put("a"), "-1s"), BadTime),
         (lambda queue: queue.snooze(queue.put("a"), "-5s"), BadTime),
     ],
 )

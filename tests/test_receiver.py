@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
+from pathlib import Path
 
 import pytest
 
 import shardq
 from shardq import Consumer, Message, Queue
+from shardq.engine.caller import Caller
 from shardq.engine.engine import Engine
 from shardq.errors import (
+    BadReceipt,
     BadSetting,
     BadTime,
     ShardqError,
     StaleReceipt,
     StoreError,
+    StoreRefused,
     StoreTimeout,
     StoreUnavailable,
 )
@@ -65,15 +70,37 @@ def test_what_is_not_settled_in_its_visibility_comes_again_counted(stage: Stage)
     queue.ack(again)
 
 
-def test_a_claim_can_be_settled_until_1_s_before_its_end(stage: Stage) -> None:
+def test_a_claim_can_be_acked_until_its_end_and_retried_until_1_s_before(stage: Stage) -> None:
     queue = stage.connect().queue("mail")
-    queue.put_many(["a", "b"])
-    first, second = receive(stage, queue)
+    queue.put_many(["a", "b", "c", "d"])
+    first, second, third, fourth = receive(stage, queue)
     stage.clock.advance(28.9)
-    queue.ack(first)
+    queue.retry(first, "1h")
+    stage.clock.advance(0.2)
+    for settle in (queue.retry, queue.extend, queue.bury):
+        with pytest.raises(StaleReceipt):
+            settle(second)
+    queue.ack(second)
+    stage.clock.advance(0.8)
+    queue.ack(third)
     stage.clock.advance(0.2)
     with pytest.raises(StaleReceipt):
-        queue.ack(second)
+        queue.ack(fourth)
+
+
+def test_what_is_received_for_no_time_is_returned_and_delivered_again_at_once(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail")
+    queue.put("a")
+    [first] = queue.receive(visibility="0s", wait="1s")
+    stage.clock.advance(0.01)
+    [again] = receive(stage, queue)
+    assert (first.attempt, again.attempt, again.id) == (1, 2, first.id)
+    with pytest.raises(StaleReceipt):
+        queue.ack(first)
+    queue.ack(again)
+    assert stage.is_empty(queue)
 
 
 def test_extending_gives_a_new_receipt_and_the_old_one_is_stale(stage: Stage) -> None:
@@ -281,41 +308,8 @@ def test_a_thread_keeps_the_leases_between_calls_and_releases_them_in_the_end() 
                 stage.clock.sleep(0.1)
             assert stage._store.lease_states([shard])[shard].holder is None
             assert stage._store.notes(MEMBERS, ("mail",)) == {}
-        assert not [t for t in threading.enumerate() if t.name == "shardq-mail-pull"]
+        assert not [t for t in threading.enumerate() if t.name == "shardq-receive"]
         db.close()
-
-
-def test_a_caller_that_has_its_messages_does_not_wait_for_another_s_step(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    queue = stage.connect().queue("mail")
-    queue.put("a")
-    receiver = queue._receiver
-    receive, seen = receiver._receive, list[Message]()
-    steps, may_end = threading.Event(), threading.Event()
-
-    def step() -> None:
-        with receiver._lock:
-            steps.set()
-            may_end.wait(60)
-
-    another = threading.Thread(target=step, daemon=True)
-
-    def receive_before_another_steps(count: int, visibility_ms: int, wait_ms: int) -> list[Message]:
-        messages = receive(count, visibility_ms, wait_ms)
-        another.start()
-        steps.wait(60)
-        return messages
-
-    monkeypatch.setattr(receiver, "_receive", receive_before_another_steps)
-    caller = threading.Thread(target=lambda: seen.extend(queue.receive(wait="1s")), daemon=True)
-    caller.start()
-    caller.join(60)
-    has_waited = caller.is_alive()
-    may_end.set()
-    another.join()
-    caller.join()
-    assert (has_waited, [message.text for message in seen]) == (False, ["a"])
 
 
 @pytest.mark.parametrize(
@@ -324,7 +318,6 @@ def test_a_caller_that_has_its_messages_does_not_wait_for_another_s_step(
         ({"max": 0}, BadSetting),
         ({"max": 1_001}, BadSetting),
         ({"max": True}, BadSetting),
-        ({"visibility": "1s"}, BadTime),
         ({"visibility": "-1s"}, BadTime),
         ({"visibility": 30}, BadTime),
         ({"wait": "2h"}, BadTime),
@@ -595,3 +588,226 @@ def test_a_queue_is_not_read_without_the_thread_that_renews_its_leases() -> None
             threading.stack_size(size)
         [message] = queue.receive()
         assert message.text == "hello"
+
+
+def test_a_partial_ack_ends_what_it_can_and_answers_for_each(stage: Stage) -> None:
+    db = stage.connect()
+    queue, other = db.queue("mail"), db.queue("sms")
+    queue.put_many(["a", "b", "c"])
+    first, second, third = receive(stage, queue)
+    other.put("d")
+    [alien] = other.receive(wait="1s")
+    queue.ack(second)
+    answers = queue.ack(first, second, alien, third.receipt, third, "no receipt", partial=True)
+    assert [type(answer) for answer in answers] == [
+        type(None),
+        StaleReceipt,
+        BadReceipt,
+        type(None),
+        type(None),
+        BadReceipt,
+    ]
+    assert stage.is_empty(queue)
+    assert queue.totals().acked == 3
+    assert queue.ack(partial=True) == []
+
+
+def test_of_many_acks_in_one_call_a_stale_one_keeps_all_from_ending(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    queue.put_many(["a", "b"])
+    first, second = receive(stage, queue)
+    queue.ack(second)
+    with pytest.raises(StaleReceipt):
+        queue.ack(first, second)
+    queue.ack(first, first.receipt)
+    assert queue.totals().acked == 2
+
+
+# Many callers -------------------------------------------------------------------------------------
+
+
+def together(works: Iterable[Callable[[], None]]) -> None:
+    """Do each in a thread of its own, and wait for all."""
+    threads = [threading.Thread(target=work, daemon=True) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not any(thread.is_alive() for thread in threads)
+
+
+@contextmanager
+def held(stage: Stage, verb: str) -> Iterator[tuple[threading.Event, threading.Event]]:
+    """The next call of a verb waits in the store; events: it is there, and it may go on."""
+    arrived, may_go_on = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        arrived.set()
+        may_go_on.wait(60)
+
+    stage.faults.call(verb, hold, after=False)
+    try:
+        yield arrived, may_go_on
+    finally:
+        may_go_on.set()
+
+
+def begun(works: Sequence[Callable[[], None]]) -> list[threading.Thread]:
+    threads = [threading.Thread(target=work, daemon=True) for work in works]
+    for thread in threads:
+        thread.start()
+    return threads
+
+
+def in_line(hub: object, count: int) -> None:
+    """Wait until so many callers are in a hub's line."""
+    while len(hub._line) < count:  # type: ignore[attr-defined]
+        threading.Event().wait(0.001)
+
+
+def test_what_many_threads_put_while_a_put_is_under_way_is_one_write(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    hub = queue._producer._puts.of(queue.put("first")._row.shard)
+    before = stage.faults.calls["insert"]
+    with held(stage, "insert") as (arrived, may_go_on):
+        threads = begun([lambda n=n: queue.put(f"{n}") for n in range(20)])  # type: ignore[misc]
+        arrived.wait(60)
+        in_line(hub, 20)
+        may_go_on.set()
+        for thread in threads:
+            thread.join(60)
+    assert stage.faults.calls["insert"] - before == 2
+    texts = sorted(message.text for message in queue.peek(100))
+    assert texts == sorted(["first", *(f"{n}" for n in range(20))])
+    assert queue.totals().put == 21
+
+
+def test_of_puts_of_many_the_one_that_is_refused_fails_alone(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    hub = queue._producer._puts.of(queue.put("first")._row.shard)
+    failures: list[ShardqError] = []
+
+    def put(text: str) -> None:
+        try:
+            queue.put(text)
+        except ShardqError as error:
+            failures.append(error)
+
+    with held(stage, "insert") as (arrived, may_go_on):
+        threads = begun([partial(put, f"{n}") for n in range(4)])
+        arrived.wait(60)
+        in_line(hub, 4)
+        # That of the three together, and of these the second.
+        stage.faults.fail("insert", nth=1, error=StoreRefused("too large"))
+        stage.faults.fail("insert", nth=3, error=StoreRefused("too large"))
+        may_go_on.set()
+        for thread in threads:
+            thread.join(60)
+    [failure] = failures
+    assert isinstance(failure, StoreRefused)
+    [message] = failure.messages
+    texts = {one.text for one in queue.peek(100)}
+    assert texts == {"first", *(f"{n}" for n in range(4))} - {message.text}
+
+
+def test_a_put_whose_outcome_is_unknown_is_repeated_once_before_anyone_is_told(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail")
+    stage.faults.fail("insert", applied=True)
+    sent = queue.put("a")
+    assert [message.id for message in queue.peek()] == [sent.id]
+    stage.faults.fail("insert", times=2, applied=True)
+    with pytest.raises(StoreTimeout) as caught:
+        queue.put("b")
+    [message] = caught.value.messages
+    queue.put(message)
+    assert sorted(one.text for one in queue.peek()) == ["a", "b"]
+
+
+def test_of_many_that_ack_the_same_delivery_at_once_one_has_ended_it(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    queue.put_many(["a", "b"])
+    first, second = receive(stage, queue)
+    hub = queue._receipts._ends.of(first._row.shard)
+    stale: list[StaleReceipt] = []
+
+    def ack(message: Message) -> None:
+        try:
+            queue.ack(message)
+        except StaleReceipt as error:
+            stale.append(error)
+
+    with held(stage, "find") as (arrived, may_go_on):
+        threads = begun([partial(ack, message) for message in (first, second, second, second)])
+        arrived.wait(60)
+        in_line(hub, 4)
+        may_go_on.set()
+        for thread in threads:
+            thread.join(60)
+    assert len(stale) == 2
+    assert stage.is_empty(queue)
+    assert queue.totals().acked == 2
+
+
+def test_many_callers_get_each_message_once(tmp_path: Path) -> None:
+    with shardq.connect(f"sqlite:///{tmp_path}/jobs.db") as db:
+        queue = db.queue("mail")
+        got: list[str] = []
+
+        def work(number: int) -> None:
+            for n in range(25):
+                queue.put(f"{number} {n}")
+                [message] = queue.receive(1, wait="60s")
+                queue.ack(message)
+                got.append(message.text)
+
+        together([partial(work, number) for number in range(16)])
+        assert sorted(got) == sorted(f"{number} {n}" for number in range(16) for n in range(25))
+        assert queue.depth(exact=True).total == 0
+        totals = queue.totals()
+        assert (totals.put, totals.delivered, totals.acked) == (400, 400, 400)
+
+
+def test_callers_that_wait_are_served_in_their_order(tmp_path: Path) -> None:
+    with shardq.connect(f"sqlite:///{tmp_path}/jobs.db") as db:
+        queue = db.queue("mail", lanes=1)
+        got: dict[int, list[str]] = {}
+
+        def call(number: int) -> None:
+            got[number] = [message.text for message in queue.receive(2, wait="60s")]
+
+        threads = []
+        for number in range(3):
+            threads += begun([partial(call, number)])
+            in_line(queue._receiver, number + 1)
+        queue.put_many(["a", "b", "c", "d", "e"])
+        for thread in threads:
+            thread.join(60)
+        assert [len(got[number]) for number in range(3)] == [2, 2, 1]
+
+
+def test_a_close_answers_those_that_wait(tmp_path: Path) -> None:
+    with shardq.connect(f"sqlite:///{tmp_path}/jobs.db") as db:
+        queue = db.queue("mail")
+        got: list[list[Message]] = []
+        threads = begun([lambda: got.append(queue.receive(wait="1h"))] * 3)
+        in_line(queue._receiver, 3)
+        queue.close()
+        for thread in threads:
+            thread.join(60)
+        assert got == [[], [], []]
+
+
+def test_what_was_claimed_for_a_caller_that_has_gone_is_the_next_one_s(tmp_path: Path) -> None:
+    with shardq.connect(f"sqlite:///{tmp_path}/jobs.db") as db:
+        queue = db.queue("mail")
+        queue.receive()
+        gone = Caller(1, 3_600_000, 0)
+        queue._receiver.ask(gone)
+        queue.put("a")
+        while not gone.is_over:
+            threading.Event().wait(0.001)
+        queue._receiver.abandon(gone)
+        [message] = queue.receive(1, wait="60s")
+        assert (message.text, message.attempt) == ("a", 1)

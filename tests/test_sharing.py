@@ -30,7 +30,7 @@ class Busy:
         self.beat(lanes=())
         self.engine: Engine = Consumer(self.queue, Recorder(stage.clock), threads=1)._engine
         # As where a handler's thread has come for a message before.
-        self.engine.ready.is_threaded = True
+        self.engine.ready.waiters.is_threaded = True
         self.engine.step()
         self.lanes = sorted(self.engine.intake.lanes)
         self.others = [n for n in self.layout.lanes() if n not in self.engine.intake.lanes]

@@ -121,7 +121,7 @@ def test_a_handler_that_interrupts_the_wait_of_receive_may_put_what_ends_it(tmp_
     signal.signal(signal.SIGUSR1, lambda *_: queue.put("a"))
 
     def ring():
-        while queue._receiver._engine is None or not queue._receiver._callers:
+        while queue._receiver._engine is None or not queue._receiver._line:
             done.wait(0.01)
         while not done.is_set():
             try:

@@ -186,7 +186,8 @@ def test_shards_have_the_store_s_own_counts(url: str, queue: Queue) -> None:
 @pytest.mark.gate
 @pytest.mark.parametrize("url", STORES, indirect=True)
 def test_the_history_says_what_became_of_messages(url: str, queue: Queue) -> None:
-    queue.put_many([{"body": "a", "id": "order-1"}, "b", "c", {"body": "later", "delay": "1h"}])
+    job = {"body": "a", "id": "order-1", "headers": {"task": "app.bill"}}
+    queue.put_many([job, "b", "c", {"body": "later", "delay": "1h"}])
     first, second, third = queue.receive(3)
     queue.ack(first)
     queue.bury(second, "no such address")
@@ -201,6 +202,7 @@ def test_the_history_says_what_became_of_messages(url: str, queue: Queue) -> Non
         assert one["ended"] == record.ended
         assert one["attempt"] == record.attempt
         assert one["member"] == (record.member or None)
+        assert one["task"] == record.task
         assert record.entered <= one["entered"] < record.entered + timedelta(milliseconds=1)
     entries = {one["entry"] for one in read(url, queue.name)}
     assert entries <= {one["row_id"] for one in found.values()}

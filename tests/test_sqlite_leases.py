@@ -63,9 +63,13 @@ def store(machine: Machine, path: Path) -> Iterator[SqliteStore]:
     opened.close()
 
 
+def ahead_ms(store: SqliteStore) -> int:
+    return store.lease_states([SHARD])[SHARD].ahead_ms
+
+
 def is_there(store: SqliteStore) -> bool:
     """Whether both are in force; they never differ."""
-    state = store.lease_states([SHARD])[SHARD]
+    state = store.lease_states([SHARD])[SHARD]._replace(ahead_ms=0)
     members = store.notes(MEMBERS, ("mail",))
     taken = store.take({SHARD: "m"}, lock="other", holder="n", window=5, ttl_ms=TTL_MS)[SHARD]
     assert (state, members, taken.lock) in (
@@ -107,6 +111,30 @@ def test_what_was_held_when_the_machine_went_down_is_over_once_it_is_up(
     machine.boot_us = up_s * 1_000_000
     machine.set(-3_600)  # its clock has no battery
     assert not is_there(store)
+
+
+def test_by_how_much_the_clock_was_set_back_since_a_shard_was_held_is_told_until_it_is_released(
+    store: SqliteStore, machine: Machine
+) -> None:
+    assert ahead_ms(store) == 0
+    machine.set(600)
+    assert ahead_ms(store) == 0
+    store.renew({SHARD: "lock"}, TTL_MS)
+    machine.set(-900)
+    store.renew({SHARD: "lock"}, TTL_MS)
+    assert ahead_ms(store) == 900_000
+    machine.pass_us(TTL_MS * 1_000)
+    store.take({SHARD: "m"}, lock="other", holder="n", window=5, ttl_ms=TTL_MS)
+    assert ahead_ms(store) == 900_000
+    machine.space, machine.boot_us = "second", 5
+    machine.set(-60)
+    assert ahead_ms(store) == TTL_MS + 60_000
+    machine.pass_us(TTL_MS * 1_000 + 60_000_000)
+    store.take({SHARD: "n"}, lock="third", holder="o", window=5, ttl_ms=TTL_MS)
+    machine.set(-60)
+    assert ahead_ms(store) == 60_000
+    store.release({SHARD: "third"})
+    assert ahead_ms(store) == 0
 
 
 def test_another_time_namespace_goes_by_the_wall_clock(

@@ -8,13 +8,14 @@ import signal
 import sqlite3
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from sqlite_file import ALL, SHARD, make_row, other, path, run_child, store, stranger
 
-from shardq.clock import BootTime
+from shardq.clock import BootTime, SystemClock
 from shardq.model.shard import Shard
 from shardq.stores.sqlite import SqliteStore, turn
 from shardq.stores.store import LeaseState
@@ -137,7 +138,11 @@ def test_writers_of_several_processes_all_get_through(path: Path) -> None:
     store.close()
 
 
-def test_of_those_that_write_all_the_time_none_waits_for_many_of_the_others(path: Path) -> None:
+@pytest.mark.parametrize("is_linux", [True, False])
+def test_of_those_that_write_all_the_time_none_waits_for_many_of_the_others(
+    path: Path, monkeypatch: pytest.MonkeyPatch, is_linux: bool
+) -> None:
+    monkeypatch.setattr(turn, "_HAS_NEXT", is_linux)
     opened = [SqliteStore(path) for _ in range(4)]
     counts = [0] * len(opened)
     start = threading.Barrier(len(opened))
@@ -157,64 +162,118 @@ def test_of_those_that_write_all_the_time_none_waits_for_many_of_the_others(path
         one.close()
 
 
+class Others:
+    """A process that has the turn of a store's file and stands still, and one that is next."""
+
+    def __init__(self, path: Path, store: SqliteStore) -> None:
+        self.turn, self.next = (os.open(f"{path}-wal", os.O_RDWR) for _ in range(2))
+        self._store = store
+
+    def come(self) -> None:
+        """Take both locks, once the store's own threads have released them."""
+        for _ in range(6_000):
+            with suppress(BlockingIOError):
+                turn._be_next(self.next)
+                fcntl.flock(self.turn, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            SystemClock().sleep(0.01)
+        raise AssertionError("the store keeps a lock")
+
+    def go(self) -> None:
+        turn._be_next(self.next, kind=fcntl.F_UNLCK)
+        fcntl.flock(self.turn, fcntl.LOCK_UN)
+
+    def await_follower(self) -> None:
+        """Wait until the store waits, as the next or for that."""
+        while not (self._store._database._turn._waiter or turn._is_another_next(self.next)):
+            os.sched_yield()
+
+
 @pytest.fixture
-def keeper(path: Path, store: SqliteStore) -> Iterator[int]:
-    """Keeps the turn of the store's file, as another process that stands still."""
-    descriptor = os.open(f"{path}-wal", os.O_RDONLY)
-    fcntl.flock(descriptor, fcntl.LOCK_EX)
-    yield descriptor
-    os.close(descriptor)
-
-
-def turn_waiters() -> list[threading.Thread]:
-    return [one for one in threading.enumerate() if one.name == "shardq-turn" and one.is_alive()]
-
-
-def join_turn_waiters() -> None:
-    for one in turn_waiters():
-        one.join(60)
-
-
-def test_a_writer_goes_on_without_its_turn_where_another_keeps_it(
-    store: SqliteStore, keeper: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def others(path: Path, store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> Iterator[Others]:
     monkeypatch.setattr(turn, "_PATIENCE_S", 0.01)
+    monkeypatch.setattr(turn, "_REST_S", 0.01)
+    made = Others(path, store)
+    made.come()
+    yield made
+    for descriptor in (made.turn, made.next):
+        os.close(descriptor)
+
+
+@pytest.mark.parametrize("has_next", [False, True])
+def test_a_writer_goes_on_without_its_turn_where_another_keeps_it(
+    store: SqliteStore, others: Others, has_next: bool
+) -> None:
+    if not has_next:
+        turn._be_next(others.next, kind=fcntl.F_UNLCK)
     store.insert([make_row()])
     store.insert([make_row(), make_row()])
     assert len(store.read(ALL)) == 3
-    fcntl.flock(keeper, fcntl.LOCK_UN)
-    join_turn_waiters()
-    fcntl.flock(keeper, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    others.go()
+    others.come()
 
 
 def test_one_wait_for_a_turn_is_left_however_much_is_written_meanwhile(
-    store: SqliteStore, keeper: int, monkeypatch: pytest.MonkeyPatch
+    store: SqliteStore, others: Others
 ) -> None:
-    monkeypatch.setattr(turn, "_PATIENCE_S", 0.01)
+    def used() -> tuple[int, int]:
+        return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
+
+    before = used()
     store.insert([make_row()])
-    files = os.listdir("/proc/self/fd")
+    left = used()
+    assert left[1] == before[1] + 1
     for _ in range(20):
         store.insert([make_row()])
-    assert len(turn_waiters()) == 1
-    assert len(os.listdir("/proc/self/fd")) == len(files)
-    fcntl.flock(keeper, fcntl.LOCK_UN)
-    join_turn_waiters()
+    assert used() == left
+    others.go()
+    while used()[1] > before[1]:
+        os.sched_yield()
     store.insert([make_row()])
-    assert turn_waiters() == []
+    assert store._database._turn._waiter is None
 
 
-def test_an_interrupt_when_a_turn_has_just_come_does_not_keep_it(
-    store: SqliteStore, keeper: int
+def test_who_has_waited_in_vain_for_a_turn_waits_again_once_it_was_free(
+    store: SqliteStore, others: Others, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    turn._be_next(others.next, kind=fcntl.F_UNLCK)
+    store.insert([make_row()])
+    monkeypatch.setattr(turn, "_PATIENCE_S", 60.0)
+    for _ in range(20):
+        store.insert([make_row()])
+    others.go()
+    store.insert([make_row()])
+    others.come()
+    turn._be_next(others.next, kind=fcntl.F_UNLCK)
+    writer = threading.Thread(target=store.insert, args=([make_row()],))
+    writer.start()
+    others.await_follower()
+    others.go()
+    writer.join(60)
+    assert len(store.read(ALL)) == 23
+
+
+@pytest.mark.parametrize("has_next", [False, True])
+def test_an_interrupt_when_a_turn_has_just_come_does_not_keep_it(
+    store: SqliteStore, others: Others, monkeypatch: pytest.MonkeyPatch, has_next: bool
+) -> None:
+    monkeypatch.setattr(turn, "_PATIENCE_S", 60.0)
+    if not has_next:
+        turn._be_next(others.next, kind=fcntl.F_UNLCK)
+
+    has_raised = threading.Event()
+
     def come_and_raise(*_: object) -> None:
-        fcntl.flock(keeper, fcntl.LOCK_UN)
-        join_turn_waiters()
-        raise KeyboardInterrupt
+        if not has_raised.is_set():
+            has_raised.set()
+            others.go()
+            raise KeyboardInterrupt
 
     def interrupt() -> None:
-        while not turn_waiters():
-            os.sched_yield()
-        os.kill(os.getpid(), signal.SIGUSR1)
+        others.await_follower()
+        # Once may be just before the thread begins to wait, where no signal wakes it.
+        while not has_raised.wait(0.01):
+            os.kill(os.getpid(), signal.SIGUSR1)
 
     before = signal.signal(signal.SIGUSR1, come_and_raise)
     interrupter = threading.Thread(target=interrupt, daemon=True)
@@ -223,7 +282,92 @@ def test_an_interrupt_when_a_turn_has_just_come_does_not_keep_it(
         store.insert([make_row()])
     interrupter.join(60)
     signal.signal(signal.SIGUSR1, before)
-    fcntl.flock(keeper, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    others.come()
+
+
+def write_while_another_comes(store: SqliteStore, others: Others) -> None:
+    """A write, in the middle of which another process begins to wait for its turn."""
+    others.go()
+    with store._database.transaction():
+        turn._be_next(others.next)
+
+
+def test_one_that_writes_on_keeps_its_turn_until_its_time_is_over(
+    store: SqliteStore, others: Others, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turn, "_LINGER_S", 60.0)
+    monkeypatch.setattr(turn, "_KEPT_US", 60_000_000)
+    write_while_another_comes(store, others)
+    for _ in range(2):
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(others.turn, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        store.insert([make_row()])
+    monkeypatch.setattr(turn, "_KEPT_US", 0)
+    store.insert([make_row()])
+    fcntl.flock(others.turn, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_one_that_writes_no_more_loses_its_turn_and_keeps_few_until_it_writes_on_again(
+    store: SqliteStore, others: Others, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def is_kept() -> bool:
+        write_while_another_comes(store, others)
+        is_locked = False
+        try:
+            fcntl.flock(others.turn, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            is_locked = True
+            fcntl.flock(others.turn, fcntl.LOCK_EX)
+        return is_locked
+
+    monkeypatch.setattr(turn, "_AGAIN_US", 20_000)
+    monkeypatch.setattr(turn, "_LINGER_S", 0.02)
+    kept = [is_kept() for _ in range(2 * turn._TRIED_EVERY)]
+    assert kept[0]
+    assert 1 <= kept[8:].count(True) <= 3, kept
+    monkeypatch.setattr(turn, "_AGAIN_US", 60_000_000)
+    monkeypatch.setattr(turn, "_LINGER_S", 60.0)
+    monkeypatch.setattr(turn, "_KEPT_US", 60_000_000)
+    for _ in range(turn._TRIED_EVERY):
+        if not store._database._turn._is_here:
+            write_while_another_comes(store, others)
+    store.insert([make_row()])
+    with pytest.raises(BlockingIOError):
+        fcntl.flock(others.turn, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_a_turn_that_is_kept_is_over_when_the_store_is_closed_or_its_process_forks(
+    store: SqliteStore, others: Others, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turn, "_LINGER_S", 60.0)
+    write_while_another_comes(store, others)
+    child = os.fork()
+    if not child:
+        os._exit(0)
+    os.waitpid(child, 0)
+    fcntl.flock(others.turn, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    write_while_another_comes(store, others)
+    store.close()
+    fcntl.flock(others.turn, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_who_watches_a_turn_ends_once_none_is_kept(
+    store: SqliteStore, others: Others, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def watchers() -> list[threading.Thread]:
+        named = [one for one in threading.enumerate() if one.name == "shardq-turn-kept"]
+        return [one for one in named if one not in of_others]
+
+    of_others: list[threading.Thread] = []
+    of_others = watchers()
+    write_while_another_comes(store, others)
+    for one in watchers():
+        one.join(60)
+    assert watchers() == []
+    turn._be_next(others.next, kind=fcntl.F_UNLCK)
+    store.insert([make_row()])
+    write_while_another_comes(store, others)
+    fcntl.flock(others.turn, fcntl.LOCK_EX)
 
 
 def test_a_store_is_used_on_both_sides_of_a_fork(path: Path) -> None:

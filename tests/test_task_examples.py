@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import os
 import re
+import subprocess
 import sys
 import threading
 from datetime import UTC, date, datetime, timedelta
@@ -92,6 +94,61 @@ def test_who_pays_is_not_reminded_and_others_are_once(
         "to 8@example.net: your cart 8 is waiting",
         "to 9@example.org: your cart 9 is waiting",
     ]
+
+
+def test_parts_that_run_twice_or_die_count_once_and_the_report_runs_once(
+    example: Import,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    collect = example("collect")
+    collect.set_up()
+    for _ in range(2):  # as where the first call was interrupted at its end
+        collect.start("census", 20)
+    work(collect.app)
+    assert capsys.readouterr().out == "census: 19 pages of 2,077 bytes, 1 failed\n"
+    # One whose process died between its transaction and its end.
+    collect.start("second", 1)
+    with monkeypatch.context() as dying:
+        dying.setattr(type(collect.app), "move", lambda *_given, **_named: None)
+        collect.count_off("second", 0, 100)
+    work(collect.app)
+    assert capsys.readouterr().out == "second: 1 pages of 100 bytes, 0 failed\n"
+
+
+@pytest.mark.nightly
+def test_ten_thousand_parts_are_collected_by_processes_of_which_one_is_killed(
+    example: Import, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    collect = example("collect")
+    collect.set_up()
+    collect.start("census", 10_000)
+
+    def few_are_missing() -> bool:
+        with collect.database() as db:
+            return bool(db.execute("SELECT missing < 9000 FROM batches").fetchone()[0])
+
+    words = [
+        sys.executable,
+        "-m",
+        "shardq",
+        "work",
+        "collect:app",
+        "--until-empty",
+        "--log",
+        "none",
+    ]
+    environment = os.environ | {"PYTHONPATH": f"{DOCS.parent}:{DOCS / 'examples'}"}
+    killed, other = (
+        subprocess.Popen(words, env=environment, stdout=subprocess.PIPE) for _ in range(2)
+    )
+    wait_for(few_are_missing, "a thousand parts have ended")
+    killed.kill()
+    reports = b"".join(process.communicate()[0] for process in (killed, other))
+    assert reports == b"census: 9,999 pages of 50,994,887 bytes, 1 failed\n"
 
 
 def test_changes_are_indexed_once_and_one_while_it_is_indexed_once_more(

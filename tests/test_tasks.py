@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import importlib
 import inspect
 import os
@@ -758,6 +759,21 @@ def test_a_worker_knows_a_task_by_the_name_of_a_program_in_a_directory_that_is_n
 def test_what_is_no_function_that_does_its_work_is_no_task(local: App, wrong: Any) -> None:
     with pytest.raises(UsageError):
         local.task(wrong)
+
+
+def test_a_function_that_is_chosen_by_the_type_of_its_argument_is_no_task(local: App) -> None:
+    @functools.singledispatch
+    def greet(name: str) -> None: ...
+
+    with pytest.raises(UsageError, match="declare a function that calls it"):
+        local.task(greet)
+
+    @local.task
+    def call(name: str) -> None:
+        greet(name)
+
+    call.put("ada")
+    assert states(worked(local)) == ["done"]
 
 
 def test_a_method_is_no_task_unless_it_has_its_object(local: App) -> None:

@@ -2,7 +2,7 @@
 
 ```
  await queue.put(..) ──► a thread of the connection's own ──► Queue.put(..) ──► the store
- await queue.receive(wait="20s") ──► tenths of a second, in turn: one thread for all who wait
+ await queue.receive(wait="20s") ──► in line at the queue: no thread, for any number that wait
 ```
 
 ```python

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Unpack
 
 import shardq.connection as sync
@@ -32,8 +31,8 @@ def connect(
     Args:
         store: A url as `shardq.connect` takes it, or what that has opened, which then stays open;
             None: the environment variable `SHARDQ_STORE`.
-        threads: In how many threads calls run, 1 to 1,000. What takes long, and what waits for
-            messages, has half as many others each.
+        threads: In how many threads calls run, 1 to 1,000. What takes long has half as many others;
+            what waits for messages takes none.
         clock: For tests, as for `shardq.connect`.
 
     Returns:
@@ -57,7 +56,6 @@ class Connection:
         self._threads = threads
         self._clock = clock
         self._connection = store if isinstance(store, sync.Connection) else None
-        self._turns: dict[str, asyncio.Lock] = {}
 
     def __await__(self) -> Generator[None, None, Connection]:
         return self._open().__await__()
@@ -91,13 +89,10 @@ class Connection:
             BadSetting, SchemaNewer, UnknownQueue, ClockError: As `shardq.Connection.queue`, by the
                 first call of it.
         """
-        turn = self._turns.setdefault(names.queue_name(name), asyncio.Lock())
-
         return Queue(
-            name,
+            names.queue_name(name),
             self._threads,
             lambda: self._opened().queue(name, create=create, **settings),
-            turn,
         )
 
     async def queues(self) -> list[str]:

@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from concurrent.futures import wait as wait_for
 from contextlib import suppress
-from datetime import timedelta
 from itertools import islice
-from typing import TYPE_CHECKING, Literal, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, cast, overload
 
 from shardq.aio.feed import fed
 from shardq.aio.schedules import Schedule, Schedules
 from shardq.aio.threads import Kind
-from shardq.errors import ReceiptError, StoreError, UsageError
+from shardq.engine.caller import Caller
 from shardq.model.names import dead_queue
-from shardq.model.times import duration_ms
-from shardq.queue import WAIT_MS_MAX
+from shardq.queue import received
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping
-    from concurrent.futures import Future
     from datetime import datetime, tzinfo
 
     from apscheduler.triggers.base import BaseTrigger
 
     from shardq.aio.threads import Threads
+    from shardq.errors import ReceiptError
     from shardq.inspection.audit import Audit
     from shardq.inspection.census import Check
     from shardq.inspection.depth import Depth
@@ -43,8 +40,6 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 
-_SLICE_MS = 100
-"""A thread waits so long for messages before it lets others have their turn."""
 _RECORDS_FIRST, _RECORDS = 10, 1_000
 
 
@@ -60,7 +55,6 @@ class Queue:
         name: str,
         threads: Threads,
         opening: Callable[[], SyncQueue],
-        turn: asyncio.Lock,
     ) -> None:
         """Made by `Connection.queue`.
 
@@ -68,12 +62,10 @@ class Queue:
             name: Its name.
             threads: Where calls run.
             opening: Opens it; called in a thread.
-            turn: Held by the one that waits for messages in a thread; the others wait for it.
         """
         self.name: str = name
         self._threads = threads
         self._opening = opening
-        self._turn = turn
         self._queue: SyncQueue | None = None
 
     def __repr__(self) -> str:
@@ -83,7 +75,7 @@ class Queue:
     def dead(self) -> Queue:
         """The queue that keeps this one's dead messages, `<name>.dead`."""
         name = dead_queue(self.name)
-        return Queue(name, self._threads, lambda: self._opened().dead, asyncio.Lock())
+        return Queue(name, self._threads, lambda: self._opened().dead)
 
     async def settings(self) -> Settings:
         """The settings, as last read."""
@@ -156,33 +148,58 @@ class Queue:
     ) -> list[Message]:
         """Take messages that are due, as `shardq.Queue.receive`.
 
-        Any number of tasks may wait: one of them looks, in one thread, and the others in turn.
-        Cancelled, it ends at once; what it has taken is released, and costs no attempt.
+        Any number of tasks may wait: none of them takes a thread. Cancelled, it ends at once; what
+        it has taken is released, and costs no attempt.
         """
-        wait_ms = duration_ms(wait, name="wait")
-        if not _SLICE_MS < wait_ms <= WAIT_MS_MAX:
-            return await self._received(max, visibility, wait)
-        found = await self._received(max, visibility, "0s")
-        if found:
-            return found
-        clock = self._opened()._home.clock
-        until_us = clock.boot_us() + wait_ms * 1_000
+        count, visibility_ms, wait_ms = received(max, visibility, wait)
+        queue = self._queue
+        if queue is None:
+            queue = await self._call(lambda opened: opened)
+        receiver = queue._receiver
+        if not receiver.has_stepper:
+            return await self._call(
+                lambda opened: opened.receive(count, visibility, wait), kind=Kind.LONG
+            )
+        self._threads.check()
+        loop = asyncio.get_running_loop()
+        over = asyncio.Event()
+        caller = Caller(
+            count,
+            visibility_ms,
+            queue._home.clock.boot_us(),
+            on_over=lambda: _tell(loop, over),
+            is_brief=not wait_ms,
+        )
         try:
-            async with asyncio.timeout(wait_ms / 1_000):
-                await self._turn.acquire()
-        except TimeoutError:
-            return []
-        try:
-            while not found and (left_us := until_us - clock.boot_us()) > 0:
-                for_ms = min(_SLICE_MS, left_us / 1_000)
-                found = await self._received(max, visibility, timedelta(milliseconds=for_ms))
-        finally:
-            self._turn.release()
-        return found
+            receiver.ask(caller)
+            try:
+                async with asyncio.timeout(wait_ms / 1_000 or None):
+                    await over.wait()
+            except TimeoutError:
+                # The next look answers it; here where one has been since it came.
+                caller.is_brief = True
+                if not (caller.is_looked and receiver.leave(caller)):
+                    await over.wait()
+        except BaseException:
+            receiver.abandon(caller)
+            raise
+        return caller.answer()
 
-    async def ack(self, *deliveries: Message | str) -> None:
+    @overload
+    async def ack(self, *deliveries: Message | str, partial: Literal[False] = False) -> None: ...
+    @overload
+    async def ack(
+        self, *deliveries: Message | str, partial: Literal[True]
+    ) -> list[ReceiptError | None]: ...
+    @overload
+    async def ack(
+        self, *deliveries: Message | str, partial: bool
+    ) -> list[ReceiptError | None] | None: ...
+    async def ack(
+        self, *deliveries: Message | str, partial: bool = False
+    ) -> list[ReceiptError | None] | None:
         """End deliveries as done, as `shardq.Queue.ack`."""
-        await self._call(lambda queue: queue.ack(*deliveries))
+        return await self._call(lambda queue: queue.ack(*deliveries, partial=partial))
 
     async def retry(
         self, delivery: Message | str, delay: Duration | None = None, *, reason: str = ""
@@ -208,25 +225,53 @@ class Queue:
     async def cancel(self, delivery: Message | str) -> bool: ...
     @overload
     async def cancel(self, *, key: str) -> Answer: ...
+    @overload
     async def cancel(
-        self, delivery: Message | str | None = None, *, key: str | None = None
-    ) -> bool | Answer:
-        """Remove a message that has not been delivered, as `shardq.Queue.cancel`."""
-        if key is not None and delivery is None:
-            return await self._call(lambda queue: queue.cancel(key=key))
-        if delivery is None or key is not None:
-            raise UsageError("give a message, its receipt or key=, one of them.")
-        return await self._call(lambda queue: queue.cancel(delivery))
+        self, *, keys: Iterable[str] | None = None, ids: Iterable[str] | None = None
+    ) -> dict[str, Answer]: ...
+    async def cancel(
+        self,
+        delivery: Message | str | None = None,
+        *,
+        key: str | None = None,
+        keys: Iterable[str] | None = None,
+        ids: Iterable[str] | None = None,
+    ) -> bool | Answer | dict[str, Answer]:
+        """Remove messages that have not been delivered, as `shardq.Queue.cancel`."""
+        return await self._call(
+            lambda queue: cast("Any", queue).cancel(delivery, key=key, keys=keys, ids=ids)
+        )
 
     async def get(self, key: str) -> Snapshot | None:
         """The message that has a key, as `shardq.Queue.get`."""
         return await self._call(lambda queue: queue.get(key))
 
+    @overload
     async def move(
         self, key: str, *, due: Due | None = None, delay: Duration | None = None
-    ) -> Answer:
-        """Let a message that waits be due at another time, as `shardq.Queue.move`."""
-        return await self._call(lambda queue: queue.move(key, due=due, delay=delay))
+    ) -> Answer: ...
+    @overload
+    async def move(
+        self,
+        *,
+        keys: Iterable[str] | None = None,
+        ids: Iterable[str] | None = None,
+        due: Due | None = None,
+        delay: Duration | None = None,
+    ) -> dict[str, Answer]: ...
+    async def move(
+        self,
+        key: str | None = None,
+        *,
+        keys: Iterable[str] | None = None,
+        ids: Iterable[str] | None = None,
+        due: Due | None = None,
+        delay: Duration | None = None,
+    ) -> Answer | dict[str, Answer]:
+        """Let messages that wait be due at another time, as `shardq.Queue.move`."""
+        return await self._call(
+            lambda queue: cast("Any", queue).move(key, keys=keys, ids=ids, due=due, delay=delay)
+        )
 
     async def edit(
         self,
@@ -398,27 +443,8 @@ class Queue:
     async def _call(self, call: Callable[[SyncQueue], R], *, kind: Kind = Kind.QUICK) -> R:
         return await self._threads.call(lambda: call(self._opened()), kind)
 
-    async def _received(self, count: int, visibility: Duration, wait: Duration) -> list[Message]:
-        """What one call in a thread receives; released, if nobody waits for it any more."""
-        taking = self._threads.begin(
-            lambda: self._opened().receive(count, visibility, wait), Kind.WAITING
-        )
-        try:
-            return await asyncio.wrap_future(taking)
-        except asyncio.CancelledError:
-            if not taking.cancel():
-                # Closed meanwhile, it has no thread; what was taken comes back when it is due.
-                with suppress(UsageError):
-                    self._threads.begin(lambda: self._release(taking))
-            raise
 
-    def _release(self, taking: Future[list[Message]]) -> None:
-        """Give back what was received for a task that was cancelled."""
-        wait_for([taking])
-        if taking.cancelled() or taking.exception() is not None:
-            return
-        queue = self._opened()
-        for message in taking.result():
-            # Else it comes back when its visibility is over.
-            with suppress(ReceiptError, StoreError):
-                queue.snooze(message, "0s")
+def _tell(loop: asyncio.AbstractEventLoop, over: asyncio.Event) -> None:
+    # A loop that is closed has nobody who waits.
+    with suppress(RuntimeError):
+        loop.call_soon_threadsafe(over.set)

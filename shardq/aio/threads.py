@@ -27,8 +27,6 @@ class Kind(Enum):
     QUICK = 1
     LONG = 2
     """It may take minutes, as what puts many or visits all."""
-    WAITING = 3
-    """It waits for messages, a tenth of a second at a time."""
 
 
 class Threads:
@@ -40,7 +38,7 @@ class Threads:
         is_closed: Whether they take no calls any more.
 
     Args:
-        count: How many there are for quick calls; for each other kind, half as many.
+        count: How many there are for quick calls; for long ones, half as many.
 
     Raises:
         BadSetting: If that is no number from 1 to 1,000.
@@ -64,14 +62,18 @@ class Threads:
             for kind in Kind
         }
 
+    def check(self) -> None:
+        """Raise `UsageError` if they are closed."""
+        if self.is_closed:
+            raise UsageError("this connection is closed; open another.")
+
     def begin(self, call: Callable[[], R], kind: Kind = Kind.QUICK) -> Future[R]:
         """Let a thread make a call, in the caller's context.
 
         Raises:
             UsageError: If they are closed.
         """
-        if self.is_closed:
-            raise UsageError("this connection is closed; open another.")
+        self.check()
         return self._pools[kind].submit(contextvars.copy_context().run, call)
 
     async def call(self, call: Callable[[], R], kind: Kind = Kind.QUICK) -> R:
@@ -86,7 +88,7 @@ class Threads:
 
         def end() -> None:
             # The quick ones last: what another has taken may have to be released by one of them.
-            for kind in (Kind.WAITING, Kind.LONG, Kind.QUICK):
+            for kind in (Kind.LONG, Kind.QUICK):
                 self._pools[kind].shutdown()
             last()
 

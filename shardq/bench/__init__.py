@@ -1,7 +1,7 @@
 """The speed of a store, measured beside the bare driver doing the same row work in the same run.
 
 ```
- puts drains keys tasks timers schedules idle leases .. ── each a list of lines ──► the table
+ puts drains keys tasks timers schedules idle callers .. ── each a list of lines ──► the table
    └─ place (where) sizes (how much) member, child (a consumer process) load (a steady rate)
 ```
 
@@ -14,8 +14,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shardq.bench import (
+    callers,
     crash,
     drains,
+    groups,
     history,
     idle,
     keys,
@@ -54,6 +56,7 @@ _MEASUREMENTS = (
     _Measurement("put-many", puts.mixed, cassandra=False, sqlite=True),
     _Measurement("drain", drains.near, cassandra=True, sqlite=False),
     _Measurement("drain", drains.file, cassandra=False, sqlite=True),
+    _Measurement("groups", groups.drained, cassandra=True, sqlite=True),
     _Measurement("keys", keys.cost, cassandra=True, sqlite=True),
     _Measurement("tasks", tasks.cost, cassandra=True, sqlite=True),
     _Measurement("lwt", leases.lwts, cassandra=True, sqlite=False),
@@ -61,6 +64,8 @@ _MEASUREMENTS = (
     _Measurement("timers", timers.known, cassandra=True, sqlite=True),
     _Measurement("schedules", schedules.firings, cassandra=True, sqlite=True),
     _Measurement("idle", idle.consumer, cassandra=True, sqlite=True),
+    _Measurement("callers", callers.taken, cassandra=True, sqlite=True),
+    _Measurement("waiting", callers.waiting, cassandra=True, sqlite=True),
     _Measurement("history", history.cost, cassandra=True, sqlite=True),
     _Measurement("crash", crash.restart, cassandra=True, sqlite=True),
     _Measurement("workers", workers.shared, cassandra=True, sqlite=True),

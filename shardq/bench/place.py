@@ -104,8 +104,12 @@ class Place:
 
     def queue(self, db: Connection, what: str, **settings: Any) -> Queue:
         """A queue that nobody has used, with as many lanes as a queue has by default."""
+        return db.queue(self.name(what), **settings)
+
+    def name(self, what: str) -> str:
+        """The name of a queue that nobody has used."""
         self._made += 1
-        return db.queue(f"{what}-{self._made}", **settings)
+        return f"{what}-{self._made}"
 
     def _drop(self) -> None:
         from shardq.stores.cassandra.bare import Bare

@@ -14,6 +14,7 @@ class Sizes:
         put: Messages of one `put_many`.
         put_each: Messages of one run of single puts.
         drain: Messages of one drain.
+        grouped: Messages of one drain of groups.
         far: Timers that wait while others are measured.
         timers_s: Seconds of timers.
         load_s: Seconds of load under which LWTs are counted.
@@ -21,6 +22,8 @@ class Sizes:
         trips: Messages whose way from put to handler is timed.
         settle_s: Seconds of load before tombstones are counted: until every rung reads its depth.
         tombstones_s: Seconds in which they are counted.
+        received: Messages of a backlog that callers receive.
+        cycles: Cycles of a put, a receipt and an ack.
         jobs: Jobs around a crash.
         slow_jobs: Jobs of half a second that a fleet shares; of short ones 20 times as many.
         naps: Coroutines that sleep.
@@ -32,6 +35,7 @@ class Sizes:
     put: int = 20_000
     put_each: int = 1_000
     drain: int = 20_000
+    grouped: int = 20_000
     far: int = 1_000_000
     timers_s: int = 12
     load_s: int = 32
@@ -39,6 +43,8 @@ class Sizes:
     trips: int = 60
     settle_s: int = 62
     tombstones_s: int = 60
+    received: int = 10_000
+    cycles: int = 4_000
     jobs: int = 400
     slow_jobs: int = 80
     naps: int = 10_000
@@ -52,6 +58,7 @@ QUICK = Sizes(
     put=5_000,
     put_each=300,
     drain=10_000,
+    grouped=2_000,
     far=20_000,
     timers_s=4,
     load_s=8,
@@ -59,6 +66,8 @@ QUICK = Sizes(
     trips=15,
     settle_s=5,
     tombstones_s=15,
+    received=3_000,
+    cycles=1_000,
     jobs=100,
     slow_jobs=16,
     naps=2_000,

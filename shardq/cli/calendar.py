@@ -103,15 +103,14 @@ def calendar(
     come in    messages put a second in the same time, or what is known to come
                due, whichever is more
 
-    Messages in flight are not counted. It writes nothing to the store. On Cassandra a horizon of
-    more than a day visits the whole table.
+    Messages in flight are not counted. It writes nothing to the store.
     """  # noqa: D301 - click's own mark
     zone = zone_of(tz)
     _check(out)
     # Triggers of the user's own may be there, and would have no firings.
     put_here_on_path()
     with options.connect(url) as db:
-        for horizon_ms in _horizons(db, horizon, by):
+        for horizon_ms in _horizons(horizon, by):
             cell = By(by) if by else by_of(horizon_ms)
             grid = lay_out(db._home.clock.now_ms(), horizon_ms, cell, zone)
             found, failed = _count(db, queues, grid)
@@ -132,7 +131,7 @@ def calendar(
             click.echo(f"wrote {out}", err=True)
 
 
-def _horizons(db: Connection, given: str | None, by: str | None) -> list[int]:
+def _horizons(given: str | None, by: str | None) -> list[int]:
     """How far to look, milliseconds; further where nothing was seen."""
     if given is not None:
         return [duration_ms(given, name="--horizon")]
@@ -140,8 +139,7 @@ def _horizons(db: Connection, given: str | None, by: str | None) -> list[int]:
         return [_HORIZONS_MS[-1]]
     if by == By.MINUTE:
         return list(_HORIZONS_MS[:-1])
-    is_indexed = db._home.store.next_minute("", 0) is not None
-    return list(_HORIZONS_MS if is_indexed else _HORIZONS_MS[:-1])
+    return list(_HORIZONS_MS)
 
 
 def _check(out: Path | None) -> None:

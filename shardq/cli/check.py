@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from shardq.connection import Connection
     from shardq.observer import QueueView
+    from shardq.queue import Queue
     from shardq.schedules.schedule import Schedule
 
 _DEVIATION_MS_MAX = 1_000
@@ -133,13 +134,20 @@ def check(
         visited = [_visit_all(db, queue)] if queue and everywhere else []
         named = states.with_schedules([queue], db.queues()) if queue else None
         observer = Observer(db, named, horizon=_HORIZON)
-        views = observer.look()
+        with screen.progress() as bar:
+            views = observer.look(on_progress=screen.teller(bar))
         ticks = states.ticks_of(views)
-        for view in states.without_kept(views):
+        shown = states.without_kept(views)
+
+        def more_of(view: QueueView) -> tuple[list[Schedule], list[str], bool]:
+            queue = observer.queues[view.name]
+            own = _schedules(queue) if view.name in ticks else ([], [])
+            return *own, _are_jobs(queue, view)
+
+        more = db._home.side_by_side(more_of, shown)
+        for view, (schedules, wrong, are_jobs) in zip(shown, more, strict=True):
             own = ticks.get(view.name)
-            schedules, wrong = _schedules(db, view.name) if own else ([], [])
             figures[f"queue {view.name}"] = _figures(view) | {"schedules": len(schedules)}
-            are_jobs = _are_jobs(db, view)
             findings += states.findings(view, limits, own, schedules, are_jobs=are_jobs)
             findings += [states.damaged(view.name, text) for text in wrong]
         findings += [states.newer(name, text) for name, text in observer.newer.items()]
@@ -153,16 +161,16 @@ def check(
     return Exit.FAILED if any(one.level == Level.WRONG for one in findings) else Exit.OK
 
 
-def _schedules(db: Connection, name: str) -> tuple[list[Schedule], list[str]]:
+def _schedules(queue: Queue) -> tuple[list[Schedule], list[str]]:
     """The schedules of a queue, and a sentence of each that is damaged."""
-    return db.queue(name, create=False).schedules._home.readable()
+    return queue.schedules._home.readable()
 
 
-def _are_jobs(db: Connection, view: QueueView) -> bool:
+def _are_jobs(queue: Queue, view: QueueView) -> bool:
     """Whether a queue that nobody consumes is one of jobs, by its first message."""
     if view.members or not view.depth.total:
         return False
-    return any(map(is_job, db.queue(view.name, create=False).peek(limit=1)))
+    return any(map(is_job, queue.peek(limit=1)))
 
 
 def _figures(view: QueueView) -> dict[str, Any]:

@@ -61,8 +61,8 @@ _NAMED_MAX = 5
 @click.option(
     "--until-empty",
     is_flag=True,
-    help="End once no message waits in any of the queues, however far away it is due. "
-    "The messages of a paused queue are waited for until it is resumed.",
+    help="End once no message waits in any of the queues, however far away it is due; with 24 "
+    "where messages have died. The messages of a paused queue are waited for until it is resumed.",
 )
 @click.option(
     "--isolated",
@@ -161,6 +161,7 @@ def consume(
                 prefetch=prefetch,
                 isolated=isolated,
                 deadline_ms=deadline_ms,
+                on_dead=handler.count_dead if until_empty else None,
             )
             for name in queues
         ]
@@ -174,7 +175,7 @@ def consume(
                 _tell_ended(runner)
     if handler.failure is None:
         click.echo(f"shardq: handled {_done(handler, queues)}", err=True)
-        return Exit.OK
+        return Exit.DIED if handler.dead else Exit.OK
     told = f"Handled before that: {_done(handler, queues)}; the others are delivered again."
     if isinstance(handler.failure, CannotStart):
         click.echo(f"shardq: --exec: {handler.failure}. {told}", err=True)
@@ -199,9 +200,13 @@ def _opened(db: Connection, name: str) -> Queue:
 
 
 def _done(handler: _Handler, queues: Sequence[str]) -> str:
-    return ", ".join(
-        f"{screen.plural(handler.counts[name], 'message')} of {name}" for name in queues
-    )
+    return ", ".join(_done_of(handler, name) for name in queues)
+
+
+def _done_of(handler: _Handler, name: str) -> str:
+    done = f"{screen.plural(handler.counts[name], 'message')} of {name}"
+    count = handler.dead[names.dead_queue(name)]
+    return f"{done} ({count:,} died: shardq dead {name})" if count else done
 
 
 class _Consumer(shardq.Consumer):
@@ -256,6 +261,7 @@ class _Handler:
     Attributes:
         command: The command.
         counts: Deliveries that were done, by queue.
+        dead: Messages that died, by the dead-letter queue that keeps them.
         failure: Why nothing can be done with any message, after which consuming must end.
         on_failure: Called once, when it happens.
     """
@@ -270,6 +276,7 @@ class _Handler:
     ) -> None:
         self.command = command
         self.counts: Counter[str] = Counter()
+        self.dead: Counter[str] = Counter()
         self.failure: OSError | CannotStart | UsageError | None = None
         self.on_failure: Callable[[], None] = lambda: None
         self._clock = clock
@@ -300,3 +307,8 @@ class _Handler:
             raise shardq.Snooze(_AGAIN) from error
         with self._lock:
             self.counts[message.queue] += 1
+
+    def count_dead(self, message: Message) -> None:
+        """Count a message that died: the `on_dead` of each consumer."""
+        with self._lock:
+            self.dead[message.queue] += 1

@@ -43,7 +43,7 @@ _DETAIL_LINES = 6
 """Kept for consumers where there are more queues than lines, a quarter of the screen at most."""
 _LEFT_OUT_LINES = 2
 _MEMBERS_SHOWN = (64, 32, 16, 8, 4, 2, 1)
-_UNCONSUMED_SHOWN = 3
+_UNCONSUMED_SHOWN = _PRODUCERS_SHOWN = 3
 
 
 @dataclass(slots=True)
@@ -73,9 +73,13 @@ class Dashboard:
     Args:
         store: Where the store is, for the title.
         ascii_only: Whether the terminal's alphabet has no blocks to draw bars with.
+
+    Attributes:
+        shown: The queues that have a line on the screen.
     """
 
     def __init__(self, store: str, *, ascii_only: bool = False) -> None:
+        self.shown: list[str] = []
         self._store = store
         self._bars = _BARS_ASCII if ascii_only else _BARS
 
@@ -107,9 +111,22 @@ class Dashboard:
         width: int,
         height: int,
         passed_over: Mapping[str, str] | None = None,
+        *,
+        unseen: int = 0,
     ) -> RenderableType:
-        """What matters most, in a terminal of so many columns and lines; else as `whole`."""
+        """What matters most, in a terminal of so many columns and lines; else as `whole`.
+
+        Args:
+            views: What an observer has seen.
+            width: Columns.
+            height: Lines.
+            passed_over: As for `whole`.
+            unseen: How many queues it has not looked at yet.
+        """
         lines_over = _passed_over_lines(passed_over or {}, width)
+        if unseen:
+            told = f"{screen.plural(unseen, 'more queue')} to look at .."
+            lines_over.append(_cut(Text(told, style="dim"), width))
         if views:
             lines = self._fitted(views, width, height, lines_over)
         else:
@@ -128,10 +145,10 @@ class Dashboard:
         lines = _title(self._store, shown, width)
         details = min(_DETAIL_LINES, height // 4)
         fit = max(height - len(lines) - _KEY_LINES - details - 1, 2)
-        if len(shown) <= fit:
-            lines += _queue_lines(shown, found, width)
-        else:
-            lines += _queue_lines(ranked[: fit - 1], found, width)
+        on_screen = shown if len(shown) <= fit else ranked[: fit - 1]
+        self.shown = [view.name for view in on_screen]
+        lines += _queue_lines(on_screen, found, width)
+        if len(shown) > fit:
             more = f"and {len(shown) - fit + 1:,} more; those to watch can be named"
             lines.append(Text(more, style="dim"))
         lines += [*lines_over, *_unconsumed_lines(ranked, ticks, width)]
@@ -148,6 +165,7 @@ class Dashboard:
                 return lines
         # Some queues have to be left out: of the others, as much as there is room for.
         lines, left_out = [], 0
+        consumed = sum(bool(view.members) for view in views)
         for view in views:
             for members in _MEMBERS_SHOWN:
                 block = self._block(view, ticks, width, members)
@@ -156,7 +174,7 @@ class Dashboard:
                     break
             else:
                 left_out += bool(view.members)
-        noun = "more queue" if lines else "queue"
+        noun = "more queue" if left_out < consumed else "queue"
         told = f"consumers of {screen.plural(left_out, noun)}: shardq observe QUEUE"
         if len(views) == 1:
             told = "its consumers need a taller terminal"
@@ -165,10 +183,15 @@ class Dashboard:
     def _block(
         self, view: QueueView, ticks: Mapping[str, QueueView], width: int, members_max: int
     ) -> list[Text]:
-        """A queue's consumers, its lanes and what is to come; nothing where nobody consumes."""
+        """A queue's consumers, its lanes, who puts and what is to come.
+
+        Of a queue that nobody consumes only who puts; nothing where nobody does either.
+        """
         if not view.members:
-            return []
+            put_by = _producer_line(view)
+            return [Text(), *(_cut(line, width) for line in put_by)] if put_by else []
         lines = [*_consumer_lines(view, width, members_max), *_lane_lines(view)]
+        lines += _producer_line(view)
         if late := states.late(view):
             lines.append(Text(f"{_GAP}{late}"))
         own = ticks.get(view.name)
@@ -235,8 +258,8 @@ def _state(found: Finding) -> Text:
     return Text(found.state, style=screen.STYLES[found.level])
 
 
-def _rate(value: float | None) -> str:
-    return "-" if value is None else f"{value:,.1f}" if value < 100 else f"{value:,.0f}"
+def _rate(value: float) -> str:
+    return f"{value:,.1f}" if value < 100 else f"{value:,.0f}"
 
 
 def _passed_over_lines(wrong: Mapping[str, str], width: int) -> list[Text]:
@@ -335,6 +358,17 @@ def _lane_lines(view: QueueView) -> list[Text]:
         for owner in silent
     ]
     return lines
+
+
+def _producer_line(view: QueueView) -> list[Text]:
+    if not view.producers:
+        return []
+    shown = view.producers[:_PRODUCERS_SHOWN]
+    told = [f"{name} ({put:,})" for name, put in shown]
+    if left := view.producers[_PRODUCERS_SHOWN:]:
+        told.append(f"and {len(left):,} more ({sum(put for _, put in left):,})")
+    named = "" if view.members else f"{screen.squeezed(view.name, _NAME_MIN)}: "
+    return [Text(f"{_GAP if view.members else ''}{named}put by {', '.join(told)}")]
 
 
 def _lane(lane: LaneView, bands: int) -> str:

@@ -47,7 +47,7 @@ class Exit(IntEnum):
     KEY_TAKEN = 23
     """A put or redrive under a key that another message has; or a schedule's name is taken."""
     DIED = 24
-    """`work --until-empty`: the queues are empty, and jobs have died."""
+    """`consume` or `work` with --until-empty: the queues are empty, and messages have died."""
     INTERRUPTED = 130
     PIPE_CLOSED = 141
     """Who read our output has gone."""
@@ -80,7 +80,7 @@ MEANINGS = {
     Exit.NOT_THERE: "no such key or schedule",
     Exit.RUNNING: "the message runs now",
     Exit.KEY_TAKEN: "the key or name is taken",
-    Exit.DIED: "jobs have died",
+    Exit.DIED: "messages have died",
     Exit.INTERRUPTED: "interrupted",
     Exit.PIPE_CLOSED: "the reader of the output is gone",
     Exit.TERMINATED: "ended by SIGTERM",

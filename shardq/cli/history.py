@@ -95,13 +95,16 @@ def _told(record: Record) -> dict[str, object]:
         "ended": screen.when(record.ended),
         "attempt": record.attempt,
         "member": record.member or None,
+        "task": record.task,
     }
 
 
 def _line(record: Record, state: State | None) -> str:
     """A record in clauses of no-break spaces: a terminal shows each in one line."""
     due = f"due {screen.when(record.due)}" if record.due else "put not recorded"
-    clauses = [f"{screen.exact(record.id)}: entered {screen.when(record.entered)},", f"{due},"]
+    task = "" if record.task is None else f"{screen.plain(record.task)}, "
+    entered = f"{screen.exact(record.id)}: {task}entered {screen.when(record.entered)},"
+    clauses = [entered, f"{due},"]
     if record.fate is not None and record.ended is None:
         clauses.append(f"{screen.plain(record.fate)}: is deleted when it comes due")
     elif record.fate is not None:

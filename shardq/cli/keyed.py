@@ -5,18 +5,17 @@ from __future__ import annotations
 import os
 import shlex
 from contextlib import contextmanager
-from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import click
 
 from shardq.cli import options, screen
 from shardq.cli.exits import Exit, exit_of
-from shardq.errors import BadReceipt, StaleReceipt
-from shardq.inspection.state import Where
+from shardq.errors import BadReceipt
+from shardq.inspection.whereabouts import Whereabouts
 from shardq.lifecycle.keyed import Answer
-from shardq.model.names import is_dead_queue
-from shardq.model.times import asked_ms, ceil_ms, iso
+from shardq.model.message import TASK_HEADER, Message
+from shardq.model.times import asked_ms, ceil_ms, iso, moment_of
 from shardq.records.keys import Keys
 from shardq.records.standing import Is
 
@@ -36,11 +35,19 @@ _DONE = {"cancel": "cancelled", "move": "moved", "edit": "edited"}
         "shardq move mail --key order-7 --delay 30m",
         "shardq move mail --key order-7 --due 2027-01-01T09:00:00+01:00",
         "shardq move mail 2f6b8e1c 0b1d77aa --delay 0s",
+        "shardq move mail --failed --task app.welcome --delay 0s",
     )
 )
 @options.queue
 @options.ids
 @options.keys
+@click.option(
+    "--failed",
+    "of_failed",
+    is_flag=True,
+    help="All messages of QUEUE that have failed and wait for their next attempt.",
+)
+@click.option("--task", metavar="NAME", help="Of --failed, the jobs of this task alone.")
 @options.due
 @options.delay
 @options.store
@@ -49,6 +56,8 @@ def move(
     queue: str,
     ids: tuple[str, ...],
     keys: tuple[str, ...],
+    of_failed: bool,
+    task: str | None,
     due: str | None,
     delay: str | None,
     url: str | None,
@@ -63,42 +72,43 @@ def move(
     already. Ends with 21 where there is no such message, with 22 where it runs now; nothing is
     changed then.
 
-    Of several each is tried. A code other than 0 is that of the first that failed.
+    Of several each is tried. A code other than 0 is that of the first that failed. With --failed
+    it ends with 0, whatever ends or runs meanwhile.
     """
-    check_named(ids, keys)
+    check_named(ids, keys, of_failed=of_failed)
+    if task is not None and not of_failed:
+        raise click.UsageError("--task needs --failed.")
     if (due is None) == (delay is None):
         raise click.UsageError("give --due or --delay, one of them.")
     with options.connect(url) as db:
         options.refuse_ticks(db, queue)
         source = db.queue(queue, create=False)
+        wanted_ms = asked_ms(ceil_ms(source._home.clock.now_us()), due, delay)
+        wanted, until = moment_of(wanted_ms), iso(wanted_ms)
         told = Telling(source, "move", as_json=as_json, is_one=len(ids) + len(keys) == 1)
         for key in keys:
-            told.of_key(key, source.move(key, due=due, delay=delay))
+            told.of_key(key, source.move(key, due=wanted))
         for name in ids:
             with told.damaged(name):
-                told.of_id(name, *_move(source, name, due, delay))
-    return told.ended
+                told.of_id(name, source.move(ids=[name], due=wanted)[name], until)
+        if not of_failed:
+            return told.ended
+        is_any = False
+        for message in _failed(source, task):
+            is_any, receipt = True, message.receipt
+            told.of_id(message.id, source.move(ids=[receipt], due=wanted)[receipt], until)
+    if not is_any:
+        click.echo(f"shardq: no message of {queue} waits for its next attempt.", err=True)
+    return Exit.OK
 
 
-def _move(
-    source: Queue, name: str, due: str | None, delay: str | None
-) -> tuple[Answer, str | None]:
-    """Move a message by its id or receipt; returns what it came to, and when it is due then."""
-    found = source.find(name)
-    if found is None:
-        return Answer.NOT_THERE, None
-    if found.key is not None and not is_dead_queue(source.name):
-        answer = source.move(found.key, due=due, delay=delay)
-        return answer, _due_of(source, found.key) if answer else None
-    if found.state.where is Where.RUNNING:
-        return Answer.RUNNING, None
-    now_us = source._home.clock.now_us()
-    wanted_ms = asked_ms(ceil_ms(now_us), due, delay)
-    try:
-        source.snooze(found, timedelta(milliseconds=max(wanted_ms - ceil_ms(now_us), 0)))
-    except StaleReceipt:
-        return Answer.NOT_THERE, None
-    return Answer.DONE, iso(wanted_ms)
+def _failed(source: Queue, task: str | None) -> Iterator[Message]:
+    """The messages that wait for their next attempt; of a task, its jobs."""
+    home = source._home
+    for row in Whereabouts(home.store, home.clock, home.register).in_back_off():
+        message = Message(row, 0, home.register.signer)
+        if task is None or message.headers.get(TASK_HEADER) == task:
+            yield message
 
 
 @click.command(
@@ -159,10 +169,17 @@ def _needed(key: str | None) -> str:
     return key
 
 
-def check_named(ids: Sequence[str], keys: Sequence[str]) -> None:
-    """Raise unless a command was given messages, by their keys or otherwise."""
-    if bool(ids) == bool(keys):
-        raise click.UsageError("give IDs, RECEIPTs or --key, one of them.")
+def check_named(ids: Sequence[str], keys: Sequence[str], *, of_failed: bool | None = None) -> None:
+    """Raise unless a command was given messages, in one way.
+
+    Args:
+        ids: Their ids or receipts.
+        keys: Their keys.
+        of_failed: Whether all that have failed are meant; None: they never are.
+    """
+    if sum(map(bool, (ids, keys, of_failed))) != 1:
+        more = "RECEIPTs or --key" if of_failed is None else "RECEIPTs, --key or --failed"
+        raise click.UsageError(f"give IDs, {more}, one of them.")
 
 
 class Telling:
@@ -205,6 +222,7 @@ class Telling:
         elif answer is Answer.NOT_THERE:
             shown = screen.exact(name).plain
             why = f"not {_DONE[self._command]}: {self._source.name} has no message {shown}"
+        due = due if answer else None
         self._tell({"id": name, "key": None}, name, answer, due, why)
         is_stale = is_cancel and answer is Answer.NOT_THERE
         self._end(Exit.RECEIPT_STALE if is_stale else _EXITS[answer])
@@ -241,11 +259,6 @@ class Telling:
     def _end(self, code: Exit) -> None:
         if self.ended is Exit.OK:
             self.ended = code
-
-
-def _due_of(source: Queue, key: str) -> str | None:
-    now = source.get(key)
-    return None if now is None else iso(now.due)
 
 
 def _missing(source: Queue, key: str, now: Snapshot | None) -> str:

@@ -311,7 +311,7 @@ def _look_up(db: Connection, source: Queue, message_id: str, *, as_json: bool) -
     if message is not None:
         return _show_found(message, as_json=as_json)
     dead = dead_of(db, source.name)
-    # The whole table has just been searched.
+    # The whole queue has just been searched.
     state_now = source.state_of(message_id, near=True)
     if dead is not None and (state_now is None or state_now.where is Where.DEAD):
         found = dead.find(message_id)
@@ -458,11 +458,11 @@ def cancel(
             told.of_key(key, source.cancel(key=key))
         for name in ids:
             with told.damaged(name):
-                is_there = _cancel(source, name)
-                told.of_id(name, Answer.DONE if is_there else Answer.NOT_THERE)
+                told.of_id(name, _cancel(source, name))
     return told.ended
 
 
-def _cancel(source: Queue, name: str) -> bool:
-    found = name if is_receipt(name) else source.find(name)
-    return found is not None and source.cancel(found)
+def _cancel(source: Queue, name: str) -> Answer:
+    if is_receipt(name):
+        return Answer.DONE if source.cancel(name) else Answer.NOT_THERE
+    return source.cancel(ids=[name])[name]

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
     from shardq.observer import QueueView
 
+_LOOK_S = 1.0
+"""So long the screen waits: of more queues than can be looked at by then, the rest comes later."""
+
 
 @click.command(
     epilog=options.examples(
@@ -53,7 +56,7 @@ def observe(
     once: bool,
     as_json: bool,
 ) -> None:
-    """Watch QUEUES, or all queues: how they are, and who consumes them. Ctrl-C ends it.
+    """Watch QUEUES, or all queues: how they are, who consumes them, who puts. Ctrl-C ends it.
 
     \b
     state      as `shardq check` names it
@@ -61,8 +64,8 @@ def observe(
     waiting    messages that are due later; counted up to an hour ahead, then
                by what processes have stored
     in flight  messages that are being delivered
-    put/s      messages put a second, over the last 10 s or more: none with
-               --once, which looks but once
+    put/s      messages put a second, over the last 10 s or more; at the first
+               look, as with --once, over this minute and the last
     out/s      deliveries a second, likewise
     p50, p99   how late deliveries began in the last 5 minutes: half of them, 99 %
                of them at most; below each queue those of the day as well
@@ -72,6 +75,8 @@ def observe(
     longest    how long the handler that began first has run
     held       messages that a consumer has read ahead
     lanes      lanes that a consumer reads, in every band where none is named
+    put by     processes that put in this minute and the four before, and how many
+               messages each
 
     A queue that needs a newer shardq, or is damaged, is only named; one of QUEUES ends it.
 
@@ -86,31 +91,28 @@ def observe(
         observer = Observer(db, named or None, horizon=horizon)
         to = screen.console()
         dashboard = Dashboard(db.url_shown, ascii_only=to.options.ascii_only)
-        views = observer.look()
-        if as_json:
-            _print_json(views, observer)
         if once or not (as_json or to.is_terminal):
-            if not as_json:
+            with screen.progress() as bar:
+                views = observer.look(on_progress=screen.teller(bar))
+            if as_json:
+                _print_json(views, observer)
+            else:
                 screen.show(dashboard.whole(views, to.width, _passed_over(observer)))
             return
         try:
-            if as_json:
+            while as_json:
+                _print_json(observer.look(), observer)
+                db._home.clock.sleep(every_s)
+            with Live(console=to, auto_refresh=False, screen=True, redirect_stdout=False) as live:
                 while True:
-                    db._home.clock.sleep(every_s)
-                    _print_json(observer.look(), observer)
-            with Live(
-                dashboard.fitted(views, *to.size, _passed_over(observer)),
-                console=to,
-                auto_refresh=False,
-                screen=True,
-                redirect_stdout=False,
-            ) as live:
-                while True:
-                    db._home.clock.sleep(every_s)
-                    views = observer.look()
+                    views = observer.look(seconds=_LOOK_S, first=dashboard.shown)
+                    over = _passed_over(observer)
                     live.update(
-                        dashboard.fitted(views, *to.size, _passed_over(observer)), refresh=True
+                        dashboard.fitted(views, *to.size, over, unseen=observer.unseen),
+                        refresh=True,
                     )
+                    if not observer.unseen:
+                        db._home.clock.sleep(every_s)
         except KeyboardInterrupt:
             return  # the way to end it
 

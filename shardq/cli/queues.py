@@ -4,26 +4,36 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
 
 from shardq.cli import options, screen
-from shardq.errors import SchemaNewer, StoreCorrupt
+from shardq.errors import SchemaNewer, ShardqError, StoreCorrupt
+from shardq.inspection.depth import DepthCounter
 from shardq.model import settings as model
-from shardq.model.names import is_dead_queue, is_schedules_queue, scheduled_queue
+from shardq.model.names import (
+    is_dead_queue,
+    is_schedules_queue,
+    scheduled_queue,
+    schedules_queue,
+)
 from shardq.model.times import moment_of
 from shardq.observer import late_to_json, lateness_of
 from shardq.records.folded import stored_totals
 from shardq.records.register import DEAD_SETTINGS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
+    from shardq.inspection.depth import Depth
     from shardq.model.settings import Settings
     from shardq.observer import Quantiles
     from shardq.queue import Queue
+    from shardq.records.folded import Stored
 
+_Counted: TypeAlias = "tuple[Queue, Depth, tuple[Quantiles, Quantiles], int]"
 _WIDE = 100
 """Columns from which on the table has all that there is."""
 
@@ -145,47 +155,45 @@ def queues(context: click.Context, url: str | None, *, as_json: bool) -> None:
     if context.invoked_subcommand is not None:
         return
     with options.connect(url) as db:
+        opened = db._home.open_all()
+        named = [
+            name
+            for name in opened
+            if not (is_schedules_queue(name) and scheduled_queue(name) in opened)
+        ]
         rows = []
         failed = {}
-        named = db.queues()
-        for name in named:
-            if is_schedules_queue(name) and scheduled_queue(name) in named:
-                continue
-            try:
-                queue = db.queue(name, create=False)
-                rows.append((queue, queue.depth(), _late(queue), len(queue.schedules)))
-            except (SchemaNewer, StoreCorrupt) as error:
-                is_newer = isinstance(error, SchemaNewer)
-                failed[name] = str(error), "needs a newer shardq" if is_newer else "damaged"
+        with screen.progress() as bar:
+            tell = screen.teller(bar)
+            looked = db._home.side_by_side(partial(_counted, opened), named)
+            for number, (name, one) in enumerate(zip(named, looked, strict=True), 1):
+                tell("queues", number, len(named))
+                if isinstance(one, ShardqError):
+                    is_newer = isinstance(one, SchemaNewer)
+                    failed[name] = "needs a newer shardq" if is_newer else "damaged"
+                elif not as_json:
+                    rows.append(one)
+                if as_json:
+                    # Each as soon as it is known.
+                    screen.print_json(_told(name, one))
         if as_json:
-            for queue, depth, late, schedules in rows:
-                counted = {
-                    "ready": depth.ready,
-                    "waiting": depth.waiting,
-                    "in_flight": depth.in_flight,
-                    "schedules": schedules,
-                    **late_to_json(*late),
-                }
-                screen.print_json({**_described(queue), **counted})
-            for name, (text, _) in failed.items():
-                screen.print_json({"queue": name, "error": text})
             return
         is_wide = screen.console().width >= _WIDE
         heads = "queue", ">ready", ">waiting", ">in flight", ">late p50/p99", ">in the day"
         columns = (*heads[: None if is_wide else -1], ">lanes", ">bands", "state")
         made = screen.table(*columns)
-        for queue, depth, (recent, day), schedules in rows:
+        for queue, depth, late, schedules in rows:
             made.add_row(
                 queue.name,
                 f"{depth.ready:,}",
                 f"{depth.waiting:,}",
                 f"{depth.in_flight:,}",
-                *map(screen.quantiles, (recent, day) if is_wide else (recent,)),
+                *map(screen.quantiles, late if is_wide else late[:1]),
                 _lanes(queue.settings),
                 f"{queue.settings.bands:,}",
                 ", ".join(_state(queue, schedules)),
             )
-        for name, (_, state) in failed.items():
+        for name, state in failed.items():
             made.add_row(name, *"-" * (len(columns) - 2), state)
         screen.show(made if rows or failed else screen.no_queues(db.url_shown))
         if failed:
@@ -199,10 +207,41 @@ def _state(queue: Queue, schedules: int) -> Iterator[str]:
         yield screen.plural(schedules, "schedule")
 
 
-def _late(queue: Queue) -> tuple[Quantiles, Quantiles]:
-    home = queue._home
-    stored = stored_totals(home.store, home.register.totals_key)
-    return lateness_of(stored, home.register.layout, home.clock.now_ms())
+def _counted(opened: Mapping[str, Queue | ShardqError], name: str) -> _Counted | ShardqError:
+    """A queue, what is in it, how late its deliveries were, and how many schedules it has."""
+    queue = opened[name]
+    if isinstance(queue, ShardqError):
+        return queue
+    home, totals = queue._home, []
+
+    def read_totals() -> Stored:
+        totals.append(stored_totals(home.store, home.register.totals_key))
+        return totals[0]
+
+    try:
+        counter = DepthCounter(home.store, home.clock, home.register)
+        depth = counter.depth(read_totals, is_fresh=True)
+        late = lateness_of(totals[0], home.register.layout, home.clock.now_ms())
+        # A queue that has ever had schedules has another beside it.
+        schedules = len(queue.schedules) if schedules_queue(name) in opened else 0
+    except (SchemaNewer, StoreCorrupt) as error:
+        return error
+    return queue, depth, late, schedules
+
+
+def _told(name: str, one: _Counted | ShardqError) -> dict[str, Any]:
+    """A queue for programs."""
+    if isinstance(one, ShardqError):
+        return {"queue": name, "error": str(one)}
+    queue, depth, late, schedules = one
+    return {
+        **_described(queue),
+        "ready": depth.ready,
+        "waiting": depth.waiting,
+        "in_flight": depth.in_flight,
+        "schedules": schedules,
+        **late_to_json(*late),
+    }
 
 
 @queues.command(

@@ -46,7 +46,7 @@ _RECEIPT_CHARS = 60
     "--near",
     is_flag=True,
     help="Search only what is due by now or within the hour, and the dead of the last day: not the "
-    "whole table, nor the whole history.",
+    "whole queue, nor the whole history.",
 )
 @options.store
 @options.as_json
@@ -62,8 +62,8 @@ def show(
     """Show where a message of QUEUE is, and why it does not run.
 
     A key or a RECEIPT says at once where the message is. An ID is searched: near, then among the
-    dead, then in the whole table, which takes long on a large cluster. Of a message that has ended
-    only a history says how. Ends with 1 where the message is not found.
+    dead, then in all that the queue has, which takes long for a large one. Of a message that has
+    ended only a history says how. Ends with 1 where the message is not found.
     """
     if (message is None) == (key is None):
         raise click.UsageError("give an ID, a RECEIPT or --key, one of them.")

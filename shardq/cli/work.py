@@ -69,7 +69,7 @@ class Size(click.ParamType[int]):
 @click.argument("name", metavar="APP")
 @options.whole(
     "--threads",
-    text="How many jobs of each queue run at once in a process, but for coroutines.",
+    text="How many jobs of all queues run at once in a process, but for coroutines.",
     least=1,
     most=consumer.THREADS_MAX,
     default=consumer.THREADS,

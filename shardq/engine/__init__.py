@@ -12,6 +12,7 @@
          └ groups/    lanes of groups: rows that stay where they are, and their heads
  deliverer gives deliveries to the handler (handler, call)   deaths   tells on_dead
    └ failures, hanging: what the log has of handlers
- receiver  callers of `Queue.receive`, who share one engine
+ receiver  callers of `Queue.receive` (caller), who share one engine: claims  one batch for all
+ stepper   one thread that steps many engines     crew, waiters   handler threads of many queues
 ```
 """

@@ -6,7 +6,8 @@
     └────────────── on_return ◄─────────────────────┘
 ```
 
-An engine that is stepped by hand has none: its errands are run where they are sent.
+Its thread begins with the first errand. An engine that is stepped by hand has none: its errands are
+run where they are sent.
 """
 
 from __future__ import annotations
@@ -62,29 +63,39 @@ class Courier:
         self._on_return = on_return
         self._lock = locks.new()
         self._errands: SimpleQueue[Errand | None] = SimpleQueue()
-        self._serves = False
+        self._serves = self._is_begun = False
 
     def start(self) -> None:
-        """Start the thread."""
+        """Let a thread run the errands that are sent from now on."""
         self._serves = True
-        threading.Thread(target=self._serve, name=self._name, daemon=True).start()
 
     def stop(self) -> None:
         """End the thread after the errands it has; what is sent later runs in the caller's."""
         with self._lock:
             self._serves = False
-            self._errands.put(None)
+            if self._is_begun:
+                self._errands.put(None)
 
     def send(self, work: Callable[[], None]) -> Errand:
         """Let work be done; over at once where there is no thread."""
         errand = Errand(work)
         with self._lock:
-            serves = self._serves
+            serves = self._serves and self._begin()
             if serves:
                 self._errands.put(errand)
         if not serves:
             errand.run()
         return errand
+
+    def _begin(self) -> bool:
+        """Begin the thread where it has not begun; False if no more threads can be."""
+        if not self._is_begun:
+            try:
+                threading.Thread(target=self._serve, name=self._name, daemon=True).start()
+            except RuntimeError:
+                return False
+            self._is_begun = True
+        return True
 
     def _serve(self) -> None:
         try:

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from shardq.clock import Clock
+    from shardq.engine.waiters import Waiters
     from shardq.model.message import Row
     from shardq.model.settings import Settings
     from shardq.records.membership import Heartbeat
@@ -56,9 +57,11 @@ log = logging.getLogger(__name__)
 _BUSY_S = 0.05
 _IDLE_S = 0.11
 """On Cassandra 0.1 s cost 2.1 % of a core, and a put still comes to its handler in 55 ms."""
-_FIRST_BACK_MS = round(_IDLE_S * 1_000)
-_IDLE_WATCHED_S = 0.25
-"""Where the store tells of news, nothing is gained by polling more often than sweeps come."""
+_QUIET_S = 0.25
+_QUIET_US = 60_000_000
+"""A queue in which nothing was seen for so long is polled more seldom."""
+_IDLE_WATCHED_S = 0.5
+"""Where the store tells of news, a poll that nobody has asked for finds next to nothing."""
 _SHARE_MS = 20
 _SHARE_LOCAL_MS = 5
 """Longer than a move takes: found by the next poll of who it goes to, not by a sweep."""
@@ -88,6 +91,8 @@ class Engine:
         member: This member's name; made up where None.
         caller_away_us: For callers of `receive`: how long ago the last one was there; 0: one waits.
         callers_since: When each of those that wait began to, time since boot.
+        on_wake: Called with the seconds in which the next step is to come; None: `wait` is called.
+        waiters: The handlers' threads, where they wait for rows of other queues too.
     """
 
     def __init__(
@@ -102,6 +107,8 @@ class Engine:
         member: str | None = None,
         caller_away_us: Callable[[], int] | None = None,
         callers_since: Callable[[], Sequence[int]] | None = None,
+        on_wake: Callable[[float], None] | None = None,
+        waiters: Waiters | None = None,
     ) -> None:
         self.member = member or member_name()
         self._store = store
@@ -115,10 +122,10 @@ class Engine:
         locks.in_child(self, Engine._begin_child)
         self._lock = locks.new()
         self._news = locks.condition(self._lock)
-        self._has_news = False
         self._pace = locks.condition(self._lock)
-        self._has_near_news = False
-        self.ready = Ready(clock, register.layout.bands)
+        self._has_news = self._has_near_news = False
+        self._on_wake = on_wake
+        self.ready = Ready(clock, register.layout.bands, waiters)
         self.leases = Leases(
             store, clock, self.member, window=prefetch, ttl_ms=register.settings.lease_ms
         )
@@ -218,12 +225,12 @@ class Engine:
         )
         self.ready.on_wait = self._on_free
         self._arrived_us: int | None = None
-        self._is_arriving = self._is_leaving = False
+        self._is_arriving = self._is_leaving = self._is_stuck = self._is_watched = False
         self._reread_for = self._freed_us = self._first_us = self._rested_us = 0
         self.outbox.on_park = self._membership.hurry
         self._settings = register.settings
-        self._progress = (0, clock.boot_us())
-        self._is_stuck = self._is_watched = False
+        self._seen_us = clock.boot_us()
+        self._progress = (0, self._seen_us)
         self._fails = self._sealed_us = self._stepped_us = 0
         self._lost: list[Lease] = []
         self._changed_token: int | None = None
@@ -389,7 +396,7 @@ class Engine:
             # Polls are rarer then: this rung comes later by as much as one, and reaches further.
             now_ms = self._clock.now_ms()
             if rung is not None and rung.depth_ms < RUNGS[1].depth_ms:
-                new = self.reader.poll(rung.depth_ms + _FIRST_BACK_MS, at_rest=True)
+                new = self.reader.poll(rung.depth_ms + round(self._idle_s * 1e3), at_rest=True)
                 self.sweeper.was_swept(rung, now_ms)
                 rung = None
             else:
@@ -453,12 +460,44 @@ class Engine:
         with self._lock:
             self._has_news = True
             self._news.notify()
+        if self._on_wake is not None:
+            self._on_wake(0.0)
+
+    @property
+    def has_news(self) -> bool:
+        """True if the next step is to come at once."""
+        return self._has_news or self._has_near_news
+
+    def take_news(self, *, is_watched: bool, due_us: int = 0) -> None:
+        """A step follows, which nobody has waited for by `wait`.
+
+        Args:
+            is_watched: True if `on_change` is called when another process has written.
+            due_us: Time since boot until which nothing but an outcome needs a step; 0: it is over.
+        """
+        with self._lock:
+            is_for_first = self._first_us and not self.has_news
+            self._rested_us = self._until_us(due_us) if is_for_first and due_us else 0
+            self._has_news = False
+            self._first_us = 0
+            self._is_watched = is_watched
+
+    def on_change(self) -> None:
+        """Another process has written into the store."""
+        self._has_near_news = True
 
     def on_put(self, due_ms: int) -> None:
         """This process has put something: look for it at once where it is due soon."""
-        if due_ms <= self._clock.now_ms() + READ_AHEAD_MS:
-            self._has_near_news = True
+        if self.note_put(due_ms):
             self.wake()
+
+    def note_put(self, due_ms: int) -> bool:
+        """This process has put something: the next step looks for it. True if it is due soon."""
+        is_soon = due_ms <= self._clock.now_ms() + READ_AHEAD_MS
+        if is_soon:
+            self._has_near_news = True
+            self._seen_us = self._clock.boot_us()
+        return is_soon
 
     def _on_purged(self, rows: list[Row]) -> None:
         """Heads that waited were reached by a purge."""
@@ -469,6 +508,8 @@ class Engine:
         with self._lock:
             self._first_us = self._clock.boot_us()
             self._news.notify()
+        if self._on_wake is not None and not self._fails:
+            self._on_wake(_STORE_US / 1e6)
 
     def _on_free(self) -> None:
         """A handler has begun to wait: where others may have work for it, they are told soon."""
@@ -477,6 +518,8 @@ class Engine:
             with self._lock:
                 self._freed_us = self._clock.boot_us()
                 self._news.notify()
+            if self._on_wake is not None and not self._is_leaving:
+                self._on_wake(FREE_US / 1e6)
 
     def _forget_freed(self) -> None:
         """A slot that counts as free is told by this step; else another step comes when it does."""
@@ -719,7 +762,8 @@ class Engine:
     def _delay(self, new: int, *, is_open: bool) -> float:
         if is_open and self.reader.is_lagging():
             return 0.0
-        idle_s = _IDLE_WATCHED_S if self._is_watched else _IDLE_S
+        if new:
+            self._seen_us = self._stepped_us
         if is_open and self._membership.is_awaited:
             return 0.0
         is_busy = (
@@ -729,7 +773,7 @@ class Engine:
             or self._is_leaving
             or self.intake.is_eager()
         )
-        seconds = _BUSY_S if is_busy else idle_s
+        seconds = _BUSY_S if is_busy else self._idle_s
         if is_open and self._is_watched:
             # What was moved on to be due in a second was read by no look so far: by the next it is.
             seconds = min(seconds, self.reader.ahead_s)
@@ -740,6 +784,13 @@ class Engine:
             return seconds
         until_sweep = (self.sweeper.next_sweep_ms() - self._clock.now_ms()) / 1e3
         return max(min(seconds, until_sweep), 0.001)
+
+    @property
+    def _idle_s(self) -> float:
+        """Seconds from poll to poll at rest."""
+        if self._is_watched:
+            return _IDLE_WATCHED_S
+        return _QUIET_S if self._stepped_us - self._seen_us >= _QUIET_US else _IDLE_S
 
     def _has_changed(self) -> bool:
         token = self._store.changed()

@@ -54,7 +54,8 @@ class Lease:
         window: How many these were at first: those that the other handed out may be among as many.
         unclean: Whether another's lease ended so, who may have left rows that it had settled.
         taken_ms: When it was taken, epoch milliseconds: what is due later no other has handed out.
-            0: never yet.
+            Later than that by as much as the clock was set back since another had it. 0: never yet.
+        reach_ms: Of one that is still to be taken, the last due that the other may have handed out.
     """
 
     __slots__ = (
@@ -62,6 +63,7 @@ class Lease:
         "careful",
         "deadline_us",
         "lock",
+        "reach_ms",
         "renew_us",
         "renewed_us",
         "shard",
@@ -79,6 +81,7 @@ class Lease:
         self.unclean = careful > 0
         self.window = careful
         self.taken_ms = taken_ms
+        self.reach_ms = 0
         self._heir: Lease | None = None
         self.renew(sent_us, ttl_us)
 
@@ -108,7 +111,7 @@ class Lease:
         """Go on with what is still to be worked carefully, after a lapse of one's own."""
         former._heir = self
         # What has come due since this was first taken, the other has not handed out.
-        self.taken_ms = former.taken_ms or self.taken_ms
+        self.taken_ms = former.taken_ms or max(self.taken_ms, former.reach_ms)
         self.window = former.window
 
 
@@ -274,7 +277,8 @@ class Leases:
         elif state.holder != self._holder:
             # As the newest of all. Until it is taken the other may wake, and hand out more.
             self._care.pop(shard, None)
-            self._care[shard] = Lease(shard, "", 0, 0, state.window)
+            foreseen = self._care[shard] = Lease(shard, "", 0, 0, state.window)
+            foreseen.reach_ms = self._clock.now_ms() + state.ahead_ms
 
     def _forget_some(self) -> None:
         """Forget what is away: first what has been worked, then what has been away for longest."""

@@ -4,22 +4,20 @@
  add ──► future (heap by due) ──due──► band 0, band 1, .. (heaps by due, row id) ──► take
 ```
 
-Handler threads wait here, one of them for the very next due (leader and followers), so that a timer
-fires on its millisecond without a thread between. Bounds are the reader's: it never adds more than
-it has room for.
-
-Source: leader and followers as in Doug Lea's `java.util.concurrent.DelayQueue`.
+Handler threads wait here, one of them for the very next due (`waiters.py`): so a timer fires on its
+millisecond without a thread between. Bounds are the reader's: it never adds more than it has room
+for.
 """
 
 from __future__ import annotations
 
 import heapq
-import threading
+import math
 from itertools import chain, islice
 from typing import TYPE_CHECKING, TypeAlias
 
-from shardq import locks
 from shardq.engine.delivery import Delivery
+from shardq.engine.waiters import Waiters
 from shardq.model.ids import order_key
 
 if TYPE_CHECKING:
@@ -28,7 +26,6 @@ if TYPE_CHECKING:
     from shardq.clock import Clock
 
 
-_WAIT_MAX_S = 1.0
 _PASSED_MAX = 1_000
 _NEVER_MS = 1 << 62
 
@@ -42,24 +39,24 @@ class Ready:
 
     Args:
         bands: Priorities of the queue.
+        waiters: The threads that wait for its rows, where they wait for those of others too.
 
     Attributes:
         bands: Likewise.
+        waiters: The threads that wait for its rows.
     """
 
-    def __init__(self, clock: Clock, bands: int) -> None:
+    def __init__(self, clock: Clock, bands: int, waiters: Waiters | None = None) -> None:
         self._clock = clock
-        self._lock = locks.new()
-        self._changed = locks.condition(self._lock)
+        self.waiters = waiters or Waiters(clock)
+        self._lock = self.waiters.lock
+        self._changed = self.waiters.changed
         self._future: list[_Entry] = []
         self.bands = bands
         self._due: list[list[_Entry]] = [[] for _ in range(bands)]
         self._horizon: list[int | None] = [None] * bands
-        self._leader: int | None = None
-        self._stopped = False
-        self._waiting: dict[int, int] = {}
-        self.is_threaded = False
-        """Whether threads wait here; else who steps the engine takes rows itself."""
+        self.is_stopped = False
+        """True if nothing more is handed out."""
         self.on_wait: Callable[[], None] = _nothing
         """Told when a thread begins to wait, as nothing is due."""
         self.on_take: Callable[[Delivery], None] = _pass
@@ -100,7 +97,7 @@ class Ready:
                 _push(self._due[band], entries)
             if (due and not is_taken) or (future and self._future[0][0] < head):
                 # The leader waits for a later due: it must look again.
-                self._leader = None
+                self.waiters.leader = None
                 self._changed.notify(len(deliveries))
 
     def offer(self, place: tuple[int, bytes], one: Delivery, *, is_taken: bool) -> None:
@@ -108,7 +105,7 @@ class Ready:
         with self._lock:
             heapq.heappush(self._due[one.band], (*place, one))
             if not is_taken:
-                self._leader = None
+                self.waiters.leader = None
                 self._changed.notify()
 
     def take(self) -> Delivery | None:
@@ -116,52 +113,34 @@ class Ready:
         with self._lock:
             return self._pop()
 
+    def pop(self) -> Delivery | None:
+        """The same, unless it is stopped; the lock of the waiters is held."""
+        return None if self.is_stopped else self._pop()
+
     def wait(self, stopping: Callable[[], bool]) -> Delivery | None:
         """The first row that is due, as soon as there is one; None when stopped.
 
         Args:
             stopping: Asked before each wait.
         """
-        me = threading.get_ident()
-        is_waiting = False
-        with self._lock:
-            self.is_threaded = True
-            while not (self._stopped or stopping()):
-                one = self._pop()
-                if one is not None:
-                    if is_waiting:
-                        del self._waiting[me]
-                    if self._leader == me or self._leader is None:
-                        self._leader = None
-                        self._changed.notify()
-                    return one
-                if not is_waiting:
-                    is_waiting = True
-                    self._waiting[me] = self._clock.boot_us()
-                    self.on_wait()
-                seconds = self._until_next()
-                if self._leader is None:
-                    self._leader = me
-                if self._leader == me:
-                    self._clock.wait(self._changed, min(seconds, _WAIT_MAX_S))
-                    if self._leader == me:
-                        self._leader = None
-                else:
-                    self._clock.wait(self._changed, _WAIT_MAX_S)
-            self._waiting.pop(me, None)
-        return None
+        found = self.waiters.wait((self,), stopping)
+        return None if found is None else found[1]
 
     def waiting_since(self) -> list[int]:
         """When each thread that waits began to, time since boot in microseconds."""
-        with self._lock:
-            return list(self._waiting.values())
+        return self.waiters.since()
+
+    @property
+    def is_threaded(self) -> bool:
+        """True if threads wait here; else who steps the engine takes rows itself."""
+        return self.waiters.is_threaded
 
     def refuse(self) -> None:
         """Hand out nothing more; who waits learns of it within a second, or by `stop`.
 
         It takes no lock: a signal's handler may have interrupted what others wait for in here.
         """
-        self._stopped = True
+        self.is_stopped = True
 
     def stop(self) -> None:
         """Hand out nothing more, and wake all that wait."""
@@ -345,9 +324,10 @@ class Ready:
         if any(self._due):
             self._changed.notify_all()
 
-    def _until_next(self) -> float:
+    def seconds_to_next(self) -> float:
+        """Seconds until a row comes due, or for ever; the lock of the waiters is held."""
         if not self._future:
-            return _WAIT_MAX_S
+            return math.inf
         return max(0.0, (self._future[0][0] * 1_000 - self._clock.now_us()) / 1e6)
 
 

@@ -1,55 +1,61 @@
 """`receive` for callers elsewhere: rows are claimed durably before they are returned.
 
 ```
- receive ─► step the engine ─► take what is due ─► begin what has a key, together
-                 │              ─► move each to now + visibility, a claim ─► return it
-                 └─ leases on demand, kept by a thread, released half a TTL after the last caller
+ callers ──► line ─► step the engine ─► claim what is due, for all in line together (`claims.py`)
+               ▲          │           ─► answer each by its own
+               └── wait ◄─┘ nothing due: the stepper goes on with them
 ```
+
+Leases are taken on demand, kept by the stepper between calls, and released 5 s after the last one.
+Without a stepper each caller steps, and waits for the next step.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
+import math
+from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
 from shardq import locks
+from shardq.engine.caller import Caller
+from shardq.engine.claims import Claims
 from shardq.engine.engine import Engine
 from shardq.errors import (
-    BadTime,
+    ReceiptError,
     ShardqError,
     StoreTimeout,
     StoreUnavailable,
     UnknownQueue,
-    shown,
+    UsageError,
 )
-from shardq.model.message import Message
-from shardq.model.times import duration_ms
+from shardq.lifecycle.hub import BATCH_ROWS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from shardq.clock import Clock
     from shardq.engine.delivery import Delivery
-    from shardq.engine.starts import Start
-    from shardq.model.message import Row
+    from shardq.engine.stepper import Stepper
+    from shardq.model.message import Message
     from shardq.model.shard import Position
-    from shardq.model.times import Duration
     from shardq.records.register import Register
-    from shardq.stores.store import Move, Store
+    from shardq.stores.store import Store
 
 _PREFETCH = 1_000
-_VISIBILITY_MS_MIN = 2_000
 _LINGER_US = 5_000_000
 """Leases are kept so long for the next caller; one that lapsed would be taken over with care."""
 _KEEP_S = 0.5
+_NEAR_S = 0.005
 _SHARE_S = 0.05
-"""How often the keeper steps where rows wait that others may have."""
+"""How often the stepper steps where rows wait that others may have."""
+_GONE_S = 0.05
+"""How soon what was claimed for a caller that has gone is put back after a store in trouble."""
 
 log = logging.getLogger(__name__)
 
 
-class Stepped(Protocol):
+class Ticking(Protocol):
     """What is stepped beside the engine while there are callers, and closed with it."""
 
     def step(self) -> float:
@@ -63,9 +69,10 @@ class Receiver:
     """Receives messages of one queue for the callers of this process.
 
     Args:
-        background: Whether a thread keeps and releases the leases between calls; without it `close`
-            must be called.
+        stepper: Steps the engine while callers wait, and keeps and releases the leases between
+            calls; None: each caller steps, and `close` must be called.
         make_ticker: Makes what fires the queue's schedules, once it has some.
+        put_back: Puts a claimed message back at once, without that it costs an attempt.
     """
 
     def __init__(
@@ -74,77 +81,110 @@ class Receiver:
         clock: Clock,
         register: Register,
         *,
-        background: bool,
-        make_ticker: Callable[[], Stepped],
+        stepper: Stepper | None,
+        make_ticker: Callable[[], Ticking],
+        put_back: Callable[[Message], object],
     ) -> None:
         self._store = store
         self._clock = clock
         self._register = register
-        self._background = background
+        self._stepper = stepper
+        self._put_back = put_back
         self._lock = locks.new()
-        self._idle = locks.condition(locks.new())
         self._make_ticker = make_ticker
-        self._ticker: Stepped | None = None
+        self._ticker: Ticking | None = None
         self._engine: Engine | None = None
         self._was_interrupted = False
-        self._has_rest = False
-        """Whether a call has left due rows that others may have."""
         self._called_us = 0
-        self._callers: dict[int, int] = {}
+        self._step_us = 0
+        self._ticked_s = _KEEP_S
+        """In how many seconds the schedules are to be looked at."""
+        self._line: dict[Caller, None] = {}
+        """Those that wait, in order. A caller is taken out by one call, `pop`, which tells whether
+        it was in line: by the one that claims for it, or by itself as it goes."""
+        self._claiming = False
+        self._unwanted: list[Message] = []
+        """Claimed for callers that have gone."""
         locks.in_child(self, Receiver._begin_child)
+
+    # Calls ----------------------------------------------------------------------------------------
+
+    @property
+    def has_stepper(self) -> bool:
+        """True if callers need not step."""
+        return self._stepper is not None
 
     def receive(self, count: int, visibility_ms: int, wait_ms: int) -> list[Message]:
         """Up to `count` due messages, claimed for `visibility_ms`; waits for the first one."""
-        callers = self._callers
-        # By thread, since a dict, unlike a number, may be changed by many at once. Not under the
-        # lock, which another's step may hold for long.
-        me = threading.get_ident()
-        callers[me] = self._clock.boot_us()
+        clock = self._clock
+        caller = Caller(count, visibility_ms, clock.boot_us())
+        until_us = caller.since_us + wait_ms * 1_000
+        delay = 0.0
+        locks.refuse_to_wait(self._lock)
+        self._line[caller] = None
         try:
-            return self._receive(count, visibility_ms, wait_ms)
-        finally:
-            callers.pop(me, None)
+            while not (caller.is_over or caller.is_looked):
+                with self._lock:
+                    # Another may have looked for it meanwhile.
+                    if not (caller.is_over or caller.is_looked):
+                        delay = self._serve()
+            while not caller.is_over and (left_us := until_us - clock.boot_us()) > 0:
+                if self._stepper is None:
+                    self._wait_for_step(min(delay, left_us / 1e6))
+                    locks.refuse_to_wait(self._lock)
+                    with self._lock:
+                        if not caller.is_over:
+                            delay = self._serve()
+                elif (near_s := self._due_s()) < _NEAR_S:
+                    # Sooner than the stepper's thread is there: as after a put that is due now.
+                    caller.wait(clock, min(near_s, left_us / 1e6))
+                    with self._lock:
+                        if not caller.is_over:
+                            self._serve(is_due=True)
+                else:
+                    caller.wait(clock, left_us / 1e6)
+            # A claim for it may be under way; one that comes to nothing answers it too.
+            caller.is_brief = True
+            if not caller.is_over and not self.leave(caller):
+                caller.wait(clock, None)
+        except BaseException:
+            self.abandon(caller)
+            raise
+        return caller.answer()
 
-    def _receive(self, count: int, visibility_ms: int, wait_ms: int) -> list[Message]:
-        deadline_us = self._clock.boot_us() + wait_ms * 1_000
-        while True:
-            locks.refuse_to_wait(self._lock)
-            with self._lock:
-                engine = self._wake_engine()
-                try:
-                    delay = min(self._tick(), engine.step())
-                    messages = self._claim(engine, count, visibility_ms)
-                except UnknownQueue:
-                    self._discard(engine)
-                    if self._register.settings.dropped:
-                        raise
-                    # Made anew since: what is received is that one's.
-                    continue
-                except ShardqError:
-                    raise
-                except BaseException:
-                    # As by Ctrl-C. What was taken is nobody's: the next call makes another engine.
-                    self._was_interrupted = True
-                    raise
-                finally:
-                    # Claims may take seconds: the next call is expected from when they are made.
-                    self._called_us = self._clock.boot_us()
-                lagging = engine.reader.is_lagging()
-            left_us = deadline_us - self._clock.boot_us()
-            if messages or (left_us <= 0 and not lagging):
-                self._look_after_rest(engine)
-                return messages
-            next_ms = engine.ready.next_due_ms()
-            if next_ms is not None:
-                delay = min(delay, max(0.0, next_ms / 1e3 - self._clock.now_us() / 1e6))
-            if delay and left_us > 0:
-                engine.wait(min(delay, left_us / 1e6))
+    def ask(self, caller: Caller) -> None:
+        """Put a caller in line that is answered by its `on_over`, and waits until it leaves.
+
+        Raises:
+            ShardqError: If no thread can be started.
+        """
+        self._line[caller] = None
+        self._called_us = self._clock.boot_us()
+        self._add_to_stepper(0.0)
+
+    def leave(self, caller: Caller) -> bool:
+        """Take a caller out of line; False if it was answered, or is about to be."""
+        return self._line.pop(caller, caller) is None
+
+    def abandon(self, caller: Caller) -> None:
+        """A caller has gone: what it was given, or is being given, is put back."""
+        if not self.leave(caller):
+            self._unwanted += caller.abandon()
+            if self._unwanted:
+                with suppress(ShardqError):
+                    # Else they come back when their visibility is over.
+                    self._add_to_stepper(0.0)
 
     def on_put(self, due_ms: int) -> None:
         """This process has put something."""
         engine = self._engine
-        if engine is not None:
+        if engine is None:
+            return
+        if self._line or self._stepper is None:
             engine.on_put(due_ms)
+        else:
+            # Nobody waits for it: the next caller steps.
+            engine.note_put(due_ms)
 
     def looks_at(self, position: Position) -> bool:
         """Let the next call look at a row of a group that was settled or edited just now.
@@ -166,14 +206,152 @@ class Receiver:
             engine.stats.store()
 
     def close(self) -> None:
-        """Release the leases. Idempotent."""
+        """Answer those that wait, by nothing, and release the leases. Idempotent."""
         locks.refuse_within()
         with self._lock:
-            engine, self._engine = self._engine, None
-            if self._ticker is not None:
-                self._ticker.close()
-            if engine is not None:
-                engine.close()
+            self._close()
+
+    # Steps ----------------------------------------------------------------------------------------
+
+    def turn(self) -> float | None:
+        """Serve those in line, and keep the leases; release them when no caller came for long."""
+        with self._lock:
+            engine = self._engine
+            try:
+                if self._line:
+                    return self._next_s(self._serve(is_due=True))
+                self._return_unwanted()
+                if engine is None:
+                    return None
+                if self._clock.boot_us() - self._called_us > _LINGER_US:
+                    self._close()
+                    return None
+                self._step(engine)
+                return _SHARE_S if engine.sharing.is_awake else min(self._ticked_s, _KEEP_S)
+            except (StoreUnavailable, StoreTimeout) as error:
+                return self._back_off(error)
+            except ShardqError as error:
+                log.warning("queue %s: leases are no longer kept: %s", self._register.name, error)
+                self._end(error)
+                return None
+
+    def on_change(self) -> bool:
+        """Another process has written into the store; True if callers wait for that."""
+        engine = self._engine
+        if engine is not None:
+            engine.on_change()
+        return bool(self._line)
+
+    def _serve(self, *, is_due: bool = False) -> float:
+        """Step, and claim what is due for those in line; seconds until the next step is needed.
+
+        What the step fails by, all of them get.
+
+        Args:
+            is_due: True if a step may be due that nobody asked for.
+        """
+        looking = list(self._line)
+        try:
+            engine, delay = self._look(looking, is_due=is_due)
+        except (StoreUnavailable, StoreTimeout) as error:
+            self._fail(error)
+            # The next caller tries at once; the stepper later.
+            return self._back_off(error) if is_due else _KEEP_S
+        except ShardqError as error:
+            self._fail(error)
+            return 0.0
+        except BaseException:
+            # As by Ctrl-C. What was taken is nobody's: the next call makes another engine.
+            self._was_interrupted = True
+            raise
+        if not engine.reader.is_lagging():
+            for caller in looking:
+                caller.is_looked = True
+                if caller.is_brief and self.leave(caller):
+                    caller.give([])
+        if self._stepper is not None and not is_due:
+            if engine.sharing.is_awake:
+                # What is left goes to others, unless another call comes for it.
+                self._stepper.within(self, _SHARE_S)
+            if self._line:
+                self._stepper.within(self, min(delay, self._due_s()))
+        return delay
+
+    def _look(self, looking: Sequence[Caller], *, is_due: bool) -> tuple[Engine, float]:
+        """Step where that is needed, and claim; gives the engine, which may be another by now."""
+        while True:
+            engine = self._wake_engine()
+            try:
+                delay = self._step_where_needed(engine, looking, is_due=is_due)
+                self._claim_for_line(engine)
+            except UnknownQueue:
+                self._discard(engine)
+                if self._register.settings.dropped:
+                    raise
+                # Made anew since: what is received is that one's.
+                continue
+            finally:
+                # Claims may take seconds: the next call is expected from when they are made.
+                self._called_us = self._clock.boot_us()
+            return engine, delay
+
+    def _claim_for_line(self, engine: Engine) -> None:
+        """Claim what is due, batch by batch, while callers wait and something is due for them."""
+        claims = Claims(self._clock, self._register, engine)
+        while self._line and engine.ready.due:
+            taken: dict[Caller, list[Delivery]] = {}
+            self._claiming = True
+            try:
+                claims.take(self._line, taken)
+                if not taken:
+                    return
+                self._unwanted += claims.claim(taken)
+            finally:
+                self._claiming = False
+                for caller in taken:
+                    # It was interrupted, or what it was to get was another's.
+                    if not (caller.is_over or caller.is_gone):
+                        self._line[caller] = None
+
+    def _step_where_needed(
+        self, engine: Engine, looking: Sequence[Caller], *, is_due: bool
+    ) -> float:
+        """Step, unless enough is due for all in line and no step is; gives seconds to the next."""
+        self._return_unwanted()
+        left_us = self._step_us - self._clock.boot_us()
+        wanted = min(sum(caller.count for caller in looking), BATCH_ROWS)
+        has_enough = engine.ready.due >= wanted
+        if left_us > 0 and (
+            has_enough
+            # Woken by a put, whose step another has done meanwhile.
+            or (is_due and not engine.has_news and all(one.is_looked for one in looking))
+        ):
+            return left_us / 1e6
+        return self._step(engine)
+
+    def _step(self, engine: Engine) -> float:
+        engine.take_news(is_watched=self._stepper is not None and self._stepper.is_told)
+        self._ticked_s = self._tick()
+        delay = min(self._ticked_s, engine.step())
+        self._step_us = self._clock.boot_us() + round(delay * 1e6)
+        return delay
+
+    def _next_s(self, delay: float) -> float:
+        """Seconds until the next turn: the next step, or the next due before it."""
+        return min(delay, self._due_s()) if self._line else delay
+
+    def _due_s(self) -> float:
+        """Seconds until the next row that is in memory comes due; for ever without one."""
+        engine = self._engine
+        next_ms = None if engine is None else engine.ready.next_due_ms()
+        if next_ms is None:
+            return math.inf
+        return max(0.0, next_ms / 1e3 - self._clock.now_us() / 1e6)
+
+    def _wait_for_step(self, seconds: float) -> None:
+        engine = self._engine
+        if engine is not None and (delay := self._next_s(seconds)):
+            engine.wait(delay)
 
     def _tick(self) -> float:
         """Fire the queue's schedules, where it has any; returns seconds until they are next."""
@@ -182,6 +360,51 @@ class Receiver:
                 return _KEEP_S
             self._ticker = self._make_ticker()
         return self._ticker.step()
+
+    def _return_unwanted(self) -> None:
+        """Put back what was claimed for callers that have gone."""
+        while self._unwanted:
+            message = self._unwanted.pop()
+            try:
+                self._put_back(message)
+            except ReceiptError:
+                # It was settled, or comes back by itself.
+                continue
+            except (StoreUnavailable, StoreTimeout):
+                self._unwanted.append(message)
+                raise
+
+    def _back_off(self, error: StoreUnavailable | StoreTimeout) -> float:
+        return _GONE_S if self._engine is None else self._engine.back_off(error)
+
+    def _fail(self, error: ShardqError) -> None:
+        for caller in list(self._line):
+            if self.leave(caller):
+                caller.fail(error)
+
+    def _end(self, error: ShardqError) -> None:
+        """After an error for good: the next caller makes another engine."""
+        self._fail(error)
+        engine = self._engine
+        if isinstance(error, UnknownQueue) and engine is not None:
+            self._discard(engine)
+        elif engine is not None:
+            self._engine = None
+            engine.let_go()
+
+    def _close(self) -> None:
+        engine, self._engine = self._engine, None
+        for caller in list(self._line):
+            if self.leave(caller):
+                caller.give([])
+        with suppress(StoreUnavailable, StoreTimeout):
+            self._return_unwanted()
+        if self._stepper is not None:
+            self._stepper.remove(self)
+        if self._ticker is not None:
+            self._ticker.close()
+        if engine is not None:
+            engine.close()
 
     def _discard(self, engine: Engine) -> None:
         """Close an engine of no more use: the next call makes another."""
@@ -193,8 +416,17 @@ class Receiver:
 
     def _begin_child(self) -> None:
         """The engine of before a fork is the parent's, with its leases and its callers."""
-        self._engine, self._callers, self._was_interrupted = None, {}, False
+        self._engine, self._was_interrupted = None, False
         self._ticker = None
+        line, self._line = self._line, {}
+        self._unwanted = []
+        for caller in line:
+            caller.fail(
+                UsageError(
+                    f"this call waited for queue {self._register.name!r} when its process was "
+                    f"forked; in the child, call receive() again."
+                )
+            )
 
     def _wake_engine(self) -> Engine:
         self._called_us = self._clock.boot_us()
@@ -214,206 +446,38 @@ class Receiver:
                 threads=0,
                 caller_away_us=self._caller_away_us,
                 callers_since=self._callers_since,
+                on_wake=None if self._stepper is None else self._wake_stepper,
             )
-            if self._background:
-                self._start_keeper(self._engine)
+            self._step_us = 0
+            try:
+                self._add_to_stepper(_KEEP_S)
+            except ShardqError:
+                # Without it leases would run out between calls, unreleased. The next call tries
+                # again.
+                self._engine = None
+                raise
         return self._engine
 
-    def _start_keeper(self, engine: Engine) -> None:
-        name = f"shardq-{self._register.name}-pull"
-        keeper = threading.Thread(target=self._keep, args=(engine,), name=name, daemon=True)
+    def _add_to_stepper(self, seconds: float) -> None:
+        """Let the stepper step this, in so many seconds at the latest."""
+        if self._stepper is None:
+            return
         try:
-            keeper.start()
+            self._stepper.add(self, seconds)
         except RuntimeError as error:
-            # Without it leases would run out between calls, unreleased. The next call tries again.
-            self._engine = None
             raise ShardqError(
                 f"queue {self._register.name!r} cannot be read: {error}; raise what limits this "
                 f"process (ulimit -u, ulimit -v), and try again."
             ) from error
 
+    def _wake_stepper(self, seconds: float) -> None:
+        if self._stepper is not None:
+            self._stepper.within(self, seconds)
+
     def _caller_away_us(self) -> int:
         # At least 1: a call may have ended within this very microsecond.
-        return 0 if self._callers else max(self._clock.boot_us() - self._called_us, 1)
-
-    def _look_after_rest(self, engine: Engine) -> None:
-        """Let the keeper share what a call has left, unless another call comes for it."""
-        if engine.sharing.is_awake and not self._has_rest:
-            with self._idle:
-                self._has_rest = True
-                self._idle.notify()
+        is_there = self._line or self._claiming
+        return 0 if is_there else max(self._clock.boot_us() - self._called_us, 1)
 
     def _callers_since(self) -> list[int]:
-        return list(self._callers.values())
-
-    def _keep(self, engine: Engine) -> None:
-        """Renew the leases between calls, and release them when no caller has come for a while."""
-        pause = _KEEP_S
-        while self._engine is engine:
-            with self._idle:
-                if not self._has_rest:
-                    self._clock.wait(self._idle, pause)
-                if self._has_rest:
-                    self._has_rest = False
-                    self._clock.wait(self._idle, _SHARE_S)
-            try:
-                if self._clock.boot_us() - self._called_us > _LINGER_US:
-                    self.close()
-                    return
-                with self._lock:
-                    if self._engine is engine:
-                        engine.step()
-                        pause = min(self._tick(), _KEEP_S)
-                if engine.sharing.is_awake:
-                    pause = _SHARE_S
-            except (StoreUnavailable, StoreTimeout) as error:
-                pause = engine.back_off(error)
-            except ShardqError as error:
-                log.warning("queue %s: leases are no longer kept: %s", self._register.name, error)
-                with self._lock:
-                    if self._engine is not engine:
-                        return
-                    self._engine = None
-                    if isinstance(error, UnknownQueue):
-                        self._discard(engine)
-                    else:
-                        engine.let_go()
-                return
-
-    def _claim(self, engine: Engine, count: int, visibility_ms: int) -> list[Message]:
-        taken, starts = self._take(engine, count)
-        planned = {one: self._plan(engine, one, visibility_ms) for one in taken if not one.grouped}
-        edits = {one: self._plan_edit(engine, one, visibility_ms) for one in taken if one.grouped}
-        try:
-            if not engine.outbox.is_empty:
-                # What is buried is not to wait for the next call.
-                engine.outbox.flush()
-            # All this took its time, and another may have leased a shard since.
-            lapsed = [one for one in taken if not engine.leases.is_valid(one.lease)]
-            claims = [(one, move) for one, move in planned.items() if one not in lapsed]
-            claimed = [(one, row) for one, row in edits.items() if one not in lapsed]
-            gone, unknown, left = self._carry_out(engine, [move for _, move in claims])
-            lost = self._edit(engine, claimed)
-        except ShardqError:
-            engine.starts.give_back(starts.values())
-            for one in taken:
-                engine.outbox.give_up(one)
-            raise
-        unclaimed = [*lapsed, *(one for one, move in claims if move.old in unknown)]
-        engine.starts.give_back(starts[one] for one in unclaimed if one in starts)
-        for one in lapsed:
-            engine.outbox.give_up(one)
-        for one, move in claims:
-            if move.old in left:
-                engine.outbox.leave_behind(one)
-            elif move.old in unknown:
-                engine.outbox.give_up(one)
-            else:
-                engine.outbox.hand_over(one)
-        made = [
-            (one.row.wanted_ms, move.new) for one, move in claims if move.old not in gone | unknown
-        ]
-        for one, row in claimed:
-            if row.id in lost:
-                engine.outbox.hand_over(one)
-            else:
-                made.append((max(one.row.wanted_ms, one.row.ready_ms), row))
-                engine.outbox.hand_over_claimed(one, row)
-        return self._returned(engine, made)
-
-    def _edit(self, engine: Engine, claims: Sequence[tuple[Delivery, Row]]) -> set[bytes]:
-        """Claim heads of groups in place; gives the ids of those that others have settled."""
-        if not claims:
-            return set()
-        try:
-            return engine.groups.edit(claims, looks_first=True)
-        except StoreTimeout:
-            try:
-                # The very same once more, which tells what became of it.
-                return engine.groups.edit(claims, looks_first=True)
-            except StoreTimeout:
-                engine.groups.unclaim(row for _, row in claims)
-                raise
-
-    def _take(self, engine: Engine, count: int) -> tuple[list[Delivery], Mapping[Delivery, Start]]:
-        """What is due, to so many, and how those of them have begun that have keys."""
-        due: list[Delivery] = []
-        while len(due) < count and (one := engine.ready.take()) is not None:
-            if not engine.leases.is_valid(one.lease):
-                engine.outbox.give_up(one)
-            else:
-                due.append(one)
-        keyed = [one for one in due if one.row.key is not None]
-        starts = engine.starts.begin_all(keyed) if keyed else {}
-        taken: list[Delivery] = []
-        for one in due:
-            if one.row.key is not None and one not in starts:
-                # It may not begin: what becomes of it is on its way.
-                continue
-            if self._register.is_spent(one.row.attempt):
-                engine.outbox.bury_spent(one)
-            else:
-                taken.append(one)
-        return taken, starts
-
-    def _returned(self, engine: Engine, claims: Sequence[tuple[int, Row]]) -> list[Message]:
-        """What was claimed is the callers' from now on."""
-        messages = []
-        now_ms = self._clock.now_ms()
-        lateness = engine.stats.lateness
-        for wanted_ms, row in claims:
-            lateness.add((now_ms - wanted_ms) * 1_000)
-            if row.ready_ms <= now_ms:
-                # No receipt of it would be taken any more, and another may have it by now.
-                log.warning("claiming message %s outlasted its visibility", row.message_id)
-            else:
-                watch = None if row.key is None else engine.starts.watch(row)
-                messages.append(Message(row, row.attempt, self._register.signer, watch))
-        engine.stats.add(delivered=len(messages))
-        return messages
-
-    def _carry_out(
-        self, engine: Engine, moves: Sequence[Move]
-    ) -> tuple[set[Position], set[Position], set[Position]]:
-        """Claim rows.
-
-        Returns:
-            Those that were gone; those of which it is not known; those that are there beside their
-            claims: a large one's old row is deleted after that, and left, it comes as well.
-        """
-        settler = engine.settler
-        try:
-            # What came too late is due, and is not returned: so it does not matter where it is now.
-            gone, _ = settler.carry_out(moves)
-        except (StoreTimeout, StoreUnavailable):
-            # What was claimed would hide until its visibility is over, and have cost an attempt.
-            positions = [at for move in moves for at in (move.old, move.new.position)]
-            there = settler.still_there(positions)
-            made = {move.old for move in moves if move.new.position in there}
-            if not made:
-                raise
-            return set(), {move.old for move in moves} - made, made & there
-        return gone, set(), set()
-
-    def _plan(self, engine: Engine, one: Delivery, visibility_ms: int) -> Move:
-        return engine.settler.planner.claim(
-            one.row, visibility_ms, one.attempt, holder=engine.member
-        )
-
-    def _plan_edit(self, engine: Engine, one: Delivery, visibility_ms: int) -> Row:
-        row = engine.settler.planner.claimed(
-            one.row, visibility_ms, one.attempt, holder=engine.member
-        )
-        return engine.groups.numbered(one, row)
-
-
-def visibility_ms(visibility: Duration) -> int:
-    """How long what is received is its caller's, milliseconds.
-
-    Raises:
-        BadTime: If it is shorter than 2 s.
-    """
-    asked_ms = duration_ms(visibility, name="visibility")
-    if asked_ms < _VISIBILITY_MS_MIN:
-        raise BadTime(f"visibility must be at least 2 s, not {shown(visibility)}.")
-    return asked_ms
+        return [caller.since_us for caller in list(self._line)]

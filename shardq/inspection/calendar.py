@@ -6,36 +6,41 @@
  firings   │ · · · as its schedules say  · · · · · · · · · · · │
 ```
 
-Where an index tells which minutes have rows, only these are counted. Where none does, a day at most
-is looked into minute by minute; what is further ahead is found by a visit to the whole table.
+Only the shards that the queue's index names are counted.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from itertools import chain, islice
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
+from shardq.errors import BadTime, shown
 from shardq.inspection import scan
 from shardq.inspection.depth import DepthCounter, may_be_doomed
 from shardq.inspection.pace import pace_of
-from shardq.model.shard import MINUTE_MS, spans
+from shardq.model.shard import MINUTE_MS
+from shardq.model.times import duration_ms, moment_of
 from shardq.records.folded import stored_totals
 from shardq.records.membership import heartbeats
-from shardq.stores.store import Slice
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from datetime import datetime
 
     from shardq.clock import Clock
     from shardq.inspection.depth import Depth
     from shardq.inspection.pace import Pace
+    from shardq.model.shard import Shard
+    from shardq.model.times import Duration
+    from shardq.records.folded import Stored
     from shardq.records.register import Register
     from shardq.stores.store import Progress, Store
 
-_NEAR_MS = 86_400_000
-_INDEXED_MINUTES = 60
-_COUNT_MINUTES = 500
+_PART = 500
+_FAR_MS = 1 << 52
+_FORECAST_MS_MAX = 86_400_000
 _PAGE = 1_000
 FIRINGS_MAX = 1_000_000
 """So many are counted: in some seconds, or two minutes where each is that of a cron of its own."""
@@ -100,6 +105,61 @@ class Calendar:
     def later(self) -> int:
         """Messages that are due at `until_ms` or later, as far as the depth knows of them."""
         return max(self.depth.waiting - self.load.rows, 0)
+
+
+def forecast_ms(horizon: Duration) -> int:
+    """How far a forecast looks, milliseconds.
+
+    Raises:
+        BadTime: If that is more than a day, or no duration.
+    """
+    horizon_ms = duration_ms(horizon, name="horizon")
+    if horizon_ms > _FORECAST_MS_MAX:
+        raise BadTime(f"horizon must be at most a day, not {shown(horizon)}.")
+    return horizon_ms
+
+
+def forecast(
+    store: Store,
+    clock: Clock,
+    register: Register,
+    horizon_ms: int,
+    stored: Stored,
+    firings: Firings = no_firings,
+) -> list[tuple[datetime, int]]:
+    """Messages due in each of a queue's minutes from now on, and firings ahead; zeros included.
+
+    Args:
+        store: The store.
+        clock: Its clock.
+        register: The queue's record, read just now.
+        horizon_ms: How far to look.
+        stored: The totals of the queue.
+        firings: Those of its schedules.
+    """
+    now_ms, layout = clock.now_ms(), register.layout
+    minutes = range(layout.minute_of(now_ms), layout.minute_of(now_ms + horizon_ms) + 1)
+    counts = dict.fromkeys(minutes, 0)
+    polled = set(layout.all_used())
+    found = store.indexed(layout.queue, minutes)
+    shards = (shard for shard in found if shard.lane in polled)
+    if may_be_doomed(register, stored):
+        before_us = register.settings.purged_before_us
+        pages = scan.pages(store, layout, shards, purpose="forecast", bodies=False)
+        for row in chain.from_iterable(pages):
+            if row.due_ms > now_ms and row.entered_us >= before_us:
+                counts[row.shard.minute] += 1
+    else:
+        for counted in scan.tallies(store, shards, now_ms, _FAR_MS, purpose="forecast"):
+            for shard, tally in counted.items():
+                counts[shard.minute] += tally.rows
+    for row in scan.put_off(store, register, now_ms):
+        minute = layout.minute_of(row.ready_ms)
+        if minute in counts and row.entered_us >= register.settings.purged_before_us:
+            counts[minute] += 1
+    for due_ms, count in firings(now_ms, layout.end_ms(minutes[-1]) - 1):
+        counts[layout.minute_of(due_ms)] += count
+    return [(moment_of(layout.start_ms(minute)), count) for minute, count in counts.items()]
 
 
 class CalendarCounter:
@@ -174,49 +234,35 @@ class CalendarCounter:
         """Whether the queue's minutes do not lie within those of 60 s."""
         return MINUTE_MS % self._register.layout.minute_ms > 0
 
-    def _parts(self, at_ms: int, until_ms: int) -> Iterator[Sequence[int]]:
-        """The queue's minutes that may have rows, some at a time."""
-        layout, queue = self._register.layout, self._register.name
+    def _parts(self, at_ms: int, until_ms: int) -> Iterator[list[Shard]]:
+        """The shards that may have rows, some at a time."""
+        layout = self._register.layout
         minutes = range(layout.minute_of(at_ms), layout.minute_of(until_ms - 1) + 1)
-        is_indexed = self._store.next_minute(queue, minutes.start) is not None
-        if not is_indexed and until_ms - at_ms > _NEAR_MS + MINUTE_MS:
-            yield from self._far_parts(minutes)
-            return
-        length = _INDEXED_MINUTES if is_indexed else scan.PROBE_MINUTES
-        for part in scan.spans_with_rows(self._store, queue, minutes, length):
-            self._tell("minutes ahead", part.start - minutes.start, len(minutes))
+        found = self._store.indexed(layout.queue, minutes)
+        while part := list(islice(found, _PART)):
+            self._tell("minutes ahead", part[0].minute - minutes.start, len(minutes))
             yield part
 
-    def _far_parts(self, minutes: range) -> Iterator[Sequence[int]]:
-        found: set[int] = set()
-        for number, shard in enumerate(self._store.shards(self._register.name), 1):
-            if shard.minute in minutes:
-                found.add(shard.minute)
-            if not number % _PAGE:
-                self._tell("partitions", number, None)
-        ordered = sorted(found)
-        for part in spans(range(len(ordered)), _COUNT_MINUTES):
-            self._tell("minutes with messages", part.start, len(ordered))
-            yield ordered[part.start : part.stop]
-
     def _tallies(
-        self, minutes: Sequence[int], after_ms: int, until_ms: int
+        self, shards: Sequence[Shard], after_ms: int, until_ms: int
     ) -> Iterator[tuple[int, int]]:
         """(start of a minute, messages) of each shard."""
         layout = self._register.layout
-        wanted = Slice(
-            layout.queue, minutes, layout.all_used(), after_ms, until_ms, _PAGE
-        )._replace(purpose="calendar")
-        for shard, tally in self._store.count(wanted).items():
-            yield layout.start_ms(shard.minute), tally.rows - tally.claims
+        polled = set(layout.all_used())
+        asked = (shard for shard in shards if shard.lane in polled)
+        for counted in scan.tallies(self._store, asked, after_ms, until_ms, purpose="calendar"):
+            for shard, tally in counted.items():
+                yield layout.start_ms(shard.minute), tally.rows - tally.claims
 
     def _rows(
-        self, minutes: Sequence[int], after_ms: int, until_ms: int
+        self, shards: Sequence[Shard], after_ms: int, until_ms: int
     ) -> Iterator[tuple[int, int]]:
         """(due, 1) of each row that no purge has reached; rows are read without their bodies."""
         layout, before_us = self._register.layout, self._register.settings.purged_before_us
-        shards = self._store.occupied(layout.queue, minutes, layout.all_lanes())
-        pages = scan.pages(self._store, layout, shards, purpose="calendar", bodies=False)
+        found = scan.with_rows(
+            self._store, (shard for shard in shards if layout.has_lane(shard.lane))
+        )
+        pages = scan.pages(self._store, layout, found, purpose="calendar", bodies=False)
         for row in (row for page in pages for row in page):
             is_live = row.claim is None and row.entered_us >= before_us
             if is_live and after_ms < row.due_ms <= until_ms:

@@ -1,40 +1,32 @@
-"""What a queue holds, row by row: peek, find, forecast, and a visit to every partition."""
+"""What a queue holds, row by row: peek, find, and a visit to every partition."""
 
 from __future__ import annotations
 
 import heapq
-from collections import Counter
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, islice
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from shardq.inspection import scan
-from shardq.inspection.calendar import no_firings
-from shardq.inspection.depth import Inventory, may_be_doomed
+from shardq.inspection.depth import Inventory
 from shardq.inspection.orphans import Orphans
-from shardq.model.shard import spans
-from shardq.model.times import moment_of
 from shardq.records.ledger import End
-from shardq.stores.store import Move, Slice
+from shardq.stores.store import NEVER, Move
 from shardq.stores.tables import LANES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from datetime import datetime
 
     from shardq.clock import Clock
-    from shardq.inspection.calendar import Firings
     from shardq.lifecycle.settle import Settler
     from shardq.model.message import Row
     from shardq.model.shard import Shard
-    from shardq.records.folded import Stored
     from shardq.records.register import Register
     from shardq.records.stats import StatsLog
     from shardq.stores.store import Store
 
-_PEEK_MS = 3_600_000
-_PAGE = 1_000
+_PART = 1_000
 _FAR_MS = 1 << 52
 
 
@@ -89,42 +81,13 @@ class Census:
     def first(self, limit: int) -> list[Row]:
         """The rows that are due first, those in flight included."""
         self._register.refresh()
-        rows = heapq.nsmallest(limit, self._near_rows(limit), key=_by_due)
-        return rows if len(rows) == limit else self._first_rows(limit)
-
-    def forecast(
-        self, horizon_ms: int, stored: Stored, firings: Firings = no_firings
-    ) -> list[tuple[datetime, int]]:
-        """Messages due in each minute from now on, and firings ahead; zeros included.
-
-        Args:
-            horizon_ms: How far to look.
-            stored: The totals of the queue.
-            firings: Those of its schedules.
-        """
-        self._register.refresh(force=self._register.has_unused_lanes)
-        now_ms = self._clock.now_ms()
-        layout = self._register.layout
-        minutes = range(layout.minute_of(now_ms), layout.minute_of(now_ms + horizon_ms) + 1)
-        counts = dict.fromkeys(minutes, 0)
-        lanes = layout.all_used()
-        is_doomed = may_be_doomed(self._register, stored)
-        for part in spans(minutes, scan.PROBE_MINUTES):
-            wanted = Slice(layout.queue, part, lanes, now_ms, _FAR_MS, _PAGE, bodies=False)
-            if is_doomed:
-                kept = filter(self._is_kept, scan.rows_of(self._store, wanted))
-                for minute, count in Counter(row.shard.minute for row in kept).items():
-                    counts[minute] += count
-                continue
-            for shard, tally in self._store.count(wanted).items():
-                counts[shard.minute] += tally.rows
-        for row in scan.put_off(self._store, self._register, now_ms):
-            minute = layout.minute_of(row.ready_ms)
-            if minute in counts and self._is_kept(row):
-                counts[minute] += 1
-        for due_ms, count in firings(now_ms, layout.end_ms(minutes[-1]) - 1):
-            counts[layout.minute_of(due_ms)] += count
-        return [(moment_of(layout.start_ms(minute)), count) for minute, count in counts.items()]
+        rows: list[Row] = []
+        shards = scan.every_shard(self._store, self._register, self._clock.now_ms())
+        for _, some in groupby(scan.with_rows(self._store, shards), key=attrgetter("minute")):
+            rows += self._first_of(list(some), limit)
+            if len(rows) >= limit:
+                break
+        return heapq.nsmallest(limit, rows, key=_by_due)
 
     def visit(self, on_progress: Callable[[int], None] | None = None) -> tuple[Check, Inventory]:
         """Visit every partition, near and far; settle there what no reader would for long."""
@@ -139,11 +102,15 @@ class Census:
 
         def told() -> Iterator[Shard]:
             nonlocal shards
-            for shard in self._store.shards(self._register.name):
-                yield shard
-                shards += 1
-                if on_progress is not None:
-                    on_progress(shards)
+            found = self._store.shards(self._register.name)
+            while some := list(islice(found, _PART)):
+                # All of them: whatever has become of the index, it is whole from now on.
+                self._store.mend_index(there=some)
+                for shard in some:
+                    yield shard
+                    shards += 1
+                    if on_progress is not None:
+                        on_progress(shards)
 
         for page in scan.pages(self._store, self._register.layout, told(), purpose="check"):
             rows += len(page)
@@ -181,10 +148,11 @@ class Census:
         return check, Inventory(present, farthest_ms=farthest_ms, ended=ended)
 
     def remove_purged(self) -> None:
-        """Delete the rows that a purge has reached. Visits every partition."""
+        """Delete the rows that a purge has reached; reads all that the queue has."""
         before_us = self._register.settings.purged_before_us
         for page in self.pages(bodies=False):
             self._end_purged([row for row in page if row.entered_us < before_us])
+        scan.forget_empty(self._store, self._register, self._clock.now_ms())
 
     def _end_purged(self, rows: Sequence[Row]) -> int:
         """Delete rows, and count them as purged; returns how many are of a dropped queue."""
@@ -195,8 +163,8 @@ class Census:
 
     def pages(self, *, bodies: bool = True) -> Iterator[list[Row]]:
         """All rows, oldest minute first; without `bodies` they come with empty ones."""
-        shards = sorted(self._store.shards(self._register.name), key=_by_minute)
         layout = self._register.layout
+        shards = scan.with_rows(self._store, self._store.indexed(layout.queue, range(NEVER)))
         return scan.pages(
             self._store, layout, shards, purpose="read", together_max=1, bodies=bodies
         )
@@ -219,28 +187,6 @@ class Census:
         layout, due_ms = self._register.layout, move.new.due_ms
         return move._replace(new=move.new._replace(shard=layout.shard(due_ms, layout.lane(0, 0))))
 
-    def _near_rows(self, limit: int) -> Iterator[Row]:
-        """The first rows of each lane up to an hour ahead, stopping when a stretch has enough."""
-        layout = self._register.layout
-        now_ms = self._clock.now_ms()
-        found = 0
-        for part in scan.unsealed_minutes(self._store, self._register, now_ms + _PEEK_MS):
-            occupied = self._store.occupied(self._register.name, part, layout.all_lanes())
-            for _, shards in groupby(sorted(occupied, key=_by_minute), key=attrgetter("minute")):
-                rows = self._first_of(list(shards), limit)
-                found += len(rows)
-                yield from rows
-                if found >= limit:
-                    return
-
-    def _first_rows(self, limit: int) -> list[Row]:
-        rows: list[Row] = []
-        for shard in sorted(self._store.shards(self._register.name), key=_by_minute):
-            rows += self._first_of([shard], limit)
-            if len(rows) >= limit and shard.minute > rows[limit - 1].shard.minute:
-                break
-        return sorted(rows, key=_by_due)[:limit]
-
     def _first_of(self, shards: Sequence[Shard], limit: int) -> list[Row]:
         """The first rows of each shard that no purge has reached."""
         layout = self._register.layout
@@ -253,7 +199,3 @@ class Census:
 
 def _by_due(row: Row) -> tuple[int, int]:
     return row.wanted_ms, row.entered_us
-
-
-def _by_minute(shard: Shard) -> tuple[int, int]:
-    return shard.minute, shard.lane

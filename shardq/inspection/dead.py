@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _AHEAD_MS = 3_600_000
 """Clocks differ."""
+_PART = 1_000
 _MINUTE = attrgetter("minute")
 _DIED = attrgetter("due_ms", "entered_us")
 
@@ -35,14 +36,11 @@ def shards(store: Store, register: Register, since_ms: int, until_ms: int) -> It
         until_ms: Epoch milliseconds, included.
     """
     layout = register.layout
-    made_ms = register.settings.lane_made_ms(0) - layout.offset_ms
-    if since_ms == 0 and (first := store.next_minute(layout.queue, 0)) is not None:
-        # The clock may have been set back since it was made.
-        made_ms = min(made_ms, layout.start_ms(first))
-    start = layout.minute_of(max(since_ms, made_ms, 0))
-    minutes = range(start, max(layout.minute_of(until_ms) + 1, start))
-    for part in reversed(list(spans(minutes, scan.PROBE_MINUTES))):
-        yield from sorted(store.occupied(layout.queue, part, layout.all_lanes()), reverse=True)
+    minutes = range(layout.minute_of(since_ms), layout.minute_of(until_ms) + 1)
+    found = list(store.indexed(layout.queue, minutes))
+    for part in reversed(list(spans(range(len(found)), _PART))):
+        some = scan.with_rows(store, found[part.start : part.stop])
+        yield from reversed(list(some))
 
 
 def last(home: QueueHome, limit: int, is_wanted: Callable[[Row], bool]) -> list[Row]:

@@ -6,13 +6,13 @@
 ```
 
 What is nearer than the horizon needs no totals. What lies beyond it is taken from them, and only
-where somebody has placed a message so far ahead.
+where somebody has placed a message so far ahead. The queue's index tells which shards to look into.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
+from itertools import chain, islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from shardq.inspection import scan
@@ -20,27 +20,28 @@ from shardq.model.names import is_dead_queue
 from shardq.model.times import ceil_ms
 from shardq.records.membership import heartbeats
 from shardq.records.stats import NEAR_MS
-from shardq.stores.store import NEVER, Slice
+from shardq.stores.store import NEVER
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 
     from shardq.clock import Clock
     from shardq.model.message import Row
+    from shardq.model.shard import Shard
     from shardq.records.folded import Stored
+    from shardq.records.membership import Heartbeat
     from shardq.records.register import Register
     from shardq.stores.store import Store
 
 _HORIZON_MS = 3_600_000 + NEAR_MS
-_HORIZON_SHARDS = 1_000
-"""Where no index tells which minutes have rows: so many partitions are looked into, 20 ms."""
-_PROBED_ROWS_MAX = 20_000
+"""So far ahead shards are looked into, 0.1 ms each on Cassandra; SQLite has no end."""
+_ROWS_MAX = 20_000
 """What lies beyond so many that wait is not counted: 25 ms for each 10,000 on Cassandra."""
-_INDEXED_ROWS_MAX = 100_000
-"""Where an index tells: so many are counted, 50 ms on SQLite."""
-_INDEXED_MINUTES_MAX = 16
-_SPANS_MAX = 1_000
-_COUNT_MINUTES = 500
+_LOCAL_ROWS_MAX = 100_000
+"""On SQLite: 50 ms."""
+_SHARDS_MAX = 10_000
+_PART = (8, 500)
+"""So many shards are counted at a time: few first, for the first may hold all that is counted."""
 PURGE_MS = 10_000
 """So long after a purge, what others put just before it is there to be counted."""
 _PAGE = 1_000
@@ -164,14 +165,23 @@ class DepthCounter:
         self._register = register
         self._seen = "", 0, 0, 0
 
-    def depth(self, read_totals: Callable[[], Stored]) -> Depth:
+    def depth(
+        self,
+        read_totals: Callable[[], Stored],
+        *,
+        is_fresh: bool = False,
+        beats: Mapping[str, Heartbeat] | None = None,
+    ) -> Depth:
         """How many messages there are; far ones by the totals, where there may be any.
 
         Args:
             read_totals: Reads what has happened in the queue.
+            is_fresh: True if the queue's record was read just now.
+            beats: Its members, where they were read just now.
         """
-        self._register.refresh(force=self._register.has_unused_lanes)
-        running = self._running()
+        if not is_fresh:
+            self._register.refresh(force=self._register.has_unused_lanes)
+        running = self._running(beats)
         now_ms = self._clock.now_ms()
         counted, until_ms = self._near(now_ms)
         # Last: what processes store meanwhile makes up for a part of what they store only 2 s
@@ -206,11 +216,13 @@ class DepthCounter:
         running = self._running()
         now_ms = self._clock.now_ms()
         since_us = self._register.settings.purged_before_us
+        now_minute = self._register.layout.minute_of(now_ms)
         counted = _Counted()
-        for part in _parts({shard.minute for shard in self._store.shards(self._register.name)}):
-            due, later = _parted(part, self._register.layout.minute_of(now_ms))
-            counted.add_due(self._tally([due], -1, now_ms, since_us, exact=True))
-            counted.add_later(self._tally([later], now_ms, _FAR_MS, since_us))
+        for part in self._parts(self._store.indexed(self._register.name, range(NEVER))):
+            due = [shard for shard in part if shard.minute <= now_minute]
+            counted.add_due(self._tally(due, -1, now_ms, since_us, exact=True))
+            later = [shard for shard in part if shard.minute >= now_minute]
+            counted.add_later(self._tally(later, now_ms, _FAR_MS, since_us))
         return counted.depth(running, 0, exact=True)
 
     def inventory(self) -> Generator[float, None, Inventory]:
@@ -223,130 +235,117 @@ class DepthCounter:
         settings, layout = self._register.settings, self._register.layout
         rows = doomed = former = 0
         farthest_ms = 0
-        minutes: set[int] = set()
-        for found, shard in enumerate(self._store.shards(self._register.name), 1):
-            minutes.add(shard.minute)
-            if not found % _PAGE:
-                yield 0.0
-        for part in _parts(minutes):
+        for part in self._parts(self._store.indexed(self._register.name, range(NEVER))):
             if settings.purged_before_us:
-                for row in self._rows_of(part, layout.all_lanes()):
+                for row in self._rows_of(part):
                     is_former = self._register.is_former(row)
                     former += is_former
                     rows += not is_former
                     is_reached = row.entered_us < settings.purged_before_us
                     doomed += is_reached and not is_former and row.claim is None
             else:
-                rows += self._tally([part], -1, _FAR_MS, 0).rows
-            farthest_ms = layout.end_ms(part[-1]) - 1
+                rows += self._tally(part, -1, _FAR_MS, 0).rows
+            farthest_ms = layout.end_ms(part[-1].minute) - 1
             yield 0.0
         return Inventory(rows, doomed, former, farthest_ms)
 
-    def _running(self) -> int:
-        beats = heartbeats(self._store, self._register.members_key)
+    def _running(self, beats: Mapping[str, Heartbeat] | None = None) -> int:
+        if beats is None:
+            beats = heartbeats(self._store, self._register.members_key)
         return sum(beat.busy for beat in beats.values())
 
     def _near(self, now_ms: int, since_us: int = 0) -> tuple[_Counted, int]:
         """What is due and what is due soon, and the due up to which that is all there is."""
         counted = _Counted()
-        past = scan.unsealed_minutes(self._store, self._register, now_ms)
+        layout = self._register.layout
+        now_minute = layout.minute_of(now_ms)
+        first = min(scan.unsealed_minute(self._store, self._register, now_ms), now_minute)
+        minutes = range(first, self._end_minute(now_ms))
+        shards = chain(
+            scan.listed_shards(self._store, self._register, range(first)),
+            self._store.indexed(self._register.name, minutes),
+        )
         # What was due before a purge entered before it, too.
         after_ms = ceil_ms(self._register.settings.purged_before_us) - 1
-        counted.add_due(self._tally(past, after_ms, now_ms, since_us))
-        layout = self._register.layout
-        is_indexed = self._store.next_minute(layout.queue, 0) is not None
-        most = _INDEXED_ROWS_MAX if is_indexed else _PROBED_ROWS_MAX
-        ahead = self._with_rows(now_ms) if is_indexed else self._probed(now_ms, counted)
-        lanes = layout.all_used()
-        part = range(0)
-        for spans, part in enumerate(ahead, 1):
-            counted.add_later(self._tally([part], now_ms, _FAR_MS, since_us, lanes))
-            if counted.later >= most or spans == _SPANS_MAX:
-                break
-        else:
-            if is_indexed:
-                return counted, _FAR_MS
-        return counted, layout.end_ms(part[-1]) - 1
-
-    def _with_rows(self, now_ms: int) -> Iterator[range]:
-        """The minutes from now on that have rows, as an index tells, a few at a time."""
-        minute, length = self._register.layout.minute_of(now_ms), 1
-        queue = self._register.name
-        while (minute := self._store.next_minute(queue, minute) or NEVER) < NEVER:
-            yield range(minute, minute + length)
-            minute += length
-            length = min(2 * length, _INDEXED_MINUTES_MAX)
-
-    def _probed(self, now_ms: int, counted: _Counted) -> Iterator[range]:
-        """The minutes up to the horizon, where no index tells which of them have rows.
-
-        Args:
-            now_ms: Epoch milliseconds.
-            counted: What was counted in those before.
-        """
-        layout, settings = self._register.layout, self._register.settings
-        few_ms = _HORIZON_SHARDS // len(layout.all_used()) * layout.minute_ms
+        polled = set(layout.all_used())
+        most = _LOCAL_ROWS_MAX if self._store.is_local else _ROWS_MAX
         # Parked rows are known from others only where they are counted, and dues up to NEAR_MS
         # ahead are not noted.
-        least_ms = max(settings.visibility_ms, NEAR_MS) + layout.minute_ms
-        horizon_ms = max(min(_HORIZON_MS, few_ms), least_ms)
-        first, end = layout.minute_of(now_ms), layout.minute_of(now_ms + horizon_ms) + 1
-        minute, length = first, layout.minute_of(now_ms + least_ms) + 1 - first
-        while minute < end:
-            yield range(minute, min(minute + length, end))
-            minute += length
-            # As many as are likely to have what may still be counted.
-            left = _PROBED_ROWS_MAX - counted.later
-            length = max((minute - first) * left // (counted.later + 1), length)
+        least_ms = max(self._register.settings.visibility_ms, NEAR_MS) + layout.minute_ms
+        least_minute = layout.minute_of(now_ms + least_ms)
+        looked = 0
+        for part in self._parts(shards):
+            due = [shard for shard in part if shard.minute <= now_minute]
+            counted.add_due(self._tally(due, after_ms, now_ms, since_us))
+            ahead = [one for one in part if one.minute >= now_minute and one.lane in polled]
+            counted.add_later(self._tally(ahead, now_ms, _FAR_MS, since_us))
+            looked += len(ahead)
+            if part[-1].minute > least_minute and (counted.later >= most or looked >= _SHARDS_MAX):
+                # The last minute may go on in the next part.
+                return counted, layout.start_ms(part[-1].minute) - 1
+        return counted, _FAR_MS if minutes.stop == NEVER else layout.end_ms(minutes[-1]) - 1
+
+    def _end_minute(self, now_ms: int) -> int:
+        """The minute before which what waits is counted."""
+        if self._store.is_local:
+            return NEVER
+        layout = self._register.layout
+        horizon_ms = max(_HORIZON_MS, self._register.settings.visibility_ms + layout.minute_ms)
+        return layout.minute_of(now_ms + horizon_ms) + 1
+
+    def _parts(self, found: Iterable[Shard]) -> Iterator[list[Shard]]:
+        """The shards that lie in the queue's lanes, some at a time."""
+        layout = self._register.layout
+        shards = (shard for shard in found if layout.has_lane(shard.lane))
+        length, most = _PART
+        while part := list(islice(shards, length)):
+            yield part
+            length = min(2 * length, most)
 
     def _tally(
         self,
-        parts: Iterable[Sequence[int]],
+        shards: Sequence[Shard],
         after_ms: int,
         until_ms: int,
         since_us: int,
-        lanes: Sequence[int] | None = None,
         *,
         exact: bool = False,
     ) -> _Tallied:
-        """Rows in minutes and between two dues, and how many of them are put off.
+        """Rows in shards and between two dues, and how many of them are put off.
 
         Args:
-            parts: The minutes, in parts that are counted one after the other.
+            shards: Where to look.
             after_ms: What is due by then is left out.
             until_ms: What is due later is left out.
             since_us: Where it is above 0, rows are read, and what entered before it is left out.
-            lanes: In which lanes; None: in all.
-            exact: Whether to read which rows of groups are put off. Else those count whose time has
+            exact: True to read which rows of groups are put off. Else those count whose time has
                 come since, too: no more than one for each place of a group.
         """
         total = _Tallied()
+        if since_us:
+            for row in self._rows_of(shards):
+                if row.entered_us >= since_us and after_ms < row.due_ms <= until_ms:
+                    total = total.plus(_Tallied.of(row, until_ms))
+            return total
         layout = self._register.layout
-        lanes = layout.all_lanes() if lanes is None else lanes
-        for part in filter(None, parts):
-            if since_us:
-                for row in self._rows_of(part, lanes):
-                    if row.entered_us >= since_us and after_ms < row.due_ms <= until_ms:
-                        total = total.plus(_Tallied.of(row, until_ms))
-                continue
-            wanted = Slice(layout.queue, part, lanes, after_ms, until_ms, _PAGE)
-            for shard, tally in self._store.count(wanted).items():
+        for counted in scan.tallies(self._store, shards, after_ms, until_ms, purpose="depth"):
+            for shard, tally in counted.items():
                 # Of groups a claim is put off as well, and elsewhere nothing is.
                 put_off, claims = tally.waits, tally.claims if tally.waits else 0
-                if exact:
-                    one = wanted._replace(minutes=[shard.minute], lanes=[shard.lane])
-                    waits = list(scan.waits_of(self._store, one, tally))
+                if exact and tally.waits:
+                    one = scan.whole(layout, shard, _PAGE, "depth")
+                    waits = scan.waits_of(self._store, one, tally)
                     later = [row for row in waits if row.ready_ms > until_ms]
                     put_off = len(later)
                     claims = sum(row.claim is not None for row in later)
                 total = total.plus(_Tallied(tally.rows, tally.claims, put_off, claims))
         return total
 
-    def _rows_of(self, minutes: Sequence[int], lanes: Sequence[int]) -> Iterator[Row]:
-        """The rows of some minutes, without their bodies."""
+    def _rows_of(self, shards: Iterable[Shard]) -> Iterator[Row]:
+        """The rows of shards, without their bodies."""
         layout = self._register.layout
-        shards = self._store.occupied(layout.queue, minutes, lanes)
-        for page in scan.pages(self._store, layout, shards, purpose="depth", bodies=False):
+        found = scan.with_rows(self._store, shards)
+        for page in scan.pages(self._store, layout, found, purpose="depth", bodies=False):
             yield from page
 
 
@@ -363,16 +362,3 @@ def may_be_doomed(register: Register, stored: Stored) -> bool:
         return False
     is_counted = stored.mended_ms >= purged_ms + PURGE_MS
     return not is_counted or stored.doomed > 0 or stored.folded.former > 0
-
-
-def _parts(minutes: Iterable[int]) -> Iterator[Sequence[int]]:
-    """Minutes, a few hundred at a time, ascending."""
-    ordered = sorted(minutes)
-    for first in range(0, len(ordered), _COUNT_MINUTES):
-        yield ordered[first : first + _COUNT_MINUTES]
-
-
-def _parted(minutes: Sequence[int], now_minute: int) -> tuple[Sequence[int], Sequence[int]]:
-    """The minutes up to now, and those from now on; the present one is in both."""
-    past = bisect_right(minutes, now_minute)
-    return minutes[:past], minutes[bisect_left(minutes, now_minute) :]

@@ -7,7 +7,7 @@
         ──► the minute in which the history says that it was due  a read for a few lanes
         ──► from the oldest unsealed minute to now + 1 h          their rows, without bodies
         ──► the dead of the last day                              likewise
-        ──► everything: all partitions, then the other dead, then the history of an id of one's own
+        ──► everything: all that the queue has, the other dead, the history of an id of one's own
 ```
 
 No row is indexed by its id, unless that is its key. So what is not found near is searched
@@ -29,7 +29,7 @@ from shardq.model.shard import Shard
 from shardq.records.keys import Keys
 from shardq.records.ledger import CLOCK_AHEAD_MS, End, Ledger
 from shardq.records.standing import Is
-from shardq.stores.store import Entry
+from shardq.stores.store import NEVER, Entry
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -140,14 +140,13 @@ class _Reader:
             if self._on_progress is not None:
                 self._on_progress("open partitions", count, None)
 
-    def all_shards(self) -> list[Shard]:
-        """All shards that have rows, by minute; visits the whole table."""
-        shards = []
-        for shard in self._store.shards(self.register.name):
-            shards.append(shard)
+    def all_shards(self) -> Iterator[Shard]:
+        """All shards that have rows, by minute."""
+        found = self._store.indexed(self.register.name, range(NEVER))
+        for count, shard in enumerate(scan.with_rows(self._store, found), 1):
+            yield shard
             if self._on_progress is not None:
-                self._on_progress("partitions", len(shards), None)
-        return sorted(shards, key=lambda one: (one.minute, one.lane))
+                self._on_progress("partitions", count, None)
 
     def _is_live(self, row: Row) -> bool:
         if self.register.is_former(row):
@@ -213,7 +212,7 @@ class Finder:
 
         Args:
             wanted: Which one.
-            near: Search only what is near, and neither the whole table nor the whole history.
+            near: Search only what is near, and neither the whole queue nor the whole history.
             live: Search only what is still to be delivered: neither what has died nor what has
                 been purged.
 
@@ -386,9 +385,15 @@ def open_shards(
         lanes: Those of these lanes; of all where None.
     """
     layout = register.layout
-    for part in scan.unsealed_minutes(store, register, until_ms):
-        if minutes := range(max(part.start, since), part.stop):
-            yield from store.occupied(layout.queue, minutes, lanes or layout.all_lanes())
+    end = layout.minute_of(until_ms) + 1
+    found = scan.open_shards(store, register, end, until_ms)
+    wanted = (
+        shard
+        for shard in found
+        if shard.minute >= since
+        and (layout.has_lane(shard.lane) if lanes is None else shard.lane in lanes)
+    )
+    return scan.with_rows(store, wanted)
 
 
 def _by_due(row: Row) -> tuple[int, int]:

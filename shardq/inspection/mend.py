@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from shardq.errors import StoreError
 from shardq.inspection.depth import PURGE_MS, DepthCounter
+from shardq.inspection.scan import forget_empty
 from shardq.records.folded import drop_damaged, fold, stored_totals, write_folded
 from shardq.records.membership import heartbeats
 
@@ -45,6 +46,8 @@ _LOOK_QUIET_S = 10.0
 """Where nobody has counted anything for 20 s: a consumer at rest reads hardly more for this."""
 _QUIET_MS = 20_000
 _FOLD_US = 60_000_000
+_FORGET_US = 600_000_000
+"""So often empty shards are taken out of the index."""
 _OLD_MS = 600_000
 _AGAIN_MS = 3_600_000
 """So often rows are counted without a reason: a process may die before its totals are stored."""
@@ -282,7 +285,7 @@ def _is_at_rest(stored: Stored, now_ms: int) -> bool:
 
 
 class Upkeep:
-    """Mends and folds the totals of a queue now and then, beside a consumer that runs.
+    """Mends and folds a queue's totals and clears its index now and then, beside a consumer.
 
     Of several consumers the one whose name sorts first does.
 
@@ -312,6 +315,7 @@ class Upkeep:
         self._chores = chores
         self._mending: Generator[float, None, None] | None = None
         self._ended_us = self._fold_from_us = self._again_from_us = clock.boot_us()
+        self._forget_from_us = clock.boot_us()
         self._took_us = self._unproven = 0
         self._put_us = self._put = 0
         self._put_rate = 0.0
@@ -372,10 +376,15 @@ class Upkeep:
         is_to_fold = boot_us >= self._fold_from_us and any(
             abs(now_ms - row.at_ms) >= _OLD_MS for row in (*stored.rows, *stored.left_out)
         )
-        if (is_to_mend or is_to_fold) and not self._is_first(stored, now_ms):
+        is_to_forget = boot_us >= self._forget_from_us
+        if (is_to_mend or is_to_fold or is_to_forget) and not self._is_first(stored, now_ms):
             # Another does, which will show.
             self._again_from_us = self._fold_from_us = boot_us + _FOLD_US
-        elif is_to_mend or is_to_fold:
+            self._forget_from_us = boot_us + _FORGET_US
+        elif is_to_mend or is_to_fold or is_to_forget:
+            if is_to_forget:
+                self._forget_from_us = boot_us + _FORGET_US
+                forget_empty(self._store, self._register, now_ms)
             if is_to_fold:
                 self._fold_from_us = boot_us + _FOLD_US
                 fold(self._store, self._clock, self._register)

@@ -1,18 +1,26 @@
-"""Reading all rows of shards, several shards at a time, in pages of about 4 MiB."""
+"""Where one queue has rows, and reading them: several shards at a time, in pages of about 4 MiB.
+
+```
+ index ──► shards that may have a row ── with_rows ──► those that have ── pages ──► rows
+                      └── tallies ──► how many each has
+```
+The index says where to look. It costs what the queue has, so no look at one queue visits the table
+of all.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from itertools import chain, groupby, islice, product
+from itertools import chain, islice, product
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from shardq.model.shard import Shard, spans
-from shardq.stores.store import Slice
+from shardq.model.shard import Shard
+from shardq.stores.store import NEVER, Slice
 from shardq.stores.tables import LANES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from shardq.model.message import Row
     from shardq.model.shard import Layout
@@ -23,8 +31,10 @@ _PAGE_ROWS = (10, 1_000)
 _PAGE_BYTES = 4 << 20
 _ROW_BYTES = 400
 _TOGETHER_MAX = 64
-PROBE_MINUTES = 1_440
-"""So many minutes are looked into at a time."""
+_SHARDS = (8, 2_000)
+"""So many shards are looked into at a time: few first, for whoever needs only the first."""
+_OVER_MS = 600_000
+"""So long after its minute and the offset a shard gets no rows: no write takes so long."""
 _FAR_MS = 1 << 52
 
 
@@ -107,40 +117,136 @@ def _pages(store: Rows, slices: Iterable[Slice], together_max: int) -> Iterator[
             left = [one._replace(limit=limit) for one in left]
 
 
-def spans_with_rows(store: Rows, queue: str, minutes: range, length: int) -> Iterator[range]:
-    """Minutes in stretches of so many at most, without those that an index tells to be empty."""
-    start = minutes.start
-    while start < minutes.stop:
-        found = store.next_minute(queue, start)
-        start = start if found is None else found
-        if start < minutes.stop:
-            yield range(start, min(start + length, minutes.stop))
-        start += length
+def unsealed_minute(store: Store, register: Register, now_ms: int) -> int:
+    """The oldest minute of a queue that readers have not left for good."""
+    if store.next_minute(register.name, 0) is not None:
+        # An index that is never behind needs no seals, and the clock may have been set back since.
+        return register.life_minute
+    layout = register.layout
+    sealed = store.notes(LANES, (register.name,))
+    oldest = min(register.unsealed_minute(lane, sealed) for lane in layout.all_lanes())
+    # The clock may have been set back since.
+    return max(min(oldest, layout.newest_sealable(now_ms) + 1), 0)
 
 
 def waiting_minutes(store: Store, register: Register) -> dict[int, dict[int, int]]:
-    """Of each lane for groups the minutes before its seal in which rows are left; one read."""
+    """For each lane of groups the minutes before its seal in which rows are left; one read."""
     layout = register.layout
     return store.waiting(layout.queue, layout.lanes_of_groups()) if layout.groups_used else {}
 
 
-def unsealed_minutes(store: Store, register: Register, now_ms: int) -> Iterator[range]:
-    """The minutes from the oldest unsealed one of a queue to now, in stretches.
-
-    Before them those in which rows of groups are left.
-    """
-    layout = register.layout
-    sealed = store.notes(LANES, (register.name,))
-    # After the seals: a minute is listed before its lane's seal passes it.
+def listed_shards(store: Store, register: Register, minutes: range) -> list[Shard]:
+    """The shards of groups in some minutes that their lanes' lists name, by minute; one read."""
     waiting = waiting_minutes(store, register)
-    oldest = min(register.unsealed_minute(lane, sealed) for lane in layout.all_lanes())
-    # The clock may have been set back since, and what an index tells needs no seal.
-    oldest = min(oldest, layout.newest_sealable(now_ms) + 1)
-    first = store.next_minute(layout.queue, register.life_minute)
-    minutes = range(max(oldest, 0) if first is None else first, layout.minute_of(now_ms) + 1)
-    if first is None:
-        yield from _stretches({m for of_lane in waiting.values() for m in of_lane}, minutes.start)
-    yield from spans_with_rows(store, layout.queue, minutes, PROBE_MINUTES)
+    return sorted(
+        Shard(register.name, minute, lane)
+        for lane, listed in waiting.items()
+        for minute in listed
+        if minute in minutes
+    )
+
+
+def open_shards(
+    store: Store, register: Register, until_minute: int, now_ms: int
+) -> Iterator[Shard]:
+    """The shards that may have a row and that readers have not left for good, by minute.
+
+    Args:
+        until_minute: The minute before which they are.
+        now_ms: Now, epoch milliseconds.
+    """
+    # The seals first: a minute is listed before its lane's seal passes it.
+    first = unsealed_minute(store, register, now_ms)
+    yield from listed_shards(store, register, range(min(first, until_minute)))
+    yield from store.indexed(register.name, range(first, until_minute))
+
+
+def every_shard(store: Store, register: Register, now_ms: int) -> Iterator[Shard]:
+    """Every shard of a queue that may have a row: those that readers are to visit, then the others.
+
+    Args:
+        now_ms: Now, epoch milliseconds.
+    """
+    first = unsealed_minute(store, register, now_ms)
+    listed = listed_shards(store, register, range(first))
+    yield from listed
+    yield from store.indexed(register.name, range(first, NEVER))
+    known = set(listed)
+    yield from (shard for shard in store.indexed(register.name, range(first)) if shard not in known)
+
+
+def with_rows(store: Rows, shards: Iterable[Shard]) -> Iterator[Shard]:
+    """Those of the shards of one queue that have a row, in their order."""
+    for some in _parts(shards):
+        found: set[Shard] = set()
+        for minutes, lanes in _rectangles(some):
+            found.update(store.occupied(some[0].queue, minutes, lanes))
+        yield from (shard for shard in some if shard in found)
+
+
+def tallies(
+    store: Rows, shards: Iterable[Shard], after_ms: int, until_ms: int, *, purpose: str
+) -> Iterator[Mapping[Shard, Tally]]:
+    """How many rows the shards of one queue hold that are due between two times, part by part.
+
+    Args:
+        after_ms: What is due by then is left out.
+        until_ms: What is due later is left out.
+        purpose: Who counts, for the store's counters.
+    """
+    for some in _parts(shards):
+        counted: dict[Shard, Tally] = {}
+        for minutes, lanes in _rectangles(some):
+            wanted = Slice(some[0].queue, minutes, lanes, after_ms, until_ms, 0, purpose=purpose)
+            counted |= store.count(wanted)
+        yield counted
+
+
+def forget_empty(store: Store, register: Register, now_ms: int) -> None:
+    """Take shards out of a queue's index that are empty, and in which nobody places rows any more.
+
+    Args:
+        now_ms: Now, epoch milliseconds.
+    """
+    if store.next_minute(register.name, 0) is not None:
+        # It is the table's own key.
+        return
+    over = register.layout.newest_sealable(now_ms - _OVER_MS)
+    for some in _parts(store.indexed(register.name, range(over + 1))):
+        there = set(with_rows(store, some))
+        store.mend_index(gone=[shard for shard in some if shard not in there])
+
+
+def _parts(shards: Iterable[Shard]) -> Iterator[list[Shard]]:
+    iterator, (length, most) = iter(shards), _SHARDS
+    while some := list(islice(iterator, length)):
+        yield some
+        length = min(2 * length, most)
+
+
+def _rectangles(shards: Iterable[Shard]) -> list[tuple[list[int], list[int]]]:
+    """Shards as minutes x lanes, as few of them as either way of grouping gives.
+
+    >>> _rectangles([Shard("mail", 7, 0), Shard("mail", 7, 1), Shard("mail", 9, 0)])
+    [([7], [0, 1]), ([9], [0])]
+    """
+    by_minute: dict[int, list[int]] = {}
+    by_lane: dict[int, list[int]] = {}
+    for _, minute, lane in shards:
+        by_minute.setdefault(minute, []).append(lane)
+        by_lane.setdefault(lane, []).append(minute)
+    of_lanes, of_minutes = _grouped(by_minute), _grouped(by_lane)
+    if len(of_lanes) <= len(of_minutes):
+        return [(minutes, list(lanes)) for lanes, minutes in of_lanes.items()]
+    return [(list(minutes), lanes) for minutes, lanes in of_minutes.items()]
+
+
+def _grouped(values: Mapping[int, list[int]]) -> dict[tuple[int, ...], list[int]]:
+    """The keys that have the same values, by these."""
+    grouped: dict[tuple[int, ...], list[int]] = {}
+    for key, some in values.items():
+        grouped.setdefault(tuple(some), []).append(key)
+    return grouped
 
 
 def put_off(store: Store, register: Register, now_ms: int) -> Iterator[Row]:
@@ -148,10 +254,11 @@ def put_off(store: Store, register: Register, now_ms: int) -> Iterator[Row]:
     layout = register.layout
     if not layout.groups_used:
         return
-    for part in unsealed_minutes(store, register, now_ms):
-        of_groups = Slice(layout.queue, part, layout.lanes_of_groups(), -1, now_ms, _PAGE_ROWS[1])
-        for shard, tally in store.count(of_groups).items():
-            one = of_groups._replace(minutes=[shard.minute], lanes=[shard.lane], purpose="put off")
+    found = open_shards(store, register, layout.minute_of(now_ms) + 1, now_ms)
+    of_groups = (shard for shard in found if layout.is_of_groups(shard.lane))
+    for counted in tallies(store, of_groups, -1, now_ms, purpose="put off"):
+        for shard, tally in counted.items():
+            one = whole(layout, shard, _PAGE_ROWS[1], "put off")
             yield from (row for row in waits_of(store, one, tally) if row.ready_ms > now_ms)
 
 
@@ -163,14 +270,6 @@ def waits_of(store: Rows, wanted: Slice, tally: Tally) -> Iterator[Row]:
     if tally.waits:
         rows = rows_of(store, wanted._replace(bodies=False))
         yield from islice((row for row in rows if row.not_before_ms is not None), tally.waits)
-
-
-def _stretches(minutes: Iterable[int], end: int) -> Iterator[range]:
-    """Minutes before an end, those that follow each other in one stretch."""
-    ordered = sorted(minute for minute in minutes if minute < end)
-    for _, some in groupby(enumerate(ordered), lambda pair: pair[1] - pair[0]):
-        follow = [minute for _, minute in some]
-        yield from spans(range(follow[0], follow[-1] + 1), PROBE_MINUTES)
 
 
 def whole(layout: Layout, shard: Shard, limit: int, purpose: str) -> Slice:

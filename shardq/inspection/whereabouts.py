@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import datetime
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from shardq.errors import StoreCorrupt
@@ -24,11 +25,11 @@ from shardq.model.names import is_dead_queue, served_queue
 from shardq.model.times import due_ms, moment_of
 from shardq.records.ledger import End, record_of
 from shardq.records.membership import heartbeats, member_of
-from shardq.stores.store import Slice
+from shardq.stores.store import NEVER, Slice
 from shardq.stores.tables import LANES, MEMBERS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from shardq.clock import Clock
     from shardq.inspection.finder import Look, Wanted
@@ -110,6 +111,20 @@ class Whereabouts:
         )
         look = self.finder.look(wanted, near=True, live=True)
         return None if look.row is None else self.of(look.row)
+
+    def in_back_off(self) -> Iterator[Row]:
+        """The rows of all messages that have failed and wait for their next attempt, as it reads.
+
+        All rows of the queue are read, without bodies. What is placed anew meanwhile is left out.
+        """
+        began_us = self._clock.now_us()
+        found = self._store.indexed(self._register.name, range(NEVER))
+        shards = scan.with_rows(self._store, found)
+        pages = scan.pages(self._store, self._register.layout, shards, purpose="find", bodies=False)
+        for row in chain.from_iterable(pages):
+            has_failed = ids.birth_us(row.id) < began_us and last_error(row)[0] is not None
+            if has_failed and self.of(row).where is Where.BACK_OFF:
+                yield row
 
     def state(self, wanted: Wanted, look: Look) -> State | None:
         """Where the message is that was looked for; None where that is not known."""

@@ -169,10 +169,18 @@ class Keyed:
 
     def move(self, name: str, due: Due | None, delay: Duration | None) -> Answer:
         """As `Queue.move`."""
+        wanted_ms = self.wanted_ms(due, delay)
+        return self.replace(name, lambda row: self._settler.planner.asked(row, wanted_ms))
+
+    def wanted_ms(self, due: Due | None, delay: Duration | None) -> int:
+        """When a message is to be due that is moved, epoch milliseconds.
+
+        Raises:
+            BadTime: Unless one of both is given, and can be read.
+        """
         if due is None and delay is None:
             raise BadTime("give due or delay: when the message is to be due.")
-        wanted_ms = asked_ms(ceil_ms(self._clock.now_us()), due, delay)
-        return self.replace(name, lambda row: self._settler.planner.asked(row, wanted_ms))
+        return asked_ms(ceil_ms(self._clock.now_us()), due, delay)
 
     def edit(
         self, name: str, body: bytes | str | None, headers: Mapping[str, str] | None

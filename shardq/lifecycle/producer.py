@@ -2,7 +2,8 @@
 
 ```
  put, put_many ──► row: due raised to now, rounded up to the millisecond; fresh row id
-                    └─ lane: of the group, else the next one; of a batch each gets 10 rows, 20 ..
+                    ├─ lane: of the group, else the next one; of a batch each gets 10 rows, 20 ..
+                    └─ of single puts of many threads: those that come meanwhile together (`hub.py`)
                ──► insert, acknowledged ──► recorded, where the queue keeps a history ──► later than
                its minute's end + offset/2? look it up, move it to now
 ```
@@ -17,7 +18,7 @@ import json
 import logging
 import random
 from collections.abc import Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import count
 from types import NoneType
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -34,6 +35,7 @@ from shardq.errors import (
     begun,
     shown,
 )
+from shardq.lifecycle.hub import Call, Hub, Hubs
 from shardq.lifecycle.keyedputs import (
     KEEP,
     Asked,
@@ -128,6 +130,22 @@ class _Filling:
         return self._first + band + self._bands * index
 
 
+class _Put(Call):
+    """One caller's put of a message without a key.
+
+    Attributes:
+        row: Its row; once it is put, where that is.
+        is_stored: True if the store has it.
+    """
+
+    __slots__ = ("is_stored", "row")
+
+    def __init__(self, row: Row) -> None:
+        super().__init__(size_bytes=len(row.body))
+        self.row = row
+        self.is_stored = False
+
+
 class _Chunk:
     """What of a batch is put together.
 
@@ -201,6 +219,7 @@ class Producer:
         self._keyed = KeyedPuts(store, clock, register, settler, stats)
         self._stats = stats
         self._on_put = on_put
+        self._puts: Hubs[_Put] = Hubs(partial(Hub, self._put_all, repeats=True))
         # Producers start in different lanes, so that few of them already fill all.
         self._salt = random.randrange(1 << 16)
         self._turns = count(self._salt)
@@ -253,15 +272,30 @@ class Producer:
             }
             return self._put_keyed(self._asked(row, given))
         message = Message(row, 0, self._register.signer)
+        call = _Put(row)
         try:
-            self._store.insert((row,))
-            row = self._after_insert((row,), row).get(row.id, row)
+            self._puts.of(None if self._is_local else row.shard).do(call)
         except StoreError as error:
             error.messages = (message,)
             raise
-        self._stats.add(put=1)
+        row = call.row
+        # Not while others wait for their turn: what listens may do the job at once.
         self._on_put(row.due_ms)
         return message if row is message._row else Message(row, 0, self._register.signer)
+
+    def _put_all(self, calls: Sequence[_Put]) -> None:
+        """Store what several callers put, one row each."""
+        asked = [call.row for call in calls if not call.is_stored]
+        if asked:
+            # A tuple of one is written without a transaction around it.
+            self._store.insert(tuple(asked))
+            for call in calls:
+                call.is_stored = True
+        rows = [call.row for call in calls]
+        repaired = self._after_insert(rows, min(rows, key=_due_of))
+        for call in calls if repaired else ():
+            call.row = repaired.get(call.row.id, call.row)
+        self._stats.add(put=len(rows))
 
     def _put_keyed(self, asked: Asked) -> Message:
         signer = self._register.signer

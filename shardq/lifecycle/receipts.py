@@ -3,15 +3,18 @@
 ```
  receipt ──► its row, as it is now ──► gone, or a claim whose time is up: stale, nothing is written
                                   └──► planned and carried out as a consumer's is; its group follows
+ acks of many threads: those that come while others are stored together (`hub.py`)
 ```
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
-from shardq.errors import BadReceipt, StaleReceipt, UsageError
+from shardq.errors import BadReceipt, ReceiptError, StaleReceipt, UsageError
 from shardq.lifecycle.fate import Fate, Outcome
+from shardq.lifecycle.hub import Call, Hub, Hubs
 from shardq.lifecycle.planner import counted
 from shardq.lifecycle.settle import CLAIM_MARGIN_MS
 from shardq.model import names
@@ -21,13 +24,45 @@ from shardq.model.times import moment_of
 from shardq.records.ledger import End
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from shardq.lifecycle.keyed import Keyed
     from shardq.lifecycle.settle import Settler
     from shardq.model.message import Row
+    from shardq.model.shard import Position
     from shardq.records.home import QueueHome
     from shardq.stores.store import Move
+
+
+class _End(Call):
+    """One caller's ack.
+
+    Args:
+        receipts: Of what it ends.
+        is_partial: True if a stale one fails alone; else it fails the call.
+
+    Attributes:
+        receipts: Position -> its receipt; one message that is given twice is one message less.
+        found: The rows of those that are not stale; None until they were looked up.
+        stale: Position -> the error of each that is stale.
+    """
+
+    __slots__ = ("found", "is_partial", "receipts", "stale")
+
+    def __init__(self, receipts: Iterable[Receipt], *, is_partial: bool = False) -> None:
+        self.receipts = {one.position: one for one in receipts}
+        super().__init__(len(self.receipts))
+        self.is_partial = is_partial
+        self.found: list[Row] | None = None
+        self.stale: dict[Position, StaleReceipt] = {}
+
+    def judge(self, found: list[Row], stale: dict[Position, StaleReceipt]) -> bool:
+        """Take note of what was found; True if the call goes on."""
+        if stale and not self.is_partial:
+            self.fail(next(iter(stale.values())))
+            return False
+        self.found, self.stale = found, stale
+        return True
 
 
 class Receipts:
@@ -47,6 +82,7 @@ class Receipts:
         self._settler = settler
         self._planner = settler.planner
         self._keyed = keyed
+        self._ends: Hubs[_End] = Hubs(partial(Hub, self._end_all))
 
     def ack(self, deliveries: Iterable[Message | str]) -> None:
         """End deliveries as done.
@@ -55,14 +91,47 @@ class Receipts:
             BadReceipt: If one is damaged or of another queue; nothing was written.
             StaleReceipt: If one was settled before, or its time is up; nothing was written.
         """
-        # Each once: one message that is given twice is one message less.
-        receipts = list(dict.fromkeys(map(self.receipt_of, deliveries)))
-        rows = self.present(receipts)
-        attempts = [
-            counted(row, receipt.attempt) for receipt, row in zip(receipts, rows, strict=True)
-        ]
-        self._settler.end(rows, End.ACKED, attempts)
-        self._home.stats.add(acked=len(receipts))
+        self._do(_End(map(self.receipt_of, deliveries)))
+
+    def ack_each(self, deliveries: Iterable[Message | str]) -> list[ReceiptError | None]:
+        """End deliveries as done, each by itself; gives the error of each, None where it ended."""
+        given: list[Receipt | BadReceipt] = []
+        for delivery in deliveries:
+            try:
+                given.append(self.receipt_of(delivery))
+            except BadReceipt as error:
+                given.append(error)
+        call = _End((one for one in given if isinstance(one, Receipt)), is_partial=True)
+        self._do(call)
+        return [call.stale.get(one.position) if isinstance(one, Receipt) else one for one in given]
+
+    def _do(self, call: _End) -> None:
+        if call.receipts:
+            shards = {position.shard for position in call.receipts}
+            is_apart = len(shards) == 1 and not self._store.is_local
+            self._ends.of(shards.pop() if is_apart else None).do(call)
+
+    def _end_all(self, calls: Sequence[_End]) -> None:
+        """End the deliveries of several callers.
+
+        Of two that end the same delivery the first in line does.
+        """
+        # What was found is ended, should this be a repeat: its rows may be gone by now.
+        asked = [call for call in calls if call.found is None]
+        if asked:
+            there = self._store.find([place for call in asked for place in call.receipts])
+            rows = {row.position: row for row in there}
+            for call in asked:
+                # An end needs no margin: it wins over whatever comes when the time is up.
+                found, stale = self._sorted(rows, call.receipts.values(), margin_ms=0)
+                if call.judge(found, stale):
+                    for row in found:
+                        del rows[row.position]
+        ended = [(call, row) for call in calls for row in call.found or ()]
+        if ended:
+            attempts = [counted(row, call.receipts[row.position].attempt) for call, row in ended]
+            self._settler.end([row for _, row in ended], End.ACKED, attempts)
+            self._home.stats.add(acked=len(ended))
 
     def settle(self, delivery: Message | str, outcome: Outcome) -> None:
         """End a delivery that is not acked.
@@ -153,27 +222,45 @@ class Receipts:
         Raises:
             StaleReceipt: If one of them is not there any more, or is a claim whose time is up.
         """
-        found = {row.position: row for row in self._store.find([r.position for r in receipts])}
-        rows = []
+        found, stale = self._sorted(
+            {row.position: row for row in self._store.find([r.position for r in receipts])},
+            receipts,
+            margin_ms=CLAIM_MARGIN_MS,
+        )
+        for error in stale.values():
+            raise error
+        return found
+
+    def _sorted(
+        self, rows: Mapping[Position, Row], receipts: Iterable[Receipt], *, margin_ms: int
+    ) -> tuple[list[Row], dict[Position, StaleReceipt]]:
+        """The rows of some receipts, in their order, and the errors of those that have ended."""
+        found: list[Row] = []
+        stale: dict[Position, StaleReceipt] = {}
         for receipt in receipts:
-            row = found.get(receipt.position)
+            place = receipt.position
+            row = rows.get(place)
             if (
                 row is None
-                or self.is_over(row)
+                or self.is_over(row, margin_ms)
                 or self._is_another(row, receipt)
                 or self._register.is_former(row)
             ):
-                raise StaleReceipt(
-                    f"the receipt of a message due "
-                    f"{moment_of(receipt.position.due_ms).isoformat()} in queue "
+                stale[place] = StaleReceipt(
+                    f"the receipt of a message due {moment_of(place.due_ms).isoformat()} in queue "
                     f"{self._register.name!r} is stale: it was settled, or its time is up."
                 )
-            rows.append(row)
-        return rows
+            else:
+                found.append(row)
+        return found, stale
 
-    def is_over(self, row: Row) -> bool:
-        """Whether a row is a claim whose time is up: another may have it by now."""
-        return row.claim is not None and row.ready_ms < self._clock.now_ms() + CLAIM_MARGIN_MS
+    def is_over(self, row: Row, margin_ms: int = CLAIM_MARGIN_MS) -> bool:
+        """True if a row is a claim whose time is up: another may have it by now.
+
+        Args:
+            margin_ms: It is up so long before.
+        """
+        return row.claim is not None and row.ready_ms < self._clock.now_ms() + margin_ms
 
     def _is_another(self, row: Row, receipt: Receipt) -> bool:
         """True if a row that stays where it is has another delivery by now, or waits for one."""

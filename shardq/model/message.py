@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import datetime
 from itertools import groupby
 from operator import itemgetter
@@ -38,6 +39,8 @@ BODY_BYTES_MAX = 1 << 20
 HEADER_BYTES_MAX = 16 << 10
 TASK_HEADER, OPTIONS_HEADER = JOB_HEADERS = ("task", "task-options")
 """The headers that say which task a job is of, and what its options are."""
+_TASK_CHARS_MAX = 256
+"""Anybody's header may have its name, and be longer than any task's."""
 RESERVED_HEADER = "shardq-"
 """Header names of shardq itself: why an attempt failed, why and where a dead message died."""
 ERROR_CHARS_MAX = 1_000
@@ -545,6 +548,16 @@ def write_headers(headers: Mapping[str, str], *, bounded: bool = True) -> str:
     if bounded and len(text) > HEADER_BYTES_MAX:
         raise BadBody(f"headers of {len(text):,} bytes are larger than {HEADER_BYTES_MAX:,}.")
     return text
+
+
+def task_of(row: Row) -> str | None:
+    """The task that a row is a job of, 256 characters of it; None where it is none, or damaged."""
+    if not row.headers or TASK_HEADER not in row.headers:
+        return None
+    with suppress(StoreCorrupt):
+        task = read_headers(row).get(TASK_HEADER)
+        return task and task[:_TASK_CHARS_MAX]
+    return None
 
 
 def read_headers(row: Row) -> dict[str, str]:

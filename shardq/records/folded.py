@@ -312,6 +312,15 @@ class Stored:
         this = now_ms // _MINUTE_MS
         return Counter({m: n for m, n in found.items() if 0 <= this - m < RECENT_MINUTES})
 
+    def recent_producers(self, now_ms: int) -> Counter[str]:
+        """Process -> messages that it has put in these minutes; none that has put nothing."""
+        this = now_ms // _MINUTE_MS
+        found: Counter[str] = Counter()
+        for row in self.rows:
+            put = (n for m, n in row.recent_put.items() if 0 <= this - m < RECENT_MINUTES)
+            found[row.process] += sum(put)
+        return +found
+
     def lateness_of_day(self, now_ms: int, layout: Layout) -> Lateness:
         """Lateness of the deliveries of the last 24 h, and of up to 4 h before them."""
         found = Lateness()

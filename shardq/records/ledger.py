@@ -21,6 +21,7 @@ from shardq import locks
 from shardq.errors import BadTime, HistoryOff, shown
 from shardq.model import ids, names
 from shardq.model.ids import birth_us
+from shardq.model.message import task_of
 from shardq.model.names import served_queue
 from shardq.model.shard import spans
 from shardq.model.times import iso, moment_of, moment_or_ago_ms
@@ -70,6 +71,7 @@ class Record:
             deleted only when it comes due.
         attempt: Deliveries until it ended.
         member: Who recorded the end; empty where it has not ended.
+        task: The task that it is a job of; None of any other message, or where no put is recorded.
     """
 
     id: str
@@ -79,6 +81,7 @@ class Record:
     ended: datetime | None
     attempt: int
     member: str
+    task: str | None
 
 
 def record_of(mark: Mark, purged_before_us: int) -> Record:
@@ -100,6 +103,7 @@ def record_of(mark: Mark, purged_before_us: int) -> Record:
         moment_of(mark.ended_ms) if mark.fate else None,
         mark.attempt,
         mark.member,
+        mark.task,
     )
 
 
@@ -133,7 +137,7 @@ class Ledger:
         """Record puts, once their rows are stored. Idempotent."""
         ttl_ms = self._register.settings_of(rows[0].shard.queue).history_ms if rows else 0
         if ttl_ms:
-            self._store.record(map(_put_of, rows), ttl_ms)
+            self._store.record(map(put_of, rows), ttl_ms)
 
     def make_up(self, rows: Sequence[Row]) -> None:
         """Record puts of messages whose rows were replaced, of those that are not recorded.
@@ -158,7 +162,7 @@ class Ledger:
         ttl_ms = self._register.settings_of(rows[0].shard.queue).history_ms if rows else 0
         if ttl_ms:
             now_ms, member = self._clock.now_ms(), self._member
-            marks = [_put_of(row) for row in rows if row.name is not None and row.key is None]
+            marks = [put_of(row) for row in rows if row.name is not None and row.key is None]
             marks += (
                 Mark(entry_of(row), None, None, fate.value, now_ms, attempt, member)
                 for row, attempt in zip(rows, attempts, strict=True)
@@ -290,8 +294,9 @@ def _by_entry(record: Record) -> datetime:
     return record.entered
 
 
-def _put_of(row: Row) -> Mark:
-    return Mark(entry_of(row), row.order[0], row.name)
+def put_of(row: Row) -> Mark:
+    """What is recorded of a put, by its row."""
+    return Mark(entry_of(row), row.order[0], row.name, task=task_of(row))
 
 
 def entry_of(row: Row) -> Entry:

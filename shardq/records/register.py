@@ -140,6 +140,18 @@ class Register:
             self._read_us = self._clock.boot_us()
         return changed
 
+    def take_in(self, record: QueueRecord) -> None:
+        """As `refresh`, by a record that was read just now, together with those of other queues.
+
+        Raises:
+            StoreCorrupt: If it cannot be read.
+        """
+        with self._lock:
+            # A plain read may be behind what this process has changed itself.
+            if record.version > self._record.version:
+                self._adopt(record)
+            self._read_us = self._clock.boot_us()
+
     def change(self, step: Callable[[Settings], list[Settings]]) -> None:
         """Change the settings by compare-and-set, from whatever they are by then.
 

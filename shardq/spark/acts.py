@@ -32,7 +32,7 @@ from shardq.model.message import revived
 from shardq.model.names import dead_queue
 from shardq.model.shard import Position, Shard, spans
 from shardq.model.times import ceil_ms
-from shardq.records.ledger import End, entry_of
+from shardq.records.ledger import End, entry_of, put_of
 from shardq.records.stats import Totals
 from shardq.spark import runs
 from shardq.spark.options import refuse_in_task, url_of
@@ -315,7 +315,7 @@ class Actor:
             now_ms, acked = self._clock.now_ms(), End.ACKED.value
             marks.append(Mark(entry_of(row), None, None, acked, now_ms, row.attempt, self._member))
         if self._register.settings.history_ms:
-            marks.append(Mark(entry_of(new), new.order[0], new.name))
+            marks.append(put_of(new))
         return marks
 
     def _put_back_before(self, rows: list[Row], at_ms: int) -> list[Row]:

@@ -231,6 +231,7 @@ class _Records:
             self.ended_ms,
             self.attempts,
             self.members,
+            self.tasks,
         ) = zip(*marks, strict=True)
         self.entries = [entry[1] for entry in entries]
 
@@ -338,6 +339,7 @@ _OF_RECORDS: dict[str, Callable[[_Records], pa.Array]] = {
     "ended": lambda held: _times(held.where_ended(held.ended_ms)),
     "attempt": lambda held: pa.array(held.attempts, pa.int32()),
     "member": lambda held: pa.array(held.where_ended(held.members), pa.string()),
+    "task": lambda held: pa.array(held.tasks, pa.string()),
 }
 
 _OF_SHARDS: dict[str, Callable[[_Shards], pa.Array]] = {

@@ -109,6 +109,7 @@ HISTORY: Columns = (
     Column("ended", "TIMESTAMP", is_nullable=True),
     Column("attempt", "INT"),
     Column("member", "STRING", is_nullable=True),
+    Column("task", "STRING", is_nullable=True),
 )
 """`row_id` is that of the message's first row, the `entry` of messages; `due` null: the put is not
 recorded; `fate` null: it has not ended; `ended` null: no end is recorded."""

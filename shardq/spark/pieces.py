@@ -30,7 +30,7 @@ from shardq.errors import StoreTimeout, StoreUnavailable, UsageError
 from shardq.lifecycle.settle import Settler
 from shardq.model.message import Row
 from shardq.model.times import ceil_ms
-from shardq.records.ledger import End, entry_of
+from shardq.records.ledger import End, entry_of, put_of
 from shardq.spark import runs
 from shardq.spark.runs import DOUBT_MS, LINE_TTL_MS, UNDONE, Line
 from shardq.stores.store import Mark
@@ -348,7 +348,7 @@ class Pieces:
         history_ms = self._register.settings.history_ms
         marks: list[Mark] = []
         if history_ms:
-            marks = [Mark(entry_of(row), row.order[0], row.name) for row in rows]
+            marks = [put_of(row) for row in rows]
         return self._store.insert_once(line, LINE_TTL_MS, rows, marks, history_ms)
 
     def _in_doubt(self, rows: list[Row]) -> tuple[list[Row], list[Row]]:

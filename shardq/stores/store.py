@@ -1,7 +1,8 @@
 """The store seam: dumb verbs on rows, leases, registers and logs.
 
 ```
- Rows       insert delete find move move_once edit read count occupied next_minute shards
+ Rows       insert delete find move move_once edit read count occupied next_minute
+            indexed mend_index shards
  Leases     take renew release locks lane_locks waiting list_minutes
  Registers  note notes erase records write_records
  Logs       record recorded history insert_once
@@ -96,11 +97,14 @@ class LeaseState(NamedTuple):
         holder: The member that leased it last and has not released it; None after a clean end.
         window: The most rows that `holder`, or one it has taken over from, may have handed out
             without a record.
+        ahead_ms: How much later than now a row may be due that these have handed out, milliseconds:
+            0 unless the machine's clock was set back since.
     """
 
     lock: str | None = None
     holder: str | None = None
     window: int = 0
+    ahead_ms: int = 0
 
 
 class Tally(NamedTuple):
@@ -172,6 +176,7 @@ class Mark(NamedTuple):
         ended_ms: When, epoch milliseconds.
         attempt: Deliveries until then.
         member: Who recorded it.
+        task: The task that it is a job of; None of any other message.
     """
 
     entry: Entry
@@ -181,6 +186,7 @@ class Mark(NamedTuple):
     ended_ms: int = 0
     attempt: int = 0
     member: str = ""
+    task: str | None = None
 
     @classmethod
     def of(
@@ -192,9 +198,10 @@ class Mark(NamedTuple):
         ended_ms: int | None,
         attempt: int | None,
         member: str | None,
+        task: str | None,
     ) -> Mark:
         """A mark of a table's columns, in which what is not recorded is null."""
-        return cls(entry, due_ms, name, fate, ended_ms or 0, attempt or 0, member or "")
+        return cls(entry, due_ms, name, fate, ended_ms or 0, attempt or 0, member or "", task)
 
     def checked(self) -> Mark:
         """Itself, where all that it says can be read. How a message ended may be any text.
@@ -202,14 +209,15 @@ class Mark(NamedTuple):
         Raises:
             StoreCorrupt: If a value is none that shardq records.
         """
-        entry, due_ms, name, fate, ended_ms, attempt, member = self
+        entry, due_ms, name, fate, ended_ms, attempt, member, task = self
         if due_ms is not None and not is_epoch_ms(due_ms):
             raise _damaged(entry, "due", due_ms)
         if not is_epoch_ms(ended_ms):
             raise _damaged(entry, "ended", ended_ms)
         if type(attempt) is not int or attempt < 0:
             raise _damaged(entry, "attempt", attempt)
-        for column, text in (("name", name), ("fate", fate), ("member", member)):
+        texts = (("name", name), ("fate", fate), ("member", member), ("task", task))
+        for column, text in texts:
             if text is not None and type(text) is not str:
                 raise _damaged(entry, column, text)
         return self
@@ -327,10 +335,28 @@ class Rows(Protocol):
         None where no index tells that at once.
         """
 
+    def indexed(self, queue: str, minutes: range) -> Iterator[Shard]:
+        """The shards of a queue in some minutes that may have a row, ordered by (minute, lane).
+
+        Each that has a row is among them, but for a row whose write ended in doubt and was never
+        repeated. So may be shards that have none any more. Lazily, at the cost of what the queue
+        has, whatever else the store holds.
+        SQLite: the table's own key tells, so each has a row. Cassandra: the index of minutes, which
+        every verb that places a row writes.
+        """
+
+    def mend_index(self, there: Iterable[Shard] = (), gone: Iterable[Shard] = ()) -> None:
+        """Put right what `indexed` names. SQLite: nothing is to be done.
+
+        Args:
+            there: Shards that have rows.
+            gone: Shards that are empty, and in which nobody places a row any more.
+        """
+
     def shards(self, queue: str) -> Iterator[Shard]:
         """Every shard of a queue that has a row, near or far, in any order.
 
-        Visits the whole table.
+        Visits the whole table: for whoever has to see all, whatever has become of an index.
         """
 
 

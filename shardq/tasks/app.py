@@ -19,7 +19,7 @@ from shardq.tasks.definition import Definition
 from shardq.tasks.job import Job
 from shardq.tasks.naming import name_of, shorter_names
 from shardq.tasks.options import TASK_HEADER, Options, Policy
-from shardq.tasks.parameters import is_method
+from shardq.tasks.parameters import is_dispatching, is_method
 from shardq.tasks.registry import Registry
 from shardq.tasks.schedules import AppSchedules
 from shardq.tasks.task import BatchTask, Bound, Task
@@ -503,6 +503,11 @@ class App:
                 f"task {name} is a method, and a worker has no object to call it on; make it a "
                 f"function that takes what it needs, or, outside of the class, a task of one "
                 f"object's, app.task(Shop().send)."
+            )
+        if is_dispatching(function):
+            raise BadSetting(
+                f"task {name} is chosen by the type of its first argument, by position, and a "
+                f"worker gives it all by name; declare a function that calls it."
             )
         _check_function(function, f"task {name}")
         for one in aliases:

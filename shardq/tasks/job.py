@@ -180,7 +180,7 @@ class Job(Generic[R]):
         """How it stands: by its result where it has ended, else by where its message is.
 
         That is a read, and as many as `Queue.state_of` takes. A job without an end that is found
-        nowhere is searched once more, in the whole table: it is cancelled where its result would
+        nowhere is searched once more, in the whole queue: it is cancelled where its result would
         still be kept, else unknown. Then it was cancelled, or has ended, and a `history` of its
         queue would tell. One that died and was put back has failed until its next attempt tells.
         """
@@ -302,7 +302,7 @@ class Job(Generic[R]):
 
         With a key it is exact: where this is True nothing runs, whatever crashes; one that is
         running is asked to stop, and not run again. Without one it is best effort: what a worker
-        has read may still run. It is searched for where it is not as it was put, in the whole table
+        has read may still run. It is searched for where it is not as it was put, in the whole queue
         if need be.
 
         Returns:
@@ -373,7 +373,7 @@ class Job(Generic[R]):
         return found is not None and found.state == results.DONE
 
     def _where(self, is_whole: bool) -> State | None:
-        """Where its message is; None where it is not found, near or in the whole table."""
+        """Where its message is; None where it is not found, near or in the whole queue."""
         if self.key is not None and isinstance(self._message, str):
             found = self._queue.state_of(key=self.key)
             if found is not None and found.id == self.id:
@@ -445,7 +445,7 @@ class _Looks:
     """Looks where a job's message is, now and then: what takes long, less often.
 
     Args:
-        look: Looks once; in the whole table, if it is told so.
+        look: Looks once; in the whole queue, if it is told so.
         patience_ms: How long what moves may not be found.
 
     Attributes:
@@ -463,7 +463,7 @@ class _Looks:
         self._next_us = self._clock.boot_us() + round(_FIRST_LOOK_S * 1e6)
         self._missing_us: int | None = None
         self._is_far = False
-        """Whether only the whole table has it: what waits for long, once it has moved."""
+        """Whether it is only found in the whole queue: what waits for long, once it has moved."""
         self.where: State | None = None
         self.told = ""
 

@@ -300,6 +300,15 @@ def is_method(function: object) -> bool:
     return bool(scope) and not scope.endswith("<locals>") and first in (("self",), ("cls",))
 
 
+def is_dispatching(function: object) -> bool:
+    """True if a function is one of `functools.singledispatch`."""
+    return (
+        inspect.isfunction(function)
+        and hasattr(function, "registry")
+        and (hasattr(function, "dispatch"))
+    )
+
+
 def _signature_of(function: Callable[..., Any], task: str) -> inspect.Signature:
     """A function's signature, its hints as they are written."""
     options: dict[str, Any] = {}

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from shardq import consumer
 from shardq.consumer import Consumer
+from shardq.engine.crew import Crew
+from shardq.engine.stepper import Stepper
 from shardq.errors import BadSetting, UsageError, shown
 from shardq.model import names
 from shardq.model.times import duration_ms
@@ -41,7 +43,7 @@ class Worker:
 
     Args:
         app: Whose tasks it runs.
-        threads: How many jobs of each queue run at once that are no coroutines, 1 to 512.
+        threads: How many jobs of all queues run at once that are no coroutines, 1 to 512.
         coroutines: How many coroutines of all queues run at once, 1 to 10,000.
         queues: The names of the queues; where none is named, those of the app's tasks.
         prefetch: As for `Consumer`, of each queue.
@@ -94,9 +96,17 @@ class Worker:
         self._has_run = self._is_stepped = self._is_closed = self._is_begun = False
         self._keepings: list[Keeping] = []
         self._batches: list[Batches] = []
+        queue_names = list(dict.fromkeys(chosen or app.queue_names))
+        crew = None
+        if len(queue_names) > 1:
+            consumer.check_threads(threads)
+            stepper = Stepper(app.connection._home.store, clock, "shardq-stepper")
+            crew = Crew(clock, threads, "shardq-jobs", stepper)
         self._consumers = [
-            self._consumer(app._home.queue(names.queue_name(name)), threads, prefetch, deadline)
-            for name in dict.fromkeys(chosen or app.queue_names)
+            self._consumer(
+                app._home.queue(names.queue_name(name)), threads, prefetch, deadline, crew
+            )
+            for name in queue_names
         ]
 
     def run(self, *, until_empty: bool = False) -> None:
@@ -202,7 +212,14 @@ class Worker:
         for keeping in self._keepings:
             keeping.close()
 
-    def _consumer(self, queue: Queue, threads: int, prefetch: int, deadline: Duration) -> _Consumer:
+    def _consumer(
+        self,
+        queue: Queue,
+        threads: int,
+        prefetch: int,
+        deadline: Duration,
+        crew: Crew | None,
+    ) -> _Consumer:
         home = queue._home
         keeping = Keeping(home.clock, home.results)
         self._keepings.append(keeping)
@@ -222,6 +239,7 @@ class Worker:
         return _Consumer(
             queue,
             runner,
+            crew,
             threads=threads,
             prefetch=prefetch,
             deadline=deadline,
@@ -242,7 +260,8 @@ class Worker:
 class _Consumer(Consumer):
     """A consumer whose deliveries may be held, and are judged by the policies of tasks."""
 
-    def __init__(self, queue: Queue, runner: Runner, **settings: Any) -> None:
+    def __init__(self, queue: Queue, runner: Runner, crew: Crew | None, **settings: Any) -> None:
+        self._shared_crew = crew
         super().__init__(queue, runner, **settings)
         self._runner = runner
         runner.hold, runner.is_stopping = self._hold, self._is_stopping

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from shardq.model.shard import Position, Shard
     from shardq.queue import Queue
     from shardq.stores.store import Mark, Move
-    from shardq.stores.tables import Change, Refused, Table
+    from shardq.stores.tables import Change, QueueRecord, Refused, Table
     from shardq.testing.clock import ManualClock
 
 _PAGE_ROWS = 1_000
@@ -151,7 +151,8 @@ class MemoryConnection(Connection):
     def end_receiving(self) -> None:
         """Release what callers of `receive` have left for the next call: no thread does."""
         for queue in list(self._queues.values()):
-            queue._receiver.close()  # noqa: SLF001 - it is to be closed where no thread may run
+            # It is to be closed where no thread may run.
+            queue._receiver.close()
 
     def queue(self, name: str, *, create: bool = True, **settings: Unpack[QueueOptions]) -> Queue:
         """As any connection."""
@@ -162,10 +163,9 @@ class MemoryConnection(Connection):
             listeners.append(self._note_put)
         return queue
 
-    def queues(self) -> list[str]:
-        """As any connection."""
+    def _records(self) -> dict[str, QueueRecord]:
         self.on_use()
-        return super().queues()
+        return super()._records()
 
     def _note_put(self, _due_ms: int) -> None:
         self.on_put()

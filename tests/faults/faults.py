@@ -21,7 +21,6 @@ from faults.refusals import Refusals, refusals
 from shardq.clock import SystemClock
 from shardq.engine.lease import TTL_MS
 from shardq.errors import StoreTimeout, StoreUnavailable
-from shardq.stores.tables import BLOCKED
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -81,7 +80,6 @@ CALM_S_MAX = 60
 """In calm, lanes stay with their consumers, whose polls meet only what is new."""
 LONG_SWEEP = "sweep 60 s"
 LIMITED_LANES = 3
-ENDED_BLOCKS = 300
 """Two tombstones each."""
 CALLED: dict[str, Any] = {"callers": 1, "rate": 50, "lanes": 6, "group_lanes": 6}
 """Two lanes for each consumer, the caller too, and no more in them than it can settle."""
@@ -266,7 +264,6 @@ def clocks_off_by_90_s(play: Play, nodes: Nodes, seed: int) -> None:
 def tombstone_limit_of_500(play: Play, nodes: Nodes, seed: int) -> None:
     # A lane for each consumer, and in each more than that within the seconds of a sweep.
     play.begin(lanes=LIMITED_LANES, group_lanes=LIMITED_LANES, rate=200)
-    leave_ended_blocks(play, nodes)
     with nodes.tombstone_limit(500):
         before = nodes.logged("tombstones during query")
         play.go_on()
@@ -285,14 +282,6 @@ def tombstone_limit_of_500(play: Play, nodes: Nodes, seed: int) -> None:
     assert calm_s > CALM_S, "lanes changed hands all the while"
     assert not refused.polls, f"a poll went through what was settled: {refused.polls[:3]}"
     assert not refused.failed, f"a step failed for it: {refused.failed[:3]}"
-
-
-def leave_ended_blocks(play: Play, nodes: Nodes) -> None:
-    """As after hours: of more groups have heads waited in each lane than one read may pass."""
-    with shardq.connect(nodes.url) as db:
-        for lane in range(LIMITED_LANES):
-            ended = {f"ended-{number}": (1, "id") for number in range(ENDED_BLOCKS)}
-            db._home.store.note(BLOCKED, (play.queue, lane), ended, ttl_ms=1_000)
 
 
 def refused_by(play: Play) -> Refusals:

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 _LINE = re.compile(
     r"^(?P<at>\S+ \S+) shardq\.(?:"
-    r"engine .*reading lanes \[(?P<lanes>.*)\]|\S+\.rows (?P<refused>.+) of queue \S+ refused"
+    r"engine\.lanes .*reading lanes \[(?P<lanes>.*)\]"
+    r"|\S+\.rows (?P<refused>.+) of queue \S+ refused"
     r"|.*(?P<failed>trying again)|)"
 )
 _LEASE = timedelta(milliseconds=TTL_MS)

@@ -300,7 +300,7 @@ MUTANTS: dict[str, Edits] = {
         (Reader, "_is_ahead_due", "if self._isolated or (", "if True or ("),
     ),
     "a claim's receipt is stale from the first": (
-        (Receipts, "is_over", "+ CLAIM_MARGIN_MS", "+ 60_000"),
+        (Receipts, "is_over", "+ margin_ms", "+ 60_000"),
     ),
     "a pause is not heeded": (
         (Engine, "_step", "not (settings.paused or self._is_stuck)", "not self._is_stuck"),

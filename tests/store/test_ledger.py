@@ -54,7 +54,7 @@ def an_end(entry: Entry, fate: str = "acked", ended_ms: int = BASE_MS + 9) -> Ma
 
 
 def both(put: Mark, end: Mark) -> Mark:
-    return end._replace(due_ms=put.due_ms, name=put.name)
+    return end._replace(due_ms=put.due_ms, name=put.name, task=put.task)
 
 
 def test_a_put_and_an_end_are_told_together_whatever_their_order(store: Store, queue: str) -> None:
@@ -67,6 +67,17 @@ def test_a_put_and_an_end_are_told_together_whatever_their_order(store: Store, q
     told = {mark.entry: mark for mark in store.recorded([last, first])}
     assert told[first] == both(a_put(first, "注文-7"), an_end(first))
     assert told[last] == both(a_put(last), an_end(last, "dead"))
+
+
+def test_the_task_of_a_put_is_told_with_and_without_a_name(store: Store, queue: str) -> None:
+    puts = [
+        a_put(make_entry(queue), name)._replace(task=task)
+        for name in (None, "注文-7") for task in (None, "app.välkommen")
+    ]  # fmt: skip
+    ends = [an_end(put.entry) for put in puts]
+    store.record([*puts, *ends], LONG_MS)
+    told = {mark.entry: mark for mark in store.recorded([put.entry for put in puts])}
+    assert [told[put.entry] for put in puts] == list(map(both, puts, ends))
 
 
 def test_of_several_ends_the_first_stands_however_they_come(store: Store, queue: str) -> None:

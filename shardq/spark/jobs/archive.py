@@ -49,6 +49,7 @@ COLUMNS = (
     ("ended", "timestamp"),
     ("attempt", "int"),
     ("member", "string"),
+    ("task", "string"),
 )
 """What is archived of each message: the columns of the view `history`, and their types."""
 _NAMES = tuple(name for name, _ in COLUMNS)

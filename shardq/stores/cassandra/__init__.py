@@ -2,7 +2,8 @@
 
 ```
  address ──► session ──► rows       messages
- (the url)  (the driver) leases     static cells of a shard, LWT
+ (the url)  (the driver) minutes    an index of the shards with rows
+                │        leases     static cells of a shard, LWT
                 │        registers  notes and records: seals, queues, members, blocks, stats
                 │        history    what became of each message
              failures    schema     keyspace, tables, migrations

@@ -97,5 +97,7 @@ def partition(place: tuple[str, int, int]) -> tuple[bytes, bytes, bytes]:
 
 
 def routing_key(parts: tuple[bytes, ...]) -> bytes:
-    """What a composite partition key is hashed as."""
+    """What a partition key is hashed as."""
+    if len(parts) == 1:
+        return parts[0]
     return b"".join([len(part).to_bytes(2, "big") + part + b"\0" for part in parts])

@@ -1,7 +1,7 @@
 """The ledger: what became of each message, in plain cells with the retention as their TTL.
 
 ```
- put ──► due, name                    USING TIMESTAMP birth
+ put ──► due, name, task              USING TIMESTAMP birth
  end ──► fate, ended, attempt, member USING TIMESTAMP birth - (ended - birth)
 ```
 
@@ -42,13 +42,24 @@ _PUT_NAMED = (
     "INSERT INTO {}.history (queue, minute, part, id, due, name) VALUES (?, ?, ?, ?, ?, ?) "
     "USING TIMESTAMP ? AND TTL ?"
 )
+_PUT_JOB = (
+    "INSERT INTO {}.history (queue, minute, part, id, due, task) VALUES (?, ?, ?, ?, ?, ?) "
+    "USING TIMESTAMP ? AND TTL ?"
+)
+_PUT_NAMED_JOB = (
+    "INSERT INTO {}.history (queue, minute, part, id, due, name, task) "
+    "VALUES (?, ?, ?, ?, ?, ?, ?) USING TIMESTAMP ? AND TTL ?"
+)
+_PUTS = {(False, False): _PUT, (True, False): _PUT_NAMED, (False, True): _PUT_JOB,
+         (True, True): _PUT_NAMED_JOB}  # fmt: skip
+"""By whether there is a name, and a task: what there is not stays unset."""
 _END = (
     "INSERT INTO {}.history (queue, minute, part, id, fate, ended, attempt, member) "
     "VALUES (?, ?, ?, ?, ?, ?, ?, ?) USING TIMESTAMP ? AND TTL ?"
 )
 _MARKS = (
     "SELECT timeuuidAsBlob(id), toUnixTimestamp(due), name, fate, toUnixTimestamp(ended), attempt, "
-    "member FROM {}.history WHERE queue = ? "
+    "member, task FROM {}.history WHERE queue = ? "
 )
 _FIND = _MARKS + "AND minute = ? AND part = ? AND id IN ?"
 _READ = _MARKS + "AND minute IN ? AND part IN ?"
@@ -124,7 +135,7 @@ class History:
 
 def _write_of(key: tuple[bytes, bytes, bytes], mark: Mark, ttl: bytes) -> Write:
     """The statement that adds a mark to the partition of this key."""
-    (_, row_id), due_ms, name, fate, ended_ms, attempt, member = mark
+    (_, row_id), due_ms, name, fate, ended_ms, attempt, member, task = mark
     born_us = birth_us(row_id)
     bigint = cells.bigint
     if fate is not None:
@@ -140,10 +151,9 @@ def _write_of(key: tuple[bytes, bytes, bytes], mark: Mark, ttl: bytes) -> Write:
             bigint(written_us),
             ttl,
         ]
-    due = bigint(due_ms or 0)
-    if name is None:
-        return _PUT, [*key, row_id, due, bigint(born_us), ttl]
-    return _PUT_NAMED, [*key, row_id, due, name.encode(), bigint(born_us), ttl]
+    texts = [text.encode() for text in (name, task) if text is not None]
+    put = _PUTS[name is not None, task is not None]
+    return put, [*key, row_id, bigint(due_ms or 0), *texts, bigint(born_us), ttl]
 
 
 def _mark(queue: str, found: tuple[Any, ...]) -> Mark:

@@ -1,10 +1,11 @@
 """Messages: written at their birth, deleted a second after it, read by slices.
 
-Rows of one shard travel together, the rest by replica:
+Rows of one shard travel together, the rest by replica. Where a process places its first row in a
+shard, a note in the index goes along (`minutes.py`):
 
 ```
  rows ──► a buffer per shard ──100 rows or 1 MiB──────► unlogged batch of one partition
-                 └── what is left ── by replica ──────► unlogged batches of up to 10 partitions
+                 └── what is left, notes ─ by replica ► unlogged batches of up to 10 partitions
 ```
 """
 
@@ -23,6 +24,7 @@ from shardq.model.message import Row
 from shardq.model.shard import Position, Shard
 from shardq.stores.cassandra import cells
 from shardq.stores.cassandra.failures import READ_ERRORS
+from shardq.stores.cassandra.minutes import NOTED_MAX, Minutes
 from shardq.stores.cassandra.stretch import CONDITIONS, Stretch
 from shardq.stores.store import Slice, Tally
 
@@ -61,6 +63,7 @@ _ROW_BYTES = 100
 """What the server counts for a row beside its body, text and queue name, rounded up."""
 _CELL_BYTES = 24
 _TOMBSTONE_BYTES = 64
+_NOTE_BYTES = 128
 _REFUSED_MAX = 64
 _LIMIT_MAX = (1 << 31) - 1
 _DUE_MAX = (1 << 63) - 1
@@ -124,7 +127,7 @@ _Asked = tuple[Stretch, int | None]
 class _Piece(NamedTuple):
     """Writes to one partition, not yet in a batch."""
 
-    key: tuple[bytes, bytes, bytes]
+    key: tuple[bytes, ...]
     writes: list[Write]
     bytes: int
 
@@ -138,13 +141,16 @@ class Rows:
 
     def __init__(self, session: Session) -> None:
         self._session = session
+        self._minutes = Minutes(session)
         self._refused: tuple[Stretch, ...] = ()
 
     # Writing --------------------------------------------------------------------------------------
 
     def insert(self, rows: Iterable[Row]) -> None:
         """Write rows at their births."""
-        self._session.write(self._inserts(rows))
+        noted: set[Shard] = set()
+        self._session.write(self._inserts(rows, noted))
+        self._minutes.remember(noted)
 
     def delete(self, positions: Iterable[Position]) -> None:
         """Delete rows a second after their births."""
@@ -153,7 +159,9 @@ class Rows:
     def move(self, moves: Iterable[Move]) -> set[Position]:
         """Write new rows and delete old ones: one logged batch, or if too large, in that order."""
         large: list[Move] = []
-        self._session.write(self._moves(moves, large), window=MOVE_WINDOW)
+        noted: set[Shard] = set()
+        self._session.write(self._moves(moves, large, noted), window=MOVE_WINDOW)
+        self._minutes.remember(noted)
         if large:
             self.insert(move.new for move in large)
             with begun("the new rows are written"):
@@ -180,7 +188,13 @@ class Rows:
                     small.append(_Piece(key, writes, size))
         yield from self._packed(small)
 
-    def _inserts(self, rows: Iterable[Row]) -> Iterator[Any]:
+    def _inserts(self, rows: Iterable[Row], noted: set[Shard]) -> Iterator[Any]:
+        """Batches of rows; each shard is noted in one before, or in the same.
+
+        Args:
+            rows: The rows.
+            noted: Gets the shards that are noted.
+        """
         waiting: dict[Shard, tuple[list[Row], int]] = {}
         waiting_rows = waiting_bytes = 0
         for row in rows:
@@ -188,6 +202,8 @@ class Rows:
             size = _size(row)
             mine, mine_bytes = waiting.get(shard) or ([], 0)
             if mine and (len(mine) >= SHARD_BATCH_ROWS or mine_bytes + size > SHARD_BATCH_BYTES):
+                for note in self._notes([mine[0]], noted):
+                    yield self._session.bundle(note.writes)
                 yield self._session.bundle(_insert_writes(shard, mine))
                 waiting_rows -= len(mine)
                 waiting_bytes -= mine_bytes
@@ -197,13 +213,36 @@ class Rows:
             waiting_rows += 1
             waiting_bytes += size
             if waiting_rows >= BUFFER_ROWS or waiting_bytes >= BUFFER_BYTES:
-                yield from self._left_over(waiting)
+                yield from self._left_over(waiting, noted)
                 waiting.clear()
                 waiting_rows = waiting_bytes = 0
-        yield from self._left_over(waiting)
+        yield from self._left_over(waiting, noted)
 
-    def _left_over(self, waiting: dict[Shard, tuple[list[Row], int]]) -> Iterator[Any]:
+    def _notes(self, rows: Iterable[Row], noted: set[Shard]) -> list[_Piece]:
+        """The notes of the shards of rows, which are counted as noted from now on.
+
+        Args:
+            rows: One of each shard.
+            noted: What was noted in this call; gets what is noted now.
+        """
+        is_noted = self._minutes.is_noted
+        new = {row[0]: row[2] for row in rows if row[0] not in noted and not is_noted(row[0])}
+        if len(noted) >= NOTED_MAX:
+            # They are noted once more where they come again.
+            noted.clear()
+        noted.update(new)
+        return [_Piece(*one) for one in self._minutes.writes(new)] if new else []
+
+    def _left_over(
+        self, waiting: dict[Shard, tuple[list[Row], int]], noted: set[Shard]
+    ) -> Iterator[Any]:
+        notes = self._notes([rows[0] for rows, _ in waiting.values()], noted)
         small = []
+        for note in notes:
+            if len(note.writes) > ACROSS_PARTITIONS or note.bytes > ACROSS_BYTES:
+                yield self._session.bundle(note.writes)
+            else:
+                small.append(note)
         for shard, (rows, size) in waiting.items():
             if len(rows) > ACROSS_PARTITIONS or size > ACROSS_BYTES:
                 yield self._session.bundle(_insert_writes(shard, rows))
@@ -230,21 +269,40 @@ class Rows:
                 count = 0
         yield from self._packed(map(_delete_piece, waiting.items()))
 
-    def _moves(self, moves: Iterable[Move], large: list[Move]) -> Iterator[Any]:
+    def _moves(self, moves: Iterable[Move], large: list[Move], noted: set[Shard]) -> Iterator[Any]:
+        """Batches of moves, and of the notes of their new shards.
+
+        Args:
+            moves: The moves.
+            large: Gets those that are too large for a batch.
+            noted: Gets the shards that are noted.
+        """
         batch: list[Move] = []
         batch_bytes = 0
         for move in moves:
             size = _size(move.new) + _TOMBSTONE_BYTES + len(move.old.shard.queue)
+            if not self._minutes.is_noted(move.new.shard):
+                size += _NOTE_BYTES
             if size > MOVE_BYTES:
                 large.append(move)
                 continue
             if batch and (len(batch) >= MOVE_ROWS or batch_bytes + size > MOVE_BYTES):
-                yield self._session.bundle(_move_writes(batch), BatchType.LOGGED)
+                yield self._moved(batch, noted)
                 batch, batch_bytes = [], 0
             batch.append(move)
             batch_bytes += size
         if batch:
-            yield self._session.bundle(_move_writes(batch), BatchType.LOGGED)
+            yield self._moved(batch, noted)
+
+    def _moved(self, moves: list[Move], noted: set[Shard]) -> Any:
+        """One batch of moves. It notes what another batch of the call does: that may fail."""
+        writes = _move_writes(moves)
+        mine: set[Shard] = set()
+        for note in self._notes([move.new for move in moves], mine):
+            writes += note.writes
+        if len(noted) < NOTED_MAX:
+            noted.update(mine)
+        return self._session.bundle(writes, BatchType.LOGGED)
 
     def _packed(self, pieces: Iterable[_Piece]) -> Iterator[Any]:
         """Batches of pieces that share their first replica, each below the server's warnings."""
@@ -395,6 +453,14 @@ class Rows:
     def next_minute(self, queue: str, minute: int) -> int | None:  # noqa: ARG002 - of none
         """None: no index tells."""
         return None
+
+    def indexed(self, queue: str, minutes: range) -> Iterator[Shard]:
+        """The shards of a queue in some minutes that may have a row, as the index tells."""
+        return self._minutes.indexed(queue, minutes)
+
+    def mend_index(self, there: Iterable[Shard] = (), gone: Iterable[Shard] = ()) -> None:
+        """Note shards that have rows, and take out empty ones."""
+        self._minutes.mend(there, gone)
 
     def shards(self, queue: str) -> Iterator[Shard]:
         """Every shard of a queue that has a row; the whole table is visited, a page at a time.

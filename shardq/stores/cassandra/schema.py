@@ -28,6 +28,7 @@ OURS = "shardq"
 TABLES = (
     "schema_version",
     "messages",
+    "minutes",
     "waiting",
     "lanes",
     "queues",

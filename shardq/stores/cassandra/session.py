@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
+import socket
 import ssl
 from collections import Counter, deque
 from dataclasses import dataclass, field
@@ -262,6 +263,9 @@ class Session:
                 execution_profiles=profiles(address, self._slow),
                 connect_timeout=min(address.seconds, 5.0),
                 control_connection_timeout=min(address.seconds, 5.0),
+                # The driver sends in pieces of 4 KiB. Without this the kernel keeps the last one of
+                # a request back, 40 ms, until those before it are acknowledged.
+                sockopts=[(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)],
                 # A statement is prepared where it is sent: on all nodes, one that stands still
                 # would hold up each new statement until the timeout.
                 prepare_on_all_hosts=False,

@@ -93,7 +93,7 @@ class Database:
         self._reader = self._writer if path is None else _Channel()
         self._channels = {self._writer, self._reader}
         self._failures = Failures(self._file, self._writer, self._channels, busy_ms)
-        self._turn = Turn()
+        self._turn = Turn(None, self._writer.lock)
         self._halted: list[_Channel] = []
         """Those whose locks a fork that is under way has taken."""
         self._is_open = False
@@ -133,7 +133,7 @@ class Database:
                     raise
             self._writer.use(connection)
             if self.path is not None and self._file.only_reads is None:
-                self._turn = Turn(self._file.log_path)
+                self._turn = Turn(self._file.log_path, self._writer.lock)
             self._is_open = True
             self._is_parents = False
 

@@ -31,9 +31,9 @@ _TIME_BYTES = 8
 """The first bytes of an `order_key` are its id's time."""
 
 _PUT = """\
-INSERT INTO history (queue, id, due, name, until_ms) VALUES (?, ?, ?, ?, ?)
+INSERT INTO history (queue, id, due, name, task, until_ms) VALUES (?, ?, ?, ?, ?, ?)
 ON CONFLICT (queue, id) DO UPDATE SET due = excluded.due, name = excluded.name,
-    until_ms = max(until_ms, excluded.until_ms)
+    task = excluded.task, until_ms = max(until_ms, excluded.until_ms)
 WHERE due IS NULL"""
 _END = """\
 INSERT INTO history (queue, id, fate, ended, attempt, member, until_ms)
@@ -43,10 +43,10 @@ ON CONFLICT (queue, id) DO UPDATE SET fate = excluded.fate, ended = excluded.end
     until_ms = max(until_ms, excluded.until_ms)
 WHERE fate IS NULL OR excluded.ended < ended"""
 _FIND = """\
-SELECT id, due, name, fate, ended, attempt, member FROM history
+SELECT id, due, name, fate, ended, attempt, member, task FROM history
 WHERE queue = ? AND id = ? AND until_ms > ?"""
 _PAGE = """\
-SELECT id, due, name, fate, ended, attempt, member FROM history
+SELECT id, due, name, fate, ended, attempt, member, task FROM history
 WHERE queue = ? AND id > ? AND id < ? AND until_ms > ? ORDER BY id LIMIT ?"""
 _VOID = """\
 DELETE FROM history WHERE (queue, id) IN (
@@ -137,10 +137,10 @@ def _values(
     """What `_PUT` and what `_END` are to write, each in order of key."""
     puts: list[tuple[Any, ...]] = []
     ends: list[tuple[Any, ...]] = []
-    for (queue, row_id), due_ms, name, fate, ended_ms, attempt, member in marks:
+    for (queue, row_id), due_ms, name, fate, ended_ms, attempt, member, task in marks:
         place = (queue, order_key(row_id))
         if due_ms is not None:
-            puts.append((*place, due_ms, name, until_ms))
+            puts.append((*place, due_ms, name, task, until_ms))
         if fate is not None:
             ends.append((*place, fate, ended_ms, attempt, member, until_ms))
     return sorted(puts, key=_key), sorted(ends, key=_key)

@@ -61,6 +61,8 @@ CREATE TABLE leases (
     space         TEXT,             -- whose time since boot the next two are
     from_boot_us  INTEGER,          -- when it was written, less a second; before that: another boot
     until_boot_us INTEGER,          -- the end of the lease; afterwards it is unclean
+    ahead_us      INTEGER NOT NULL, -- the most by which the wall clock was ahead of time since boot
+                                    -- while the holder, or one it has taken over from, had it
     PRIMARY KEY (queue, minute, lane)
 ) WITHOUT ROWID""",
     """\
@@ -115,6 +117,7 @@ CREATE TABLE history (
     ended    INTEGER,          -- when, epoch milliseconds; of several ends the first stands
     attempt  INTEGER,          -- deliveries until then
     member   TEXT,             -- who recorded the end
+    task     TEXT,             -- the task that it is a job of, where it is one; set by the put
     until_ms INTEGER NOT NULL, -- afterwards the row is void, epoch milliseconds
     PRIMARY KEY (queue, id)
 ) WITHOUT ROWID""",

@@ -102,24 +102,32 @@ WHERE EXISTS (SELECT 1 FROM messages
 _NEXT_MINUTE = """\
 SELECT minute FROM messages WHERE queue = ? AND minute >= ? ORDER BY minute LIMIT 1"""
 _NEXT_SHARD = """\
-SELECT minute, lane FROM messages WHERE queue = ? AND (minute, lane) > (?, ?)
+SELECT minute, lane FROM messages WHERE queue = ? AND (minute, lane) > (?, ?) AND minute < ?
 ORDER BY minute, lane LIMIT 1"""
 
 _LEASE = f"""\
-SELECT lock, holder, window, {IN_FORCE} FROM leases
+SELECT lock, holder, window, {IN_FORCE},
+    iif(space = :space, ahead_us - :ahead_us, until_us - :now_us)
+FROM leases
 WHERE queue = :queue AND minute = :minute AND lane = :lane"""
 _TAKE = """\
-INSERT OR REPLACE INTO leases (queue, minute, lane, lock, holder, window,
-    until_us, space, from_boot_us, until_boot_us)
+INSERT INTO leases (queue, minute, lane, lock, holder, window,
+    until_us, space, from_boot_us, until_boot_us, ahead_us)
 VALUES (:queue, :minute, :lane, :lock, :holder, :window,
-    :until_us, :space, :from_boot_us, :until_boot_us)"""
+    :until_us, :space, :from_boot_us, :until_boot_us, :ahead_us)
+ON CONFLICT (queue, minute, lane) DO UPDATE SET
+    lock = :lock, holder = :holder, window = :window, until_us = :until_us,
+    space = :space, from_boot_us = :from_boot_us, until_boot_us = :until_boot_us,
+    ahead_us = max(:ahead_us, iif(space = :space, ahead_us, until_us - :boot_us))"""
 _RENEW = f"""\
 UPDATE leases SET until_us = :until_us, space = :space, from_boot_us = :from_boot_us,
-    until_boot_us = :until_boot_us
+    until_boot_us = :until_boot_us, ahead_us = max(ahead_us, :ahead_us)
 WHERE queue = :queue AND minute = :minute AND lane = :lane AND lock = :lock AND {IN_FORCE}"""
 _RELEASE = f"""\
 DELETE FROM leases
 WHERE queue = :queue AND minute = :minute AND lane = :lane AND lock = :lock AND {IN_FORCE}"""
+_SET_BACK_US = 100_000
+"""By less the two clocks may differ that are read one after the other on a busy machine."""
 _WAITING = """\
 SELECT lane, minute, due FROM waiting WHERE queue = ? AND lane IN (SELECT value FROM json_each(?))
 ORDER BY lane, minute"""
@@ -396,15 +404,24 @@ class SqliteStore(SqliteRegisters, SqliteHistory):
         return found[0] if found else NEVER
 
     def shards(self, queue: str) -> Iterator[Shard]:
-        """Every shard of a queue that has a row, in order; skips from shard to shard."""
-        minute, lane = -1, -1
+        """Every shard of a queue that has a row, in order."""
+        return self.indexed(queue, range(NEVER))
+
+    def mend_index(self, there: Iterable[Shard] = (), gone: Iterable[Shard] = ()) -> None:
+        """Nothing: the key of the table is the index."""
+
+    def indexed(self, queue: str, minutes: range) -> Iterator[Shard]:
+        """The shards of some minutes that have a row, in order; skips from shard to shard."""
+        minute, lane = minutes.start, -1
         page = [Shard(queue, minute, lane)]
         while page:
             page = []
             with self._database.reading() as connection:
                 self.counters["reads"] += 1
                 while len(page) < _PAGE_SHARDS and (
-                    found := connection.execute(_NEXT_SHARD, (queue, minute, lane)).fetchone()
+                    found := connection.execute(
+                        _NEXT_SHARD, (queue, minute, lane, minutes.stop)
+                    ).fetchone()
                 ):
                     minute, lane = found
                     page.append(Shard(queue, minute, lane))
@@ -529,6 +546,7 @@ class SqliteStore(SqliteRegisters, SqliteHistory):
             "boot_us": boot_us,
             "from_boot_us": boot_us - _READ_BEFORE_US,
             "until_boot_us": boot_us + ttl_ms * 1_000,
+            "ahead_us": now_us - boot_us,
         }
 
     @contextmanager
@@ -666,5 +684,6 @@ def _lease_state(connection: sqlite3.Connection, shard: Shard, now: dict[str, An
     found = connection.execute(_LEASE, now | shard._asdict()).fetchone()
     if found is None:
         return LeaseState()
-    lock, holder, window, is_in_force = found
-    return LeaseState(lock if is_in_force else None, holder, window)
+    lock, holder, window, is_in_force, ahead_us = found
+    ahead_ms = ahead_us // 1_000 if ahead_us > _SET_BACK_US else 0
+    return LeaseState(lock if is_in_force else None, holder, window, ahead_ms)

@@ -278,7 +278,7 @@ class Cells:
         with self._lock:
             state = self.lease(shard)
             if state.lock is None and state.holder == seen:
-                self._leases[shard] = [*ours, self.machine_us() + ttl_ms * 1_000]
+                self._leases[shard] = [*ours[:3], self.machine_us() + ttl_ms * 1_000]
                 return ours
             return state
 

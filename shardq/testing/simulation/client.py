@@ -198,6 +198,14 @@ class SimulatedStore(Calls, SimulatedHistory):
         """None: no index tells."""
         return None
 
+    def indexed(self, queue: str, minutes: range) -> Iterator[Shard]:
+        """The shards of some minutes that have a row: its index is never behind."""
+        found = self._read("indexed", lambda: list(self._cells.shards(queue)))
+        return (shard for shard in found if shard.minute in minutes)
+
+    def mend_index(self, there: Iterable[Shard] = (), gone: Iterable[Shard] = ()) -> None:
+        """Nothing: its index is never behind."""
+
     def shards(self, queue: str) -> Iterator[Shard]:
         """Every shard of a queue that has a row."""
         return self._read("shards", lambda: self._cells.shards(queue))

@@ -308,6 +308,13 @@ class LocalStore(Calls):
         """The first minute, from this one on, in which a queue has a row."""
         return self._read("next_minute", lambda: self._store.next_minute(queue, minute))
 
+    def indexed(self, queue: str, minutes: range) -> Iterator[Shard]:
+        """The shards of some minutes that have a row."""
+        yield from self._read("indexed", lambda: list(self._store.indexed(queue, minutes)))
+
+    def mend_index(self, there: Iterable[Shard] = (), gone: Iterable[Shard] = ()) -> None:
+        """Nothing: the key of the table is the index."""
+
     def shards(self, queue: str) -> Iterator[Shard]:
         """Every shard of a queue that has a row."""
         yield from self._read("shards", lambda: list(self._store.shards(queue)))

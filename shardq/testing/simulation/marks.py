@@ -71,4 +71,4 @@ class MarkCells:
         )
         if put is None or end is None:
             return put or end
-        return end._replace(due_ms=put.due_ms, name=put.name)
+        return end._replace(due_ms=put.due_ms, name=put.name, task=put.task)

@@ -1,0 +1,48 @@
+"""What order costs: drains of many groups and of few, beside drains without groups."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import shardq
+from shardq.bench.drains import drain
+from shardq.bench.line import Line, interleaved
+from shardq.bench.puts import body_of
+
+if TYPE_CHECKING:
+    from shardq.bench.place import Place
+    from shardq.bench.sizes import Sizes
+
+_REPETITIONS = 3
+_REACH = {5_000: 0.7, 100: 0.6, 3: 0.4, 1: 0.3}
+"""Number of groups -> part of the drain without groups that is to be reached."""
+
+
+def drained(place: Place, sizes: Sizes) -> list[Line]:
+    """Drains of one backlog, in thousands of groups and in one."""
+    return [_line(place, sizes, groups, reach) for groups, reach in _REACH.items()]
+
+
+def _line(place: Place, sizes: Sizes, groups: int, reach: float) -> Line:
+    count = sizes.grouped
+
+    def work(turn: int, groups: int) -> float:
+        with shardq.connect(place.url()) as db:
+            queue = place.queue(db, f"groups-{groups}-{turn}")
+            queue.put_many(
+                {"body": body_of(n), "group": f"group-{n % groups}" if groups else None}
+                for n in range(count)
+            )
+            return drain(place, queue, count)
+
+    pair = interleaved(_REPETITIONS, lambda turn: work(turn, groups), lambda turn: work(turn, 0))
+    return Line(
+        f"drain in {groups:,} groups",
+        pair.reached,
+        "rows/s",
+        f"{reach} of a drain without groups",
+        pair.ratio >= reach,
+        pair.bare,
+        pair.ratio,
+        f"{count:,} rows, one process; beside: the same without groups",
+    )

@@ -1,0 +1,253 @@
+"""Claims of what is due for callers of `receive`: one batch for all that are in line.
+
+```
+ ready ─► take: ten rows a caller and round ─► begin what has a key ─► plan: due now + visibility
+       ─► move them all ─► each caller gets its own
+```
+
+A batch that is refused for one row is repeated caller by caller.
+"""
+
+from __future__ import annotations
+
+import logging
+from itertools import chain
+from typing import TYPE_CHECKING
+
+from shardq.errors import ShardqError, StoreRefused, StoreTimeout, StoreUnavailable
+from shardq.lifecycle.hub import BATCH_BYTES, BATCH_ROWS
+from shardq.model.message import Message, Row
+from shardq.stores.store import Move
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from shardq.clock import Clock
+    from shardq.engine.caller import Caller
+    from shardq.engine.delivery import Delivery
+    from shardq.engine.engine import Engine
+    from shardq.engine.starts import Start
+    from shardq.model.shard import Position
+    from shardq.records.register import Register
+
+_ROUND_ROWS = 10
+"""A caller gets so many rows before the next one in line gets some."""
+
+log = logging.getLogger(__name__)
+
+
+class Claims:
+    """Takes and claims rows that one engine has in memory. In the thread that steps it."""
+
+    def __init__(self, clock: Clock, register: Register, engine: Engine) -> None:
+        self._clock = clock
+        self._register = register
+        self._engine = engine
+        self._starts: dict[Delivery, Start] = {}
+
+    def take(self, line: dict[Caller, None], taken: dict[Caller, list[Delivery]]) -> None:
+        """Take what is due for callers in line, round by round, up to a batch.
+
+        Args:
+            line: They; each that gets something is taken out of it.
+            taken: What each gets goes here.
+        """
+        left_rows, left_bytes = BATCH_ROWS, BATCH_BYTES
+        wanting = list(line)
+        while wanting and left_rows > 0 and left_bytes > 0:
+            still: list[Caller] = []
+            for caller in wanting:
+                mine = taken.get(caller, [])
+                due = self._due(min(_ROUND_ROWS, caller.count - len(mine), left_rows))
+                if due and caller not in taken and line.pop(caller, caller) is not None:
+                    # It has just gone: the next one gets them.
+                    for one in due:
+                        self._engine.outbox.give_up(one)
+                    continue
+                if due:
+                    taken[caller] = mine
+                    mine += due
+                    left_rows -= len(due)
+                    left_bytes -= sum(len(one.row.body) for one in due)
+                if not due or left_rows <= 0 or left_bytes <= 0:
+                    still.clear()
+                    break
+                if len(mine) < caller.count:
+                    still.append(caller)
+            wanting = still
+        try:
+            self._begin(taken)
+        except ShardqError:
+            self._give_up(chain.from_iterable(taken.values()))
+            raise
+
+    def claim(self, taken: Mapping[Caller, Sequence[Delivery]]) -> list[Message]:
+        """Claim what was taken, and answer its callers; gives what is of callers that have gone.
+
+        Raises:
+            ShardqError: What all of them were answered by.
+        """
+        ones = list(chain.from_iterable(taken.values()))
+        try:
+            planned = {
+                one: self._plan(one, caller.visibility_ms)
+                for caller, mine in taken.items()
+                for one in mine
+            }
+            claimed = self._carry_out(planned)
+        except StoreRefused as error:
+            if len(taken) > 1:
+                # By one row of one caller; the others get theirs.
+                parts = [self.claim({caller: mine}) for caller, mine in taken.items()]
+                return list(chain.from_iterable(parts))
+            self._give_up(ones)
+            for caller in taken:
+                caller.fail(error)
+            return []
+        except ShardqError as error:
+            self._give_up(ones)
+            for caller in taken:
+                caller.fail(error)
+            raise
+        unwanted: list[Message] = []
+        for caller, mine in taken.items():
+            messages = self._messages(
+                [claimed[one] for one in mine if one in claimed], caller.visibility_ms
+            )
+            if messages:
+                unwanted += caller.give(messages)
+        return unwanted
+
+    def _due(self, count: int) -> list[Delivery]:
+        engine = self._engine
+        due: list[Delivery] = []
+        while len(due) < count and (one := engine.ready.take()) is not None:
+            if engine.leases.is_valid(one.lease):
+                due.append(one)
+            else:
+                engine.outbox.give_up(one)
+        return due
+
+    def _begin(self, taken: dict[Caller, list[Delivery]]) -> None:
+        """Let all begin together that have keys; leave out what may not, or has no attempt left."""
+        keyed = [one for mine in taken.values() for one in mine if one.row.key is not None]
+        self._starts = dict(self._engine.starts.begin_all(keyed)) if keyed else {}
+        for caller, mine in taken.items():
+            begun: list[Delivery] = []
+            for one in mine:
+                if one.row.key is not None and one not in self._starts:
+                    # What becomes of it is on its way.
+                    continue
+                if self._register.is_spent(one.row.attempt):
+                    self._engine.outbox.bury_spent(one)
+                else:
+                    begun.append(one)
+            taken[caller] = begun
+
+    def _plan(self, one: Delivery, visibility_ms: int) -> Move | Row:
+        """The claim of a row: a move, or the row of a group as it will be where it stays."""
+        engine = self._engine
+        planner = engine.settler.planner
+        if not one.grouped:
+            return planner.claim(one.row, visibility_ms, one.attempt, holder=engine.member)
+        row = planner.claimed(one.row, visibility_ms, one.attempt, holder=engine.member)
+        return engine.groups.numbered(one, row)
+
+    def _carry_out(self, planned: Mapping[Delivery, Move | Row]) -> dict[Delivery, tuple[int, Row]]:
+        """Claim rows, and settle what becomes of those that are not claimed.
+
+        Returns:
+            Delivery -> the due from which its lateness counts, and the row of its claim.
+        """
+        engine, outbox = self._engine, self._engine.outbox
+        if not outbox.is_empty:
+            # What is buried is not to wait for the next call.
+            outbox.flush()
+        # All this took its time, and another may have leased a shard since.
+        lapsed = [one for one in planned if not engine.leases.is_valid(one.lease)]
+        claims = {one: plan for one, plan in planned.items() if one not in lapsed}
+        edits = {one: plan for one, plan in claims.items() if isinstance(plan, Row)}
+        moves = {one: plan for one, plan in claims.items() if isinstance(plan, Move)}
+        lost = self._edit(list(edits.items()))
+        try:
+            gone, unknown, left = self._move(list(moves.values()))
+        except ShardqError:
+            engine.groups.unclaim(row for row in edits.values() if row.id not in lost)
+            raise
+        self._give_up([*lapsed, *(one for one, move in moves.items() if move.old in unknown)])
+        claimed: dict[Delivery, tuple[int, Row]] = {}
+        for one, row in edits.items():
+            if row.id in lost:
+                outbox.hand_over(one)
+            else:
+                claimed[one] = one.row.wanted_ms, row
+                outbox.hand_over_claimed(one, row)
+        for one, move in moves.items():
+            if move.old in unknown:
+                continue
+            if move.old in left:
+                outbox.leave_behind(one)
+            else:
+                outbox.hand_over(one)
+            if move.old not in gone:
+                claimed[one] = one.row.wanted_ms, move.new
+        return claimed
+
+    def _edit(self, claims: Sequence[tuple[Delivery, Row]]) -> set[bytes]:
+        """Claim heads of groups in place; gives the ids of those that others have settled."""
+        groups = self._engine.groups
+        if not claims:
+            return set()
+        try:
+            return groups.edit(claims, looks_first=True)
+        except StoreTimeout:
+            try:
+                # The very same once more, which tells what became of it.
+                return groups.edit(claims, looks_first=True)
+            except StoreTimeout:
+                groups.unclaim(row for _, row in claims)
+                raise
+
+    def _move(self, moves: Sequence[Move]) -> tuple[set[Position], set[Position], set[Position]]:
+        """Move rows to their claims.
+
+        Returns:
+            Those that were gone; those of which it is not known; those that are there beside their
+            claims: a large one's old row is deleted after that, and left, it comes as well.
+        """
+        settler = self._engine.settler
+        try:
+            # What came too late is due, and is not returned: so it does not matter where it is now.
+            gone, _ = settler.carry_out(moves)
+        except (StoreTimeout, StoreUnavailable):
+            # What was claimed would hide until its visibility is over, and have cost an attempt.
+            positions = [at for move in moves for at in (move.old, move.new.position)]
+            there = settler.still_there(positions)
+            made = {move.old for move in moves if move.new.position in there}
+            if not made:
+                raise
+            return set(), {move.old for move in moves} - made, made & there
+        return gone, set(), set()
+
+    def _give_up(self, ones: Iterable[Delivery]) -> None:
+        mine = list(ones)
+        self._engine.starts.give_back(self._starts[one] for one in mine if one in self._starts)
+        for one in mine:
+            self._engine.outbox.give_up(one)
+
+    def _messages(self, claimed: Sequence[tuple[int, Row]], visibility_ms: int) -> list[Message]:
+        """The messages of rows that are their caller's from now on."""
+        messages = []
+        now_ms = self._clock.now_ms()
+        stats = self._engine.stats
+        for wanted_ms, row in claimed:
+            stats.lateness.add((now_ms - wanted_ms) * 1_000)
+            if visibility_ms and row.ready_ms <= now_ms:
+                # No receipt of it would be taken any more, and another may have it by now.
+                log.warning("claiming message %s outlasted its visibility", row.message_id)
+            else:
+                watch = None if row.key is None else self._engine.starts.watch(row)
+                messages.append(Message(row, row.attempt, self._register.signer, watch))
+        if claimed:
+            stats.add(delivered=len(messages))
+        return messages

@@ -1,0 +1,194 @@
+"""One thread that steps whatever is to be stepped in a process, each in its time or on news.
+
+```
+ stepped ── add ──► due at once ──► turn() ──► due again in so many seconds ─► ...  None: no more
+                        ▲
+ wake: a put, an end ───┤
+ the store has changed ─┘  asked once for all of them, where the store tells
+```
+
+The thread lives while there is something to step. In a forked child there is neither.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Protocol
+
+from shardq import locks
+from shardq.errors import StoreError
+
+if TYPE_CHECKING:
+    from shardq.clock import Clock
+    from shardq.stores.store import Store
+
+_NEWS_S = 0.013
+"""How often a store that tells is asked whether another process has written."""
+_SPACING_US = 2_000
+"""Two turns of one that is woken are at least so far apart."""
+_BLIND_US = 1_000_000
+"""After a store did not tell, so long it is not asked."""
+
+
+class Stepped(Protocol):
+    """One that is stepped."""
+
+    def turn(self) -> float | None:
+        """Do what is to be done now; returns seconds until the next turn, None for no more."""
+
+    def on_change(self) -> bool:
+        """Another process has written into the store; True if a turn is to follow."""
+
+
+class Stepper:
+    """Steps everything that it was given, in one thread. From any thread.
+
+    Args:
+        store: Tells whether another process has written.
+        name: The thread's.
+    """
+
+    def __init__(self, store: Store, clock: Clock, name: str) -> None:
+        self._store = store
+        self._clock = clock
+        self._name = name
+        self._lock = locks.new()
+        self._news = locks.condition(self._lock)
+        self._due_us: dict[Stepped, int] = {}
+        self._asked_us: dict[Stepped, int] = {}
+        """By when a next turn was asked for since the last one began."""
+        self._turned_us: dict[Stepped, int] = {}
+        self._token: int | None = None
+        self._blind_us = 0
+        self._is_running = False
+        locks.in_child(self, Stepper._begin_child)
+
+    @property
+    def is_told(self) -> bool:
+        """True if the store tells when another process has written."""
+        return self._token is not None
+
+    def add(self, one: Stepped, seconds: float = 0.0) -> None:
+        """Step one from now on, where it is not stepped already.
+
+        Args:
+            seconds: In how many its next turn is, at the latest.
+
+        Raises:
+            RuntimeError: If no thread can be started; it is not stepped.
+        """
+        with self._lock:
+            if not self._is_running:
+                threading.Thread(target=self._run, name=self._name, daemon=True).start()
+                self._is_running = True
+            if one in self._due_us:
+                self._within(one, seconds)
+            else:
+                self._due_us[one] = self._clock.boot_us() + round(seconds * 1e6)
+                self._news.notify()
+
+    def wake(self, one: Stepped) -> None:
+        """Let the next turn of one come at once, where it is stepped."""
+        self.within(one, 0.0)
+
+    def within(self, one: Stepped, seconds: float) -> None:
+        """Let the next turn of one come in so many seconds at the latest, where it is stepped."""
+        with self._lock:
+            if one in self._due_us:
+                self._within(one, seconds)
+
+    def remove(self, one: Stepped) -> None:
+        """Step one no more; a turn that is under way goes on."""
+        with self._lock:
+            self._due_us.pop(one, None)
+            self._asked_us.pop(one, None)
+            self._turned_us.pop(one, None)
+            self._news.notify()
+
+    def close(self) -> None:
+        """Step nothing more. Idempotent; what is added later is stepped."""
+        with self._lock:
+            self._due_us.clear()
+            self._news.notify()
+
+    def _within(self, one: Stepped, seconds: float) -> None:
+        at_us = self._clock.boot_us() + round(seconds * 1e6)
+        at_us = max(at_us, self._turned_us.get(one, 0) + _SPACING_US)
+        if at_us < self._due_us[one]:
+            self._due_us[one] = at_us
+            self._news.notify()
+        # A turn that is under way says later when the next is: not after this.
+        self._asked_us[one] = min(at_us, self._asked_us.get(one, at_us))
+
+    def _run(self) -> None:
+        try:
+            while (one := self._next()) is not None:
+                self._step(one)
+        except BaseException:
+            # Whoever adds one makes another thread.
+            with self._lock:
+                self._is_running = False
+                self._due_us.clear()
+            raise
+
+    def _step(self, one: Stepped) -> None:
+        with self._lock:
+            self._asked_us.pop(one, None)
+            self._turned_us[one] = self._clock.boot_us()
+        delay = one.turn()
+        with self._lock:
+            if one not in self._due_us:
+                return
+            asked_us = self._asked_us.get(one)
+            if delay is None and asked_us is None:
+                del self._due_us[one]
+                self._turned_us.pop(one, None)
+                return
+            at_us = self._clock.boot_us() + round((delay or 0.0) * 1e6)
+            self._due_us[one] = at_us if asked_us is None else min(at_us, asked_us)
+
+    def _next(self) -> Stepped | None:
+        """Wait for the next whose turn it is; None where there is nobody left."""
+        while True:
+            has_changed = self._has_changed()
+            with self._lock:
+                if has_changed:
+                    self._on_change()
+                first = min(self._due_us, key=self._due_us.__getitem__, default=None)
+                if first is None:
+                    self._is_running = False
+                    return None
+                left_us = self._due_us[first] - self._clock.boot_us()
+                if left_us <= 0:
+                    return first
+                is_told = self._token is not None
+                seconds = left_us / 1e6
+                self._clock.wait(self._news, min(seconds, _NEWS_S) if is_told else seconds)
+
+    def _on_change(self) -> None:
+        now_us = self._clock.boot_us()
+        for one, due_us in self._due_us.items():
+            if one.on_change():
+                at_us = max(now_us, self._turned_us.get(one, 0) + _SPACING_US)
+                self._due_us[one] = min(due_us, at_us)
+
+    def _has_changed(self) -> bool:
+        """True if another process has written since this was asked last."""
+        if self._clock.boot_us() < self._blind_us:
+            return False
+        try:
+            token = self._store.changed()
+        except StoreError:
+            # What steps learns of it, and says so.
+            self._blind_us = self._clock.boot_us() + _BLIND_US
+            return False
+        has_changed = token != self._token
+        self._token = token
+        return has_changed
+
+    def _begin_child(self) -> None:
+        self._due_us.clear()
+        self._asked_us.clear()
+        self._turned_us.clear()
+        self._token = None
+        self._is_running = False

@@ -1,0 +1,172 @@
+"""Gathers the calls of many threads: what arrives while a batch is under way is the next batch.
+
+```
+ callers ──► line ──► the first that gets the turn carries out what is in line, with its own call
+                 └──► the others wait for the turn, and find that theirs are answered
+```
+
+There is no timer and no thread: a call that is alone is carried out at once, in its caller's
+thread. What a batch does, the hub's owner says.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from shardq import locks
+from shardq.errors import ShardqError, StoreRefused, StoreTimeout, own_copy
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Callable, Hashable, Sequence
+
+BATCH_ROWS = 1_000
+BATCH_BYTES = 1 << 20
+_PLACES_MAX = 256
+
+
+class Call:
+    """One call that waits for its turn.
+
+    Attributes:
+        rows: How many rows it is about.
+        bytes: The size of their bodies.
+        is_over: True if it was answered.
+        error: Why it was not done; None if it was.
+    """
+
+    __slots__ = ("bytes", "error", "is_over", "rows")
+
+    def __init__(self, rows: int = 1, size_bytes: int = 0) -> None:
+        self.rows = rows
+        self.bytes = size_bytes
+        self.is_over = False
+        self.error: ShardqError | None = None
+
+    def fail(self, error: ShardqError) -> None:
+        """Answer it by an error."""
+        self.error = error
+        self.is_over = True
+
+
+C = TypeVar("C", bound=Call)
+
+
+class Hub(Generic[C]):
+    """Carries out calls in batches, one batch at a time. From any thread.
+
+    A caller that is interrupted while it waits leaves the line. One that is interrupted while it
+    carries out a batch leaves those of the batch that are not answered in line: the next caller
+    that gets the turn carries them out again.
+
+    Args:
+        carry_out: Does what the calls of a batch ask for, or raises what they all failed by. A
+            call that alone failed it ends by `fail`. It may be given the same calls again.
+        repeats: True if a batch of unknown outcome is to be repeated once before its callers get
+            the error.
+        turn: Held while a batch is under way; hubs that share one take turns.
+    """
+
+    def __init__(
+        self,
+        carry_out: Callable[[Sequence[C]], None],
+        *,
+        repeats: bool = False,
+        turn: threading.RLock | None = None,
+    ) -> None:
+        self._carry_out = carry_out
+        self._repeats = repeats
+        self._turn = turn or locks.new()
+        self._line: dict[C, None] = {}
+        locks.in_child(self, Hub._begin_child)
+
+    def do(self, call: C) -> None:
+        """Put a call in line, and return when it is answered.
+
+        Raises:
+            ShardqError: What it failed by.
+            UsageError: If a signal's handler has interrupted a batch in this thread.
+        """
+        turn, line = self._turn, self._line
+        locks.refuse_within(turn)
+        line[call] = None
+        try:
+            with turn:
+                while not call.is_over:
+                    # Not in line any more where a fork came while it waited.
+                    line.setdefault(call)
+                    self._do_batch()
+        finally:
+            line.pop(call, None)
+        if call.error is not None:
+            raise call.error
+
+    def _do_batch(self) -> None:
+        batch = self._first()
+        try:
+            self._answer(batch)
+        finally:
+            for one in batch:
+                if one.is_over:
+                    self._line.pop(one, None)
+
+    def _first(self) -> list[C]:
+        """The first calls in line, as many as fit in a batch."""
+        batch: list[C] = []
+        rows = size_bytes = 0
+        for one in list(self._line):
+            rows += one.rows
+            size_bytes += one.bytes
+            if batch and (rows > BATCH_ROWS or size_bytes > BATCH_BYTES):
+                break
+            batch.append(one)
+        return batch
+
+    def _answer(self, batch: Sequence[C]) -> None:
+        try:
+            try:
+                self._carry_out(batch)
+            except StoreTimeout:
+                if not self._repeats:
+                    raise
+                self._carry_out(batch)
+            for one in batch:
+                one.is_over = True
+        except StoreRefused as error:
+            if len(batch) == 1:
+                batch[0].fail(error)
+                return
+            # One of them is refused, and the others are not to be.
+            for one in batch:
+                if not one.is_over:
+                    self._answer([one])
+        except ShardqError as error:
+            for one in batch:
+                if not one.is_over:
+                    one.fail(error if len(batch) == 1 else own_copy(error))
+
+    def _begin_child(self) -> None:
+        # Whoever is in line is a thread of the parent's, but for the one that forks.
+        self._line.clear()
+
+
+class Hubs(Generic[C]):
+    """A hub for each place: what is bound for different places does not wait for one another.
+
+    Args:
+        make: Makes a hub.
+    """
+
+    def __init__(self, make: Callable[[], Hub[C]]) -> None:
+        self._make = make
+        self._hubs: dict[Hashable, Hub[C]] = {}
+
+    def of(self, place: Hashable) -> Hub[C]:
+        """The hub of a place."""
+        hub = self._hubs.get(place)
+        if hub is None:
+            if len(self._hubs) >= _PLACES_MAX:
+                # Calls that are under way go on in the hubs that they have.
+                self._hubs.clear()
+            hub = self._hubs.setdefault(place, self._make())
+        return hub
