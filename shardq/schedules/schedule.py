@@ -526,10 +526,7 @@ class Book:
     def write(self, definition: Definition) -> bool:
         """Write a schedule that is not there; False where another was quicker."""
         ticks = self.open()
-        if definition.job.group is None:
-            self._home.register.use_band(definition.job.priority)
-        else:
-            self._home.register.use_groups()
+        self._use_lane_of(definition)
         listed = self.listing.read([definition.name]).get(definition.name)
         made = replace(definition, version=self.listing.next_version(listed))
         self.listing.write(made)
@@ -567,7 +564,9 @@ class Book:
             return new.aimed(max(now_ms, tick.previous_ms or 0))
 
         # Whether it can be, before it is listed.
-        self.listing.write(changed(self._tick(name)).definition)
+        wanted = changed(self._tick(name)).definition
+        self._use_lane_of(wanted)
+        self.listing.write(wanted)
         with begun("the change is listed"):
             made = ticks.change(name, changed)
         if made is None:
@@ -589,6 +588,13 @@ class Book:
             self._relist(name)
 
     # Details --------------------------------------------------------------------------------------
+
+    def _use_lane_of(self, definition: Definition) -> None:
+        """Let the lanes that its jobs are written to be read."""
+        if definition.job.group is None:
+            self._home.register.use_band(definition.job.priority)
+        else:
+            self._home.register.use_groups()
 
     def _check_priority(self, definition: Definition) -> None:
         bands, priority = self._home.register.layout.bands, definition.job.priority

@@ -494,6 +494,15 @@ class Case:
         """Claims that no caller came to have: it died, was not told, or too late."""
         # A handler that has it when its time is up is no caller, and counts one more.
         had = {one.row.id for one in self.history.deliveries if one.kind == "receive"}
+        # A claim in place that reached no caller is edited back, and its attempt not counted.
+        had |= {
+            claim.row.id
+            for written in self.history.written.values()
+            if written.is_edit
+            and written.row.claim is None
+            and (claim := self.source_of(written)) is not None
+            and written.row.attempt < claim.row.attempt
+        }
         for token, row_ids in self.rows.items():
             for row_id in row_ids:
                 written = self.history.written[row_id]
