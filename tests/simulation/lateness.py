@@ -49,11 +49,11 @@ def late(case: Case) -> Iterator[Breach]:
     # members outnumber lanes, these go round besides, and it is open for a while to whom.
     is_rolling = "rolling" in plan.kinds and indices_filled(plan) > len(readers)
     calm = Calm(case, comings=not is_rolling)
-    groups: dict[tuple[str, int], list[Delivery]] = defaultdict(list)
+    groups: dict[str, list[Delivery]] = defaultdict(list)
     for one in history.deliveries:
         put = history.puts.get(one.token)
         if put is not None and put.letter.group is not None:
-            groups[put.letter.group, put.letter.priority].append(one)
+            groups[put.letter.group].append(one)
     for token, put in history.puts.items():
         ones = case.by_token[token]
         if put.outcome != "acked" or put.ended_us is None or not ones or put.letter.key:
@@ -63,7 +63,7 @@ def late(case: Case) -> Iterator[Breach]:
         if put.letter.group is not None:
             before = [
                 one
-                for one in groups[put.letter.group, put.letter.priority]
+                for one in groups[put.letter.group]
                 if one.begun_us < ones[0].begun_us
             ]
             after_us = _ended_us(case, before)
@@ -105,12 +105,12 @@ def stuck(case: Case) -> Iterator[Breach]:
             if one.kind == "handler" and not case.crashed(one.process, one.begun_us, calm_us)
         )
     )
-    groups: dict[tuple[str, int], int] = {}
+    groups: dict[str, int] = {}
     for one in sorted(history.deliveries, key=lambda one: one.begun_us):
         put, written = history.puts.get(one.token), history.written[one.row.id]
         ready_us = history.attended_us(max(one.row.due_ms * 1_000, written.at_us, calm_us))
         if put is not None and put.letter.group is not None:
-            key = put.letter.group, put.letter.priority
+            key = put.letter.group
             ready_us = max(ready_us, groups.get(key, 0))
             groups[key] = max(one.ended_us or history.ended_us, groups.get(key, 0))
         found_us = _found_us(case, written)
