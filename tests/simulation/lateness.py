@@ -61,11 +61,7 @@ def late(case: Case) -> Iterator[Breach]:
             continue
         ready_us, bound_us = max(put.asked_us, put.ended_us), _HANDED_US if is_rolling else _SOON_US
         if put.letter.group is not None:
-            before = [
-                one
-                for one in groups[put.letter.group]
-                if one.begun_us < ones[0].begun_us
-            ]
+            before = [one for one in groups[put.letter.group] if one.begun_us < ones[0].begun_us]
             after_us = _ended_us(case, before)
             if after_us is None:
                 continue
