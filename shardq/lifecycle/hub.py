@@ -14,7 +14,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from shardq import locks
-from shardq.errors import ShardqError, StoreRefused, StoreTimeout, own_copy
+from shardq.errors import (
+    ShardqError,
+    StoreFull,
+    StoreRefused,
+    StoreTimeout,
+    StoreUnavailable,
+    own_copy,
+)
 
 if TYPE_CHECKING:
     import threading
@@ -64,6 +71,8 @@ class Hub(Generic[C]):
             call that alone failed it ends by `fail`. It may be given the same calls again.
         repeats: True if a batch of unknown outcome is to be repeated once before its callers get
             the error.
+        is_whole: True if a batch that is not applied has changed nothing; else a part of it may
+            be applied all the same.
         turn: Held while a batch is under way; hubs that share one take turns.
     """
 
@@ -72,10 +81,12 @@ class Hub(Generic[C]):
         carry_out: Callable[[Sequence[C]], None],
         *,
         repeats: bool = False,
+        is_whole: bool = True,
         turn: threading.RLock | None = None,
     ) -> None:
         self._carry_out = carry_out
         self._repeats = repeats
+        self._is_whole = is_whole
         self._turn = turn or locks.new()
         self._line: dict[C, None] = {}
         locks.in_child(self, Hub._begin_child)
@@ -122,14 +133,15 @@ class Hub(Generic[C]):
             batch.append(one)
         return batch
 
-    def _answer(self, batch: Sequence[C]) -> None:
+    def _answer(self, batch: Sequence[C], *, is_again: bool = False) -> None:
+        """Answer the calls of a batch.
+
+        Args:
+            batch: The calls.
+            is_again: True if they have been tried before.
+        """
         try:
-            try:
-                self._carry_out(batch)
-            except StoreTimeout:
-                if not self._repeats:
-                    raise
-                self._carry_out(batch)
+            self._try(batch, is_again=is_again)
             for one in batch:
                 one.is_over = True
         except StoreRefused as error:
@@ -139,11 +151,26 @@ class Hub(Generic[C]):
             # One of them is refused, and the others are not to be.
             for one in batch:
                 if not one.is_over:
-                    self._answer([one])
+                    self._answer([one], is_again=True)
         except ShardqError as error:
             for one in batch:
                 if not one.is_over:
                     one.fail(error if len(batch) == 1 else own_copy(error))
+
+    def _try(self, batch: Sequence[C], *, is_again: bool) -> None:
+        try:
+            try:
+                self._carry_out(batch)
+            except StoreTimeout:
+                if not self._repeats:
+                    raise
+                is_again = True
+                self._carry_out(batch)
+        except (StoreUnavailable, StoreFull) as error:
+            if not is_again and (self._is_whole or len(batch) == 1):
+                raise
+            text = f"maybe applied by a try whose answer is not known: {error}"
+            raise StoreTimeout(text, error.messages) from error
 
     def _begin_child(self) -> None:
         # Whoever is in line is a thread of the parent's, but for the one that forks.

@@ -152,12 +152,15 @@ class _Chunk:
     Attributes:
         rows: What was asked to be put, in its order.
         keyed: By its number among them, what has a key.
+        failed: Why consumers could not be told to poll a lane that is new. Nothing that was read
+            after that is stored, and the error carries all.
     """
 
-    __slots__ = ("keyed", "rows")
+    __slots__ = ("failed", "keyed", "rows")
 
     def __init__(self) -> None:
         self.rows: list[Row] = []
+        self.failed: StoreError | None = None
         self.keyed: dict[int, Asked] = {}
 
     def unkeyed(self) -> list[Row]:
@@ -219,7 +222,9 @@ class Producer:
         self._keyed = KeyedPuts(store, clock, register, settler, stats)
         self._stats = stats
         self._on_put = on_put
-        self._puts: Hubs[_Put] = Hubs(partial(Hub, self._put_all, repeats=True))
+        self._puts: Hubs[_Put] = Hubs(
+            partial(Hub, self._put_all, repeats=True, is_whole=store.is_local)
+        )
         # Producers start in different lanes, so that few of them already fill all.
         self._salt = random.randrange(1 << 16)
         self._turns = count(self._salt)
@@ -554,7 +559,7 @@ class Producer:
                     rows.append(row)
                     yield row
                 else:
-                    made = self._row_of_item(now_us, lane_of, item)
+                    made = self._row_of_item(now_us, lane_of, item, chunk)
                     if isinstance(made, Asked):
                         chunk.keyed[len(rows)] = made
                         row = made.row
@@ -562,21 +567,24 @@ class Producer:
                     else:
                         row = made
                         rows.append(row)
-                        yield row
+                        if chunk.failed is None:
+                            yield row
                 room -= len(row.body)
                 # Before it began: the clock was set back.
                 is_over = not begun_us <= now_us <= deadline_us
                 if len(rows) >= _CHUNK_ROWS or room <= 0 or is_over:
-                    return
+                    break
         except GeneratorExit:
             # The store has failed, and reads no further.
             raise
         except BaseException as error:  # noqa: BLE001 - raised once what was read is stored
             ended.append(error)
+        if chunk.failed is not None:
+            raise chunk.failed
 
-    def _row_of_item(self, now_us: int, lane_of: LaneOf, item: Any) -> Row | Asked:
+    def _row_of_item(self, now_us: int, lane_of: LaneOf, item: Any, chunk: _Chunk) -> Row | Asked:
         if isinstance(item, Message):
-            row = self._again(item)
+            row = self._again(item, chunk)
             return row if row.key is None else self._asked(row, {"body": item})
         if type(item) is Sealed:
             given: Mapping[str, Any] = {"body": item.body, "headers": json.loads(item.headers)}
@@ -615,6 +623,7 @@ class Producer:
             get("group"),
             get("headers"),
             get("id"),
+            chunk,
         )
         return self._asked(row, given) if is_keyed else row
 
@@ -629,11 +638,12 @@ class Producer:
         group: str | None,
         headers: Mapping[str, str] | None,
         name: str | None,
+        chunk: _Chunk | None = None,
     ) -> Row:
         if group is not None:
             names.label(group, what="group")
             # Before the layout is read: it may be another queue's that was made since.
-            self._register.use_groups()
+            _use(self._register.use_groups, chunk)
         layout = self._register.layout
         now_ms = ceil_ms(now_us)
         wanted_ms = asked_ms(now_ms, due, delay)
@@ -649,7 +659,7 @@ class Producer:
                 f"more."
             )
         if priority >= layout.bands_used and group is None:
-            self._register.use_band(priority)
+            _use(partial(self._register.use_band, priority), chunk)
         if group is None:
             lane = lane_of(minute, priority)
         else:
@@ -670,7 +680,7 @@ class Producer:
             priority=0 if group is None else priority,
         )
 
-    def _again(self, message: Message) -> Row:
+    def _again(self, message: Message, chunk: _Chunk | None = None) -> Row:
         if message.queue != self._register.name:
             raise UsageError(
                 f"a message of queue {message.queue!r} cannot be put into {self._register.name!r}; "
@@ -682,7 +692,7 @@ class Producer:
                 f"dropped; put its body."
             )
         self._stats.note_farthest(message._row.due_ms)
-        self._register.use_lanes_of([message._row.shard])
+        _use(partial(self._register.use_lanes_of, [message._row.shard]), chunk)
         return message._row
 
 
@@ -697,6 +707,17 @@ def _iterator(items: Iterable[Item]) -> Iterator[Item]:
         f"put_many takes an iterable of bodies or mappings, not {type(items).__name__}; "
         f"put takes one."
     )
+
+
+def _use(use: Callable[[], None], chunk: _Chunk | None) -> None:
+    """Let consumers poll a lane; a chunk keeps the error, for it is raised once all is read."""
+    if chunk is None:
+        use()
+    elif chunk.failed is None:
+        try:
+            use()
+        except StoreError as error:
+            chunk.failed = error
 
 
 def _add_count(error: BaseException, total: int) -> None:
