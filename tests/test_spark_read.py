@@ -556,7 +556,7 @@ def test_spark_reads_what_the_queue_holds(reading: SparkSession, url: str, queue
     found = {}
     for one in made.collect():
         told = one.asDict()
-        for name in ("due", "first_due", "entered", "last_error_at"):
+        for name in ("due", "first_due", "entered", "last_error_at", "not_before"):
             told[name] = told[name] and told[name].replace(tzinfo=UTC)
         told |= {name: bytes(told[name]) for name in ("row_id", "entry", "body")}
         found[told["row_id"]] = {

@@ -19,7 +19,7 @@ from shardq.clock import BootTime, SystemClock
 from shardq.model.shard import Shard
 from shardq.stores.sqlite import SqliteStore, turn
 from shardq.stores.store import LeaseState
-from shardq.stores.tables import BLOCKED, LANES, MEMBERS
+from shardq.stores.tables import LANES, MEMBERS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -475,13 +475,10 @@ def test_members_and_blocks_that_ran_out_leave_no_row(path: Path) -> None:
     store = SqliteStore(path, machine_us=lambda: now_us, boot_time=lambda: BootTime(now_us, "here"))
     store.open()
     store.note(MEMBERS, ("mail",), {"gone": "{}"}, 1_000)
-    store.note(BLOCKED, ("mail", 0), {"gone": (5, "m")}, 1_000)
     now_us += 1_000_000
     store.note(MEMBERS, ("mail",), {"here": "{}"}, 1_000)
-    store.note(BLOCKED, ("mail", 0), {"here": (5, "m")}, 1_000)
     with store._database.reading() as reader:
         assert reader.execute("SELECT member FROM members").fetchall() == [("here",)]
-        assert reader.execute("SELECT in_group FROM blocked").fetchall() == [("here",)]
     store.close()
 
 

@@ -19,9 +19,9 @@ from shardq.stores.sqlite import SqliteStore
 from shardq.stores.sqlite import registers as sqlite
 from shardq.stores.store import Move
 from shardq.stores.tables import (
-    BLOCKED,
     LANES,
     MEMBERS,
+    PLACES,
     QUEUES,
     RESULTS,
     STATS,
@@ -62,14 +62,15 @@ def test_a_note_says_what_was_written_last(store: Store, queue: str) -> None:
 
 
 def test_notes_of_several_columns_and_keys_come_back(store: Store, queue: str) -> None:
-    blocks = {"注文 7": (BASE_MS, "id-1"), "b": (BASE_MS + 1, "id-2")}
-    store.note(BLOCKED, (queue, 1), blocks, LONG_MS)
-    store.note(BLOCKED, (queue, 2), {"b": (BASE_MS + 2, "id-3")}, LONG_MS)
-    store.note(BLOCKED, (queue + "x", 1), {"c": (1, "id-4")}, LONG_MS)
-    assert store.notes(BLOCKED, (queue, 1)) == blocks
-    assert store.notes(BLOCKED, (queue, 2)) == {"b": (BASE_MS + 2, "id-3")}
-    assert store.notes(BLOCKED, (queue, 1), ["b", "c"]) == {"b": blocks["b"]}
-    assert store.notes(BLOCKED, (queue, 1), ["c", "注文 7"]) == {"注文 7": blocks["注文 7"]}
+    first, second = ("注文 7", "id-1"), ("b", "id-2")
+    places = {first: ("here", BASE_MS), second: ("there", BASE_MS + 1)}
+    store.note(PLACES, (queue, 1), places)
+    store.note(PLACES, (queue, 2), {second: ("elsewhere", BASE_MS + 2)})
+    store.note(PLACES, (queue + "x", 1), {("c", "id-3"): ("far", 1)})
+    assert store.notes(PLACES, (queue, 1)) == places
+    assert store.notes(PLACES, (queue, 2)) == {second: ("elsewhere", BASE_MS + 2)}
+    assert store.notes(PLACES, (queue, 1), [second, ("c", "id-3")]) == {second: places[second]}
+    assert store.notes(PLACES, (queue, 1), [("c", "id-3"), first]) == {first: places[first]}
     totals = {(8, "one"): "{}", (7, "two"): "{}", (100, "one"): '{"ü":"' + "x" * 16_000 + '"}'}
     store.note(STATS, (queue,), totals)
     assert store.notes(STATS, (queue,)) == totals
@@ -80,12 +81,12 @@ def test_notes_of_several_columns_and_keys_come_back(store: Store, queue: str) -
 
 
 def test_hundreds_of_notes_are_written_and_read_by_key(store: Store, queue: str) -> None:
-    blocks = {f"group-{number}": (number, f"id-{number}") for number in range(450)}
-    store.note(BLOCKED, (queue, 0), blocks, LONG_MS)
-    assert store.notes(BLOCKED, (queue, 0), list(blocks)[1:]) == dict(list(blocks.items())[1:])
-    assert store.notes(BLOCKED, (queue, 0)) == blocks
-    store.erase(BLOCKED, (queue, 0), list(blocks)[2:])
-    assert store.notes(BLOCKED, (queue, 0)) == dict(list(blocks.items())[:2])
+    places = {(f"key-{number}", "id"): (f"at-{number}", number) for number in range(450)}
+    store.note(PLACES, (queue, 0), places)
+    assert store.notes(PLACES, (queue, 0), list(places)[1:]) == dict(list(places.items())[1:])
+    assert store.notes(PLACES, (queue, 0)) == places
+    store.erase(PLACES, (queue, 0), list(places)[2:])
+    assert store.notes(PLACES, (queue, 0)) == dict(list(places.items())[:2])
 
 
 def test_of_notes_with_a_latest_column_the_highest_stands(store: Store, queue: str) -> None:
@@ -110,19 +111,24 @@ def test_an_erased_note_is_gone_alone_and_may_be_written_again(store: Store, que
     assert store.notes(STATS, (queue,)) == {(7, "one"): '{"put":1}', (7, "two"): "{}"}
 
 
-@pytest.mark.parametrize("table", [MEMBERS, BLOCKED], ids=["since boot", "wall clock"])
+@pytest.mark.parametrize("table", [MEMBERS, RESULTS], ids=["since boot", "wall clock"])
 def test_a_note_ends_with_its_time_to_live(
-    store: Store, queue: str, lapse: Elapse, table: Table[str, object]
+    store: Store, queue: str, lapse: Elapse, table: Table[Any, Any]
 ) -> None:
-    partition = (queue,) if table is MEMBERS else (queue, 0)
-    value = "{}" if table is MEMBERS else (BASE_MS, "id")
-    store.note(table, partition, {"silent": value, "loud": value}, TTL_MS)
-    store.note(table, partition, {"loud": value}, LONG_MS)
-    lapse(TTL_MS, lambda: "silent" not in store.notes(table, partition))
-    assert store.notes(table, partition) == {"loud": value}
-    assert store.notes(table, partition, ["loud", "silent"]) == {"loud": value}
-    store.note(table, partition, {"silent": value}, LONG_MS)
-    assert set(store.notes(table, partition)) == {"loud", "silent"}
+    is_member = table is MEMBERS
+    partition = (queue,) if is_member else ()
+    silent, loud = ("silent", "loud") if is_member else ((queue, "silent"), (queue, "loud"))
+
+    def value(written: int) -> object:
+        return "{}" if is_member else ResultNote("done", 1, b"", "", "", 0, "", 0, written)
+
+    store.note(table, partition, {silent: value(1), loud: value(1)}, TTL_MS)
+    store.note(table, partition, {loud: value(2)}, LONG_MS)
+    lapse(TTL_MS, lambda: silent not in store.notes(table, partition, [silent, loud]))
+    both = [silent, loud]
+    assert store.notes(table, partition, both) == {loud: value(2)}
+    store.note(table, partition, {silent: value(3)}, LONG_MS)
+    assert store.notes(table, partition, both) == {silent: value(3), loud: value(2)}
 
 
 def result(state: str, written: int, value: bytes = b"") -> ResultNote:
