@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from shardq.lifecycle.settle import CLAIM_MARGIN_MS
 from shardq.model.ids import birth_us
 from simulation.books import ACKED
-from simulation.case import COPY_US, DRIFT_US, Breach
+from simulation.case import COPY_US, DRIFT_US, Breach, leased_as
 from simulation.copies import overtaken, repairs
 from simulation.stories import clock_of, story
 
@@ -230,7 +230,8 @@ def _was_released(case: Case, first: Delivery, second: Delivery) -> bool:
     been stored by then.
     """
     return any(
-        fork.shard in {case.history.written[i].row.shard for i in case.line_of(one.row.id)}
+        fork.shard
+        in {leased_as(case.history.written[i].row.shard) for i in case.line_of(one.row.id)}
         and fork.process == one.process
         and (one.process != other.process or one.row.id != other.row.id)
         and one.begun_us <= case.noticed_us(fork)
