@@ -231,7 +231,9 @@ class Receiver:
             except (StoreUnavailable, StoreTimeout) as error:
                 return self._back_off(error)
             except ShardqError as error:
-                log.warning("queue %s: leases are no longer kept: %s", self._register.name, error)
+                if engine is not None and engine.leases.held():
+                    name = self._register.name
+                    log.warning("queue %s: leases are no longer kept: %s", name, error)
                 self._end(error)
                 return None
 
