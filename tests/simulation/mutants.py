@@ -17,7 +17,6 @@ from shardq.engine.deliverer import Deliverer
 from shardq.engine.discards import Discards
 from shardq.engine.engine import Engine
 from shardq.engine.groups import lane
-from shardq.engine.groups.lane import Group
 from shardq.engine.groups.room import GroupLanes
 from shardq.engine.intake import Intake
 from shardq.engine.lane import Lane
@@ -173,19 +172,15 @@ MUTANTS: dict[str, Edits] = {
         (GroupLanes, "_renew", "if row.ready_ms > self._clock.now_ms() or", "if"),
     ),
     "the next of a group begins before the one before has ended": (
-        (Outbox, "begin", "self.begun += 1", "self.begun += 1\n    if one.grouped: self._groups.ended(one)"),
+        (
+            Deliverer, "deliver", "outcome = self._handle(one)",
+            "if one.grouped:\n"
+            "            engine.groups.ended(one)\n"
+            "        outcome = self._handle(one)",
+        ),
     ),
     "a group lane is sealed over a minute that is not listed": (
         (GroupLanes, "pass_by", "return first is None or", "return True or"),
-    ),
-    "a note is not looked at": (
-        (GroupLanes, "_look_at_noted", "looks.union(note.noted for note in notes)", "looks"),
-    ),
-    "no serial is skipped after a take-over": (
-        (GroupLanes, "numbered", "else SERIALS_AFTER_TAKEOVER", "else 1"),
-    ),
-    "a row that is found late goes behind its group's head": (
-        (Group, "is_passed", "head is not None and", "head is not None and False and"),
     ),
     "what is due together goes last first": (
         (lane, "place_of", "order_key(row.id)", "bytes(255 - part for part in order_key(row.id))"),
