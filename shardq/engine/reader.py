@@ -234,7 +234,10 @@ class Reader:
         grouped = {
             row.shard.lane
             for row in rows
-            if self._intake.lanes[row.shard.lane].of_groups and row.id not in self._intake.known
+            # One of these lanes may have been given up while they were read.
+            if (lane := self._intake.lanes.get(row.shard.lane)) is not None
+            and lane.of_groups
+            and row.id not in self._intake.known
         }
         if not grouped:
             return rows
