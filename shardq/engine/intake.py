@@ -364,7 +364,10 @@ class Intake:
         }
         refused = self._groups.take_over(new)
         for shard, rows_of_shard in groupby(rows, key=_shard_of):
-            lane = self.lanes[shard.lane]
+            lane = self.lanes.get(shard.lane)
+            if lane is None:
+                # It was given up meanwhile.
+                continue
             if shard in unheld and self._leases.get(keys[shard]) is None:
                 first_ms = min(row.due_ms for row in rows_of_shard)
                 now_ms = self._clock.now_ms()
@@ -380,18 +383,19 @@ class Intake:
     def _free(self, rows: Sequence[Row]) -> set[Shard]:
         """Shards worth an LWT: what was refused before is looked at with a plain read first."""
         shards = {row.shard: row.position for row in rows}
-        doubtful = [shard for shard in shards if self.lanes[shard.lane].retry_ms]
+        mine = {shard: lane for shard in shards if (lane := self.lanes.get(shard.lane)) is not None}
+        doubtful = [shard for shard, lane in mine.items() if lane.retry_ms]
         locks = {}
-        if plain := [shards[shard] for shard in doubtful if not self.lanes[shard.lane].of_groups]:
+        if plain := [shards[shard] for shard in doubtful if not mine[shard].of_groups]:
             locks = {shard: state.lock for shard, state in self._store.locks(plain).items()}
-        if lanes := {shard.lane for shard in doubtful if self.lanes[shard.lane].of_groups}:
+        if lanes := {shard.lane for shard in doubtful if mine[shard].of_groups}:
             states = self._store.lane_locks(self._layout.queue, sorted(lanes))
             locks.update(
                 (shard, states[shard.lane].lock) for shard in doubtful if shard.lane in states
             )
-        free = {shard for shard in shards if self._leases.is_free(locks.get(shard))}
+        free = {shard for shard in mine if self._leases.is_free(locks.get(shard))}
         for shard in free:
-            self.lanes[shard.lane].retry_ms = 0
+            mine[shard].retry_ms = 0
         return free
 
     def _without_settled(self, rows: list[Row], unheld: set[Shard]) -> list[Row]:

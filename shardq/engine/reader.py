@@ -232,7 +232,7 @@ class Reader:
         has been found by that, and no other: polls may be slow, and be many since.
         """
         grouped = {
-            row.shard.lane
+            row.shard.lane: lane
             for row in rows
             # One of these lanes may have been given up while they were read.
             if (lane := self._intake.lanes.get(row.shard.lane)) is not None
@@ -241,7 +241,7 @@ class Reader:
         }
         if not grouped:
             return rows
-        lanes = [self._intake.lanes[number] for number in sorted(grouped)]
+        lanes = [grouped[number] for number in sorted(grouped)]
         since_ms = min(self._missed_since_ms(lane, after_ms) for lane in lanes)
         again: list[Row] = []
         asked_ms = self._clock.now_ms()
@@ -270,7 +270,8 @@ class Reader:
         return [
             row
             for row in rows
-            if not (lane := lanes[row.shard.lane]).of_groups or row.due_ms <= lane.read_ms
+            if (lane := lanes.get(row.shard.lane)) is not None
+            and (not lane.of_groups or row.due_ms <= lane.read_ms)
         ]
 
     def _look_again_where_cut(self, rows: Sequence[Row], limit: int) -> None:
