@@ -213,9 +213,9 @@ class GroupLanes:
                         mine.keep(one.row, ROWS_MAX)
                         mine.groups[name].head = self._begun.pop((lane, name))
                         mine.groups[name].coming = 0
-                lane = self.intake.lanes.get(number)
-                if mine.listed and lane is not None:
-                    lane.reread_listed(mine.listed, self._layout)
+                read = self.intake.lanes.get(number)
+                if mine.listed and read is not None:
+                    read.reread_listed(mine.listed, self._layout)
                     first_ms[number] = min(mine.listed.values())
         return first_ms
 
