@@ -223,6 +223,26 @@ def test_more_rows_than_memory_holds_are_delivered_in_order(
         assert numbers == sorted(numbers)
 
 
+def test_no_message_goes_before_those_that_a_full_page_of_an_older_minute_left_out(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail", lanes=1, group_lanes=1, minute="10s")
+    queue.put("first", group="g")
+    seen = Recorder(stage.clock)
+    # The ordinary lane has room for one row, and so has the page of both lanes.
+    consumer = Consumer(queue, seen, prefetch=1)
+    stage.drive(consumer, seconds=1)
+    stage.clock.advance((19_500 - stage.clock.now_ms() % 10_000) / 1e3)
+    stage.drive(consumer, seconds=0.2)
+    for number in range(3):
+        queue.put(f"{number}", group="g")
+        stage.clock.advance(0.01)
+    stage.clock.advance(0.5)
+    queue.put("next minute", group="g")
+    stage.drain(queue, consumer)
+    assert seen.texts == ["first", "0", "1", "2", "next minute"]
+
+
 def test_a_group_behind_a_long_backoff_costs_no_memory(stage: Stage) -> None:
     queue = stage.connect().queue("mail", group_lanes=1)
     queue.put("head", group="a")

@@ -213,6 +213,7 @@ class Reader:
             limit = min(self._room_ahead(lane) for lane in lanes)
             rows = self.read(lanes, max(after_ms, now_ms - 1), until_ms, "ahead", limit=limit)
             self._look_again_where_cut(rows, limit)
+            rows = self._without_cut_off(rows, limit)
             # A claim's holder may still move it on: it is read when due, never before.
             rows = [row for row in rows if row.claim is None]
             self._intake.accept(self.with_missed(rows, now_ms, now_ms))
@@ -274,6 +275,22 @@ class Reader:
             and (not lane.of_groups or row.due_ms <= lane.read_ms)
         ]
 
+    def _without_cut_off(self, rows: list[Row], limit: int) -> list[Row]:
+        """Rows without those of group lanes that come after what a full page has left out."""
+        if len(rows) < limit:
+            return rows
+        lanes, counts = self._intake.lanes, Counter(row.shard for row in rows)
+        cut: dict[int, int] = {}
+        for shard, count in counts.items():
+            lane = lanes.get(shard.lane)
+            if count >= limit and lane is not None and lane.of_groups:
+                cut[shard.lane] = min(shard.minute, cut.get(shard.lane, shard.minute))
+        if not cut:
+            return rows
+        return [
+            row for row in rows if row.shard.minute <= cut.get(row.shard.lane, row.shard.minute)
+        ]
+
     def _look_again_where_cut(self, rows: Sequence[Row], limit: int) -> None:
         """What a full page has left out of the next 2 s is looked for by the next step."""
         if rows and max(Counter(row.shard for row in rows).values()) >= limit:
@@ -332,6 +349,7 @@ class Reader:
         counts = Counter(row.shard for row in rows) if rows else {}
         if ahead_ms:
             self._look_again_where_cut(rows, limit)
+        rows = self._without_cut_off(rows, limit)
         # A claim's holder may still move it on: it is read when due, never before.
         rows = [row for row in rows if row.due_ms <= until_ms or row.claim is None]
         beyond = {row.shard for row in rows if row.due_ms > until_ms}
