@@ -12,7 +12,7 @@ where somebody has placed a message so far ahead. The queue's index tells which 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 from shardq.inspection import scan
@@ -40,8 +40,8 @@ _ROWS_MAX = 20_000
 _LOCAL_ROWS_MAX = 100_000
 """On SQLite: 50 ms."""
 _SHARDS_MAX = 10_000
-_PART = (8, 500)
-"""So many shards are counted at a time: few first, for the first may hold all that is counted."""
+_PART = 500
+"""So many shards are counted at a time; few first, for the first may hold all that is counted."""
 PURGE_MS = 10_000
 """So long after a purge, what others put just before it is there to be counted."""
 _PAGE = 1_000
@@ -297,10 +297,7 @@ class DepthCounter:
         """The shards that lie in the queue's lanes, some at a time."""
         layout = self._register.layout
         shards = (shard for shard in found if layout.has_lane(shard.lane))
-        length, most = _PART
-        while part := list(islice(shards, length)):
-            yield part
-            length = min(2 * length, most)
+        return scan.parts(shards, _PART)
 
     def _tally(
         self,

@@ -31,8 +31,8 @@ _PAGE_ROWS = (10, 1_000)
 _PAGE_BYTES = 4 << 20
 _ROW_BYTES = 400
 _TOGETHER_MAX = 64
-_SHARDS = (8, 2_000)
-"""So many shards are looked into at a time: few first, for whoever needs only the first."""
+_SHARDS_FIRST, _SHARDS_MAX = 8, 2_000
+"""So many shards are looked into at a time."""
 _OVER_MS = 600_000
 """So long after its minute and the offset a shard gets no rows: no write takes so long."""
 _FAR_MS = 1 << 52
@@ -177,7 +177,7 @@ def every_shard(store: Store, register: Register, now_ms: int) -> Iterator[Shard
 
 def with_rows(store: Rows, shards: Iterable[Shard]) -> Iterator[Shard]:
     """Those of the shards of one queue that have a row, in their order."""
-    for some in _parts(shards):
+    for some in parts(shards):
         found: set[Shard] = set()
         for minutes, lanes in _rectangles(some):
             found.update(store.occupied(some[0].queue, minutes, lanes))
@@ -194,7 +194,7 @@ def tallies(
         until_ms: What is due later is left out.
         purpose: Who counts, for the store's counters.
     """
-    for some in _parts(shards):
+    for some in parts(shards):
         counted: dict[Shard, Tally] = {}
         for minutes, lanes in _rectangles(some):
             wanted = Slice(some[0].queue, minutes, lanes, after_ms, until_ms, 0, purpose=purpose)
@@ -212,13 +212,14 @@ def forget_empty(store: Store, register: Register, now_ms: int) -> None:
         # It is the table's own key.
         return
     over = register.layout.newest_sealable(now_ms - _OVER_MS)
-    for some in _parts(store.indexed(register.name, range(over + 1))):
+    for some in parts(store.indexed(register.name, range(over + 1))):
         there = set(with_rows(store, some))
         store.mend_index(gone=[shard for shard in some if shard not in there])
 
 
-def _parts(shards: Iterable[Shard]) -> Iterator[list[Shard]]:
-    iterator, (length, most) = iter(shards), _SHARDS
+def parts(shards: Iterable[Shard], most: int = _SHARDS_MAX) -> Iterator[list[Shard]]:
+    """Shards some at a time: few first, for whoever needs only the first, then up to so many."""
+    iterator, length = iter(shards), _SHARDS_FIRST
     while some := list(islice(iterator, length)):
         yield some
         length = min(2 * length, most)
