@@ -212,8 +212,9 @@ class Reader:
             after_ms = min(lane.cursor_ms for lane in lanes)
             limit = min(self._room_ahead(lane) for lane in lanes)
             rows = self.read(lanes, max(after_ms, now_ms - 1), until_ms, "ahead", limit=limit)
-            self._look_again_where_cut(rows, limit)
-            rows = self._without_cut_off(rows, limit)
+            counts = Counter(row.shard for row in rows)
+            self._look_again_where_cut(counts, limit)
+            rows = self._without_cut_off(rows, counts, limit)
             # A claim's holder may still move it on: it is read when due, never before.
             rows = [row for row in rows if row.claim is None]
             self._intake.accept(self.with_missed(rows, now_ms, now_ms))
@@ -275,11 +276,17 @@ class Reader:
             and (not lane.of_groups or row.due_ms <= lane.read_ms)
         ]
 
-    def _without_cut_off(self, rows: list[Row], limit: int) -> list[Row]:
-        """Rows without those of group lanes that come after what a full page has left out."""
-        if len(rows) < limit:
-            return rows
-        lanes, counts = self._intake.lanes, Counter(row.shard for row in rows)
+    def _without_cut_off(
+        self, rows: list[Row], counts: Mapping[Shard, int], limit: int
+    ) -> list[Row]:
+        """Rows without those of group lanes that come after what a full page has left out.
+
+        Args:
+            rows: In order.
+            counts: How many of them each shard has.
+            limit: Of a full page.
+        """
+        lanes = self._intake.lanes
         cut: dict[int, int] = {}
         for shard, count in counts.items():
             lane = lanes.get(shard.lane)
@@ -291,9 +298,9 @@ class Reader:
             row for row in rows if row.shard.minute <= cut.get(row.shard.lane, row.shard.minute)
         ]
 
-    def _look_again_where_cut(self, rows: Sequence[Row], limit: int) -> None:
+    def _look_again_where_cut(self, counts: Mapping[Shard, int], limit: int) -> None:
         """What a full page has left out of the next 2 s is looked for by the next step."""
-        if rows and max(Counter(row.shard for row in rows).values()) >= limit:
+        if max(counts.values(), default=0) >= limit:
             self._ahead_next_us = 0
 
     def _is_ahead_due(self, *, at_once: bool = False) -> bool:
@@ -348,8 +355,8 @@ class Reader:
         rows = self.read(lanes, after_ms, until_ms + ahead_ms, purpose, limit=limit)
         counts = Counter(row.shard for row in rows) if rows else {}
         if ahead_ms:
-            self._look_again_where_cut(rows, limit)
-        rows = self._without_cut_off(rows, limit)
+            self._look_again_where_cut(counts, limit)
+        rows = self._without_cut_off(rows, counts, limit)
         # A claim's holder may still move it on: it is read when due, never before.
         rows = [row for row in rows if row.due_ms <= until_ms or row.claim is None]
         beyond = {row.shard for row in rows if row.due_ms > until_ms}

@@ -23,7 +23,7 @@ from shardq.lifecycle.planner import Planner
 from shardq.lifecycle.pointers import KeyPointers, noted, write_notes
 from shardq.lifecycle.taker import Taken, Taker
 from shardq.model import names
-from shardq.model.message import died_after
+from shardq.model.message import SERIALS_OF_OTHERS, died_after
 from shardq.records.keys import Keys
 from shardq.records.ledger import End, Ledger
 
@@ -321,8 +321,7 @@ class Settler:
             row: As it is, which its caller has read just now.
             edited: As it is to be; its serial is set here.
         """
-        # The next but one: the owner's own edit takes the next.
-        self._store.edit([edited._replace(serial=row.serial + 2)])
+        self._store.edit([edited._replace(serial=row.serial + SERIALS_OF_OTHERS)])
         self.tell([row])
 
     def drop(self, rows: Sequence[Row]) -> None:

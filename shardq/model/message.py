@@ -20,7 +20,7 @@ from contextlib import suppress
 from datetime import datetime
 from itertools import groupby
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from shardq.errors import BadBody, StoreCorrupt, shown
 from shardq.model import ids, names
@@ -52,6 +52,8 @@ SERIALS_AFTER_TAKEOVER = 5
 
 An edit that the former reader has under way adds one, so it stays below.
 """
+SERIALS_OF_OTHERS = 2
+"""Added by an edit of one who does not own the row's lane: the owner's own edit adds one."""
 _DAMAGED = "shardq-headers"
 """In this header of a dead message are those that it had, where they could not be read."""
 _REASON_CHARS_MAX = 8_000
@@ -730,20 +732,6 @@ def died_after(buried: Row, row: Row) -> int:
 def priority_of(row: Row, layout: Layout) -> int:
     """The priority of a message: of one without a group its lane's band."""
     return layout.band_of(row.shard.lane) if row.group is None else row.priority
-
-
-GroupKey: TypeAlias = tuple[int, str]
-"""Lane and group."""
-
-
-def group_of(row: Row) -> GroupKey | None:
-    """Whose turn a row takes; None without a group."""
-    return None if row.group is None else (row.shard.lane, row.group)
-
-
-def groups_of(rows: Iterable[Row]) -> set[GroupKey]:
-    """Whose turns rows take."""
-    return {key for row in rows if (key := group_of(row)) is not None}
 
 
 def shards_of(rows: Iterable[Row]) -> set[Shard]:

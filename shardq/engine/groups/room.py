@@ -30,7 +30,7 @@ from shardq import locks
 from shardq.engine.groups.lane import GROUP_ROWS_MIN, GroupLane, place_of
 from shardq.errors import StoreTimeout, StoreUnavailable
 from shardq.model.ids import from_order_key
-from shardq.model.message import SERIALS_AFTER_TAKEOVER
+from shardq.model.message import SERIALS_AFTER_TAKEOVER, SERIALS_OF_OTHERS
 from shardq.stores.store import Slice
 
 if TYPE_CHECKING:
@@ -583,8 +583,11 @@ class GroupLanes:
         The first edit under a lease skips the serials that a former owner may have under way, and
         an edit by another than the owner those of the owner's next one.
         """
-        by = 1 if one.is_edited else SERIALS_AFTER_TAKEOVER
-        return row._replace(serial=one.row.serial + (by if self._leases.is_valid(one.lease) else 2))
+        if not self._leases.is_valid(one.lease):
+            by = SERIALS_OF_OTHERS
+        else:
+            by = 1 if one.is_edited else SERIALS_AFTER_TAKEOVER
+        return row._replace(serial=one.row.serial + by)
 
     def edit(
         self, edits: Sequence[tuple[Delivery, Row]], *, looks_first: bool = False

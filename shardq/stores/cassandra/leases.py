@@ -81,10 +81,7 @@ _WAITING = (
 )
 _LIST = "UPDATE {}.waiting SET due = ? WHERE queue = ? AND lane = ? AND minute = ?"
 _UNLIST = "DELETE FROM {}.waiting WHERE queue = ? AND lane = ? AND minute = ?"
-_IF_OURS = (
-    "DELETE due FROM {}.waiting WHERE queue = ? AND lane = ? AND minute = -1 "
-    "IF due = null AND lock = ?"
-)
+_IF_OURS = f"{_LANE_ANCHOR} AND lock = ?"
 _LISTED_MAX = 100
 
 
