@@ -68,6 +68,8 @@ _PROBE_MINUTES = 1_440
 _TIDY_MS = 1_000
 _HINT_MS = 60_000
 _NEVER_MS = 1 << 62
+_LAST = b"\xff" * 16
+"""It comes after every row id in a place, and is none: a node would refuse it."""
 
 
 class GroupLanes:
@@ -560,7 +562,8 @@ class GroupLanes:
         minutes = {m for m in mine.listed if m >= layout.minute_of(after[0])}
         first = max(lane.sealed + 1, layout.minute_of(after[0]))
         minutes.update(range(first, layout.minute_of(until_ms) + 1))
-        after_ms, after_id = after[0], from_order_key(after[1]) if after[1] else None
+        after_ms, last = after
+        after_id = None if last == _LAST or not last else from_order_key(last)
         part = sorted(minutes)[:_PROBE_MINUTES]
         for _, minute, _ in self._store.occupied(layout.queue, part, [mine.number]):
             if layout.start_ms(minute) > after_ms:
@@ -571,9 +574,9 @@ class GroupLanes:
                 return rows, place_of(rows[-1])
             if rows:
                 end_ms = layout.end_ms(minute) - 1
-                return rows, None if end_ms >= until_ms else (end_ms, b"\xff" * 16)
+                return rows, None if end_ms >= until_ms else (end_ms, _LAST)
         is_through = len(part) == len(minutes)
-        return [], None if is_through else (layout.end_ms(part[-1]) - 1, b"\xff" * 16)
+        return [], None if is_through else (layout.end_ms(part[-1]) - 1, _LAST)
 
     # Edits ----------------------------------------------------------------------------------------
 

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 _Entry = tuple[int, bytes, "Row"]
 """Due, order of the row id, the row as it reads now."""
+_TIME_BASED = 1
+"""The version of a row id, a UUID."""
 
 
 class _Note(NamedTuple):
@@ -258,6 +260,8 @@ class Cells:
         if wanted.after_id is None:
             start = bisect_left(entries, (wanted.after_ms + 1,))
         else:
+            if wanted.after_id[6] >> 4 != _TIME_BASED:
+                raise ValueError(f"{wanted.after_id.hex()} is no row id: a node refuses it.")
             # One byte more than any row id, so that the row of that id itself is left out.
             start = bisect_right(entries, (wanted.after_ms, order_key(wanted.after_id) + b"\0"))
         stop = bisect_left(entries, (wanted.until_ms + 1,), lo=start)
