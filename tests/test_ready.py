@@ -111,6 +111,20 @@ def test_a_band_that_has_more_to_be_read_holds_later_ones_back_even_when_it_is_e
     assert len(taken(ready)) == 1
 
 
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.integers(0, 50)), max_size=30),
+    st.lists(st.none() | st.integers(0, 50), min_size=3, max_size=3),
+)
+def test_as_many_rows_are_at_hand_as_can_be_taken(
+    given_rows: list[tuple[int, int]], horizon: list[int | None]
+) -> None:
+    clock, ready, rows = make()
+    ready.add([rows.one(at_ms, band=band) for band, at_ms in given_rows])
+    clock.advance(1)
+    ready.set_horizon([None if at is None else rows.start_ms + at for at in horizon])
+    assert ready.at_hand == len(taken(ready))
+
+
 def test_what_is_removed_is_not_taken() -> None:
     clock, ready, rows = make()
     first, second = rows.one(0), rows.one(1)

@@ -191,6 +191,18 @@ class Ready:
             self._promote()
             return sum(map(len, self._due))
 
+    @property
+    def at_hand(self) -> int:
+        """How many rows can be taken now: no earlier row of a lane that lags is on its way."""
+        count = 0
+        with self._lock:
+            self._promote()
+            for heap, horizon in zip(self._due, self._horizon, strict=True):
+                if horizon is not None:
+                    return count + sum(entry[0] <= horizon for entry in heap)
+                count += len(heap)
+        return count
+
     def find_due(self, wanted: Callable[[Delivery], bool], most: int) -> tuple[int, int]:
         """How many of these `wanted` accepts, and from which due on the first has waited.
 

@@ -300,7 +300,7 @@ class Receiver:
     def _claim_for_line(self, engine: Engine) -> None:
         """Claim what is due, batch by batch, while callers wait and something is due for them."""
         claims = Claims(self._clock, self._register, engine)
-        while self._line and engine.ready.due:
+        while self._line and engine.ready.at_hand:
             taken: dict[Caller, list[Delivery]] = {}
             self._claiming = True
             try:
@@ -322,7 +322,7 @@ class Receiver:
         self._return_unwanted()
         left_us = self._step_us - self._clock.boot_us()
         wanted = min(sum(caller.count for caller in looking), BATCH_ROWS)
-        has_enough = engine.ready.due >= wanted
+        has_enough = engine.ready.at_hand >= wanted
         if left_us > 0 and (
             has_enough
             # Woken by a put, whose step another has done meanwhile.
