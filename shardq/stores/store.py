@@ -128,7 +128,7 @@ class Tally(NamedTuple):
 MINUTE_US = 60_000_000
 """The ledger's minutes are whole ones, however long those of the queue are."""
 PARTS = 16
-"""Of each minute of the ledger: a partition each on Cassandra."""
+"""Parts of each minute of the ledger: a partition each on Cassandra."""
 _TURN_US = 50_000
 """For so long what one process puts goes to one part, so that a batch of puts has few."""
 

@@ -194,7 +194,7 @@ class Change(NamedTuple):
 Place: TypeAlias = tuple[Partition, tuple[Any, ...]]
 """Partition and key of a record."""
 Refused: TypeAlias = "dict[Place, Mapping[str, Any]]"
-"""Of the changes that were refused: what is there of the columns that were seen."""
+"""For each change that was refused, the present values of the columns that were seen."""
 
 
 class Note(NamedTuple):

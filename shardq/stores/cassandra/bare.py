@@ -48,7 +48,7 @@ _TAKE_NAME = (
     "IF live = null"
 )
 _NAMES_MAX = 50
-"""Of a conditional batch."""
+"""Statements of a conditional batch."""
 _FIRST = UUID(int=0, version=1)
 
 

@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from shardq.stores.store import Place
 
 _BATCH_MARKS = 200
-"""Of one partition, about 20 kB; the server's limits are for batches across partitions."""
+"""Marks of one batch, about 20 kB; the server's limits are for batches across partitions."""
 BUFFER_MARKS = 8_192
 FIND_MARKS = 500
 READ_MINUTES = 5
-"""Of a statement, 16 partitions each, which a node reads one by one: an idle day takes 0.5 s, by
-statements of 30 minutes 1.3 s."""
+"""Minutes of one statement, 16 partitions each, which a node reads one by one: an idle day takes
+0.5 s, with 30 minutes a statement 1.3 s."""
 
 _ALL_PARTS = cells.ints(range(PARTS))
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 DAY_MINUTES = 1_440
 NOTED_MAX = 10_000
-"""So many shards are remembered, and those before them: 4 MB."""
+"""Shards that are remembered, and as many from before: 4 MB."""
 _LANE = 1 << 32
 _BATCH_SHARDS = 2_000
 _PAGE_DAYS = (2, 64)

@@ -33,10 +33,10 @@ if TYPE_CHECKING:
     from shardq.stores.tables import Change, Column, K, Partition, Place, Refused, Table, V
 
 _KEYS_MAX = 100
-"""Of one read: of a row that ended lately it passes a tombstone for each of its cells."""
+"""Keys of one read, which passes a tombstone for each cell of a row that ended lately."""
 _BATCH_ROWS = 200
 _CHANGES_MAX = 100
-"""Of a conditional batch: what a drain begins at once is one for each of 16 partitions."""
+"""Changes of a conditional batch: a drain begins one for each of 16 partitions at once."""
 _EPOCH = datetime.fromtimestamp(0, UTC).replace(tzinfo=None)
 
 

@@ -28,7 +28,7 @@ SLOW_US = 10_000_000
 
 
 class SlowNodes:
-    """Which nodes are slow; one for all requests of a session.
+    """Knows which nodes are slow; one object for all requests of a session.
 
     Args:
         clock: How long ago that was seen.
@@ -89,7 +89,7 @@ class SlowLast(WrapperPolicy):  # type: ignore[misc]
         self._nodes = nodes
 
     def check_supported(self) -> None:
-        """As the other policy has it."""
+        """See the other policy."""
         self.child.check_supported()
 
     def make_query_plan(self, working_keyspace: Any = None, query: Any = None) -> Iterator[Any]:

@@ -37,7 +37,7 @@ _LATEST_US = 600_000_000
 """A row is born before it is due, but for what clocks differ by."""
 _LONG_US = 86_400_000_000
 _RECENT = 64
-"""Of a long time the last part: most rows are born not long before they are due."""
+"""The last part of a long time: most rows are born not long before they are due."""
 _EVER_US = 1 << 52
 _LAST = b"\xff" * 17
 
@@ -59,7 +59,7 @@ class Stretch(NamedTuple):
         return cls(*wanted[:4], wanted.after_id, wanted.until_ms)
 
     def bounds(self) -> tuple[str, list[bytes]]:
-        """Which of `CONDITIONS` it is, and its values."""
+        """The one of `CONDITIONS` that fits, and its values."""
         values = [cells.bigint(self.after_ms)]
         if self.after_id is not None:
             values.append(self.after_id)

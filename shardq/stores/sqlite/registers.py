@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from shardq.stores.tables import Change, Column, K, Note, Partition, Place, Refused, Table, V
 
 _CHANGES_MAX = 2_000
-"""Of a transaction, for which others wait: 30 us each."""
+"""Changes of a transaction, for which others wait: 30 us each."""
 _VOID_EVERY_US = 60_000_000
 _VOID_A_NOTE = 10
 """More than one, so that what has run out does not add up; few, for others wait: of 1 MiB each."""
@@ -33,8 +33,8 @@ _SWEPT_MINUTES = 512
 IN_FORCE = """\
 CASE WHEN space = :space THEN from_boot_us <= :boot_us AND until_boot_us > :boot_us
 ELSE until_us > :now_us END"""
-"""Of a lease or a member, by `_now`. What was written in another boot would have to end at the same
-time since boot, within its few seconds, to be taken for one of this."""
+"""True of a lease or a member in force, by `_now`. A row of another boot is taken for one of this
+only if it would end at the same time since boot, within its few seconds."""
 _FORGET_LEASES = f"""\
 DELETE FROM leases
 WHERE queue = :queue AND lane = :lane AND minute BETWEEN 0 AND :minute - 1 AND NOT ({IN_FORCE})"""
@@ -328,7 +328,7 @@ class SqliteRegisters:
     def records(
         self, table: Table[K, V], partition: Partition, keys: Iterable[K] | None = None
     ) -> dict[K, V]:
-        """As `notes`: nothing is ever undecided here."""
+        """Read records as `notes` reads notes: none is ever undecided here."""
         found = self.notes(table, partition, keys)
         return {key: one for key, one in found.items() if table.has_value(one)}
 

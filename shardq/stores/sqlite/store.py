@@ -45,7 +45,7 @@ _BATCH_ROWS = 20_000
 _BATCH_BYTES = 8 << 20
 _PAGE_SHARDS = 500
 _READ_BEFORE_US = 1_000_000
-"""So long before it compares a time since boot a look may have read its own."""
+"""A look may have read its own time since boot this long before it compares one."""
 
 _INSERT = """\
 INSERT INTO messages (queue, minute, lane, due, id, body, headers, attempt, first, name, origin,

@@ -48,7 +48,7 @@ _REST_S = 10.0
 _NEXT_AT = 1 << 62
 """The byte of the log whose lock is that of the next: no log is so long."""
 _FLOCK = struct.Struct("hhqqi")
-"""As C has it on 64 bits: the kind, from where, the first byte, how many, a process."""
+"""C's struct on 64 bits: the kind, from where, the first byte, how many, a process."""
 _HAS_NEXT = hasattr(fcntl, "F_OFD_SETLKW") and struct.calcsize("P") == struct.calcsize("q")
 """Linux alone has locks of bytes that belong to an open file. Elsewhere each write is a turn, and
 whoever has that is next as well."""
