@@ -50,7 +50,7 @@ _PROMPT_US = 50_000
 
 
 class Reference(Protocol):
-    """Who knows the true time: the store.
+    """A source of the true time: the store.
 
     Attributes:
         is_local: Whether its time is this machine's own clock, and no node is to be asked.
@@ -135,7 +135,7 @@ _BOOT_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 def _boot_space() -> str | None:
-    """Which processes share this one's time since boot.
+    """Name the processes that share this one's time since boot.
 
     The id of the boot would not do: LXC and systemd-nspawn give each container another, on one
     kernel. It stands in where Linux names no time namespace, before 5.6 or in gVisor.
@@ -190,7 +190,7 @@ class SystemClock:
         self._measured_us: int | None = None
         self._line = _Line(self._wall_us() - _boot_us())
         self._local_us: int | None = None
-        """Of a local store: what now is ahead of the machine's clock; None: nodes are asked."""
+        """How far a local store's now is ahead of the machine's clock; None: nodes are asked."""
         self._machine_base_us = 0
         self._steps = 0
 

@@ -65,7 +65,7 @@ _SETTLE_EVERY_US = 1_000_000
 As long again it calls `on_dead`.
 """
 _LEAST_US = 1_000_000
-"""So long what fires schedules may take to end, though the deadline is over."""
+"""Firing schedules may take this long to end, even past the deadline."""
 _POLL_S = 0.05
 _HAND_OVER_US = 3_500_000
 """Another tells that it knows within a second, if it steps; one that does not holds up no end."""
@@ -385,7 +385,7 @@ class Consumer:
         return outcome_of(error)
 
     def _hold(self) -> Ending:
-        """As `Deliverer.hold`."""
+        """See `Deliverer.hold`."""
         return self._deliverer.hold()
 
     @property
@@ -677,7 +677,7 @@ def run_company(
     until_empty: bool,
     on_stop: Callable[[int], object] | None = None,
 ) -> None:
-    """As `run`, and `on_stop` is told how many deliveries the end waits for, if there are any."""
+    """Run as `run` does; call `on_stop` with the number of deliveries that the end waits for."""
     _check_company(consumers)
     for one in consumers:
         one._company = consumers if until_empty else ()

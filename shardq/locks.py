@@ -31,7 +31,7 @@ T = TypeVar("T")
 _locks: WeakValueDictionary[int, Any] = WeakValueDictionary()
 """All locks and doors, by their `id`: of this dictionary, unlike of a set, a copy is one step."""
 _owners: WeakValueDictionary[tuple[int, Callable[[Any], None]], Any] = WeakValueDictionary()
-"""Who begins for itself in a child, by its `id` and how, in the order in which they were made."""
+"""Objects that begin anew in a child, by `id` and method, in the order in which they were made."""
 
 
 def new() -> threading.RLock:

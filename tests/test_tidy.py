@@ -62,6 +62,9 @@ ROW_VERBS = {"move", "move_once", "delete"}
 SETTLING_ROOM = "lifecycle/settle.py"
 """Where rows move and go: what names them by their places is written before that."""
 
+RIDDLES = {"Of", "As", "So", "Who", "Which"}
+"""First words after which the thing that is described comes last, or never."""
+
 PUBLIC = [shardq, aio, errors, tasks, testing]
 """What these modules export is public, and nothing else."""
 EXPORTED = {
@@ -338,6 +341,25 @@ def test_what_a_docstring_shows_is_so() -> None:
         if done.failed or not done.attempted
     ]
     assert failed == []
+
+
+def test_a_docstring_begins_with_the_thing_that_it_describes() -> None:
+    found = [
+        f"{shown(path)}:{node.lineno}: {text.splitlines()[0]}"
+        for path in MODULES
+        for node, text in docstrings(path)
+        if re.split(r"\W", text.lstrip("`"), maxsplit=1)[0] in RIDDLES
+    ]
+    assert found == []
+
+
+def docstrings(path: Path) -> Iterator[tuple[ast.Expr, str]]:
+    """Texts that are statements of their own, those below assignments too."""
+    for node in nodes_of(path):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            text = node.value.value
+            if isinstance(text, str) and text.strip():
+                yield node, text.strip()
 
 
 def test_no_path_of_somebody_s_machine_is_written_down() -> None:

@@ -23,7 +23,7 @@ R = TypeVar("R")
 _CHUNK = 1_000
 _CHUNK_US = 50_000
 _AHEAD = 2
-"""So many chunks wait for the thread at most."""
+"""Chunks that wait for the thread, at most."""
 
 
 class Stoppable(Generic[T]):

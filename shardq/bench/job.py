@@ -36,7 +36,7 @@ class Job:
     is_worker: bool = False
 
     def to_json(self) -> str:
-        """As the child reads it."""
+        """The JSON text that the child reads."""
         return json.dumps(asdict(self))
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from shardq.bench.sizes import Sizes
 
 _PUT_RATIO = {True: 0.25, False: 0.4}
-"""Of `put_many` without keys, on Cassandra and on SQLite."""
+"""Shares of the rate of `put_many` without keys, on Cassandra and on SQLite."""
 _DRAIN_RATIO = {True: 0.3, False: 0.4}
 _COMMAND_MS = 10
 _DELAY = "1h"

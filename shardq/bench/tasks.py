@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from shardq.tasks import Task
 
 _EACH_TURNS = 3
-"""As of `puts`."""
+"""The same number as in `puts`."""
 _RATIO, _MANY_RATIO = 0.6, 0.7
 _NAP_S = 0.1
 _NAPS_S_MAX = 4.0

@@ -95,12 +95,12 @@ class Commands(options.Group):
         parent: click.Context | None = None,
         **extra: Any,
     ) -> click.Context:
-        """As click's own; the help is printed here."""
+        """Make the context as click does, but print the help here."""
         with _closed_pipe_told():
             return super().make_context(info_name, args, parent, **extra)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """As click's own, with all that is printed sent out."""
+        """Invoke the command as click does, and flush all output."""
         with _closed_pipe_told():
             result = super().invoke(ctx)
             sys.stdout.flush()

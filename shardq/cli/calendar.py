@@ -38,7 +38,7 @@ _SUFFIXES = (".svg", ".png")
 _HORIZONS_MS = (HOUR_MS, 24 * HOUR_MS, 30 * 24 * HOUR_MS)
 """By minute, by five minutes, by hour."""
 _SHADES = {"256", "truecolor"}
-"""Of rich's kinds of terminals, those with enough colours."""
+"""Those of rich's kinds of terminals that have enough colours."""
 
 
 @click.command(

@@ -36,7 +36,7 @@ _DRIVER = "cassandra-driver"
 _GAPS = 4
 """Columns between a level and its text, and after that."""
 _LOGS_MAX = 2
-"""Of the size that SQLite's log is cut to: one grows beyond that while others read."""
+"""Times the size that SQLite's log is cut to: it grows beyond that while others read."""
 _HORIZON = "1m"
 """What is to come is not judged."""
 

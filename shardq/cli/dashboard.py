@@ -273,7 +273,7 @@ def _passed_over_lines(wrong: Mapping[str, str], width: int) -> list[Text]:
 def _unconsumed_lines(
     views: Sequence[QueueView], ticks: Mapping[str, QueueView], width: int
 ) -> list[Text]:
-    """Which queues have messages or schedules and no consumer, and how to start one."""
+    """Name the queues that have messages or schedules and no consumer, and how to start one."""
     names = [
         view.name
         for view in views

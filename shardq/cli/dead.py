@@ -34,7 +34,7 @@ _SHOWN_MAX = 10_000
 
 @dataclass(slots=True)
 class _Choice:
-    """Which of the dead are meant.
+    """The dead messages that a command is about.
 
     Attributes:
         ids: Those of these ids; all where there are none.

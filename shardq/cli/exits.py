@@ -50,7 +50,7 @@ class Exit(IntEnum):
     """`consume` or `work` with --until-empty: the queues are empty, and messages have died."""
     INTERRUPTED = 130
     PIPE_CLOSED = 141
-    """Who read our output has gone."""
+    """The reader of our output has gone."""
     TERMINATED = 143
     """Ended by SIGTERM before all was done."""
 

@@ -36,7 +36,7 @@ _MARKED_MS = 100 * 86_400_000
 _RULE = 78
 """Columns up to which the line of a change of the clocks is drawn, at least."""
 _LEFT_OUT_MIN = 4
-"""So many fire times in a row that are passed by are shown as the first and the last of them."""
+"""From so many on, passed fire times in a row are shown as the first and the last of them."""
 _CHANGED = "cyan"
 _UNUSUAL = "yellow"
 _PASSED_BY = "red"
@@ -57,7 +57,7 @@ class Fires(NamedTuple):
 
 
 class More(NamedTuple):
-    """So many fire times more that are passed by."""
+    """The number of further fire times that are passed by."""
 
     number: int
 

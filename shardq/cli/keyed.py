@@ -229,7 +229,7 @@ class Telling:
 
     @contextmanager
     def damaged(self, name: str) -> Iterator[None]:
-        """Of several, print that one of them is a damaged receipt, and go on with the next."""
+        """Print that one of several receipts is damaged, and go on with the next."""
         try:
             yield
         except BadReceipt as error:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from shardq.observer import QueueView
 
 _LOOK_S = 1.0
-"""So long the screen waits: of more queues than can be looked at by then, the rest comes later."""
+"""The screen waits no longer: queues that were not looked at by then follow later."""
 
 
 @click.command(

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from shardq.schedules.schedule import Schedule
 
 _MENDS_WITHIN_MS = 60_000
-"""So soon a consumer mends totals."""
+"""A consumer mends totals within this time."""
 _NAMED = 5
 """How many schedules that fail have a finding each."""
 _RUNS = 3
@@ -135,7 +135,7 @@ def findings(
 
 
 def newer(name: str, text: str) -> Finding:
-    """Of a queue that needs a newer release.
+    """The finding for a queue that needs a newer release.
 
     Args:
         name: The queue's.
@@ -145,7 +145,7 @@ def newer(name: str, text: str) -> Finding:
 
 
 def damaged(name: str, text: str) -> Finding:
-    """Of a queue of which something stored cannot be read.
+    """The finding for a queue of which stored data cannot be read.
 
     Args:
         name: The queue's.
@@ -266,7 +266,7 @@ def _of_schedules(
 
 
 def _overdue(ticks: QueueView, schedules: Sequence[Schedule]) -> str:
-    """Which schedule should have fired first, and how long ago."""
+    """Name the schedule that should have fired first, and how long ago."""
     late = [one for one in schedules if late_ms(one, ticks.at_ms)]
     if not late:
         return f"the first should have fired {screen.span(ticks.lag_ms)} ago"
@@ -394,7 +394,7 @@ def _all_run_for(member: MemberView, bound_ms: int) -> bool:
 
 
 def _longest(members: Sequence[MemberView]) -> str:
-    """Who of these runs what for the longest, and for how long."""
+    """Name the member with the longest delivery, its deliveries, and how long they have run."""
     longest = max(members, key=lambda member: member.longest_ms)
     if not longest.runs:
         return f"{longest.name} for {screen.span(longest.longest_ms)}"

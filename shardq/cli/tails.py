@@ -23,7 +23,7 @@ _KEPT_BYTES = 8_192
 _READ_BYTES = 65_536
 """What a pipe holds: so much was written, at most, before its command ended."""
 _LEFT_MAX = 64
-"""So many pipes of commands that have ended may be open; then stderr is the next ones' own."""
+"""Open pipes of ended commands, at most; then the next commands write to our own stderr."""
 _WAIT_S = 1.0
 """How long a failure waits for the end of its stderr, where ours takes nothing more."""
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")

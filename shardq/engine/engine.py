@@ -78,7 +78,7 @@ _KEPT_MS = 60_000
 _BACK_OFF_S = (0.1, 5.0)
 _ARRIVE_US = 500_000
 _EXPECTED_US = 2_000_000
-"""So long after a caller came another is expected; then other members may have the lanes."""
+"""For this long after a caller another one is expected; then other members may have the lanes."""
 
 
 class Engine:

@@ -92,7 +92,7 @@ class Guard:
         return free | {lane for lane in grouped if lane not in states or states[lane].lock is None}
 
     def _first_rows(self, lanes: Iterable[int], now_ms: int) -> dict[int, Row]:
-        """Of each lane the first row that has waited, where there is one."""
+        """The first row of each lane that has waited, where there is one."""
         until_ms = now_ms - _ALONE_MS
         together: dict[int, list[int]] = {}
         for lane in lanes:

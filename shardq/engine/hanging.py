@@ -30,7 +30,7 @@ _LOOK_EVERY_US = 1_000_000
 SHOWN_MAX = 10
 """How many handlers the log names at each look, one a second; the others are counted."""
 _FRAMES_MAX = 12
-"""Of where a handler stands: as many frames, the outer half and the inner half of its code."""
+"""Frames that are shown of where a handler stands: half of them outer ones, half inner ones."""
 
 
 def hangs_after_ms(settings: Settings) -> int:
@@ -47,7 +47,7 @@ class Hanging:
         self._outbox = outbox
         self._looked_us = 0
         self._again_us: dict[Delivery, int] = {}
-        """Of each that was named: for how long it has to have run to be named again."""
+        """How long a named delivery must have run to be named again."""
 
     def look(self, *, everything: bool = False) -> None:
         """Log which handlers run for long, and which of those have ended; once a second at most.

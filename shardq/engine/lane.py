@@ -229,7 +229,7 @@ SPAN_MS_MIN = 10
 
 
 class Ladder:
-    """Which sweeps are due; each tombstone is read ten times at most.
+    """The sweeps of a lane and when they are due; they read each tombstone ten times at most.
 
     Args:
         now_ms: Epoch milliseconds.

@@ -1,4 +1,4 @@
-"""Which lanes of a queue one member reads: its own, and those that it adopts for a while.
+"""The lanes of a queue that one member reads: its own, and those that it adopts for a while.
 
 Who should read which, `membership.py` says; the lease says who does. Which of them are polled,
 `quiet.py` says, and how many there should be, `auto.py`.

@@ -34,8 +34,8 @@ TTL_MS = Settings().lease_ms
 _MARGIN_US = 2_000_000
 """The store's TTLs have a grain of one second, and its clock may round up once more."""
 _RENEWED_AFTER = 0.75
-"""Of the time until the deadline: a lease of 10 s after 6 s. Nearly all LWTs are renewals: at a
-third of its time a queue of 8 lanes would have 2.7 of them a second, at half 1.9, so it is 1.6."""
+"""Share of the time until the deadline: a lease of 10 s is renewed after 6 s. Nearly all LWTs are
+renewals: a queue of 8 lanes would have 2.7 a second at a third, 1.9 at half, and has 1.6 so."""
 _CARE_MAX = 1_000
 """Shards, but for those held, of which it is known how many rows need care once they are again."""
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _REASON_CHARS = 1_000
 _TEXT_CHARS = 8_000
-"""Of what a handler says, as much as a dead message keeps of it."""
+"""Characters that a dead message keeps of an error's text."""
 _OWN = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
 """Where the files of shardq are."""
 

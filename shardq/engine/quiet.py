@@ -41,7 +41,7 @@ _SETTINGS_US = 100_000
 
 
 class Quiet:
-    """Which lanes of a member are quiet."""
+    """Knows the lanes of a member that are quiet."""
 
     def __init__(self, clock: Clock, register: Register, intake: Intake, reader: Reader) -> None:
         self._clock = clock
@@ -101,7 +101,7 @@ class Quiet:
             self._look_through(quiet, now_ms)
 
     def of_others(self, lanes: Sequence[int], now_ms: int) -> list[int]:
-        """Of others' lanes those that are to be looked after: in which rows are expected, or are.
+        """Those of others' lanes to be looked after: rows are expected in them, or are there.
 
         Once a minute the others are looked through: their reader may not do so.
         """

@@ -46,7 +46,7 @@ _PAGE_ROWS_MAX = 5_000
 _PAGE_BYTES = 4 << 20
 _ROW_BYTES = 100
 _PAGES_AT_ONCE = 5
-"""Of each lane: its open minutes, and one more."""
+"""Pages for each lane: its open minutes, and one more."""
 _BYTES_MAX = 64 << 20
 TURN_US = 250_000
 """How long a step goes on with minutes that ended long ago: acks wait to be stored, and claims to
@@ -487,7 +487,7 @@ class Reader:
                 lane.behind, lane.full = None, False
 
     def _within_bytes(self, pages: list[_Page]) -> list[_Page]:
-        """As many as may hold 4 MiB together, those that lag most; one while sizes are unknown."""
+        """Pages that may hold 4 MiB together, those most behind first; one if sizes are unknown."""
         # Lanes of groups last: what is due in others holds their heads back until they are read.
         pages.sort(key=lambda page: (page.lane.of_groups, page.wanted.after_ms))
         if not self._knows_bodies:

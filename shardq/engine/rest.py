@@ -18,7 +18,7 @@ from shardq.engine.sweeper import NEWS_BACK_MS
 from shardq.stores.store import NEVER, Slice
 
 _BRIEF_MAX = 1_000
-"""So many brief steps come between two others."""
+"""Brief steps between two others, at most."""
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -207,7 +207,7 @@ class Rest:
             self._leases.release([lease.shard for lease in held])
 
     def pass_to(self, until_ms: int) -> None:
-        """As `begin`: time passes until then, and nobody does anything meanwhile.
+        """Let time pass until then, as `begin` does; nobody does anything meanwhile.
 
         What is known to hold nothing that is due before counts as read.
         """

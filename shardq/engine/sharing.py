@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 FREE_US = 10_000
-"""So long a slot has waited that is told as free: between two messages of many none is."""
+"""A slot is reported as free once it has waited this long: between many messages none has."""
 _STALLED_US = 100_000
 """While no slot has begun anything for so long, all that is due is surplus."""
 _SOON_US = 100_000
@@ -43,7 +43,7 @@ _SOON_US = 100_000
 _QUICK_US = 5_000
 """At a mean run time below this, moving a message costs more than running it."""
 _GIFT_US = 300_000
-"""As much work as one slot is given at once."""
+"""Run time of the messages that one slot is given at once."""
 _GIFT_MAX = 64
 _ROWS_MAX = 200
 _BYTES_MAX = 4 << 20
@@ -52,7 +52,7 @@ _TURN_US = 250_000
 _TURN_LOCAL_US = 120_000
 """After so long without an answer, another member offers a slot."""
 _ALIKE_MS = 500
-"""Who has rows that wait for as much longer than those of others gives first."""
+"""A member whose rows have waited this much longer than those of others gives first."""
 _STAY_US = 100_000
 _STAY_PART, _STAY_PART_LEAVING = 10, 2
 _STAY_MAX_US = 500_000
@@ -62,8 +62,8 @@ it where several leave at once: others may still read the lanes that it is given
 _IDLE_US = 1_000_000
 _SHUNNED_US = 3_000_000
 _SHUNNED_LONG_US = 30_000_000
-"""Who began nothing of what it was given within a second gets nothing for so long, at first and
-then."""
+"""A member that began nothing within a second of being given messages gets nothing for this
+long, at first and later."""
 _LOOK_MAX = 1_000
 _WINDOW_US = 1_000_000
 _SAMPLE_US = 50_000
@@ -148,7 +148,7 @@ class _Seen:
         self.turn, self.turn_us = self.turn + 1, now_us
 
     def giver_of(self, place: int) -> str:
-        """Who offers a slot: after a turn without success the next one does."""
+        """The member that offers a slot: after a turn without success the next one does."""
         return self._givers[(place + self.turn) % len(self._givers)]
 
 
@@ -283,7 +283,7 @@ class Sharing:
                 samples.popleft()
 
     def _reckon(self, now_us: int, due: int, waiting: int) -> None:
-        """Of these due rows, how many others may have."""
+        """Work out how many of these due rows others may have."""
         self.surplus = self.oldest_ms = 0
         beyond = self._beyond(now_us, due, waiting) if due else 0
         if beyond > 0 and not self._membership.others:

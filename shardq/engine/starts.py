@@ -51,7 +51,7 @@ _LOOKS_MORE = 100
 _SPAN_US_MIN = 1_000
 _GROWTH = 4
 _KEPT_US = 1_000_000
-"""So long what is begun in advance may wait for a slot."""
+"""A message that is begun in advance may wait this long for a slot."""
 _ROUNDS = 3
 _WAIT_S = 1.0
 _PAUSE_S = 0.2
@@ -162,7 +162,7 @@ class Starts:
         return None
 
     def begin_all(self, deliveries: Iterable[Delivery]) -> dict[Delivery, Start]:
-        """As `begin`, of many: for callers of `receive`. Returns those that may begin."""
+        """Begin many, as `begin` does, for callers of `receive`. Returns those that may begin."""
         starts = []
         for one in deliveries:
             start = self._start(one) if self._has_keys else Start(one, None)

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 _PROBE_MINUTES = 1_440
 _NEAR_MS = 3_600_000
 LOOKS = 3
-"""So often, one after the other, must something be out of place in the same way."""
+"""Looks in a row that must find a row out of place in the same way."""
 LOOKS_MAX = 8
 """Ends and puts are recorded once, so that a message can be out of place in few ways in turn."""
 PAUSE_S = 1.0

@@ -43,7 +43,7 @@ _FAR_MS = 1 << 52
 _FORECAST_MS_MAX = 86_400_000
 _PAGE = 1_000
 FIRINGS_MAX = 1_000_000
-"""So many are counted: in some seconds, or two minutes where each is that of a cron of its own."""
+"""Firings that are counted at most: in seconds, or two minutes where each has a cron of its own."""
 
 Firings: TypeAlias = "Callable[[int, int], Iterable[tuple[int, int]]]"
 """(after, until), epoch milliseconds -> (due, how many) of what schedules will put, of which no row

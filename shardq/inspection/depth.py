@@ -34,16 +34,16 @@ if TYPE_CHECKING:
     from shardq.stores.store import Store
 
 _HORIZON_MS = 3_600_000 + NEAR_MS
-"""So far ahead shards are looked into, 0.1 ms each on Cassandra; SQLite has no end."""
+"""Shards are looked into up to this far ahead, 0.1 ms each on Cassandra; SQLite has no end."""
 _ROWS_MAX = 20_000
 """What lies beyond so many that wait is not counted: 25 ms for each 10,000 on Cassandra."""
 _LOCAL_ROWS_MAX = 100_000
 """On SQLite: 50 ms."""
 _SHARDS_MAX = 10_000
 _PART = 500
-"""So many shards are counted at a time; few first, for the first may hold all that is counted."""
+"""Shards that are counted at a time; few first, for the first may hold all that is counted."""
 PURGE_MS = 10_000
-"""So long after a purge, what others put just before it is there to be counted."""
+"""For this long after a purge, messages that others put just before it arrive to be counted."""
 _PAGE = 1_000
 _FAR_MS = 1 << 52
 

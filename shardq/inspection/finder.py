@@ -51,7 +51,7 @@ _DIED_MS = 60_000
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Which message is looked for.
+    """The message that is looked for.
 
     Attributes:
         id: Its id; None where a receipt does not say.
@@ -117,7 +117,7 @@ class _Reader:
         self.purged: Row | None = None
 
     def first(self, wanted: Wanted, shards: Iterable[Shard]) -> Row | None:
-        """Of the message's rows in shards, which come by minute, the one due first; no body."""
+        """Find the message's row that is due first, without body, in shards ordered by minute."""
         layout = self.register.layout
         first: Row | None = None
         for page in scan.pages(
@@ -179,7 +179,7 @@ class Finder:
         self._on_progress = on_progress
 
     def wanted(self, given: Message | str | None, key: str | None = None) -> Wanted:
-        """Which message is meant by a message, a receipt or an id; or by a key.
+        """Name the message that a message, a receipt, an id or a key stands for.
 
         Raises:
             UsageError: If not one of both is given, or a key of a dead-letter queue.

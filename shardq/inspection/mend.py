@@ -47,10 +47,10 @@ _LOOK_QUIET_S = 10.0
 _QUIET_MS = 20_000
 _FOLD_US = 60_000_000
 _FORGET_US = 600_000_000
-"""So often empty shards are taken out of the index."""
+"""How often empty shards are taken out of the index."""
 _OLD_MS = 600_000
 _AGAIN_MS = 3_600_000
-"""So often rows are counted without a reason: a process may die before its totals are stored."""
+"""How often rows are counted without a reason: a process may die before its totals are stored."""
 _AGAIN_SHARE = 1_000
 _TURN_US = 100_000
 _SHARE = 20

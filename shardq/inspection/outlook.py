@@ -31,7 +31,7 @@ _FAR_ABOVE = 5
 _HOT_MIN = 60
 """One message a second is hot for no queue whose rate is not known."""
 _MINUTES_MAX = 7 * 1_440
-"""So many minutes are worked off one by one; what follows, at a mean."""
+"""Minutes that are worked off one by one; those that follow, at a mean."""
 _CLEARS_MS_MAX = 30 * 86_400_000
 
 

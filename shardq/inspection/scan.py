@@ -32,9 +32,9 @@ _PAGE_BYTES = 4 << 20
 _ROW_BYTES = 400
 _TOGETHER_MAX = 64
 _SHARDS_FIRST, _SHARDS_MAX = 8, 2_000
-"""So many shards are looked into at a time."""
+"""Shards that are looked into at a time."""
 _OVER_MS = 600_000
-"""So long after its minute and the offset a shard gets no rows: no write takes so long."""
+"""This long after its minute and the offset a shard gets no rows: no write takes so long."""
 _FAR_MS = 1 << 52
 
 
@@ -74,7 +74,7 @@ def rows_of(store: Rows, wanted: Slice) -> Iterator[Row]:
 
 
 def first_kept(store: Rows, slices: Sequence[Slice], is_kept: Callable[[Row], bool]) -> list[Row]:
-    """Of each shard of some slices the first rows that are to be kept, up to the limit.
+    """The first rows of each shard of some slices that are to be kept, up to the limit.
 
     Shard by shard.
 

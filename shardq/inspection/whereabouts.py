@@ -44,13 +44,13 @@ _LOOKS = 2
 """What moves between two reads is looked for once more."""
 _PAGE = 1_000
 _GROUP_ROWS_MAX = 20_000
-"""So many rows of a lane are read for the head of a group."""
+"""Rows of a lane that are read for the head of a group."""
 _FAILED_MS = 1_000
 """A row that was placed within this of its last failure was placed by that, and by no snooze.
 
 So of one that was snoozed with a reason: by that snooze, and no later one."""
 _BEGUN_MS = 1_000
-"""So much may two clocks differ: what began before its row was placed is another delivery."""
+"""Two clocks may differ by this: a delivery that began before its row was placed is another one."""
 
 _FATES = {
     End.ACKED.value: Where.ACKED,
@@ -79,7 +79,7 @@ class Whereabouts:
         self.finder = Finder(store, clock, register, on_progress)
 
     def find(self, message: Message | str | None, key: str | None, *, near: bool) -> Found | None:
-        """As `Queue.find`."""
+        """See `Queue.find`."""
         wanted = self.finder.wanted(message, key)
         for _ in range(_LOOKS):
             look = self.finder.look(wanted, near=near, live=True)
@@ -94,7 +94,7 @@ class Whereabouts:
     def state_of(
         self, message: Message | str | None, key: str | None, *, near: bool
     ) -> State | None:
-        """As `Queue.state_of`."""
+        """See `Queue.state_of`."""
         wanted = self.finder.wanted(message, key)
         return self.state(wanted, self.finder.look(wanted, near=near))
 
@@ -233,7 +233,7 @@ class Whereabouts:
         return self._of_ready(row, state, beats)
 
     def _of_ready(self, row: Row, state: State, beats: Mapping[str, Heartbeat]) -> State:
-        """Of a message that is only to be handed out: who has its shard, and how many go first."""
+        """The state of a message that waits for hand-out: who has its shard, how many go first."""
         lane = row.shard.lane
         if row.group is None:
             lease = self._store.locks([row.position]).get(row.shard)
@@ -342,7 +342,7 @@ def _as_edited(row: Row, state: State, failed_at: datetime | None) -> State:
 
 
 def _as_moved(row: Row, state: State, failed_at: datetime | None) -> State:
-    """Of a message that is due later, by a delivery that failed or was snoozed."""
+    """The state of a message that is due later because a delivery failed or was snoozed."""
     if failed_at is None:
         # Damaged headers tell of no failure; a delivery that is snoozed counts for none.
         return replace(state, where=Where.BACK_OFF if row.attempt else Where.SNOOZED)

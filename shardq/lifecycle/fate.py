@@ -39,7 +39,7 @@ class Fate(Enum):
 
 
 class Step(NamedTuple):
-    """As what a message goes on, of one that comes again by a plan of its own.
+    """The row that a message goes on as when it comes again by a plan of its own.
 
     Attributes:
         new: Its row, with a fixed id, of the same message.

@@ -129,14 +129,14 @@ class Keyed:
         self._keys = settler.keys
 
     def get(self, name: str) -> Snapshot | None:
-        """As `Queue.get`."""
+        """See `Queue.get`."""
         self._keep_up(name)
         found = self._keys.seek([name])[name]
         # One whose row is not written yet is nobody's: its put has not returned.
         return None if found.row is None else self._snapshot(found, found.row.checked())
 
     def cancel(self, name: str, of: Row | None = None) -> Answer:
-        """As `Queue.cancel`.
+        """See `Queue.cancel`.
 
         Args:
             name: The key.
@@ -168,7 +168,7 @@ class Keyed:
         raise self._outrun(name)
 
     def move(self, name: str, due: Due | None, delay: Duration | None) -> Answer:
-        """As `Queue.move`."""
+        """See `Queue.move`."""
         wanted_ms = self.wanted_ms(due, delay)
         return self.replace(name, lambda row: self._settler.planner.asked(row, wanted_ms))
 
@@ -185,7 +185,7 @@ class Keyed:
     def edit(
         self, name: str, body: bytes | str | None, headers: Mapping[str, str] | None
     ) -> Answer:
-        """As `Queue.edit`."""
+        """See `Queue.edit`."""
         if body is None and headers is None:
             raise UsageError("give a body or headers: what of the message is to change.")
         content = None if body is None else body_bytes(body)

@@ -59,7 +59,7 @@ CHOICES: tuple[OnConflict, ...] = ("keep", "replace", "reject", "debounce")
 """All of them, the usual one first."""
 _TRIES = 40
 _WITHIN_US = 100_000_000
-"""So long a row is waited for that is about to be written, while others keep changing its key."""
+"""A put waits this long for a row about to be written, while others keep changing its key."""
 
 
 class Conflict(NamedTuple):

@@ -49,7 +49,7 @@ class Begun:
         return moves
 
     def next_of(self, row: Row) -> Row | None:
-        """As what a row may have been moved; None where no such move was begun."""
+        """The row that this one may have been moved to; None where no such move was begun."""
         move = self._moves.get(row.position)
         return None if move is None else move.new
 

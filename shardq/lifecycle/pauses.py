@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 _LONGEST_US = 250_000
 _DOUBLINGS_MAX = 4
-"""Who waits much longer than those that have just come is outrun by them for ever."""
+"""A caller with much longer pauses than newer callers would be outrun by them for ever."""
 _BITS = 16
 
 

@@ -232,7 +232,7 @@ class Producer:
         self._keep_up_us = 0
         self._first_lane = register.layout.first_lane
         self._first_group_lane: int | None = None
-        """As of the first message with a group that was put here."""
+        """The first lane for groups, read when the first message with a group is put here."""
         self._is_local = store.is_local
         self._clock_steps = clock.steps
 

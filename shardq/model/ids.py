@@ -14,14 +14,14 @@ import uuid
 from shardq import locks
 
 BYTES = 16
-"""Of a row id."""
+"""The length of a row id."""
 _GREGORIAN = 0x01B21DD213814000
 """100 ns steps from 1582, where a version 1 UUID counts from, to 1970 (RFC 9562)."""
 
 _HEAD = struct.Struct(">IHH")
 _BACK_US = 500_000
-"""So far ahead of the clock ids may be: others have noticed that it was set back, or many ids were
-made in a microsecond."""
+"""Ids may be this far ahead of the clock: others have noticed that it was set back, or many ids
+were made in a microsecond."""
 
 
 _SPREAD_US = 1_000_000
@@ -137,7 +137,7 @@ def fixed(at_us: int, name: str) -> bytes:
 
 
 def fixed_after(row_id: bytes, at_us: int, name: str) -> bytes:
-    """As `fixed`, of a row that moves: born at least a microsecond after the id that it has.
+    """Make an id as `fixed` does, for a row that moves: born 1 us or more after the id that it has.
 
     Args:
         row_id: The one that it has.

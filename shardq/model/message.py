@@ -44,7 +44,7 @@ _TASK_CHARS_MAX = 256
 RESERVED_HEADER = "shardq-"
 """Header names of shardq itself: why an attempt failed, why and where a dead message died."""
 ERROR_CHARS_MAX = 1_000
-"""Of a last error: a message carries it through every move until it is acked."""
+"""The length of a last error: a message carries it through every move until it is acked."""
 SERIAL_MAX = 999_999
 """An edit is written its serial in microseconds after the row, and below the row's delete."""
 SERIALS_AFTER_TAKEOVER = 5
@@ -200,7 +200,7 @@ _SOUND: tuple[Callable[[object], bool], ...] = (
     _is_text, _is_moment, _is_text, _is_moment, _is_text, _is_text, _is_count,
     _is_count,
 )  # fmt: skip
-"""Of each column but the shard, whether it can hold a value."""
+"""For each column but the shard a function that is true of a value that the column can hold."""
 AS_NEW: Final[dict[str, Any]] = dict.fromkeys(
     ("first", "claim", "since_ms", "not_before_ms", "error")
 ) | {"attempt": 0}

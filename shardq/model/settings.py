@@ -34,7 +34,7 @@ AUTO = "auto"
 AUTO_LANES_MIN = 8
 AUTO_LANES_MAX = 64
 _BANDS = 3
-"""Of a new queue: enough for most, as those that nobody puts to cost nothing."""
+"""Bands of a new queue: enough for most, as those that nobody puts to cost nothing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,7 +50,7 @@ class Shard(NamedTuple):
     lane: int
 
     def __str__(self) -> str:
-        """As people read it in a log.
+        """The shard as people read it in a log.
 
         >>> str(Shard("mail", 29930829, 3))
         'queue mail, minute 29930829, lane 3'
@@ -147,7 +147,7 @@ class Layout:
         return (lane - self.first_lane) % self.bands
 
     def index_of(self, lane: int) -> int:
-        """Which of its band's lanes a lane is."""
+        """The number of a lane among those of its band, from 0."""
         return (lane - self.first_lane) // self.bands
 
     def group_lane(self, group: str) -> int:
@@ -216,7 +216,7 @@ class Layout:
         return [*self.lanes(), *self.lanes_of_groups()] if self.groups_used else self.lanes()
 
     def all_used(self) -> list[int]:
-        """As `lanes_used`, with the lanes for groups where a message with a group was put."""
+        """The lanes of `lanes_used`, and those for groups once a message with a group was put."""
         return [*self.lanes_used(), *(self.lanes_of_groups() if self.groups_used else ())]
 
     def has_lane(self, lane: int) -> bool:

@@ -51,7 +51,7 @@ _MISREAD = re.compile(r"\Anow\Z|/|W00|W\d\d-?0(?!\d)|[+-]\d\d:?[6-9]\d\Z", re.AS
 _CAPITALS = str.maketrans("tz", "TZ")
 _LEAP_SECOND = re.compile(r"(?<=[T ])(\d\d:?\d\d:?)60(?:[.,]\d+)?(?=[Z+-]|\Z)", re.ASCII)
 _END_OF_DAY = re.compile(r"(?<=[T ])24(?=(?::?00){0,2}(?:[.,]0+)?(?:[Z+-]|\Z))", re.ASCII)
-"""Of RFC 3339 and ISO 8601, what pendulum (3.3) refuses: small letters, 23:59:60 and 24:00:00."""
+"""Forms of RFC 3339 and ISO 8601 that pendulum (3.3) refuses: small letters, 23:59:60, 24:00:00."""
 
 
 def is_epoch_ms(value: object) -> bool:
@@ -294,7 +294,7 @@ def iso(moment: datetime | int) -> str:
 
 @lru_cache(maxsize=256)
 def _iso(epoch_ms: int) -> str:
-    """Of schedules very many fire at one time, and each says it several times."""
+    """Write a time, once for all: very many schedules fire at one time, and each shows it often."""
     return _iso_of(moment_of(epoch_ms))
 
 

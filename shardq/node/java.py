@@ -30,7 +30,7 @@ _PROBE_S = 30
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """Who needs a Java, and which.
+    """A program that needs a Java, and the versions that will do.
 
     Attributes:
         whose: Who runs on it, for errors.

@@ -20,7 +20,7 @@ _OPTIONS, _SUPPORTED = 0x05, 0x06
 _QUERY, _RESULT = 0x07, 0x08
 _VERSION_WANTED = b"\0\1\0\x0bCQL_VERSION\0\x053.0.0"
 REPLICAS = 3
-"""So many nodes have each row of the table that is asked for, which is Cassandra's own."""
+"""Nodes that have each row of the table that is asked for, which is Cassandra's own."""
 _ASKED = b"SELECT keyspace_name FROM system_distributed.view_build_status"
 """An empty table, all of it: no range of the ring is left out."""
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Anchor: TypeAlias = Literal["start", "middle", "end"]
-"""Which part of a text is at its x."""
+"""The part of a text that is at its x."""
 
 _FONT = "'DejaVu Sans', Verdana, sans-serif"
 _DPI = 144

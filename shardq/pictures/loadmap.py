@@ -30,7 +30,7 @@ _TITLE = 17
 _SIZE = 12
 _SMALL = 10
 _LETTER = 0.58
-"""Of its size, the width of a letter of the widest font that is likely."""
+"""The width of a letter as a share of its size, in the widest font that is likely."""
 _WIDTHS = {7: 92, 10: 64, 12: 54}
 _WIDTH = 32
 _SWATCH = 22
@@ -80,7 +80,7 @@ class Panel:
 
     @property
     def scale(self) -> Scale:
-        """Of what the cells have that are not marked as a whole."""
+        """The scale of the cells that are not marked as a whole."""
         loads = self.loads.items()
         return Scale(load.total for cell, load in loads if not self.is_all_hot(cell))
 

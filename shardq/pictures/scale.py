@@ -43,7 +43,7 @@ class Scale:
             self.bounds = _by_factors(there) if is_skewed else _by_steps(steady)
 
     def shade(self, count: int, shades: int) -> int:
-        """Which of so many shades a count above 0 has, from 0 on.
+        """The shade, from 0 on, of a count above 0.
 
         >>> [Scale([3, 40, 48]).shade(count, 6) for count in (3, 40, 48)]
         [0, 2, 2]

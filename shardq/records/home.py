@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _FOLD_AFTER_S = 1.0
 _FOLDS_ONE_IN = 32
 _TOGETHER = 8
-"""So many queues are looked at at a time: then one core of this process is busy."""
+"""Queues that are looked at at a time: then one core of this process is busy."""
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -36,7 +36,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """Of a connection.
+    """The store, clock and keeper of a connection, shared by all its queues.
 
     Attributes:
         store: The open store.
@@ -105,7 +105,7 @@ class Home:
 
 @dataclass(frozen=True, slots=True)
 class QueueHome(Home):
-    """Of a queue.
+    """The home of one queue.
 
     Attributes:
         register: The queue's record.

@@ -144,7 +144,7 @@ class KeyChanges:
         )
 
     def renew(self, key: KeyRow) -> Change:
-        """As `confirm`, of a name as it was read."""
+        """Confirm a name as it was read, as `confirm` does."""
         read = {"live": key.live, "state": key.state}
         return self._change(
             key.name, read, read | {"state": keyrow.renewed(str(key.state), _nonce())}

@@ -158,7 +158,7 @@ class KeyRow:
 
     @property
     def message_before(self) -> str | None:
-        """As `message`, of the row that the last command was to replace."""
+        """The message of the row that the last command was to replace."""
         if self.first is None or self.before is None:
             return None
         return message_in(self.first, self.before.generation)
@@ -308,7 +308,7 @@ def held(until_ms: int, since_us: int, nonce: str) -> tuple[str, str]:
 
 
 def _placed(does: Does, place: Position, nonce: str) -> str:
-    """As `_text`, at a fifth of its cost, of what needs no escapes: each put and begin has one."""
+    """Text that `_text` would write, at a fifth of its cost: without escapes, for each put."""
     return f'{{"is":"{does.value}","place":"{place_text(place)}","nonce":"{nonce}"}}'
 
 

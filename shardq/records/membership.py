@@ -1,4 +1,4 @@
-"""Who should read which lane: rendezvous hashing, of bounded load, over the open members.
+"""The members that should read each lane: rendezvous hashing, of bounded load, over the open ones.
 
 The hash says who should; the lease says who does. Heartbeats are rows with a TTL; nothing here is
 ever decisive.
@@ -67,7 +67,7 @@ PASS_ON_MS = 1_000
 """Where members outnumber lanes, a lane goes to the next of them after so long."""
 _RUNS_MAX = 32
 _RUNS_CHARS_MAX = 3_072
-"""Of what a member runs, as much as it tells: all members' heartbeats are read every 3 s."""
+"""Characters of what a member runs in its heartbeat: all heartbeats are read every 3 s."""
 
 
 def member_name() -> str:
@@ -125,7 +125,7 @@ def ranking(lane: int | str, members: Iterable[str]) -> list[str]:
 
 
 def runs_told(runs: Iterable[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
-    """Of what handlers run, what a heartbeat has room for: 32 at most, the first begun first.
+    """The runs of handlers that a heartbeat has room for: 32 at most, the first begun first.
 
     Args:
         runs: (message id, begun at, epoch milliseconds) of each.

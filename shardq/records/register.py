@@ -141,7 +141,7 @@ class Register:
         return changed
 
     def take_in(self, record: QueueRecord) -> None:
-        """As `refresh`, by a record that was read just now, together with those of other queues.
+        """Take in a record that was read just now, together with those of other queues.
 
         Raises:
             StoreCorrupt: If it cannot be read.
@@ -206,7 +206,7 @@ class Register:
         return self.layout.bands_used < self.layout.bands or not self.layout.groups_used
 
     def use_lanes_of(self, shards: Iterable[Shard]) -> None:
-        """As `use_band` and `use_groups`, for rows that are about to be put."""
+        """Begin to use the band and group lanes of rows that are about to be put."""
         if self.has_unused_lanes:
             layout = self.layout
             lanes = {shard.lane for shard in shards}

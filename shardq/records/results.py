@@ -42,15 +42,15 @@ _STATES = frozenset({RUNNING, RETRYING}) | ENDS
 
 VALUE_BYTES_MAX = BODY_BYTES_MAX
 KEEP_MS_MAX = 5 * 365 * 86_400_000
-"""As a history: Cassandra takes no time to live that ends after 2038 before its release 5."""
+"""The same as for a history: before release 5 Cassandra takes no TTL that ends after 2038."""
 _TEXT_CHARS_MAX = 8_000
-"""Of an error and of a traceback, as a dead message keeps of them."""
+"""Characters of an error and of a traceback, as a dead message keeps of them."""
 _NOTE_CHARS_MAX = 1_000
 _MILLIONTHS = 1_000_000
 _UNSAID = -1
 _AHEAD_US = 1_000_000
-"""So far ahead an end is written, as deletes are: it beats what its own attempt, or the one before
-it, wrote by another clock."""
+"""An end is written this far ahead, as deletes are: it beats what its own attempt, or the one
+before it, wrote by another clock."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,7 @@ _Stored: TypeAlias = "tuple[str, tuple[int, str], str]"
 """The queue's key, the row's (minute, member), and its text."""
 _MENDED_MIN = -(1 << 52)
 _BUCKETS_MAX = 64 * _SUB
-"""Of what fits in 64 bits."""
+"""Buckets that values of 64 bits can fall into."""
 
 
 class Lateness:

@@ -54,7 +54,7 @@ class Calendar:
 
     @classmethod
     def of_json(cls, given: Mapping[str, Any]) -> Calendar:
-        """As `to_json` gave it.
+        """Read what `to_json` gave.
 
         Raises:
             ValueError: If it is of none; KeyError and TypeError likewise.

@@ -58,7 +58,7 @@ _BLOCK_YEARS = 50
 _YEAR_MAX = 9_900
 """Later times are no times of ours; APScheduler (3.11) fails where it passes the year 9999."""
 _LETTERS = 3
-"""Of the name of a month or a day of the week."""
+"""Letters of the name of a month or a day of the week."""
 _ITEM = re.compile(r"(\*|[a-z]+|\d+)(?:-([a-z]+|\d+))?(?:/(\d+))?\Z", re.ASCII)
 _LAST = "l"
 """The last day of a month; cron(8) has no such thing."""
@@ -78,7 +78,7 @@ _HINTS = (
 _KEYS = ("year", "month", "day", "week", "day_of_week", "hour", "minute", "second")
 """APScheduler's fields."""
 _DAYS = ["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
-"""As APScheduler (3.11) names them; it counts from Monday, cron from Sunday."""
+"""The names of APScheduler (3.11), which counts from Monday; cron counts from Sunday."""
 
 
 class Field(NamedTuple):
@@ -154,7 +154,7 @@ class Cron:
 
     @classmethod
     def of_fields(cls, fields: Mapping[str, str]) -> Cron:
-        """Of APScheduler's arguments, such as `day="last"`.
+        """Make a cron of APScheduler's arguments, such as `day="last"`.
 
         Raises:
             TriggerError: If APScheduler does not take them.

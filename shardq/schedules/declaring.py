@@ -122,7 +122,7 @@ def undeclare(book: Book, name: str) -> Literal["removed", "other", "absent"]:
 
 
 def _after_an_end(book: Book, asked: Definition, there: Definition) -> Declared:
-    """Of a schedule that only ends: no consumer has seen to that yet."""
+    """Judge a schedule that only ends: no consumer has seen to that yet."""
     if there.revision >= asked.revision:
         return Declared("ended", asked, there)
     book.open().cancel(asked.name)
@@ -130,7 +130,7 @@ def _after_an_end(book: Book, asked: Definition, there: Definition) -> Declared:
 
 
 def _brought(book: Book, asked: Definition, there: Definition, make: Make) -> Declared:
-    """Of a schedule that is there."""
+    """Judge a schedule that exists."""
     if there.revision > asked.revision:
         return Declared("older", asked, there)
     if 0 < there.revision < asked.revision:

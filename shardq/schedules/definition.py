@@ -71,7 +71,7 @@ class Definition:
     declared: Definition | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """As a JSON object."""
+        """The definition as a JSON object."""
         job = {
             one.name: value
             for one in fields(Job)
@@ -93,7 +93,7 @@ class Definition:
         }
 
     def text(self) -> str:
-        """As JSON."""
+        """The definition as JSON text."""
         return json.dumps(self.to_json(), separators=(",", ":"), sort_keys=True)
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Which firing of which schedule has put a message, as its headers say."""
+"""The firing and the schedule that have put a message, as its headers say."""
 
 from __future__ import annotations
 

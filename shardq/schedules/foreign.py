@@ -44,7 +44,7 @@ class Foreign:
 
     @classmethod
     def of(cls, trigger: Any, zone: tzinfo | None, now_ms: int) -> Foreign:
-        """Of a trigger as a user has made it.
+        """Make one of a trigger that a user has made.
 
         Args:
             trigger: Of a subclass of APScheduler's `BaseTrigger`.
@@ -74,7 +74,7 @@ class Foreign:
 
     @classmethod
     def of_json(cls, kind: object, state: object, zone: str) -> Foreign:
-        """As it was stored; its class is looked for when it is first asked."""
+        """Read a stored trigger; its class is looked for when it is first asked."""
         return cls(str(kind), json.dumps(state, sort_keys=True), zone)
 
     def after(self, after_ms: int, *, twice: Twice | None, gap: Gap) -> Fire | None:  # noqa: ARG002 - its own

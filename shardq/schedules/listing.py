@@ -63,16 +63,16 @@ class Listing:
         return {name: self._listed(name, text, written) for name, (text, written) in found}
 
     def names(self, asked: Iterable[str] | None = None) -> list[str]:
-        """Which of these names are on the list, or all that are, also damaged ones: one read."""
+        """Those of these names that are on the list, or all, damaged ones too: one read."""
         found = self._notes(asked).items()
         return sorted(name for name, (text, _) in found if text and not text.startswith(_ENDED))
 
     def noted(self, asked: Iterable[str] | None = None) -> list[str]:
-        """As `names`, with those that have ended."""
+        """The names that `names` gives, and those that have ended."""
         return sorted(name for name, (text, _) in self._notes(asked).items() if text)
 
     def known(self) -> tuple[list[str], list[str]]:
-        """As `noted`, with those that were removed: one read.
+        """The names that `noted` gives, and those that were removed: one read.
 
         Returns:
             All, and those that were removed so long ago that nobody is about to write of them.

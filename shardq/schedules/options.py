@@ -32,7 +32,7 @@ Retime: TypeAlias = "Callable[[Definition, int], Definition]"
 
 BODY_BYTES_MAX = 40 << 10
 _HEADER_ROOM = 1_024
-"""Of those of a message, for the headers that a schedule writes: its name and two times."""
+"""Bytes of a message's headers for those that a schedule writes: its name and two times."""
 _BOUNDS = ("start", "end")
 _LOOKED_AT = 100
 """How many fire times are looked at for the shortest time between two."""

@@ -138,7 +138,7 @@ class Policies:
         }
 
     def said(self) -> dict[str, str]:
-        """As `PolicyOptions` takes them, for people: those that are not the usual ones."""
+        """The options that are not the usual ones, as `PolicyOptions` takes them, for people."""
         return {
             name.removesuffix("_ms"): duration_text(value) if name.endswith("_ms") else value
             for name, value in self.to_json().items()

@@ -296,7 +296,7 @@ class Book:
             yield due_ms, 1
 
     def preview(self, name: str, count: int = 10, after: Due | None = None) -> list[Preview]:
-        """As `Schedule.preview`."""
+        """See `Schedule.preview`."""
         if type(count) is not int or not 1 <= count <= PREVIEW_MAX:
             raise BadSetting(f"count must be 1 to {PREVIEW_MAX:,}, not {shown(count)}.")
         tick = self._tick(name)
@@ -355,7 +355,7 @@ class Book:
         body: bytes | str | None,
         options: Mapping[str, Any],
     ) -> Schedule:
-        """As `Schedule.change`."""
+        """See `Schedule.change`."""
         now_ms = self._clock.now_ms()
         content = None if body is None else content_of(body)
 
@@ -380,19 +380,19 @@ class Book:
         return self._now(name)
 
     def set_paused(self, name: str, *, paused: bool) -> Schedule:
-        """As `Schedule.pause` and `Schedule.resume`."""
+        """See `Schedule.pause` and `Schedule.resume`."""
         self.apply(name, lambda now: replace(now, paused=paused))
         return self._now(name)
 
     def run(self, name: str) -> Message:
-        """As `Schedule.run`."""
+        """See `Schedule.run`."""
         tick = self._tick(name)
         now_ms = self._clock.now_ms()
         firing = PlannedFiring(now_ms, tick.previous_ms, now_ms)
         return self._producer.put(**self._arguments(tick, firing))
 
     def backfill(self, name: str, after: Due, until: Due, *, dry_run: bool = False) -> int:
-        """As `Schedule.backfill`."""
+        """See `Schedule.backfill`."""
         tick = self._tick(name)
         after_ms, until_ms = epoch_ms(after, name="after"), epoch_ms(until, name="until")
         if until_ms <= after_ms:
@@ -412,7 +412,7 @@ class Book:
         return self._producer.put_many(self._arguments(tick, one) for one in firings)
 
     def remove(self, name: str) -> bool:
-        """As `Schedule.remove`."""
+        """See `Schedule.remove`."""
         ticks = self.ticks()
         if ticks is None:
             return False
@@ -492,7 +492,7 @@ class Book:
         return ticks.read(asked, damaged)
 
     def present(self, name: str) -> Found | None:
-        """As `found`, of one, whose tick is put again where that is lost.
+        """Find one as `found` does, and put its tick again where that is lost.
 
         What a removal that was begun has left of it is removed.
         """

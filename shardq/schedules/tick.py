@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from shardq.schedules.trigger import Fire
 
 _PAUSED_MS = 5 * 365 * 86_400_000
-"""So far ahead the tick of a paused schedule waits; then it is put there again."""
+"""The tick of a paused schedule waits this far ahead; then it is put there again."""
 FIRES_MAX = 100
 """Fire times that one firing puts jobs of; the others follow at once, in the next."""
 _MISSED_MAX = 1_000
-"""So many missed fire times are looked at; where there are more, the others are but counted."""
+"""Missed fire times that are looked at; further ones are only counted."""
 _BACK_MS = 1_000
 _CACHED_CHARS_MAX = 2_000
 _encoded = json.JSONEncoder().encode
@@ -98,7 +98,7 @@ class Tick(NamedTuple):
     # As it is stored ------------------------------------------------------------------------------
 
     def body(self) -> bytes:
-        """As the body of its message: its state and, in a line of its own, its definition."""
+        """The body of its message: its state and, in a line of its own, its definition."""
         told: dict[str, Any] = {
             "next": self.next_ms,
             "previous": self.previous_ms,

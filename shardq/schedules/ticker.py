@@ -63,7 +63,7 @@ _OPEN_S = 1.0
 _AGAIN_US = 5_000_000
 """After how long a thread that could not be started is tried again."""
 _HANGS_US = 10_000_000
-"""So long a trigger may take before it is said that it hangs."""
+"""A trigger that takes longer than this is reported as hanging."""
 _TURN_MAX = 500
 """Ticks that are fired between two looks at the leases."""
 _SWEPT_MS = 400
@@ -128,7 +128,7 @@ class Ticker:
         self._thread: threading.Thread | None = None
         self._again_us = 0
         self._asked: tuple[str, int] | None = None
-        """Of which schedule a trigger is asked right now, and since when."""
+        """The schedule whose trigger is asked right now, and since when."""
         self._told: tuple[str, int] | None = None
         self._idle = locks.condition(locks.new())
 
@@ -452,7 +452,7 @@ class Ticker:
         )
 
     def _step_of(self, tick: Tick, row: Row, due_ms: int, aim_ms: int) -> Step:
-        """As what a tick goes on; its place and id follow from the row that it has."""
+        """The step of a tick that goes on; its place and id follow from the row that it has."""
         name = tick.definition.name
         made_for = f"{row.shard.queue}/{name}/{tick.next_ms}"
         new = placed(

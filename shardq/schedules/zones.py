@@ -124,7 +124,7 @@ class Local:
     zone: str
 
     def after(self, after_ms: int, *, twice: Twice | None, gap: Gap) -> Fire | None:
-        """As `next_fire`; where it is not said, what fires in every hour fires in both of two."""
+        """Find the next time as `next_fire` does; by default an hourly one fires in both hours."""
         twice = self._twice(twice)
         return next_fire(self.walls, zone_of(self.zone), after_ms, twice=twice, gap=gap)
 

@@ -55,12 +55,12 @@ if TYPE_CHECKING:
 REDRIVE = "redrive"
 DELETE = "delete"
 COLUMNS = {"part": "int", "minute": "bigint", "lane": "int", "due_ms": "bigint", "row_id": "binary"}
-"""Of a frame that is acted on, and Spark's types: the part, and a row's position among the dead."""
+"""Columns of a frame that is acted on, with Spark's types: the part, and a dead row's position."""
 
 _TOGETHER_ROWS = (10, 500)
 """Rows that are looked up and acted on at a time: a transaction of SQLite's, of 30 ms at most."""
 _TOGETHER_BYTES = 8 << 20
-"""Of their bodies, which are in memory meanwhile."""
+"""Bytes of their bodies, which are in memory meanwhile."""
 DOUBTFUL_IDS = 20
 """Most ids of messages in doubt that a part names."""
 _LATE_MS = 600_000
@@ -384,7 +384,7 @@ class ActWriter(DataSourceArrowWriter):
 
 
 def actor_of(here: Place, queue: str, run: Run, plan: Plan) -> Actor:
-    """Who does a run on the dead messages of a queue.
+    """The actor that does a run on the dead messages of a queue.
 
     Raises:
         UnknownQueue: If there is no such queue, or nothing of it has died.

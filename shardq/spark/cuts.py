@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from shardq.stores.store import Rows
 
 LISTED_MAX = 10_000
-"""So many shards are looked up one by one at most; for more the table is visited."""
+"""Shards that are looked up one by one at most; for more the table is visited."""
 _OCCUPIED_MINUTES = 1_440
 _COUNT_MINUTES = (16, 500)
 _COUNT_ROWS = 200_000

@@ -88,14 +88,14 @@ class FeedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadMaxFiles(self.options.minutes_max)
 
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802
-        """As far as minutes are sealed, and the limit and the trigger allow."""
+        """The last minute that is sealed, as far as the limit and the trigger allow."""
         end = self._sealed() if self.target is None else self.target
         if isinstance(limit, ReadMaxFiles):
             end = min(end, start["minute"] + limit.max_files)
         return {"minute": max(end, start["minute"])}
 
     def reportLatestOffset(self) -> dict[str, int]:  # noqa: N802 - Spark's
-        """As far as minutes are sealed."""
+        """The last minute that is sealed."""
         return {"minute": self._sealed()}
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's

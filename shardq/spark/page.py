@@ -47,7 +47,7 @@ class Picture:
 
 
 Part: TypeAlias = str | Table | Picture
-"""Of a section: a paragraph, a table or a picture."""
+"""A part of a section: a paragraph, a table or a picture."""
 
 
 @dataclass(frozen=True, slots=True)

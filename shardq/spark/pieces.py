@@ -53,7 +53,7 @@ PIECE_BYTES = 8 << 20
 UNDO_BEFORE = "undo/"
 """Before the name of a piece: the line that says how much of it was taken back."""
 _AGREE_MS = 500
-"""So long whoever begins a piece at the same time has to record it."""
+"""A process that begins a piece at the same time as others has this long to record it."""
 _REPEATS = 4
 _REPEAT_S = 0.5
 DOUBTFUL_IDS = 100
@@ -118,7 +118,7 @@ class Tally:
         return Tally(**summed)
 
     def to_json(self) -> dict[str, Any]:
-        """As plain values; what is nothing is left out."""
+        """The tally as plain values; zeros and empty ones are left out."""
         values = {name: value for name in _NAMES if (value := getattr(self, name))}
         return {**values, "doubtful_ids": list(self.doubtful_ids)} if self.doubtful else values
 
@@ -212,7 +212,7 @@ class Pace:
         self._free_us = max(self._free_us, now_us)
 
     def spend(self, rows: int) -> None:
-        """So many rows have gone since the wait."""
+        """Count rows that have gone since the wait."""
         if self._rate is not None:
             self._free_us += round(rows / self._rate * 1e6)
 

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from shardq.stores.store import Mark, Slice, Store
 
 BATCH_ROWS = 10_000
-"""Of an Arrow batch: with 1,000 each Spark takes a fifth longer."""
+"""Rows of an Arrow batch: with 1,000 each Spark takes a fifth longer."""
 _BATCH_BYTES = 16 << 20
 _PAGE_ROWS = (10, 2_000)
 """With bodies, of which each may have 1 MiB."""
@@ -60,7 +60,7 @@ _BIN_SHARDS = 500
 _OBJECTS = 500_000
 """More than there are of a batch and a page."""
 _BLOCKS_A_BIN = 16
-"""Of the minutes of a history: those of one day are spread over all bins."""
+"""Blocks of minutes of a history for each bin: those of one day are spread over all bins."""
 
 
 class Pieces(InputPartition):

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from shardq.stores.store import Logs, Registers
 
 SUFFIX = "#runs"
-"""Of the pseudo queue under which a queue's runs have their lines; no name has such a sign."""
+"""The suffix of the pseudo queue that has the lines of a queue's runs; no name has its sign."""
 LINE_TTL_MS = 30 * 86_400_000
 PLAN = "plan"
 UNDONE = "undone"

@@ -101,8 +101,8 @@ _LAID_OUT: dict[str, tuple[str, ...]] = {
 _OPTIONAL = {"due", "id", "priority", "band", "group", "headers", "entered"}
 _SORTED_ROWS = 500_000
 _SORTED_BYTES = 256 << 20
-"""So much of a plain partition is sorted at once: its rows come in another order when a task is
-tried again, and their pieces have to be the same."""
+"""Rows and bytes of a plain partition that are sorted at once: its rows come in another order when
+a task is tried again, and their pieces have to be the same."""
 _BATCH_ID = "streaming.sql.batchId"
 _QUERY_ID = "sql.streaming.queryId"
 

@@ -20,7 +20,7 @@ def store_of(url: str) -> Store:
             `cassandra://host1,host2:9042/keyspace?dc=..&user=..&consistency=..`.
 
     Raises:
-        BadUrl: If it names no store that there is.
+        BadUrl: If the url names no kind of store.
     """
     scheme = split(url).scheme
     if scheme == "sqlite":
@@ -28,7 +28,7 @@ def store_of(url: str) -> Store:
 
         return SqliteStore.from_url(url)
     if scheme == "cassandra":
-        # Only here: its driver takes 0.2 s to import, which SQLite's users should not wait for.
+        # Imported here because the driver takes 0.2 s, which users of SQLite should not wait for.
         from shardq.stores.cassandra import CassandraStore
 
         return CassandraStore.from_url(url)

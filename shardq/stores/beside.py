@@ -1,6 +1,6 @@
-"""The names of the files that members have in the directory beside a store, `jobs.db-members`.
+"""The names of the files that members keep in the directory beside a store, `jobs.db-members`.
 
-Which member locks which file, and what follows from that, is `records/presence.py`'s.
+`records/presence.py` makes and locks the files.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 FILES_MAX = 1_000
-"""Entries of the directory that are looked at in one turn."""
+"""Entries of the directory that one check looks at."""
 _NAME = re.compile(r"[\w.~:%-]+%2F[0-9a-f]{1,16}", re.ASCII)
 
 
 def name_of(holder: str) -> str:
-    """The name of a member's file: a name in that directory, whatever the member is called.
+    """The name of a member's file, valid in the directory whatever the member's name is.
 
     >>> name_of("mailer:4711/5b1c09aa")
     'mailer:4711%2F5b1c09aa'
@@ -36,18 +36,18 @@ def is_members(entry: os.DirEntry[str]) -> bool:
     """True if an entry can be a member's file: empty, regular, and named as one.
 
     Raises:
-        OSError: If it is gone, or cannot be looked at.
+        OSError: If the entry is gone, or cannot be looked at.
     """
     found = entry.stat(follow_symlinks=False)
     return stat.S_ISREG(found.st_mode) and not found.st_size and bool(_NAME.fullmatch(entry.name))
 
 
 def check(directory: Path, shown: str) -> None:
-    """Refuse a directory that is somebody else's: what is old in it is removed.
+    """Refuse a directory that has another owner, because members remove old files in theirs.
 
     Args:
-        directory: Where members' files go; it need not exist.
-        shown: How the store is named in errors.
+        directory: The directory for members' files; it need not exist.
+        shown: The store's name for errors.
 
     Raises:
         StoreUnavailable: If it is a link, no directory, or holds other files than members'.
@@ -60,7 +60,7 @@ def check(directory: Path, shown: str) -> None:
                 if not _is_members_or_gone(entry):
                     raise _foreign(directory, shown, f"holds {printable(entry.name)}")
     except (FileNotFoundError, PermissionError):
-        # Where it is not to be had, nothing is made or removed there.
+        # Members neither make nor remove files in a directory that they cannot open.
         return
 
 

@@ -1,6 +1,7 @@
-"""Verbs of a store that has no transactions over rows and ledger: one step after the other.
+"""Verbs of a store without transactions over rows and ledger: one step after the other.
 
-Each step is acknowledged before the next. What fails between two is done again, and is the same.
+Each step is acknowledged before the next begins. A caller repeats a verb that failed between two
+steps, and the repeat writes the same.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class _Parts(Rows, Registers, Logs, Protocol):
-    """The parts that these go by."""
+    """The parts of a store that these verbs use."""
 
 
 def insert_once(
@@ -31,7 +32,7 @@ def insert_once(
     marks: Sequence[Mark],
     ttl_ms: int,
 ) -> Mark | None:
-    """Look for a line; where it is not there, write rows, marks and the line, in this order."""
+    """Look for a line; if it is missing, write rows, marks and the line, in this order."""
     for mark in store.recorded([line.entry]):
         if mark.due_ms is not None:
             return mark
@@ -74,7 +75,7 @@ def _note(store: _Parts, moves: Sequence[Move]) -> None:
 
 
 def follow(store: _Parts, done: Sequence[Change]) -> None:
-    """Write the messages' rows of changes that are applied: new ones, then delete."""
+    """Insert, then delete, the messages' rows of changes that were applied."""
     with begun("some of the records are written"):
         store.insert([row for change in done for row in change.insert])
         store.delete([place for change in done for place in change.delete])

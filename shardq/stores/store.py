@@ -9,10 +9,10 @@
  Store      all of these, and open close clocks changed
 ```
 
-The life of a message is written once, above this protocol; who needs a part of it asks for that.
-Cassandra and SQLite implement it and pass one contract suite (`tests/store/`); SQLite in memory is
-the fake. Every call takes many rows or shards, pipelines inside, blocks until all of it is
-acknowledged, and may be made from any thread.
+The life of a message is written once, above this protocol. A module that needs one part of the
+protocol takes that part alone. Cassandra and SQLite implement it and pass one contract suite
+(`tests/store/`); SQLite in memory is the fake. Every call takes many rows or shards, pipelines
+inside, blocks until all of it is acknowledged, and may be made from any thread.
 
 Every verb may raise `StoreUnavailable` (not applied), `StoreTimeout` (maybe applied),
 `StoreRefused` (refused for good), `StoreFull` or `StoreCorrupt`; a driver's own error never passes
@@ -38,11 +38,10 @@ if TYPE_CHECKING:
     from shardq.stores.tables import Change, K, Note, Partition, Refused, Table, V
 
 NEVER = 1 << 62
-"""A minute that does not come."""
-
+"""The minute of no row: `next_minute` returns it for an empty queue."""
 
 Progress: TypeAlias = "Callable[[str, int, int | None], None]"
-"""What is called with what is read, how much of it is read, and of how much, or None."""
+"""Called with the name of the thing that is read, the count so far, and the total or None."""
 
 
 class Slice(NamedTuple):
@@ -51,13 +50,13 @@ class Slice(NamedTuple):
     Attributes:
         queue: The queue's name.
         minutes: Minutes to read, ascending.
-        lanes: Lanes to read in each of them.
+        lanes: Lanes to read in each minute.
         after_ms: Rows due at or before this are left out; -1 leaves out none.
         until_ms: Rows due after this are left out.
-        limit: Most rows of each shard.
-        after_id: With it, rows due at `after_ms` whose id comes later are read as well.
-        purpose: Who reads: `poll`, `catch-up`, `ahead`, `sweep 5 s` and so on; for counting only.
-        bodies: False leaves the bodies where they are: each row comes with an empty one.
+        limit: The most rows of each shard.
+        after_id: If set, rows due at `after_ms` with a later id are read as well.
+        purpose: Why rows are read: `poll`, `catch-up`, `ahead`, `sweep 5 s`; for counting only.
+        bodies: False reads no bodies: each row has an empty one.
     """
 
     queue: str
@@ -77,10 +76,10 @@ class Move(NamedTuple):
     Attributes:
         old: Where the row is.
         new: The row as it will be.
-        note: What is noted once the new row is there, before the old one is deleted. Such a move is
-            never one batch on Cassandra: half applied, that shows neither row for a while.
-        beside: Further rows that are written with the new one, of whatever queue: with fixed ids,
-            so that whoever repeats the move writes the same. Of a move with a note alone.
+        note: Written after the new row and before the old row's delete. On Cassandra such a move is
+            never one batch: a batch half applied shows neither row for a while.
+        beside: Further rows, of any queue, that are written with the new one. Their ids are fixed,
+            so that a repeated move writes the same rows. Only a move with a note has them.
     """
 
     old: Position
@@ -94,11 +93,11 @@ class LeaseState(NamedTuple):
 
     Attributes:
         lock: The token of the lease in force; None where there is none.
-        holder: The member that leased it last and has not released it; None after a clean end.
-        window: The most rows that `holder`, or one it has taken over from, may have handed out
+        holder: The member that leased the shard last and has not released it; None after a release.
+        window: The most rows that `holder`, or a member it took over from, may have handed out
             without a record.
-        ahead_ms: How much later than now a row may be due that these have handed out, milliseconds:
-            0 unless the machine's clock was set back since.
+        ahead_ms: A row that these members have handed out may be due this much later than now,
+            milliseconds: 0 unless the machine's clock was set back since.
     """
 
     lock: str | None = None
@@ -108,12 +107,12 @@ class LeaseState(NamedTuple):
 
 
 class Tally(NamedTuple):
-    """Rows of a shard.
+    """Counts of a shard's rows.
 
     Attributes:
-        rows: How many there are.
-        claims: How many of them are claims.
-        waits: How many have a `not_before_ms`, be it past or not.
+        rows: All rows.
+        claims: Those that are claims.
+        waits: Those with a `not_before_ms`, past ones included.
     """
 
     rows: int
@@ -121,16 +120,16 @@ class Tally(NamedTuple):
     waits: int = 0
 
     def plus(self, other: Tally) -> Tally:
-        """Both together."""
+        """The sum of both."""
         return Tally._make(map(sum, zip(self, other, strict=True)))
 
 
 MINUTE_US = 60_000_000
-"""The ledger's minutes are whole ones, however long those of the queue are."""
+"""A minute of the ledger: 60 s, however long the queue's minutes are."""
 PARTS = 16
-"""Of each minute of the ledger: a partition each on Cassandra."""
+"""Parts of each minute of the ledger: a partition each on Cassandra."""
 _TURN_US = 50_000
-"""For so long what one process puts goes to one part, so that a batch of puts has few."""
+"""Puts of one process within this time go to one part, so that a batch of puts has few parts."""
 
 
 Place: TypeAlias = tuple[str, int, int]
@@ -138,7 +137,7 @@ Place: TypeAlias = tuple[str, int, int]
 
 
 class Entry(NamedTuple):
-    """Whose the ledger's record is. Neither moves nor retries nor a change of lanes change it.
+    """The message that a mark is about. Moves, retries and a change of lanes leave it as it is.
 
     Attributes:
         queue: The queue's name.
@@ -155,10 +154,10 @@ class Entry(NamedTuple):
 
     @property
     def place(self) -> Place:
-        """Its partition of the ledger.
+        """The entry's partition of the ledger.
 
-        Its part is `(birth / 50 ms + node) % 16`: processes that put at the same time fill
-        different ones.
+        The part is `(birth / 50 ms + node) % 16`: processes that put at the same time fill
+        different parts.
         """
         queue, row_id = self
         born_us = birth_us(row_id)
@@ -166,17 +165,17 @@ class Entry(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """What the ledger says of a message: its put, its end, or both.
+    """A record of the ledger about a message: its put, its end, or both.
 
     Attributes:
-        entry: Whose it is.
-        due_ms: The due first asked for; None: its put is not recorded.
-        name: The id that the user or another queue gave; None where there is none.
-        fate: How it ended; None: its end is not recorded.
-        ended_ms: When, epoch milliseconds.
-        attempt: Deliveries until then.
-        member: Who recorded it.
-        task: The task that it is a job of; None of any other message.
+        entry: The message.
+        due_ms: The due first asked for; None: the put is not recorded.
+        name: The id that the user or another queue gave; None if neither did.
+        fate: How the message ended; None: the end is not recorded.
+        ended_ms: When it ended, epoch milliseconds.
+        attempt: Deliveries until the end.
+        member: The member that recorded the end.
+        task: The task whose job the message is; None for any other message.
     """
 
     entry: Entry
@@ -200,14 +199,14 @@ class Mark(NamedTuple):
         member: str | None,
         task: str | None,
     ) -> Mark:
-        """A mark of a table's columns, in which what is not recorded is null."""
+        """The mark in a row of the ledger's table, where a value that is not recorded is null."""
         return cls(entry, due_ms, name, fate, ended_ms or 0, attempt or 0, member or "", task)
 
     def checked(self) -> Mark:
-        """Itself, where all that it says can be read. How a message ended may be any text.
+        """Return the mark if shardq can have recorded its values. `fate` may be any text.
 
         Raises:
-            StoreCorrupt: If a value is none that shardq records.
+            StoreCorrupt: If shardq never records one of the values.
         """
         entry, due_ms, name, fate, ended_ms, attempt, member, task = self
         if due_ms is not None and not is_epoch_ms(due_ms):
@@ -224,7 +223,7 @@ class Mark(NamedTuple):
 
 
 def _damaged(entry: Entry, column: str, value: object) -> StoreCorrupt:
-    """The error of a row of the ledger in which a column holds what shardq never records."""
+    """The error for a ledger row with a value that shardq never records."""
     queue, minute, part = entry.place
     return StoreCorrupt(
         f"the history of queue {queue!r} is damaged: {column} of message {ids.text(entry.id)} "
@@ -239,10 +238,9 @@ class Rows(Protocol):
     def insert(self, rows: Iterable[Row]) -> None:
         """Write rows, each at its birth. Idempotent.
 
-        Takes them in any order, lazily, in full batches.
-        On Cassandra a row that has been deleted stays deleted however often its insert is repeated.
-        Rows of one shard are batched together; the rest by replica. Returns when every row is
-        acknowledged.
+        The rows may come in any order; they are taken lazily, in full batches. Rows of one shard
+        are batched together, the others by replica. Returns when every row is acknowledged.
+        Cassandra: a deleted row stays deleted however often its insert is repeated.
 
         Raises:
             StoreTimeout, StoreUnavailable: Some rows may be written; repeating all is safe.
@@ -250,22 +248,23 @@ class Rows(Protocol):
         """
 
     def delete(self, positions: Iterable[Position]) -> None:
-        """Delete rows at `birth + 1 s`.
+        """Delete rows at `birth + 1 s`, hundreds of a shard in one statement.
 
-        Hundreds of a shard in one statement. Idempotent; absent rows are fine.
+        Idempotent. Absent rows are passed over.
         """
 
     def find(self, positions: Iterable[Position]) -> list[Row]:
-        """Those of the rows that are there, in any order; one read a shard."""
+        """The rows that exist at these positions, in any order; one read a shard."""
 
     def move(self, moves: Iterable[Move]) -> set[Position]:
-        """Write each new row, its note, and delete its old one; atomically, or in that order.
+        """Write each new row and its note, and delete the old row; atomically, or in that order.
 
-        Repeating it is safe. Whether the old rows are there, the caller has looked; on SQLite the
-        transaction looks again at those of moves with rows `beside`, and leaves out what is gone.
+        Repeating it is safe. The caller has checked that the old rows exist. For moves with rows
+        `beside`, SQLite checks once more within the transaction and leaves out those whose old row
+        is gone.
 
         Returns:
-            The old positions of what was left out. On Cassandra none.
+            The old positions of the moves left out. On Cassandra none.
         """
 
     def move_once(
@@ -274,47 +273,46 @@ class Rows(Protocol):
         marks: Mapping[Position, Sequence[Mark]],
         ttl_ms: int,
     ) -> set[Position]:
-        """Do those moves whose old rows are there, whoever else does the very same ones.
+        """Do the moves whose old rows exist, though other processes may do the same moves.
 
-        SQLite: one transaction, the look included: a row is moved once, however many try.
+        SQLite: one transaction, which also checks the old rows: each row is moved once.
         Cassandra: new rows, marks, deletes of the old rows, each acknowledged before the next,
-        three round trips for a few rows; that the old rows are there, the caller has looked.
-        Whoever repeats moves with the same new rows, a twin too, changes nothing, for gc_grace.
+        three round trips for a few rows. The caller has checked that the old rows exist. Within
+        gc_grace a repeat with the same new rows, in any process, changes nothing.
 
         Args:
-            moves: Few enough for one transaction, which others wait for: 30 us each.
-            marks: By old position, what the ledger says of a move that is done: the end of the one
-                entry, and the put of the other.
+            moves: Few enough for one transaction, for which others wait: 30 us each.
+            marks: Old position -> the marks to record with the move: the end of one entry, and the
+                put of the other.
             ttl_ms: How long the marks are kept.
 
         Returns:
-            The old positions that were gone, where nothing was written. On Cassandra none.
+            The old positions that were gone and for which nothing was written. On Cassandra none.
 
         Raises:
-            StoreTimeout, StoreUnavailable: Some of it may be done on Cassandra; repeating is safe.
+            StoreTimeout, StoreUnavailable: On Cassandra some may be done; repeating is safe.
         """
 
     def edit(self, rows: Iterable[Row]) -> None:
-        """Edit rows where they are: attempt, not before, claim and last error, of each all four.
+        """Edit rows in place: attempt, not before, claim and last error, all four of each row.
 
-        They are one cell with the row's serial, written at `birth + serial` microseconds. So the
-        edit with the highest serial stands, in whatever order they arrive, and a deleted row stays
-        deleted. Of two with the same serial one stands whole. No other column is written.
-        Batched and pipelined as inserts are. Idempotent. No read, find or count shows an edit of a
-        row that is not there.
+        The four and the row's serial are one cell, written at `birth + serial` microseconds. The
+        edit with the highest serial stands, in whatever order edits arrive. Of two edits with the
+        same serial one stands whole. A deleted row stays deleted: no read, find or count shows an
+        edit of a row that is gone. Idempotent; batched and pipelined as inserts are.
 
         Args:
-            rows: As they are to be, with serials from 1 to `SERIAL_MAX`.
+            rows: The rows after the edit, with serials from 1 to `SERIAL_MAX`.
 
         Raises:
             StoreTimeout, StoreUnavailable: Some may be applied; repeating all is safe.
         """
 
     def read(self, *wanted: Slice) -> list[Row]:
-        """Rows of slices of one queue, notes too, ordered by (minute, lane), then (due, row id).
+        """Rows and notes of slices of one queue, by (minute, lane), then by (due, row id).
 
-        `limit` of each shard at most. No two slices may name the same shard; they are read for the
-        purpose of the first, and with bodies if it is.
+        Returns `limit` rows of each shard at most. No two slices may name the same shard. The
+        `purpose` and `bodies` of the first slice hold for all.
         """
 
     def count(self, wanted: Slice) -> dict[Shard, Tally]:
@@ -324,93 +322,89 @@ class Rows(Protocol):
         """
 
     def occupied(self, queue: str, minutes: Sequence[int], lanes: Sequence[int]) -> list[Shard]:
-        """Those of minutes x lanes with a row or note, by (minute, lane). Cheap for thousands.
+        """The shards of minutes x lanes with a row or note, by (minute, lane). Cheap for thousands.
 
-        One that is too full of deleted rows to tell is named as well.
+        A shard with too many deleted rows to find out is included.
         """
 
     def next_minute(self, queue: str, minute: int) -> int | None:
         """The first minute, from this one on, in which a queue has a row; `NEVER` without any.
 
-        None where no index tells that at once.
+        None if no index answers that at once.
         """
 
     def indexed(self, queue: str, minutes: range) -> Iterator[Shard]:
         """The shards of a queue in some minutes that may have a row, ordered by (minute, lane).
 
-        Each that has a row is among them, but for a row whose write ended in doubt and was never
-        repeated. So may be shards that have none any more. Lazily, at the cost of what the queue
-        has, whatever else the store holds.
-        SQLite: the table's own key tells, so each has a row. Cassandra: the index of minutes, which
-        every verb that places a row writes.
+        Lazy; the cost depends on the shards of the queue alone.
+        SQLite: reads the table's own key, so each shard has a row. Cassandra: reads the index of
+        minutes, which every verb that places a row writes. A shard may have no row any more. A
+        shard is missing only if the write of its row ended in doubt and was never repeated.
         """
 
     def mend_index(self, there: Iterable[Shard] = (), gone: Iterable[Shard] = ()) -> None:
-        """Put right what `indexed` names. SQLite: nothing is to be done.
+        """Add shards to the index that `indexed` reads, and remove others. SQLite: does nothing.
 
         Args:
             there: Shards that have rows.
-            gone: Shards that are empty, and in which nobody places a row any more.
+            gone: Shards that are empty and in which nobody places a row any more.
         """
 
     def shards(self, queue: str) -> Iterator[Shard]:
         """Every shard of a queue that has a row, near or far, in any order.
 
-        Visits the whole table: for whoever has to see all, whatever has become of an index.
+        Visits the whole table, for callers that cannot trust the index.
         """
 
 
 class Leases(Protocol):
     """The exclusive, expiring right to read a shard.
 
-    The lease of a whole lane for groups is taken of `Layout.lane_lease`, and with it go the minutes
-    of the lane that are listed as having rows left.
+    A whole lane for groups has one lease, on the shard `Layout.lane_lease`. Beside this lease the
+    store lists the minutes of the lane that have rows left.
     """
 
     def take(
         self, seen: Mapping[Shard, str | None], *, lock: str, holder: str, window: int, ttl_ms: int
     ) -> dict[Shard, LeaseState]:
-        """Lease shards that nobody holds and whose `holder` is the one seen.
+        """Lease shards that nobody leases and whose `holder` is the one in `seen`.
 
-        A lease is ours where the state returned has our `lock`. Unknown outcomes are resolved
-        inside: by `lock`, which is fresh for each call, and a SERIAL read.
+        A lease is ours if its state returned here has our `lock`. Unknown outcomes are resolved
+        inside, by a SERIAL read of `lock`, which is fresh for each call.
         """
 
     def renew(self, locks: Mapping[Shard, str], ttl_ms: int) -> set[Shard]:
-        """Give our leases their full time again; returns those that are still ours."""
+        """Extend our leases to their full time again; returns those that are still ours."""
 
     def release(self, locks: Mapping[Shard, str]) -> None:
-        """End our leases cleanly.
-
-        Neither lock nor holder stays. Those no longer ours are left alone.
-        """
+        """Release our leases: clear lock and holder. Leases no longer ours stay as they are."""
 
     def locks(self, positions: Iterable[Position]) -> dict[Shard, LeaseState]:
-        """Lease states, read beside rows: one plain read a shard, and maybe a moment old.
+        """Lease states, read together with rows: one plain read a shard, maybe a moment old.
 
-        Shards whose row is gone are left out.
+        Shards without a row at the position are left out.
         """
 
     def lane_locks(self, queue: str, lanes: Sequence[int]) -> dict[int, LeaseState]:
-        """Lease states of lanes for groups: one plain read, and maybe a moment old.
+        """Lease states of lanes for groups, without those never leased.
 
-        Lanes that were never leased are left out.
+        One plain read, maybe a moment old.
         """
 
     def waiting(self, queue: str, lanes: Sequence[int]) -> dict[int, dict[int, int]]:
         """The listed minutes of lanes for groups: one plain read.
 
-        A holder reads after its `take` what those before it have listed, to the last one.
+        After its `take` a holder reads every minute that earlier holders have listed.
 
         Returns:
-            Lane -> minute, ascending -> the due of its first row left, epoch milliseconds. Lanes
-            without a listed minute are left out.
+            Lane -> minute, ascending -> the due of its first row left, epoch milliseconds; without
+            lanes that have no listed minute.
         """
 
     def list_minutes(
         self, lease: Shard, lock: str, listed: Mapping[int, int], erased: Collection[int] = ()
     ) -> bool:
-        """List minutes of a lane and erase others, where its lease is ours. Idempotent.
+        """List minutes of a lane and erase others, if its lease is ours. Idempotent.
 
         Cassandra: a conditional batch for each 100 minutes. SQLite: one transaction. An unknown
         outcome is resolved inside.
@@ -418,21 +412,20 @@ class Leases(Protocol):
         Args:
             lease: The lane's (`Layout.lane_lease`).
             lock: Our token.
-            listed: Minute -> the due of its first row left; what is listed already is replaced.
-            erased: Minutes to be taken off the list, whether they are on it or not.
+            listed: Minute -> the due of its first row left; replaces the due listed before.
+            erased: Minutes to remove from the list, if they are on it.
 
         Returns:
-            False: the lease is not ours any more, and nothing was written, or not all. True also
-            where nothing is to be written.
+            False if the lease is not ours any more; then nothing was written, or a part. True also
+            if there is nothing to write.
 
         Raises:
-            StoreTimeout: Some of it may be written; repeating is safe.
-            StoreUnavailable: Likewise.
+            StoreTimeout, StoreUnavailable: Some of it may be written; repeating is safe.
         """
 
 
 class Registers(Protocol):
-    """What a queue keeps beside its messages, in tables of `shardq.stores.tables`.
+    """Notes and records of a queue, in the tables of `shardq.stores.tables`.
 
     Notes are written plainly, records by compare and set alone.
     """
@@ -444,86 +437,85 @@ class Registers(Protocol):
         values: Mapping[K, V],
         ttl_ms: int | None = None,
     ) -> None:
-        """Write values under keys of a partition, plainly; what stood there is replaced.
+        """Write values under keys of a partition, plainly, in place of those stored there.
 
-        Of a table with a `latest` column a row is replaced only by one in which that is higher,
-        whatever the order of the writes.
-        Idempotent, but for a repeat after somebody else's note. Cassandra: an unlogged batch of the
-        partition, one round trip. SQLite: one transaction.
+        In a table with a `latest` column the row in which that is highest stands, in whatever order
+        the writes arrive. Idempotent, but a repeat overwrites a note that another process wrote
+        meanwhile. Cassandra: an unlogged batch, one round trip. SQLite: one transaction.
 
         Args:
-            table: Of notes; never a row of it that `write_records` writes.
-            partition: Which one.
-            values: By key; all columns of each.
-            ttl_ms: After that it is as if it had not been written; None: for ever.
+            table: A table of notes.
+            partition: The partition to write to.
+            values: Key -> all its columns. `write_records` never writes a row of such a key.
+            ttl_ms: The rows are gone after this time; None: never.
         """
 
     def notes(
         self, table: Table[K, V], partition: Partition, keys: Iterable[K] | None = None
     ) -> dict[K, V]:
-        """What stands under keys of a partition, in any order: a plain read.
+        """The values under keys of a partition, in any order: a plain read.
 
-        Of records it tells what was decided a moment ago, maybe less.
+        It may miss the newest changes of records.
 
         Args:
-            table: Of notes or records.
-            partition: Which one; of a table whose partitions are its keys, the whole table.
-            keys: Those asked for; None: all. All costs a read of the tombstones of all that ended
-                lately, and some only of theirs.
+            table: A table of notes or records.
+            partition: The partition to read; the whole table if each key is a partition.
+            keys: The keys to read; None: all. A read of all passes the tombstones of all rows that
+                ended lately, a read of some keys only theirs.
         """
 
     def erase(self, table: Table[K, V], partition: Partition, keys: Iterable[K]) -> None:
-        """Delete notes plainly; one that is written afterwards is there again. Idempotent.
+        """Delete notes plainly, never a row that `write_records` writes. Idempotent.
 
-        Of a table with a `latest` column one that is written afterwards may stay hidden on
-        Cassandra. Never a row that `write_records` writes.
+        A note may be written again later; but in a table with a `latest` column it may stay hidden
+        on Cassandra.
         """
 
     def records(
         self, table: Table[K, V], partition: Partition, keys: Iterable[K] | None = None
     ) -> dict[K, V]:
-        """What is under keys of a partition as last decided, in any order: a SERIAL read.
+        """The latest values under keys of a partition, in any order: a SERIAL read.
 
         Args:
-            table: Of records.
-            partition: Which one.
-            keys: Those asked for; None: all, where the table has partitions of several keys.
+            table: A table of records.
+            partition: The partition to read.
+            keys: The keys to read; None: all, if the table's partitions have several keys.
         """
 
     def write_records(self, table: Table[K, V], changes: Sequence[Change]) -> Refused:
-        """Apply each of the changes whose record is as it was seen.
+        """Apply each change whose record is as it was seen.
 
-        Each is conditional by itself; those of one partition and key follow each other.
+        Each change is conditional by itself. Changes of one record are applied in their order.
         SQLite: a transaction for each 2,000, with the messages' rows of `insert` and `delete`.
         Cassandra: a conditional batch for each 100 of a partition, partitions side by side. A batch
-        that is refused is sent once more without those whose answer says no, then one by one. Then
-        the rows of those applied are inserted, then rows are deleted, each acknowledged before the
-        next.
-        An unknown outcome is resolved inside, by the identical repeat. Where its answer says no, a
-        change that reads as done counts as applied (`Change.is_done_by`), its rows are written
-        again: so whoever sets a column that it has seen gives it a value that nobody else does. Of
-        a table with a nonce, that tells instead.
+        that is refused is sent once more without the changes that were refused, then one by one.
+        Then the rows of applied changes are inserted, then rows are deleted, each acknowledged
+        before the next.
+        An unknown outcome is resolved inside, by the identical repeat. If the repeat is refused, a
+        change that reads as done (`Change.is_done_by`) counts as applied, and its rows are written
+        again. So a caller that sets a column it has seen gives it a value that no other caller
+        gives. In a table with a nonce, the nonce decides instead.
 
         Args:
-            table: Of records.
-            changes: Any number, of any partitions.
+            table: A table of records.
+            changes: Any number, in any partitions.
 
         Returns:
-            By partition and key, those refused: what is there of the columns that they have seen.
+            Partition and key of each refused change -> the present values of the columns it saw.
 
         Raises:
-            StoreTimeout: Some may be applied; read again.
-            StoreUnavailable: None is.
+            StoreTimeout: Some may be applied; reread the records.
+            StoreUnavailable: None is applied.
         """
 
 
 class Logs(Protocol):
-    """The ledger: what became of each message, and rows that are written with a line of it."""
+    """The ledger: how each message entered and ended, and rows that are written with a mark."""
 
     def record(self, marks: Iterable[Mark], ttl_ms: int) -> None:
-        """Add to the ledger: puts, at the entry's time, and ends, of which the earliest stands.
+        """Add marks to the ledger: puts, at the entry's time, and ends; the earliest end stands.
 
-        Each mark says one of the two. Idempotent, in whatever order they come and come again.
+        Each mark is either a put or an end. Idempotent, in whatever order marks arrive.
 
         Args:
             marks: Taken lazily, in full batches.
@@ -538,73 +530,71 @@ class Logs(Protocol):
         marks: Sequence[Mark] = (),
         ttl_ms: int = 0,
     ) -> Mark | None:
-        """Write rows, the marks of their puts, and a line of a log that says so.
+        """Write rows, the marks of their puts, and a line that records the write.
 
-        Nothing where the line's put is recorded: then somebody has written them.
+        Writes nothing if the line's put is recorded: then another call has written the rows.
 
-        SQLite: one transaction, the look included. All is written or nothing, and of several calls
-        with one line, from whatever process, one writes; the rows may have been deleted since.
-        Cassandra: the look, rows, marks, line, each acknowledged before the next: four round trips
-        for a few rows, then as many as `insert` and `record` need. What failed half way, and two
-        calls at once, write the very same again, which changes nothing, and deleted rows stay
-        deleted, for gc_grace: a caller that comes later looks first whether they are there.
+        SQLite: one transaction reads the line and writes all. Of several calls with one line, from
+        any process, one writes. The rows may have been deleted since.
+        Cassandra: reads the line, then writes rows, marks and line, each acknowledged before the
+        next: four round trips for a few rows, else as many as `insert` and `record` need. A repeat,
+        or a second call at the same time, writes the same again. Within gc_grace that changes
+        nothing, and deleted rows stay deleted; a later caller first checks whether the rows exist.
 
         Args:
-            line: A put, usually of a pseudo queue such as `mail#runs`; its name is what it says.
-            line_ttl_ms: How long the line is kept. After that it is as if it had not been written.
+            line: A put, usually of a pseudo queue such as `mail#runs`; its name holds the text.
+            line_ttl_ms: How long the line is kept. A later call writes again.
             rows: The same with every call. On SQLite other writers wait meanwhile, 15 us a row.
-            marks: Their puts, where their queue keeps a history.
+            marks: The puts of the rows, if their queue keeps a history.
             ttl_ms: How long the marks are kept.
 
         Returns:
-            The line as it is recorded, with its end where it has one; None where this call wrote.
+            The line as recorded, with its end if it has one; None if this call wrote it.
 
         Raises:
-            StoreTimeout, StoreUnavailable: Some of it may be written on Cassandra; repeating is
-                safe.
+            StoreTimeout, StoreUnavailable: On Cassandra some may be written; repeating is safe.
         """
 
     def recorded(self, entries: Iterable[Entry]) -> list[Mark]:
-        """What the ledger says of those entries that it knows, in any order."""
+        """The marks of those entries that the ledger has, in any order."""
 
     def history(self, queue: str, minutes: range) -> Iterator[Mark]:
-        """The ledger of those minutes of entry, one after the other, in any order, by pages."""
+        """The marks of these minutes of entry, minute by minute, in any order within, by pages."""
 
 
 class Store(Rows, Leases, Registers, Logs, Protocol):
-    """What a database must do to hold queues: all of it, and what it tells of itself."""
+    """All verbs that a database must have to hold queues, and facts about the database."""
 
     is_local: bool
-    """Whether its time is this machine's own clock (`shardq.clock.Reference`)."""
+    """True if the store's time is this machine's own clock (`shardq.clock.Reference`)."""
 
     write_timeout_ms: int
-    """How long a write may be under way before its caller learns that it may not be; 0 where every
-    outcome is known. Nothing takes effect later than two of them, but for what a node that was away
-    is told when it is back."""
+    """A write without an answer ends in `StoreTimeout` after this time; 0: every outcome is known.
+    No write takes effect later than after twice this time, except on a node that was away."""
 
     counters: Counter[str]
-    """What was asked of the database since this object was made: `lwt`, `reads`, `batches`, .."""
+    """Requests to the database since this object was made: `lwt`, `reads`, `batches`, .."""
 
     @property
     def shown(self) -> str:
-        """Where the store is, for people; no passwords."""
+        """The store's url for people, without passwords."""
 
     @property
     def beside(self) -> Path | None:
-        """Where the members may keep files by which others notice their death; None: nowhere.
+        """The directory of the files by which members notice each other's death; None: none.
 
-        The directory need not be there. Its files are of processes of one machine.
+        The directory need not exist. All members that use it run on one machine.
         """
 
     def open(self, *, create: bool = False) -> None:
         """Connect, and check that the schema is there and is ours. Idempotent.
 
         Args:
-            create: Whether to create or migrate it. SQLite does so in any case.
+            create: True to create or migrate the schema. SQLite does so in any case.
 
         Raises:
-            SchemaMissing: If keyspace or tables are not there, are not shardq's, or are of a format
-                of before 0.1.0.
+            SchemaMissing: If keyspace or tables do not exist, are not shardq's, or have a format
+                from before 0.1.0.
             SchemaNewer: If a newer shardq made them.
         """
 
@@ -612,10 +602,7 @@ class Store(Rows, Leases, Registers, Logs, Protocol):
         """End all connections. Idempotent."""
 
     def clocks(self) -> Mapping[str, Callable[[], int]]:
-        """By the name of each node: what asks its clock for epoch microseconds, in a round trip."""
+        """Node name -> a function that reads the node's clock, epoch microseconds: a round trip."""
 
     def changed(self) -> int | None:
-        """A number that changes when another connection has written.
-
-        None where that cannot be told cheaply.
-        """
+        """A number that changes when another connection has written; None if not known cheaply."""

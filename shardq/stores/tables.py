@@ -1,13 +1,13 @@
 """The tables of notes and records: one constant each, from which each store makes its statements.
 
 ```
- note     values under a key, written plainly: the last one counts, or the highest
+ note     values under a key, written plainly: the last write stands, or the highest value
  record   values under a key, written by compare and set alone
 ```
 
-A table has partitions, and in each of them keys with their values. `cql/` and
-`stores/sqlite/schema.py` make the tables; a test holds them to what is said here. What the values
-mean is for `records/` to say.
+A table has partitions, and a partition has keys with their values. `cql/` and
+`stores/sqlite/schema.py` make the tables; a test compares them with the constants here. `records/`
+defines the meaning of the values.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ V = TypeVar("V")
 
 
 class Kind(Enum):
-    """What a column holds, by CQL's name for it."""
+    """The type of a column, by its name in CQL."""
 
     TEXT = "text"
     INT = "int"
@@ -43,13 +43,13 @@ class Kind(Enum):
 
 
 class Lapse(Enum):
-    """By what time notes and records of a table run out in SQLite; in Cassandra by their TTL."""
+    """The clock by which rows of a table expire in SQLite; in Cassandra they have a TTL."""
 
     NEVER = "never"
     WALL = "wall"
-    """The wall clock's: column `until_us`."""
+    """Wall clock, in column `until_us`."""
     BOOT = "boot"
-    """Time since boot: `until_us`, `space`, `from_boot_us` and `until_boot_us`."""
+    """Time since boot, in `until_us`, `space`, `from_boot_us` and `until_boot_us`."""
 
 
 class Column(NamedTuple):
@@ -57,8 +57,8 @@ class Column(NamedTuple):
 
     Attributes:
         name: Its name in Cassandra.
-        kind: What it holds.
-        local: Its name in SQLite, where that is another.
+        kind: Its type.
+        local: Its name in SQLite, if that is another.
     """
 
     name: str
@@ -68,24 +68,24 @@ class Column(NamedTuple):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Table(Generic[K, V]):
-    """A table: its columns, and what its keys and values look like.
+    """A table: its columns, and the form of its keys and values.
 
-    Where there is but one column, a key or values are its bare value; else a tuple in the order of
-    the columns. A record may have columns without a value, None; one without any is not there.
+    The key or values of a single column are its bare value, those of several a tuple in the order
+    of the columns. A record may have unset columns, None; a record with all unset does not exist.
 
     Attributes:
         name: Its name in both stores.
-        partition: The columns that name a partition; none where the key does.
+        partition: The columns that name a partition; none if each key is a partition.
         key: The columns that name a row of a partition.
         values: The other columns. A note has all of them.
-        has_notes: Whether rows are written plainly.
-        has_records: Whether rows are written by compare and set. In a table with both, each row is
-            of the one kind or of the other for good: a plain write hides what LWTs write.
-        latest: Of notes: the column whose highest value stands, whatever the order of the writes.
-        nonce: Of records: a further column of Cassandra's, in which the store keeps what tells its
-            own write from others'. Without one, what is written has to: `Change.is_done_by`.
-        lapse: By what time what has a time to live runs out in SQLite.
-        shape: What makes a tuple of values what callers see.
+        has_notes: True if rows are written plainly.
+        has_records: True if rows are written by compare and set. In a table with both, a row is
+            either a note or a record for good: a plain write hides what LWTs write.
+        latest: For notes: the column whose highest value stands, in whatever order writes arrive.
+        nonce: For records: a further column in Cassandra, by which the store recognizes its own
+            write. Without it the store compares the values (`Change.is_done_by`).
+        lapse: The clock by which rows with a time to live expire in SQLite.
+        shape: Makes the values that callers see of a tuple.
     """
 
     name: str
@@ -118,34 +118,31 @@ class Table(Generic[K, V]):
             raise ValueError(f"table {self.name} has notes alone; use note and erase.")
 
     def key_columns(self, key: K) -> tuple[Any, ...]:
-        """A key, by columns."""
+        """The columns of a key."""
         return (key,) if len(self.key) == 1 else cast("tuple[Any, ...]", key)
 
     def key_of(self, columns: Sequence[Any]) -> K:
-        """The key of its columns."""
+        """The key in its columns."""
         return cast("K", columns[0] if len(self.key) == 1 else tuple(columns))
 
     def value_columns(self, values: V) -> tuple[Any, ...]:
-        """Values, by columns."""
+        """The columns of values."""
         return (values,) if len(self.values) == 1 else cast("tuple[Any, ...]", values)
 
     def values_of(self, columns: Sequence[Any]) -> V:
-        """The values of their columns."""
+        """The values in their columns."""
         return cast("V", columns[0] if len(self.values) == 1 else self.shape(columns))
 
     def has_value(self, values: V) -> bool:
-        """Whether a row has any value: else there is none."""
+        """True if any value is set: a row without any does not exist."""
         return any(one is not None for one in self.value_columns(values))
 
     def latest_of(self, values: V) -> int:
-        """The time at which a note with these values is written, of a table with a latest column.
-
-        Where it is a minute it can neither overflow nor lie in the future.
-        """
+        """The value of the `latest` column. Cassandra's write timestamp follows from it."""
         return int(self.value_columns(values)[self._names().index(self.latest)])
 
     def named(self, names: Iterable[str]) -> list[Column]:
-        """Columns of `values`, in the order of these names."""
+        """The columns of `values` with these names, in this order."""
         return [self.values[self._names().index(name)] for name in names]
 
     def _names(self) -> list[str]:
@@ -153,16 +150,16 @@ class Table(Generic[K, V]):
 
 
 class Change(NamedTuple):
-    """What becomes of a record, if it is as it was seen.
+    """A change of a record, applied if the record is as it was seen.
 
     Attributes:
         partition: The values of the table's partition columns.
         key: The values of its key columns.
-        seen: Column -> the value seen, None for unset or no row; at least one of the record's.
-        new: Column -> the value to be there, None for unset; None: the whole row is deleted.
-        insert: Rows of messages that are written once it is applied.
+        seen: Column -> the value seen, None for unset or no row; at least one column.
+        new: Column -> the value to set, None to unset it; None: the whole row is deleted.
+        insert: Rows of messages that are written after the change is applied.
         delete: Rows of messages that are deleted after that.
-        ttl_ms: For how long `new` is there; None: for ever. Whoever gives one sets each column.
+        ttl_ms: How long `new` is kept; None: for ever. A change with a TTL sets all columns.
     """
 
     partition: Partition
@@ -175,14 +172,14 @@ class Change(NamedTuple):
 
     @property
     def place(self) -> Place:
-        """Whose it is."""
+        """The place of the record."""
         return self.partition, self.key
 
     def is_done_by(self, present: Mapping[str, Any]) -> bool:
-        """Whether it was applied before, by what is there now of the columns seen.
+        """True if the present values of the columns seen show that the change was applied.
 
-        So it is where the row is to be deleted and gone; and where each column that is both seen
-        and set reads as this sets it, one of them otherwise than it was seen.
+        A delete is done if the row is gone. Any other change is done if each column both seen and
+        set has its new value, and one of these new values differs from the one seen.
         """
         if self.new is None:
             return all(value is None for value in present.values())
@@ -194,17 +191,17 @@ class Change(NamedTuple):
 Place: TypeAlias = tuple[Partition, tuple[Any, ...]]
 """Partition and key of a record."""
 Refused: TypeAlias = "dict[Place, Mapping[str, Any]]"
-"""Of the changes that were refused: what is there of the columns that were seen."""
+"""For each change that was refused, the present values of the columns that were seen."""
 
 
 class Note(NamedTuple):
-    """A note that goes with something else, as that of a row that moves.
+    """A note that is written together with a row that moves.
 
     Attributes:
-        table: Of notes.
+        table: A table of notes.
         partition: The values of its partition columns.
-        key: As the table has it.
-        values: Likewise.
+        key: The key, in the table's form.
+        values: The values, in the table's form.
     """
 
     table: Table[Any, Any]
@@ -219,7 +216,7 @@ class QueueRecord(NamedTuple):
     Attributes:
         settings: `Settings.to_json()`.
         secret: 32 random bytes that sign the queue's receipts.
-        version: 1 at creation, one more with every change.
+        version: 1 at creation; each change adds one.
     """
 
     settings: str
@@ -236,7 +233,7 @@ LANES: Final[Table[int, int]] = Table(
     values=(Column("sealed", Kind.BIGINT),),
     latest="sealed",
 )
-"""(queue): lane -> the last sealed minute, which only rises."""
+"""(queue): lane -> the last sealed minute, which never falls."""
 
 QUEUES: Final[Table[str, QueueRecord]] = Table(
     "queues",
@@ -248,7 +245,7 @@ QUEUES: Final[Table[str, QueueRecord]] = Table(
     nonce="nonce",
     shape=QueueRecord._make,
 )
-"""(): name -> what a queue is. Never deleted."""
+"""(): name -> a queue's record. Never deleted."""
 
 MEMBERS: Final[Table[str, str]] = Table(
     "members",
@@ -257,7 +254,7 @@ MEMBERS: Final[Table[str, str]] = Table(
     values=(Column("info"),),
     lapse=Lapse.BOOT,
 )
-"""(queue): member -> its heartbeat, JSON, at most 4 KiB; by time to live."""
+"""(queue): member -> its heartbeat, JSON, at most 4 KiB, with a time to live."""
 
 STATS: Final[Table[tuple[int, str], str]] = Table(
     "stats",
@@ -266,9 +263,9 @@ STATS: Final[Table[tuple[int, str], str]] = Table(
     values=(Column("totals"),),
     has_records=True,
 )
-"""(queue): minute, member -> totals, JSON, at most 16 KiB; of the folded row 32 KiB.
+"""(queue): minute, member -> totals, JSON, at most 16 KiB; the folded row at most 32 KiB.
 
-Each process has notes of its own. The folded row is a record: no note is ever written to it.
+Each process writes notes of its own. The folded row is a record: no note is ever written to it.
 """
 
 _BUCKET = (_QUEUE, Column("bucket", Kind.INT))
@@ -282,7 +279,7 @@ KEYS: Final[Table[str, tuple[str | None, str | None]]] = Table(
     has_records=True,
     lapse=Lapse.WALL,
 )
-"""(queue, bucket): name -> whose it is, and what that does; by time to live where it is held."""
+"""(queue, bucket): name -> the message that has it, and its state; a held name has a TTL."""
 
 PLACES: Final[Table[tuple[str, str], tuple[str, int]]] = Table(
     "places",
@@ -291,11 +288,11 @@ PLACES: Final[Table[tuple[str, str], tuple[str, int]]] = Table(
     values=(Column("place"), Column("born", Kind.BIGINT)),
     latest="born",
 )
-"""(queue, bucket): name, message -> where its row has moved to, and when that was born."""
+"""(queue, bucket): name, message -> the place its row has moved to, and that row's birth."""
 
 
 class ResultNote(NamedTuple):
-    """A row of `results`; what it means, `records/results.py` says. No column is ever unset."""
+    """A row of `results`, as `records/results.py` explains it. No column is ever unset."""
 
     state: str
     attempt: int
@@ -327,7 +324,7 @@ RESULTS: Final[Table[tuple[str, str], ResultNote]] = Table(
     lapse=Lapse.WALL,
     shape=ResultNote._make,
 )
-"""(): queue, message id -> what came of it; always by time to live."""
+"""(): queue, message id -> the result, always with a time to live."""
 
 SCHEDULES: Final[Table[str, tuple[str, int]]] = Table(
     "schedules",
@@ -336,9 +333,9 @@ SCHEDULES: Final[Table[str, tuple[str, int]]] = Table(
     values=(Column("definition"), Column("written", Kind.BIGINT)),
     latest="written",
 )
-"""(queue): name -> what a schedule is, JSON, and when that was written, epoch microseconds."""
+"""(queue): name -> a schedule's definition, JSON, and when it was written, epoch microseconds."""
 
 TABLES: Final[tuple[Table[Any, Any], ...]] = (
     LANES, QUEUES, MEMBERS, STATS, KEYS, PLACES, RESULTS, SCHEDULES
 )  # fmt: skip
-"""All of them."""
+"""All tables of notes and records."""

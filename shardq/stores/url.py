@@ -1,4 +1,4 @@
-"""Store urls: read as text, and shown without what is secret in them."""
+"""Store urls: split into parts, and shown without users and passwords."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _LOGIN = re.compile(r"(?<=://)[^/].*@|\A(?!\w+://).*@", re.DOTALL)
 _PASSWORD = re.compile(r"(password=).*", re.DOTALL | re.IGNORECASE)
 _SHOWN_MAX = 200
 _RELATIVE = "sqlite:///"
-"""What comes before a file in a directory that is not named."""
+"""Comes before the name of a file in the working directory."""
 
 
 def split(url: object) -> SplitResult:
     """The parts of a url.
 
     Raises:
-        BadUrl: If it is no text that can be printed, or no url.
+        BadUrl: If it is not printable text, or not a url.
     """
     if not isinstance(url, str):
         raise BadUrl(f"a store url is text such as sqlite:///jobs.db, not {type(url).__name__}.")
@@ -35,12 +35,12 @@ def split(url: object) -> SplitResult:
     try:
         return urlsplit(url)
     except ValueError:
-        # Its text may quote the password, and a cause is printed too.
+        # The error's text may quote the password, and a cause is printed too.
         raise BadUrl(f"store url {shown(url)} cannot be read.") from None
 
 
 def shown(url: str) -> str:
-    """A url for an error, quoted: without what is a user or password, or may be meant for one.
+    """A url for an error, quoted, without parts that are, or may be meant as, user or password.
 
     >>> shown("casandra://me:secret@db/jobs?password=secret")
     "'casandra://...@db/jobs?password=...'"
@@ -50,7 +50,7 @@ def shown(url: str) -> str:
 
 
 def anchored(url: str, directory: Path) -> str:
-    """A url whose file is in a directory, where it names one without saying in which.
+    """The url with a directory before its file, if it names a file by a relative path.
 
     >>> from pathlib import Path
     >>> [anchored(f"sqlite:///{file}", Path("/srv")) for file in ("jobs.db", "/var/jobs.db")]
@@ -63,7 +63,7 @@ def anchored(url: str, directory: Path) -> str:
 
 
 def printable(path: Path | str) -> str:
-    """A path as a url has it: to be printed in one line, and read again.
+    """A path as part of a url: printable in one line, and readable again.
 
     >>> printable("/var/50%.db")
     '/var/50%25.db'

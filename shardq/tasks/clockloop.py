@@ -75,7 +75,7 @@ class ClockLoop(asyncio.SelectorEventLoop):
     def run_in_executor(
         self, executor: Executor | None, func: Callable[[*Ts], T], *args: *Ts
     ) -> asyncio.Future[T]:
-        """As any loop; until it has ended, the clock is not moved."""
+        """Run it as any loop does; the clock is not moved until it has ended."""
         future = super().run_in_executor(executor, func, *args)
         self._waits.busy_threads += 1
         future.add_done_callback(self._forget)

@@ -29,9 +29,9 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _THREADS_MAX = min(32, (os.cpu_count() or 1) + 4)
-"""As many as asyncio has."""
+"""The number that asyncio has."""
 _LOST_MAX = 100
-"""So many lost threads have others in their places."""
+"""Lost threads that others stand in for, at most."""
 
 
 class Call:

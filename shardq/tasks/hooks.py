@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _MARGIN_S = 3.0
-"""So much longer than its limit a hook is waited for: the loop tells its end a while after that."""
+"""A hook is waited for this much longer than its limit: the loop reports its end a while later."""
 
 
 def start(hook: Callable[[], Any], loop: Loop) -> None:

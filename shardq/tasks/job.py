@@ -52,7 +52,7 @@ _SECOND_LOOK_S = 0.25
 _EARLY_MS = 1_000
 """Cassandra counts whole seconds: a result may be gone by so much before its time is up."""
 _IDLE_PER_LOOK = 20
-"""So many times as long as a look has taken, none is made."""
+"""Between two looks this many times the time that the last one took must pass."""
 
 
 class JobState(StrEnum):

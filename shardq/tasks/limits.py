@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from shardq.clock import Clock
 
 _LINGER_S = 1.0
-"""So long the thread waits for another limit before it ends."""
+"""The thread waits this long for another limit before it ends."""
 _ENDED_MAX = 1_000
-"""So many limits that are not needed any more are kept, or as many as there are others."""
+"""Limits that are kept though nobody needs them, or as many as there are others."""
 
 
 class TimeLimit(TimeoutError):

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _SWALLOW_S = 1.0
-"""So long a coroutine that was cancelled may take to end."""
+"""A coroutine that was cancelled may take this long to end."""
 _LOOK_S = 0.5
 _LATE_US = 1_500_000
 """A look that comes so long after the one before says nothing of the loop alone."""

@@ -50,8 +50,8 @@ _DELAY_MIN_US = 500_000
 _DELAY_MAX_US = 30_000_000
 _ASK_EVERY_US = 5_000_000
 _UNANSWERED_MAX = 12
-"""So a process may answer nothing for a minute. Asked rather than timed: a machine that slept, or a
-supervisor that was stopped, makes none silent."""
+"""A process may leave this many questions unanswered: a minute. Asked rather than timed: a machine
+that slept, or a supervisor that was stopped, makes none silent."""
 _MARGIN_US = round(line.MARGIN_S * _SECOND_US)
 _BEGIN_US = 30_000_000
 """A process that is not ready after so long is told of once: its app may never be imported."""

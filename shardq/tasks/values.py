@@ -49,7 +49,7 @@ UNREADABLE = (TypeError, NameError, AttributeError)
 _AS_TEXT = (
     PurePath, IPv4Address, IPv4Interface, IPv4Network, IPv6Address, IPv6Interface, IPv6Network
 )  # fmt: skip
-"""Of these msgspec knows nothing, and text makes each of them."""
+"""Types that msgspec does not know, and that a text makes."""
 _AS_LIST = (Iterable, Reversible, Container)
 """Abstract kinds that msgspec does not know; a list is one."""
 _NAME_IT = "name its type in the type hint"
@@ -211,7 +211,7 @@ def _is_known(custom: Any) -> bool:
 
 
 _TIMES = (date, time)
-"""Of these pendulum has its own, and a test that has frozen the time."""
+"""Types that pendulum derives from, and so does a test that has frozen the time."""
 _PLAIN: tuple[tuple[type, Callable[[Any], Any]], ...] = (
     (date, lambda value: value.isoformat()),
     (time, lambda value: value.isoformat()),
@@ -223,7 +223,7 @@ _PLAIN: tuple[tuple[type, Callable[[Any], Any]], ...] = (
     (bytes, bytes),
     *((kind, str) for kind in _AS_TEXT),
 )
-"""Of these msgspec does not know what others have derived from them, and how it is plain."""
+"""Types whose derived classes msgspec does not know, and what makes a plain value of one."""
 
 
 def _write_custom(value: Any) -> Any:

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 NEVER = 1 << 62
 _AT_ONCE = 5
-"""So often it is stepped again without time passing, though nothing begins: settings are read, say,
-before lanes are."""
+"""Steps without time passing, though nothing begins, at most: settings are read, say, before lanes
+are."""
 _AT_PACE = 500
-"""So often it is stepped at its own pace while what is due waits for another; then more rarely."""
+"""Steps at its own pace while a due message waits for another; then it is stepped more rarely."""
 _PACE_US_MAX = 3_600_000_000
 _STEP_US = 1_000
 

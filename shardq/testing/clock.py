@@ -21,7 +21,7 @@ START_US = 1_800_000_000_000_000
 _HOUR_US = 3_600_000_000
 _MEASURE_EVERY_US = 60_000_000
 _SET_US = 500_000
-"""As of `shardq.clock`."""
+"""The values of `shardq.clock`."""
 _GLANCE_S = 0.02
 """How long a thread really waits before it looks at the hands again, should a notice be missed."""
 

@@ -58,7 +58,7 @@ class MemoryStore(SqliteStore):
         self._on_settings = on_settings
 
     def insert(self, rows: Iterable[Row]) -> None:
-        """As any store."""
+        """See `SqliteStore.insert`."""
         written = tuple(rows)
         super().insert(written)
         self._on_rows(self, written, is_move=False)
@@ -71,14 +71,14 @@ class MemoryStore(SqliteStore):
         marks: Sequence[Mark] = (),
         ttl_ms: int = 0,
     ) -> Mark | None:
-        """As any store."""
+        """See `SqliteStore.insert_once`."""
         before = super().insert_once(line, line_ttl_ms, rows, marks, ttl_ms)
         if before is None:
             self._on_rows(self, rows, is_move=False)
         return before
 
     def move(self, moves: Iterable[Move]) -> set[Position]:
-        """As any store."""
+        """See `SqliteStore.move`."""
         asked = tuple(moves)
         gone = super().move(asked)
         done = [move for move in asked if move.old not in gone]
@@ -90,13 +90,13 @@ class MemoryStore(SqliteStore):
     def move_once(
         self, moves: Sequence[Move], marks: Mapping[Position, Sequence[Mark]], ttl_ms: int
     ) -> set[Position]:
-        """As any store."""
+        """See `SqliteStore.move_once`."""
         gone = super().move_once(moves, marks, ttl_ms)
         self._on_rows(self, [move.new for move in moves if move.old not in gone], is_move=True)
         return gone
 
     def write_records(self, table: Table[Any, Any], changes: Sequence[Change]) -> Refused:
-        """As any store."""
+        """See `SqliteStore.write_records`."""
         refused = super().write_records(table, changes)
         if table is QUEUES:
             self._on_settings()
@@ -155,7 +155,7 @@ class MemoryConnection(Connection):
             queue._receiver.close()
 
     def queue(self, name: str, *, create: bool = True, **settings: Unpack[QueueOptions]) -> Queue:
-        """As any connection."""
+        """See `Connection.queue`."""
         self.on_use()
         queue = super().queue(name, create=create, **settings)
         listeners = queue._home.listeners

@@ -57,9 +57,9 @@ if TYPE_CHECKING:
     from shardq.testing.jobs import Put, Ran
 
 _STEPS_MAX = 1_000
-"""So many steps are made at one moment: in each all runs that is due by then."""
+"""Steps that are made at one moment: each runs all that is due by then."""
 _FIRED_MAX = 10_000
-"""So often schedules fire while one job takes time."""
+"""Times that schedules fire while one job takes time, at most."""
 _MOMENTS_MAX = 10_000
 """At so many moments a drain lets jobs put others."""
 _IN_MEMORY = "sqlite://"
@@ -416,7 +416,7 @@ class Sandbox:
                 actor.rest()
 
     def _next(self) -> Actor | None:
-        """Who is to be stepped next; None where nobody is, ever."""
+        """The actor to be stepped next; None if nobody is, ever."""
         first = min(self._actors(), key=_wake_of, default=None)
         return None if first is None or first.wake_us >= NEVER else first
 

@@ -497,7 +497,7 @@ class GroupLanes:
         self._ready.add(heads)
 
     def _leave_far(self) -> None:
-        """Of groups whose heads wait for long, keep nothing but where the head is."""
+        """Keep of groups whose heads wait for long only where the head is."""
         left: list[Delivery] = []
         with self._lock:
             far, self._far = self._far, []

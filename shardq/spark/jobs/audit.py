@@ -65,7 +65,7 @@ _UNKNOWN_END = MisfitKind.UNKNOWN.value
 _ROWS = "entry,row_id,id,entered,in_flight"
 _LEDGER = "row_id,id,entered,due,fate,ended"
 _SUPERSEDED = (End.ACKED, End.CANCELLED, End.DEAD, End.PURGED)
-"""Of several ends of one id the first of these counts: what died may have been put back."""
+"""The ends in the order in which they count for one id: a dead one may have been put back."""
 
 
 # The pure part ------------------------------------------------------------------------------------

@@ -39,7 +39,7 @@ RATE = 2_000
 """Messages a second that come due, where no rate is given: less than moving them takes."""
 _RATE_MAX = 1_000_000
 _LEAD_MS = 5_000
-"""So long after the plan the first is due: what is moved late is found by sweeps, not at once."""
+"""The first is due this long after the plan: sweeps find what is moved late, not at once."""
 _PART_ROWS = 500
 _PARTS_MAX = 100_000
 _CLASS_CHARS = 200
@@ -113,7 +113,7 @@ class DeadTable:
         ]
 
     def to_json(self) -> dict[str, Any]:
-        """As plain values."""
+        """The plan as plain values."""
         return {
             "queue": self.queue,
             "messages": self.messages,
@@ -182,7 +182,7 @@ class DeadReport:
         return list(self.doubtful_ids)
 
     def to_json(self) -> dict[str, Any]:
-        """As plain values."""
+        """The outcome as plain values."""
         return {**asdict(self), "doubtful_ids": list(self.doubtful_ids)}
 
 

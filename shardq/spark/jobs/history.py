@@ -38,7 +38,7 @@ LATENESS_MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, *(step * unit for unit in (1_
                for step in (1, 2, 5, 10, 30)), 3_600_000, 86_400_000)  # fmt: skip
 """Upper bounds of the classes of lateness; what is later is in a class without one."""
 _HOURS_MAX = 24 * 31
-"""Of ends, the last so many hours are told; all days are."""
+"""Hours of ends that are shown, the last ones; all days are."""
 _ATTEMPTS_MAX = 100
 _COLUMNS = "queue,entered,due,fate,ended,attempt"
 _DAY_MS = 86_400_000

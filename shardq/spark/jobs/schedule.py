@@ -113,7 +113,7 @@ class Preview:
         return [*hot, even, *bad]
 
     def to_json(self) -> dict[str, Any]:
-        """As plain values."""
+        """The plan as plain values."""
         return {
             "run": self.run,
             "queue": self.queue,
@@ -188,7 +188,7 @@ class Report:
         return found + [f"in doubt: {one}" for one in tally.doubtful_ids]
 
     def to_json(self) -> dict[str, Any]:
-        """As plain values."""
+        """The outcome as plain values."""
         counts = {
             name: getattr(self.tally, name)
             for name in ("rows", "found", "duplicates", "bytes", "late", "cancelled", "doubtful")

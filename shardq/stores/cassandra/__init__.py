@@ -4,8 +4,8 @@
  address ──► session ──► rows       messages
  (the url)  (the driver) minutes    an index of the shards with rows
                 │        leases     static cells of a shard, LWT
-                │        registers  notes and records: seals, queues, members, blocks, stats
-                │        history    what became of each message
+                │        registers  notes and records: seals, queues, members, stats, keys ..
+                │        history    the put and the end of each message
              failures    schema     keyspace, tables, migrations
 ```
 The driver is imported in this package and nowhere else.
@@ -19,16 +19,16 @@ from typing import TYPE_CHECKING
 from shardq.errors import MissingExtra
 
 try:
-    import lz4.block  # noqa: F401 - asked for here, used by the driver, which compresses with it
+    import lz4.block  # noqa: F401 - the driver compresses with it
     from cassandra import DependencyException
 except ImportError as error:
     raise MissingExtra(
         "a Cassandra store needs its driver: pip install 'shardq[cassandra]'"
     ) from error
 try:
-    # The driver (3.30) chooses its event loop where this is first imported: libev, or asyncore,
-    # which Python has had until 3.11. It never chooses asyncio.
-    import cassandra.cluster  # noqa: F401 - asked for here, imported where it is used
+    # This import chooses the driver's (3.30) event loop: libev, or asyncore, which Python has had
+    # until 3.11. It never chooses asyncio.
+    import cassandra.cluster  # noqa: F401 - a missing loop is reported here
 except DependencyException as error:
     raise MissingExtra(
         "cassandra-driver has no event loop: its libev extension does not load, and Python 3.12 "
@@ -61,23 +61,23 @@ __all__ = ["Address", "CassandraStore"]
 _NOW = "SELECT now() FROM system.local"
 _GRAIN_US = 1_000
 _WRITE_MS_MIN = 2_000
-"""Also for clocks that differ, and ids that are made a little ahead of them."""
+"""Leaves time for clocks that differ, and for ids that are made a little ahead of them."""
 _TIME_SECONDS = 1.0
-"""A clock that takes longer to tell its time tells nothing."""
+"""A slower answer says nothing about a node's clock."""
 
 
 class CassandraStore(Rows, Leases, Registers, History):
     """The store of `shardq.stores.store` on Cassandra 4.1, 5.0 or newer.
 
-    A row that has been deleted stays deleted, however often and late its insert is repeated, from
-    whatever clock. Connections are made when first used, and again in a forked child.
+    A deleted row stays deleted, however often and late its insert is repeated, by any clock.
+    Connections are made when first used, and again in a forked child.
 
     Args:
-        address: Where the keyspace is.
+        address: The keyspace's address.
 
     Attributes:
-        is_local: False: the nodes tell the time.
-        beside: None: nothing is beside it.
+        is_local: False: the nodes' clocks give the time.
+        beside: None: it has no directory beside it.
     """
 
     is_local = False
@@ -107,7 +107,7 @@ class CassandraStore(Rows, Leases, Registers, History):
         """Connect, and check the schema.
 
         Args:
-            create: Whether to create or migrate keyspace and tables. Idempotent.
+            create: True to create or migrate keyspace and tables. Idempotent.
         """
         if create:
             schema.init(self._session)
@@ -123,7 +123,7 @@ class CassandraStore(Rows, Leases, Registers, History):
         """The CQL that `init` runs; connects to nothing.
 
         Args:
-            address: Of the keyspace to name in it; `shardq` with three copies by default.
+            address: The address of the keyspace; `shardq` with three copies by default.
         """
         return schema.schema_text(address or Address(hosts=()))
 
@@ -135,7 +135,7 @@ class CassandraStore(Rows, Leases, Registers, History):
         marks: Sequence[Mark] = (),
         ttl_ms: int = 0,
     ) -> Mark | None:
-        """Look for a line; where it is not there, write rows, marks and the line, in this order."""
+        """Look for a line; if it is missing, write rows, marks and the line, in this order."""
         return steps.insert_once(self, line, line_ttl_ms, rows, marks, ttl_ms)
 
     def move_once(
@@ -148,13 +148,13 @@ class CassandraStore(Rows, Leases, Registers, History):
         return steps.move_once(self, moves, marks, ttl_ms)
 
     def write_records(self, table: Table[K, V], changes: Sequence[Change]) -> Refused:
-        """Change records by LWT, then write the messages' rows that go with them."""
+        """Change records by LWT, then insert and delete the messages' rows of applied changes."""
         done, refused = self.change_records(table, changes)
         steps.follow(self, done)
         return refused
 
     def move(self, moves: Iterable[Move]) -> set[Position]:
-        """Write new rows and delete old ones: those with a note step by step."""
+        """Write new rows and delete old ones; moves with a note step by step."""
         noted: list[Move] = []
         gone = super().move(_without_notes(moves, noted))
         if noted:
@@ -162,9 +162,9 @@ class CassandraStore(Rows, Leases, Registers, History):
         return gone
 
     def clocks(self) -> Mapping[str, Callable[[], int]]:
-        """Those of the live nodes, `address:port`.
+        """`address:port` of each live node -> a function that reads its clock.
 
-        One that is not there any more is `StoreUnavailable` when it is asked.
+        The function raises `StoreUnavailable` if the node is gone.
         """
         nodes = [str(host.endpoint) for host in self._session.live_hosts()]
         return {node: partial(self._time_us, node) for node in nodes}
@@ -174,12 +174,12 @@ class CassandraStore(Rows, Leases, Registers, History):
         ((now,),) = self._session.ask(
             self._session.prepared(_NOW), host=host, seconds=_TIME_SECONDS
         )
-        # Cassandra 5.0 reads its clock in whole milliseconds; what is below them only counts up.
+        # Cassandra 5.0 reads its clock in whole milliseconds, and counts up below them.
         told = birth_us(now.bytes)
         return told - told % _GRAIN_US
 
     def changed(self) -> int | None:
-        """None: Cassandra cannot tell cheaply."""
+        """None: Cassandra has no such number."""
         return None
 
     @property
@@ -189,7 +189,7 @@ class CassandraStore(Rows, Leases, Registers, History):
 
 
 def _without_notes(moves: Iterable[Move], noted: list[Move]) -> Iterator[Move]:
-    """Those without a note; the others are added to `noted`."""
+    """The moves without a note; adds the others to `noted`."""
     for move in moves:
         if move.note is None:
             yield move

@@ -20,10 +20,10 @@ KEYSPACE = "shardq"
 TIMEOUT_MS = 10_000
 
 CONSISTENCIES = ("local_quorum", "quorum", "all")
-"""What may be asked for. Less than a quorum would miss rows and leases, so it is not offered."""
+"""Consistency levels to choose from. Less than a quorum would miss rows and leases."""
 
 TLS = ("off", "on", "any-host")
-"""`any-host` checks the authority that signed the certificate, not the name in it."""
+"""`any-host` checks the authority that signed the certificate, but not the name in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,17 +35,17 @@ class Address:
         port: The CQL port of every node.
         keyspace: The keyspace's name.
         dc: The data centre to use; None takes that of the first contact point.
-        user: Whom to log in as; None logs nobody in.
-        password: Never shown.
+        user: The user to log in; None: no login.
+        password: The user's password, never shown.
         consistency: One of `CONSISTENCIES`.
         tls: One of `TLS`.
         ca: PEM file of the authority; None takes the system's.
-        cert: PEM file of this client's certificate and key, where the server asks for one.
-        tls_name: The name that every node's certificate has; None: the one in the url, or the
-            node's address where the url does not name it.
+        cert: PEM file of this client's certificate and key, if the server asks for one.
+        tls_name: The name in every node's certificate; None: the node's name in the url, else its
+            address.
         timeout_ms: How long a request may take.
-        replication: Copies of a row that `init` asks for; None lets it choose.
-        trace: Whether the tombstones of each read are counted, by tracing; for benchmarks.
+        replication: Copies of a row that `init` asks for; None: `init` chooses.
+        trace: True to count the tombstones of each read, by tracing; for benchmarks.
     """
 
     hosts: tuple[str, ...]
@@ -65,12 +65,12 @@ class Address:
 
     @property
     def seconds(self) -> float:
-        """How long a request may take."""
+        """How long a request may take, seconds."""
         return self.timeout_ms / 1_000
 
     @property
     def shown(self) -> str:
-        """The address for people, without the password."""
+        """The address for people, without user and password."""
         return f"cassandra://{','.join(self.hosts)}:{self.port}/{self.keyspace}"
 
 
@@ -85,7 +85,7 @@ def read_url(url: str) -> Address:
     """
     parts = split(url)
     if "@" in parts.path + parts.query or parts.fragment:
-        # A password with one of these would be cut there, and its rest be shown as something else.
+        # A password with one of these would be cut there, and an error might show its rest.
         raise BadUrl(
             "the cassandra url has a '#', or an '@' behind its hosts; where a user, password or "
             "option has one of / ? # @ & in it, write %2F %3F %23 %40 %26."
@@ -93,7 +93,7 @@ def read_url(url: str) -> Address:
     try:
         options = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
     except ValueError:
-        # Its text quotes what may be a part of the password, and a cause is printed too.
+        # The error's text may quote a part of the password, and a cause is printed too.
         raise BadUrl(
             "the options of the cassandra url cannot be read; write ?name=value&name=value, "
             "and %26 for an & within a value."
@@ -125,7 +125,7 @@ def read_url(url: str) -> Address:
 
 
 def _check_tls(chosen: dict[str, object]) -> None:
-    """Refuse what is for TLS alone without it: the connection would be in plain text."""
+    """Refuse options for TLS if TLS is off: the connection would be in plain text."""
     for name in ("ca", "cert", "tls_name"):
         if name in chosen and chosen.get("tls", "off") == "off":
             raise BadUrl(f"{name}= of the cassandra url is for TLS; add tls=on, or leave it out.")
@@ -151,7 +151,7 @@ def _hosts(places: str) -> tuple[tuple[str, ...], int]:
 
 def _is_host(host: str) -> bool:
     try:
-        # What the resolver does first; it would fail there with an error of no family of ours.
+        # The resolver does this first, and would raise an error that is not caught as ours.
         host.encode("idna")
     except UnicodeError:
         return False
@@ -176,7 +176,7 @@ def _keyspace(name: str) -> str:
 def _whole(text: str, name: str, least: int, most: int) -> int:
     if text.isascii() and text.isdigit() and len(text) <= 9 and least <= int(text) <= most:
         return int(text)
-    # Not what it is: behind a password with a slash in it, the port is where that begins.
+    # Never shows the text: after a password with a slash in it, this may be a part of that.
     raise BadUrl(f"{name} of the cassandra url must be a whole number, {least} to {most}.")
 
 

@@ -1,4 +1,4 @@
-"""The bare driver doing a benchmark's row work: what shardq's own speed is measured against.
+"""The bare driver doing a benchmark's row work, to which shardq's speed is compared.
 
 Statements are made through the driver's public `bind`, as any program would; columns, timestamps,
 batch sizes and requests in flight are the store's.
@@ -48,7 +48,7 @@ _TAKE_NAME = (
     "IF live = null"
 )
 _NAMES_MAX = 50
-"""Of a conditional batch."""
+"""Statements of a conditional batch."""
 _FIRST = UUID(int=0, version=1)
 
 
@@ -73,7 +73,7 @@ class Bare:
         return [part for mine in by_shard.values() for part in _parts(mine, SHARD_BATCH_ROWS)]
 
     def far(self, rows: Sequence[Row]) -> list[list[tuple[Any, ...]]]:
-        """Scattered rows as values of batches across shards; one node has every replica."""
+        """Scattered rows as values of batches across shards, for a cluster of one node."""
         return list(_parts([_values(row) for row in rows], ACROSS_PARTITIONS))
 
     def insert(self, batches: Sequence[list[tuple[Any, ...]]]) -> int:
@@ -82,12 +82,12 @@ class Bare:
         return sum(map(len, batches))
 
     def take_names(self, rows: Sequence[tuple[Any, ...]]) -> int:
-        """Write rows of keys, none of which is there, by conditional batches; returns how many."""
+        """Write rows of keys that do not exist, by conditional batches; returns how many."""
         by_bucket: dict[int, list[tuple[Any, ...]]] = {}
         for queue, bucket, key, live, state in rows:
             by_bucket.setdefault(bucket, []).append((live, state, queue, bucket, key))
         parts = [list(_parts(mine, _NAMES_MAX)) for mine in by_bucket.values()]
-        # In turn: two batches of a bucket wait for each other.
+        # In turn, because two batches of one bucket would wait for each other.
         turns = zip_longest(*parts)
         self._send(self._batch_of_names(part) for turn in turns for part in turn if part)
         return len(rows)
@@ -125,7 +125,7 @@ class Bare:
             while future is not None:
                 page = list(future.result())
                 full = len(page) == FETCH_ROWS
-                # The next page is on its way while this one is deleted.
+                # The next page is read while this one is deleted.
                 future = self._next_page(shard, (page[-1][0], page[-1][1])) if full else None
                 self._drained += len(page)
                 for part in _parts([(due, row_id) for due, row_id, _ in page], DELETE_ROWS):

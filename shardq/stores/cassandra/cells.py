@@ -1,7 +1,7 @@
-"""Values as CQL's native protocol carries them.
+"""Values, serialised for CQL's native protocol.
 
-The driver's own `bind` checks and converts each value in Python, about 10 us a row; rows of a
-fixed shape need none of that.
+The driver's own `bind` checks and converts each value in Python, about 10 us a row, which rows of a
+fixed shape do not need.
 
 Source:
     Native protocol v5, section 6; `TimeUUIDType` and `TupleType` of Cassandra 5.0.
@@ -40,7 +40,7 @@ OF_KIND: Final[dict[Kind, Callable[[Any], bytes]]] = {
     Kind.TIMEUUID: bytes,
     Kind.BLOB: bytes,
 }
-"""How a column's value is carried, by its kind."""
+"""A column's kind -> the function that serialises its value."""
 
 
 def seconds(ttl_ms: int) -> bytes:
@@ -73,20 +73,20 @@ def uuids(values: Sequence[bytes]) -> bytes:
 
 
 def listed(values: Iterable[bytes]) -> bytes:
-    """A list of values that are serialised already."""
+    """A list of serialised values."""
     items = list(values)
     return _INT.pack(len(items)) + b"".join([_INT.pack(len(item)) + item for item in items])
 
 
 def item(values: Sequence[bytes]) -> bytes:
-    """A value of a list: the one, or a tuple of several, serialised already."""
+    """A list's item of serialised values: the only one, or a tuple of several."""
     if len(values) == 1:
         return values[0]
     return b"".join([_INT.pack(len(value)) + value for value in values])
 
 
 def record(fields: Sequence[bytes | None]) -> bytes:
-    """A value of a user-defined type, its fields serialised already; None: null."""
+    """A value of a user-defined type, of serialised fields; None: null."""
     return b"".join([_NULL if field is None else _INT.pack(len(field)) + field for field in fields])
 
 
@@ -97,7 +97,7 @@ def partition(place: tuple[str, int, int]) -> tuple[bytes, bytes, bytes]:
 
 
 def routing_key(parts: tuple[bytes, ...]) -> bytes:
-    """What a partition key is hashed as."""
+    """The bytes by which a partition key is hashed."""
     if len(parts) == 1:
         return parts[0]
     return b"".join([len(part).to_bytes(2, "big") + part + b"\0" for part in parts])

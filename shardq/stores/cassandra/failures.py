@@ -1,11 +1,11 @@
-"""What an error of the driver means: not applied, maybe applied, or refused for good.
+"""The driver's errors as ours: not applied, maybe applied, or refused for good.
 
 ```
  not sent, or refused for now by the server          ──► StoreUnavailable
  sent, and no answer or an uncertain one: a write    ──► StoreTimeout
                                           a read     ──► StoreUnavailable (a read changes nothing)
  a read of too many tombstones                       ──► StoreOverread
- refused because of what it says                     ──► StoreRefused
+ refused for its content                             ──► StoreRefused
 ```
 """
 
@@ -60,11 +60,11 @@ DRIVER_ERRORS: tuple[type[Exception], ...] = (
     ErrorMessage,
     OSError,
 )
-"""Everything that a request can end with. `ErrorMessage` is what the driver has no class of its own
-for, 0x1700 (an undecided LWT, protocol v5) among it."""
+"""All errors that a request can end with. `ErrorMessage` stands for errors without a class of their
+own in the driver, such as 0x1700 (an undecided LWT, protocol v5)."""
 
 READ_ERRORS = (ReadFailure, ReadTimeout)
-"""What a read that asks for less may not meet."""
+"""Errors that a smaller read may avoid."""
 
 _REFUSED = (
     RequestValidationException,
@@ -82,7 +82,7 @@ _NOT_APPLIED = (
     UnresolvableContactPoints,
 )
 _TOO_MANY_TOMBSTONES = 1
-"""A replica's reason for a failed read, by protocol 5."""
+"""A replica's code for the reason of a failed read, in protocol 5."""
 _OLDER_PROTOCOL = "while using explicitly set client protocol_version"
 _LOGIN = (AuthenticationFailed, BadCredentials)
 
@@ -95,8 +95,8 @@ def store_error(
     Args:
         error: One of `DRIVER_ERRORS`.
         place: The address shown to people.
-        write: Whether the request may have changed anything.
-        conditional: Whether it was an LWT, whose failed reads are also of unknown outcome.
+        write: True if the request may have changed anything.
+        conditional: True if it was an LWT, whose failed reads leave the outcome unknown too.
     """
     said = _sentence(error)
     failure = _for_good(error, place, said)
@@ -133,7 +133,7 @@ def _for_good(error: Exception, place: str, said: str) -> StoreError | SchemaErr
 
 
 def _speaks_older_protocol(error: Exception) -> bool:
-    # The driver (3.30) has no class of its own for it.
+    # The driver (3.30) has no class of its own for this error.
     return any(_OLDER_PROTOCOL in str(cause) for cause in [error, *_causes(error)])
 
 
@@ -145,11 +145,11 @@ def _names_no_table(text: str) -> bool:
 
 
 def _never_sent(error: Exception) -> bool:
-    """Whether no node was ever sent the request.
+    """True if the request was certainly sent to no node.
 
-    A node that is known to be down is told by a plain `ConnectionException`; every other error
-    may have come after the request had left (driver 3.30). An empty table of errors is a race
-    of the driver with itself, so it proves nothing.
+    The driver (3.30) reports a node that it knows to be down by a plain `ConnectionException`.
+    Every other error may follow after the request was sent. An empty table of errors results from a
+    race within the driver and proves nothing.
     """
     causes = _causes(error)
     return bool(causes) and all(
@@ -158,7 +158,7 @@ def _never_sent(error: Exception) -> bool:
 
 
 def _causes(error: Exception) -> list[object]:
-    """Why each node failed; nothing where the error is not about nodes."""
+    """The error of each node; empty if the error is not about nodes."""
     if isinstance(error, NoHostAvailable) and isinstance(error.errors, dict):
         return list(error.errors.values())
     return []

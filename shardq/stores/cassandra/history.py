@@ -1,12 +1,12 @@
-"""The ledger: what became of each message, in plain cells with the retention as their TTL.
+"""The ledger: the put and the end of each message, in plain cells with the retention as TTL.
 
 ```
  put ──► due, name, task              USING TIMESTAMP birth
  end ──► fate, ended, attempt, member USING TIMESTAMP birth - (ended - birth)
 ```
 
-So a put may be repeated without end, and of several ends the first stands in whatever order they
-arrive: the later an end, the older its write time. No LWT, and nothing is deleted.
+A put may be repeated any number of times. Of several ends the first stands in whatever order they
+arrive: the later an end, the older its write time. There are no LWTs and no deletes.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from shardq.stores.store import Place
 
 _BATCH_MARKS = 200
-"""Of one partition, about 20 kB; the server's limits are for batches across partitions."""
+"""Marks of one batch, about 20 kB; the server's limits are for batches across partitions."""
 BUFFER_MARKS = 8_192
 FIND_MARKS = 500
 READ_MINUTES = 5
-"""Of a statement, 16 partitions each, which a node reads one by one: an idle day takes 0.5 s, by
-statements of 30 minutes 1.3 s."""
+"""Minutes of one statement, 16 partitions each, which a node reads one by one: an idle day takes
+0.5 s, with 30 minutes a statement 1.3 s."""
 
 _ALL_PARTS = cells.ints(range(PARTS))
 
@@ -52,7 +52,7 @@ _PUT_NAMED_JOB = (
 )
 _PUTS = {(False, False): _PUT, (True, False): _PUT_NAMED, (False, True): _PUT_JOB,
          (True, True): _PUT_NAMED_JOB}  # fmt: skip
-"""By whether there is a name, and a task: what there is not stays unset."""
+"""(has a name, has a task) -> the statement, which leaves the other columns unset."""
 _END = (
     "INSERT INTO {}.history (queue, minute, part, id, fate, ended, attempt, member) "
     "VALUES (?, ?, ?, ?, ?, ?, ?, ?) USING TIMESTAMP ? AND TTL ?"
@@ -80,7 +80,7 @@ class History:
         self._session.write(self._batches(marks, cells.seconds(ttl_ms)))
 
     def recorded(self, entries: Iterable[Entry]) -> list[Mark]:
-        """What the ledger says of those entries that it knows: one read a partition."""
+        """The marks of those entries that the ledger has: one read a partition."""
         by_queue: dict[str, dict[Place, list[bytes]]] = {}
         for entry in entries:
             partitions = by_queue.setdefault(entry.queue, {})
@@ -99,7 +99,7 @@ class History:
         return found
 
     def history(self, queue: str, minutes: range) -> Iterator[Mark]:
-        """The ledger of those minutes."""
+        """The marks of some minutes of entry."""
         statements = (
             self._session.bound(_READ, [queue.encode(), cells.bigints(some), _ALL_PARTS])
             for some in spans(minutes, READ_MINUTES)
@@ -139,7 +139,7 @@ def _write_of(key: tuple[bytes, bytes, bytes], mark: Mark, ttl: bytes) -> Write:
     born_us = birth_us(row_id)
     bigint = cells.bigint
     if fate is not None:
-        # A clock may be behind the one that gave the id: the put's time is the latest of all.
+        # This clock may be behind that of the put, whose write time stays the latest of all.
         written_us = max(born_us - max(ended_ms * 1_000 - born_us, 0), 1)
         return _END, [
             *key,

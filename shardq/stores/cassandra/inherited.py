@@ -1,4 +1,4 @@
-"""What a forked child has of its parent's driver, and leaves alone."""
+"""The parts of its parent's driver that a forked child must not touch."""
 
 # ruff: noqa: SLF001 - the driver (3.30) has no other names for these
 
@@ -15,16 +15,16 @@ from shardq import locks
 _REACTORS = ("cassandra.io.libevreactor", "cassandra.io.asyncorereactor")
 
 _kept: list[Any] = []
-"""The parent's: what is collected is closed, which takes locks and sends."""
+"""The parent's objects: if collected they would be closed, which takes locks and sends."""
 
 
 def leave(cluster: Any, session: Any) -> None:
-    """Let this child never touch its parent's cluster, when it exits neither.
+    """Keep this child from ever touching its parent's cluster, even as it exits.
 
-    At exit the driver shuts down all clusters that there are. Of a parent's, in its child, that
-    waits for locks which threads held at the fork, and starts threads of its own to repeat what the
-    parent has asked. So does what it does about a fork when the child connects: it first closes
-    each connection of the loop before. So the loop is taken from it as well.
+    At exit the driver shuts down all clusters. In a child, the shutdown of a parent's cluster would
+    wait for locks that threads held at the fork, and start threads that repeat the parent's
+    requests. When the child connects, the driver would do the same to each connection of the
+    parent's event loop, so the loop is taken from the driver as well.
     """
     _kept.append((cluster, session))
     driver._discard_cluster_shutdown(cluster)

@@ -1,4 +1,4 @@
-"""Leases: the static cells of a shard or of a lane for groups, written by LWT and by nothing else.
+"""Leases: the static cells of a shard or of a lane for groups, written by LWT alone.
 
 ```
  take     lock, holder and window in one conditional batch; only the lock has a time to live
@@ -38,9 +38,9 @@ class _Statements(NamedTuple):
 
     @classmethod
     def of(cls, table: str, place: str, anchor: str) -> _Statements:
-        """Those of a table whose partitions are at a place."""
+        """The statements on a table, whose partitions `place` names."""
         said = (
-            # `"window" != -1` always holds; it is there so that a refusal tells the window too.
+            # `"window" != -1` always holds; a refusal then has the window too.
             'UPDATE {}.%s USING TTL ? SET lock = ? WHERE %s IF lock = ? AND "window" != -1',
             'UPDATE {}.%s SET holder = ?, "window" = ? WHERE %s IF holder = ?',
             "UPDATE {}.%s USING TTL ? SET lock = ? WHERE %s IF lock = ?",
@@ -49,10 +49,10 @@ class _Statements(NamedTuple):
         return cls._make([*(one % (table, place) for one in said), anchor])
 
 
-# Part of every batch, and always true: nothing is ever put there. Where all conditions are on
-# static cells, Cassandra 5.0 (`CQL3CasRequest.readCommand`) reads on to the first live row, through
-# every tombstone of the shard: 60,000 of them take 0.1 s, and from 100,000 on no lease could be
-# renewed. With one on a row it reads that row and the static cells.
+# Part of every batch, and always true, because this row is never written. If all conditions were on
+# static cells, Cassandra 5.0 (`CQL3CasRequest.readCommand`) would read through every tombstone of
+# the shard to the first live row: 60,000 take 0.1 s, and from 100,000 on no lease could be renewed.
+# With a condition on a row it reads that row and the static cells.
 _ANCHOR = (
     "DELETE name FROM {}.messages "
     "WHERE queue = ? AND minute = ? AND lane = ? AND due = ? AND id = ? IF name = null"
@@ -63,8 +63,8 @@ _LANE_ANCHOR = (
 _OF_SHARDS = _Statements.of("messages", "queue = ? AND minute = ? AND lane = ?", _ANCHOR)
 _OF_LANES = _Statements.of("waiting", "queue = ? AND lane = ?", _LANE_ANCHOR)
 _ANCHOR_AT = [cells.bigint(-1), b"\0\0\0\0\0\0\x10\0" + b"\x80" + bytes(7)]
-"""Before every due that is read, and a valid timeuuid."""
-# `due` is asked for because Cassandra refuses a clustering restriction on static columns alone.
+"""A due before all that are read, and a valid timeuuid."""
+# `due` is selected because Cassandra refuses a clustering restriction on static columns alone.
 _BESIDE = (
     'SELECT queue, minute, lane, lock, holder, "window", due FROM {}.messages '
     "WHERE queue = ? AND minute = ? AND lane = ? AND due = ? AND id = ?"
@@ -74,7 +74,7 @@ _LANE_LOCKS = (
     'SELECT DISTINCT queue, lane, lock, holder, "window" FROM {}.waiting '
     "WHERE queue = ? AND lane IN ?"
 )
-# A lane without a listed minute has no row above -1, though it has static cells.
+# `minute > -1` leaves out lanes that have static cells and no listed minute.
 _WAITING = (
     "SELECT lane, minute, toUnixTimestamp(due) FROM {}.waiting "
     "WHERE queue = ? AND lane IN ? AND minute > -1"
@@ -98,14 +98,14 @@ class Leases:
     def take(
         self, seen: Mapping[Shard, str | None], *, lock: str, holder: str, window: int, ttl_ms: int
     ) -> dict[Shard, LeaseState]:
-        """Lease shards that nobody holds and whose holder is the one seen; an LWT each."""
+        """Lease shards that nobody leases and whose holder is the one seen; an LWT each."""
         ours = LeaseState(lock, holder, window)
         make = {
             shard: partial(self._taking, shard, before, ours, cells.seconds(ttl_ms))
             for shard, before in seen.items()
         }
-        # Repeating an undecided take asks and takes at once: had it been applied, the refusal
-        # shows our lock, which no other call has.
+        # An undecided take may be repeated: if it was applied, the refusal shows our lock, which no
+        # other call has.
         answers = decide(self._session, make)
         return {
             shard: ours if answer[0]["[applied]"] else _state(answer[0])
@@ -113,7 +113,7 @@ class Leases:
         }
 
     def renew(self, locks: Mapping[Shard, str], ttl_ms: int) -> set[Shard]:
-        """Give leases their full time again; returns those that are still ours."""
+        """Extend leases to their full time again; returns those that are still ours."""
         seconds = cells.seconds(ttl_ms)
         make = {
             shard: partial(
@@ -127,7 +127,7 @@ class Leases:
         return {shard for shard, answer in answers.items() if answer[0]["[applied]"]}
 
     def release(self, locks: Mapping[Shard, str]) -> None:
-        """End leases, where they are ours."""
+        """Release leases that are ours."""
         make = {
             shard: partial(
                 self._anchored, shard, (_of(shard).release, [*_place(shard), lock.encode()])
@@ -137,7 +137,7 @@ class Leases:
         decide(self._session, make)
 
     def locks(self, positions: Iterable[Position]) -> dict[Shard, LeaseState]:
-        """Lease states read beside rows; with the whole key no tombstone is walked through."""
+        """Lease states, read by the whole key of a row, so that no tombstone is read."""
         statements = [
             self._session.bound(_BESIDE, [*cells.partition(shard), cells.bigint(due_ms), row_id])
             for shard, due_ms, row_id in positions
@@ -192,7 +192,7 @@ class Leases:
     def list_minutes(
         self, lease: Shard, lock: str, listed: Mapping[int, int], erased: Collection[int] = ()
     ) -> bool:
-        """List minutes of a lane and erase others, where its lease is ours."""
+        """List minutes of a lane and erase others, if its lease is ours."""
         place = _place(lease)
         writes = [
             (_LIST, [cells.bigint(due_ms), *place, cells.bigint(minute)])
@@ -213,7 +213,7 @@ def _of(shard: Shard) -> _Statements:
 
 
 def _place(shard: Shard) -> list[bytes]:
-    """The partition's key of a lease."""
+    """The partition key of a lease."""
     queue, minute, lane = cells.partition(shard)
     return [queue, lane] if shard.minute == LANE_LEASE else [queue, minute, lane]
 

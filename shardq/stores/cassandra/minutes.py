@@ -3,22 +3,21 @@
 ```
  insert ──► [ note of the shard ] + row                        acknowledged together
  move ────► [ note ] + new row + delete of the old one         one logged batch: all or nothing
-            └─ left out where this process has had one acknowledged
+            └─ left out if a note by this process was acknowledged before
 ```
 
 Why the index misses no row:
 
-- Each verb that places a row sends the note with it, or just before it, and returns once both are
-  acknowledged. So a row that any caller was told of is noted. A put that ended in doubt, and that
-  nobody repeats, may leave a row without a note: consumers deliver it in time, for they do not read
-  the index, and `check --all` notes it.
+- Each verb that places a row sends the note with the row, or just before it, and returns once both
+  are acknowledged. A put that ended in doubt, and that nobody repeats, may leave a row without a
+  note: consumers deliver it in time, as they do not read the index, and `check --all` notes it.
 - A move deletes the old row in the batch that notes the new one, or after the new row and its note
   were acknowledged.
-- A process leaves a note out by what it remembers alone, and remembers only what was acknowledged.
-  A note is taken out when its minute has been over for so long that nobody places rows there, and
-  the shard was found empty.
+- A process leaves out a note only if it remembers one of its own that was acknowledged. A note is
+  erased when its minute has been over for so long that nobody places rows there, and the shard was
+  found empty.
 
-So what is lost of the index costs a visit to every partition, and no message.
+A lost index costs a visit to every partition, and no message.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
 
 DAY_MINUTES = 1_440
 NOTED_MAX = 10_000
-"""So many shards are remembered, and those before them: 4 MB."""
+"""Shards that are remembered, and as many from before: 4 MB."""
 _LANE = 1 << 32
 _BATCH_SHARDS = 2_000
 _PAGE_DAYS = (2, 64)
@@ -51,7 +50,7 @@ _READ = "SELECT day, shards FROM {}.minutes WHERE queue = ? AND day >= ? AND day
 
 
 class Minutes:
-    """The index, and what this process remembers to have noted there.
+    """The index, and the notes that this process remembers.
 
     Args:
         session: The connection.
@@ -67,7 +66,7 @@ class Minutes:
         return shard in self._noted or shard in self._noted_before
 
     def remember(self, shards: Iterable[Shard]) -> None:
-        """Remember notes that were acknowledged; where there are many, the oldest are forgotten."""
+        """Remember notes that were acknowledged; of too many the oldest are forgotten."""
         self._noted.update(shards)
         if len(self._noted) >= NOTED_MAX:
             self._noted_before, self._noted = self._noted, set()
@@ -78,16 +77,16 @@ class Minutes:
         """The writes that note shards.
 
         Args:
-            first: By shard, the row id of a row there.
+            first: Shard -> the id of a row in it.
 
         Yields:
-            The key of a partition, writes to it, and about how many bytes they are.
+            The key of a partition, the writes to it, and roughly their bytes.
         """
         for queue, days in _by_queue(first).items():
             writes: list[Write] = []
             size = 0
             for day, shards in days.items():
-                # Any of their births will do: a note is taken out long after the last of them.
+                # The birth of any row will do: a note is erased long after the last of them.
                 born_us = cells.bigint(birth_us(first[shards[0]]))
                 writes.append((_NOTE, [born_us, _packed(shards), queue, cells.bigint(day)]))
                 size += _STATEMENT_BYTES + len(queue) + _SHARD_BYTES * len(shards)
@@ -99,7 +98,7 @@ class Minutes:
             return
         days = minutes.start // DAY_MINUTES, (minutes.stop - 1) // DAY_MINUTES
         statement = self._session.bound(_READ, [queue.encode(), *map(cells.bigint, days)])
-        # A day may have thousands of shards, and who asks may need the first of them alone.
+        # A day may have thousands of shards, and the caller may need only the first.
         statement.fetch_size, most = _PAGE_DAYS
         for page in self._session.read([statement], "index"):
             statement.fetch_size = min(2 * statement.fetch_size, most)
@@ -111,7 +110,7 @@ class Minutes:
                         yield Shard(queue, minute, number % _LANE)
 
     def mend(self, there: Iterable[Shard], gone: Iterable[Shard]) -> None:
-        """Note shards that have rows, and take out shards that are empty and get none any more."""
+        """Note shards that have rows, and erase shards that are empty and get no more rows."""
         for shards in _parts(there):
             now = ids.bound(clock.machine_us())
             self._session.write(
@@ -138,7 +137,7 @@ def _by_queue(shards: Iterable[Shard]) -> dict[bytes, dict[int, list[Shard]]]:
 
 
 def _packed(shards: Iterable[Shard]) -> bytes:
-    """Shards of a day as the column holds them."""
+    """Shards of a day as a value of the column."""
     return cells.bigints(
         sorted([minute % DAY_MINUTES * _LANE + lane for _, minute, lane in shards])
     )

@@ -1,7 +1,7 @@
 """Nodes with the names by which their certificates are checked.
 
-The driver (3.30) resolves a host's name and forgets it: it would check the certificate for the
-address. So each address keeps the name that the url has for it, and gives it to the driver.
+The driver (3.30) forgets a host's name once it is resolved, and would check the certificate for the
+address. The classes here keep the url's name of each address, and pass it to the driver.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class NamedNode(DefaultEndPoint):  # type: ignore[misc] # the driver has no types
-    """A node's address, equal to the driver's own of that address, and the name to check."""
+    """A node's address, equal to the driver's own object for it, and the name to check."""
 
     def __init__(self, address: str, port: int, name: str) -> None:
         super().__init__(address, port)
@@ -26,7 +26,7 @@ class NamedNode(DefaultEndPoint):  # type: ignore[misc] # the driver has no type
 
     @property
     def ssl_options(self) -> dict[str, Any]:
-        """What the driver passes to `SSLContext.wrap_socket`."""
+        """Arguments that the driver passes to `SSLContext.wrap_socket`."""
         return {"server_hostname": self._name}
 
 
@@ -34,8 +34,8 @@ class NamedNodes(DefaultEndPointFactory):  # type: ignore[misc]
     """Makes nodes of the rows of `system.peers`.
 
     Args:
-        names: Address -> name, of the nodes that the url names.
-        every: The name that is in every node's certificate; None: its name, else its address.
+        names: Address -> name of each node that the url names.
+        every: The name in every node's certificate; None: the node's name, else its address.
     """
 
     def __init__(self, port: int, names: Mapping[str, str], every: str | None) -> None:
@@ -44,19 +44,19 @@ class NamedNodes(DefaultEndPointFactory):  # type: ignore[misc]
         self._every = every
 
     def named(self, address: str, port: int) -> NamedNode:
-        """The node of an address."""
+        """The node at an address."""
         return NamedNode(address, port, self._every or self._names.get(address, address))
 
     def create(self, row: Any) -> NamedNode:
-        """The node of a row of the cluster's own tables."""
+        """The node in a row of the cluster's own tables."""
         found = super().create(row)
         return self.named(found.address, found.port)
 
 
 def named_nodes(address: Address) -> tuple[list[NamedNode], NamedNodes]:
-    """The nodes of a url, and the factory of those that are discovered.
+    """The nodes of a url, and the factory of nodes that are discovered.
 
-    A host that no address is known for is left out: another one may be reached.
+    A host without a known address is left out: another one may be reached.
     """
     names: dict[str, str] = {}
     for host in address.hosts:

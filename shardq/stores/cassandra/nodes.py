@@ -1,7 +1,7 @@
-"""A cluster's nodes: what they are when it is connected, and since when all of them are down.
+"""A cluster's nodes: checked when they are connected, and watched for a time when all are down.
 
-The driver (3.30) goes on with the addresses that it knows. Where all nodes come back under others,
-as containers do, only the url's name leads to them.
+The driver (3.30) keeps to the addresses that it knows. If all nodes come back under others, as
+containers do, only the url's name leads to them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from shardq.stores.cassandra.address import Address
 
 RELEASE_MIN = (4, 1)
-"""The parser of 4.0 refuses some of the statements."""
+"""The oldest release: the parser of 4.0 refuses some of the statements."""
 NEEDED = "shardq needs Cassandra 4.1 or newer"
 _RELEASE = re.compile(r"(\d+)\.(\d+)")
 
@@ -29,7 +29,7 @@ def refuse_old(address: Address, nodes: Iterable[Any]) -> None:
     """Refuse a cluster that is too old.
 
     Args:
-        address: Where it is.
+        address: The cluster's address.
         nodes: The driver's hosts.
 
     Raises:
@@ -57,16 +57,16 @@ def many_centres(address: Address, nodes: Iterable[Any]) -> str | None:
 
 
 class NodeWatch(HostStateListener):  # type: ignore[misc] # the driver has no types
-    """Since when a cluster has had no node.
+    """Knows since when a cluster has had no node.
 
     Args:
-        cluster: The driver's, connected.
-        clock: Tells the time since boot.
+        cluster: The driver's cluster, connected.
+        clock: The clock.
 
     Attributes:
         since_us: When the last node went down, microseconds since boot; None while one is up.
-        tried_us: When the cluster was connected anew last, likewise; 0: not since then.
-        said_us: When that was logged last.
+        tried_us: When a new connection was last tried, likewise; 0: not since then.
+        said_us: When a failed try was last logged, likewise.
     """
 
     def __init__(self, cluster: Any, clock: Clock) -> None:
@@ -77,7 +77,7 @@ class NodeWatch(HostStateListener):  # type: ignore[misc] # the driver has no ty
         cluster.register_listener(self)
 
     def _look(self, _node: object) -> None:
-        # Nodes of other data centres are not asked, and nobody tells whether they are up.
+        # The driver sends nothing to nodes of other data centres, and does not know if they are up.
         distance = self._cluster.profile_manager.distance
         is_up = any(
             node.is_up and distance(node) != HostDistance.IGNORED

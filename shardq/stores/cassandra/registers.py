@@ -1,12 +1,12 @@
 """Notes and records: rows of small tables, written plainly or by LWT.
 
 ```
- note, erase      plain; of a table with a latest column, at the time that this column holds
+ note, erase      plain; in a table with a latest column, at the time in this column
  write_records    each row IF its columns are as seen; several rows of a partition in one
                   conditional batch, which Paxos decides at once: all of it or nothing
 ```
-A record is written by UPDATE, which leaves no row behind when its cells have run out: an INSERT
-would leave its marker.
+A record is written by UPDATE: when its cells have expired, no row is left. An INSERT would leave
+its row marker.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
     from shardq.stores.tables import Change, Column, K, Partition, Place, Refused, Table, V
 
 _KEYS_MAX = 100
-"""Of one read: of a row that ended lately it passes a tombstone for each of its cells."""
+"""Keys of one read, which passes a tombstone for each cell of a row that ended lately."""
 _BATCH_ROWS = 200
 _CHANGES_MAX = 100
-"""Of a conditional batch: what a drain begins at once is one for each of 16 partitions."""
+"""Changes of a conditional batch: a drain begins one for each of 16 partitions at once."""
 _EPOCH = datetime.fromtimestamp(0, UTC).replace(tzinfo=None)
 
 
@@ -64,7 +64,7 @@ class Registers:
         for key, one in values.items():
             values_sent = _sent(table.values, table.value_columns(one))
             sent = [ttl, *values_sent, *place, *_sent(table.key, table.key_columns(key))]
-            # The highest stands, whatever the order; it is never deleted.
+            # At this write time the highest value stands, in whatever order notes arrive.
             at = [cells.bigint(table.latest_of(one))] if table.latest else []
             writes.append((cql, [*at, *sent]))
         self._write_all(table, writes)
@@ -72,7 +72,7 @@ class Registers:
     def notes(
         self, table: Table[K, V], partition: Partition, keys: Iterable[K] | None = None
     ) -> dict[K, V]:
-        """What stands under these keys of a partition, or under all: plain reads."""
+        """The values under these keys of a partition, or under all: plain reads."""
         return self._read(table, partition, keys, ROWS)
 
     def erase(self, table: Table[K, V], partition: Partition, keys: Iterable[K]) -> None:
@@ -86,7 +86,7 @@ class Registers:
     def records(
         self, table: Table[K, V], partition: Partition, keys: Iterable[K] | None = None
     ) -> dict[K, V]:
-        """What was decided last under these keys of a partition, or under all: SERIAL reads."""
+        """The latest values under these keys of a partition, or under all: SERIAL reads."""
         found = self._read(table, partition, keys, SERIAL)
         return {key: one for key, one in found.items() if table.has_value(one)}
 
@@ -95,17 +95,17 @@ class Registers:
     ) -> tuple[list[Change], Refused]:
         """Change records: a conditional batch for each 100 of a partition.
 
-        What is refused is sent once more without those whose answer says no, then one by one.
+        A refused batch is sent once more without the changes that were refused, then one by one.
 
         Returns:
-            Those that are applied, and what is there of the others.
+            The applied changes, and the present values of the refused ones.
         """
         table.check_records()
         done: list[Change] = []
         refused: Refused = {}
         left = list(changes)
         while left:
-            # Both conditions of two changes of one record would be judged by what was before.
+            # In one batch both of two changes of a record would be judged by its values before.
             turn: dict[Place, Change] = {}
             later = [one for one in left if turn.setdefault(one.place, one) is not one]
             self._in_turn(table, list(turn.values()), done, refused)
@@ -115,10 +115,10 @@ class Registers:
     def _in_turn(
         self, table: Table[K, V], changes: list[Change], done: list[Change], refused: Refused
     ) -> None:
-        """Change records, each once; adds to the lists."""
+        """Change records, each once; adds to `done` and `refused`."""
         for size in (_CHANGES_MAX, _CHANGES_MAX, 1):
             again: list[Change] = []
-            # Of those before some are applied, whatever becomes of these.
+            # Changes in `done` are applied even if these fail.
             with begun("some of the records are written") if done else nullcontext():
                 decided = self._decided(table, _batches_of(changes, size))
             for batch, present in decided:
@@ -137,7 +137,7 @@ class Registers:
     def _decided(
         self, table: Table[K, V], batches: list[list[Change]]
     ) -> list[tuple[list[Change], dict[Place, tuple[dict[str, Any], bool]] | None]]:
-        """Each batch, and where it is refused what is there of each record; whether it is ours."""
+        """Each batch, and None if applied, else each record's present values, True if ours."""
         nonces = [secrets.token_hex(8) if table.nonce else None for _ in batches]
         make = {
             number: partial(self._conditional, table, batch, nonce)
@@ -195,7 +195,7 @@ class Registers:
             return
         asked = [_sent(table.key, table.key_columns(key)) for key in keys]
         if not table.partition:
-            # Each is a partition of its own, and a SERIAL read is of one.
+            # Each key is a partition, and a SERIAL read is of one partition.
             for key in asked:
                 yield bound(cql.find, key)
             return
@@ -216,7 +216,7 @@ class Registers:
 
 
 def _batches_of(changes: list[Change], size: int) -> list[list[Change]]:
-    """Changes of one partition each, so many at most."""
+    """Batches of `size` changes at most, each of one partition."""
     by_partition: dict[Any, list[Change]] = {}
     for change in changes:
         by_partition.setdefault(change.partition or change.key, []).append(change)
@@ -226,8 +226,8 @@ def _batches_of(changes: list[Change], size: int) -> list[list[Change]]:
 def _present(
     table: Table[K, V], batch: list[Change], rows: list[dict[str, Any]], nonce: str | None
 ) -> dict[Place, tuple[dict[str, Any], bool]]:
-    """What a refusal says of each record: the columns seen, as they are; whether it is done."""
-    # A batch's answer has keys; records that are not there have no row in it.
+    """Each record's present values of the columns seen, by a refusal; True if it was our change."""
+    # The answer of a batch has keys, and no rows for records that do not exist.
     named = {_told(table.key, row): row for row in rows if len(row) > 1} if len(batch) > 1 else {}
     found = {}
     for change in batch:
@@ -242,12 +242,12 @@ def _present(
 
 
 def _seconds(ttl_ms: int | None) -> bytes:
-    # 0 is for ever.
+    # In CQL 0 means for ever.
     return cells.seconds(ttl_ms) if ttl_ms else cells.int_(0)
 
 
 def _sent(columns: Sequence[Column], values: Sequence[Any]) -> list[Any]:
-    """Values as the protocol carries them."""
+    """Values, serialised."""
     return [
         None if value is None else cells.OF_KIND[column.kind](value)
         for column, value in zip(columns, values, strict=True)
@@ -255,7 +255,7 @@ def _sent(columns: Sequence[Column], values: Sequence[Any]) -> list[Any]:
 
 
 def _told(columns: Sequence[Column], row: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Values of a refusal, which the driver has converted by its own lights."""
+    """Values of a refusal, converted back from the driver's types."""
     return tuple(_plain(row.get(column.name)) for column in columns)
 
 

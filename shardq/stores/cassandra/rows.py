@@ -1,11 +1,11 @@
 """Messages: written at their birth, deleted a second after it, read by slices.
 
-Rows of one shard travel together, the rest by replica. Where a process places its first row in a
-shard, a note in the index goes along (`minutes.py`):
+Rows of one shard are sent together, the others by replica. The first row that a process places in
+a shard is sent with a note for the index (`minutes.py`):
 
 ```
  rows ──► a buffer per shard ──100 rows or 1 MiB──────► unlogged batch of one partition
-                 └── what is left, notes ─ by replica ► unlogged batches of up to 10 partitions
+                 └── other rows, notes ─── by replica ► unlogged batches of up to 10 partitions
 ```
 """
 
@@ -40,27 +40,27 @@ log = logging.getLogger(__name__)
 
 SHARD_BATCH_ROWS = 100
 SHARD_BATCH_BYTES = 1 << 20
-"""One partition is one mutation; the server takes 4 MiB at the smallest commit log segments."""
+"""Bytes of a batch of one partition, which is one mutation: the server takes 4 MiB or more."""
 ACROSS_PARTITIONS = 10
 ACROSS_BYTES = 4_500
-"""Across partitions the server warns above 10 of them and above 5 KiB."""
+"""Bytes of an unlogged batch across partitions: the server warns above 10 of them and 5 KiB."""
 MOVE_ROWS = 100
 MOVE_BYTES = 40 << 10
-"""Above 50 KiB the server refuses a batch across partitions (`batch_size_fail_threshold`)."""
+"""Bytes of a logged batch: the server refuses 50 KiB (`batch_size_fail_threshold`)."""
 MOVE_WINDOW = 8
 BUFFER_ROWS = 8_192
 BUFFER_BYTES = 8 << 20
 DELETE_ROWS = 1_000
 FIND_ROWS = 500
 DELETED_AFTER_US = 1_000_000
-"""Later than every write to the row: the insert at its birth, edits microseconds after it."""
+"""A delete is written this long after the birth, later than the insert and all edits."""
 
 _SPAN_CUT = 16
-"""What is refused takes 50 ms and more, what is empty 1."""
+"""A part of the ring is cut to this fraction: a refused read takes over 50 ms, an empty one 1."""
 _SPAN_MIN = 1 << 32
-"""A part in four billion of the ring: no more than one partition."""
+"""A part of the ring, one in four billion, that holds one partition at most."""
 _ROW_BYTES = 100
-"""What the server counts for a row beside its body, text and queue name, rounded up."""
+"""Bytes that the server counts for a row beside its body, text and queue name, rounded up."""
 _CELL_BYTES = 24
 _TOMBSTONE_BYTES = 64
 _NOTE_BYTES = 128
@@ -68,7 +68,7 @@ _REFUSED_MAX = 64
 _LIMIT_MAX = (1 << 31) - 1
 _DUE_MAX = (1 << 63) - 1
 _LATELY_MS = 10_800_000
-"""Deleted rows stay for gc_grace."""
+"""Tombstones stay this long: gc_grace."""
 _ANY_DUE = Stretch("", (0,), (0,), -1, None, _DUE_MAX)
 
 _INSERT_PLAIN = (
@@ -88,7 +88,7 @@ _EDIT = (
     "UPDATE {}.messages USING TIMESTAMP ? SET state = ? "
     "WHERE queue = ? AND minute = ? AND lane = ? AND due = ? AND id = ?"
 )
-# Numbers and bytes: making a datetime and a UUID of every row would cost more than the rest.
+# Reads numbers and bytes: a datetime and a UUID of every row would cost more than all else.
 _ROWS = (
     "SELECT minute, lane, toUnixTimestamp(due), timeuuidAsBlob(id), body, headers, state.attempt, "
     'timeuuidAsBlob(first), name, toUnixTimestamp(origin), "group", state.claim, '
@@ -109,11 +109,11 @@ _FIRSTS = (
 )
 
 _PLAIN = (None, 0, *[None] * 10, 0, 0)
-"""The columns after the body of a message that was put with nothing else, and never changed."""
+"""The columns after the body of a message that was put without options and never changed."""
 
 _READS = {c: f"{_ROWS} {_IN_SHARDS} {c} PER PARTITION LIMIT ?" for c in CONDITIONS.values()}
 _BARE_READS = {c: cql.replace(" body,", " writetime(body),") for c, cql in _READS.items()}
-"""Without bodies; the write time of one is null where it is, in a stub."""
+"""Read the write time in place of the body; in a stub both are null."""
 _COUNTS = {
     c: f"{_TALLIES} {_IN_SHARDS} {c} GROUP BY queue, minute, lane" for c in CONDITIONS.values()
 }
@@ -121,7 +121,7 @@ _OCCUPIED = {c: f"{_PLACES} {_IN_SHARDS} {c} PER PARTITION LIMIT 1" for c in CON
 _FIRST = {c: f"{_FIRSTS} {c} PER PARTITION LIMIT 1 ALLOW FILTERING" for c in CONDITIONS.values()}
 
 _Asked = tuple[Stretch, int | None]
-"""What a read covers, and the most rows of each shard; None: it counts them."""
+"""The rows that a read covers, and the most rows of each shard; None: rows are counted."""
 
 
 class _Piece(NamedTuple):
@@ -157,7 +157,7 @@ class Rows:
         self._session.write(self._deletes(positions))
 
     def move(self, moves: Iterable[Move]) -> set[Position]:
-        """Write new rows and delete old ones: one logged batch, or if too large, in that order."""
+        """Write new rows and delete old ones: in logged batches or, if too large, in that order."""
         large: list[Move] = []
         noted: set[Shard] = set()
         self._session.write(self._moves(moves, large, noted), window=MOVE_WINDOW)
@@ -169,7 +169,7 @@ class Rows:
         return set()
 
     def edit(self, rows: Iterable[Row]) -> None:
-        """Write the states of rows, each its serial in microseconds after the row's birth."""
+        """Write the states of rows, each at the row's birth + its serial in microseconds."""
         self._session.write(self._edits(rows))
 
     def _edits(self, rows: Iterable[Row]) -> Iterator[Any]:
@@ -189,7 +189,7 @@ class Rows:
         yield from self._packed(small)
 
     def _inserts(self, rows: Iterable[Row], noted: set[Shard]) -> Iterator[Any]:
-        """Batches of rows; each shard is noted in one before, or in the same.
+        """Batches of rows. A shard's note is in the same batch as its first row, or in one before.
 
         Args:
             rows: The rows.
@@ -219,16 +219,16 @@ class Rows:
         yield from self._left_over(waiting, noted)
 
     def _notes(self, rows: Iterable[Row], noted: set[Shard]) -> list[_Piece]:
-        """The notes of the shards of rows, which are counted as noted from now on.
+        """The notes of shards that are not noted yet; adds these shards to `noted`.
 
         Args:
-            rows: One of each shard.
-            noted: What was noted in this call; gets what is noted now.
+            rows: One row of each shard.
+            noted: The shards noted in this call.
         """
         is_noted = self._minutes.is_noted
         new = {row[0]: row[2] for row in rows if row[0] not in noted and not is_noted(row[0])}
         if len(noted) >= NOTED_MAX:
-            # They are noted once more where they come again.
+            # Later rows of these shards note them once more.
             noted.clear()
         noted.update(new)
         return [_Piece(*one) for one in self._minutes.writes(new)] if new else []
@@ -274,7 +274,7 @@ class Rows:
 
         Args:
             moves: The moves.
-            large: Gets those that are too large for a batch.
+            large: Gets the moves that are too large for a batch.
             noted: Gets the shards that are noted.
         """
         batch: list[Move] = []
@@ -295,7 +295,7 @@ class Rows:
             yield self._moved(batch, noted)
 
     def _moved(self, moves: list[Move], noted: set[Shard]) -> Any:
-        """One batch of moves. It notes what another batch of the call does: that may fail."""
+        """One batch of moves. It also notes shards that other batches note, which may fail."""
         writes = _move_writes(moves)
         mine: set[Shard] = set()
         for note in self._notes([move.new for move in moves], mine):
@@ -325,7 +325,7 @@ class Rows:
     # Reading --------------------------------------------------------------------------------------
 
     def find(self, positions: Iterable[Position]) -> list[Row]:
-        """Those of the rows that are there."""
+        """The rows that exist at these positions."""
         by_shard: dict[Shard, list[Position]] = {}
         for position in positions:
             by_shard.setdefault(position.shard, []).append(position)
@@ -338,7 +338,7 @@ class Rows:
             self._session.bound(_FIND, [*cells.partition(shard), cells.positions(mine)])
             for shard, mine in asked
         )
-        # A page says minute and lane, not the queue, which may differ from statement to statement.
+        # A page has minute and lane, but not the queue, so the reads are made queue by queue.
         found: list[Row] = []
         by_queue: dict[str, list[BoundStatement]] = {}
         for (shard, _), statement in zip(asked, statements, strict=True):
@@ -359,10 +359,10 @@ class Rows:
                 shards.setdefault(shard, []).extend(rows)
         least = min(one.limit for one in wanted)
         for shard, rows in shards.items():
-            # Each half of what was read in halves has its limit.
+            # If a slice was read in halves, each half has returned up to its limit.
             if len(rows) > least:
                 del rows[_limit_of(shard, wanted) :]
-        # Partitions come by token; inside one the server's order stands.
+        # The server returns partitions by token, and orders rows within each.
         return [row for shard in sorted(shards) for row in shards[shard]]
 
     def count(self, wanted: Slice) -> dict[Shard, Tally]:
@@ -375,7 +375,7 @@ class Rows:
         return dict(sorted(tallies.items()))
 
     def _counted(self, wanted: Slice) -> Iterator[tuple[Shard, int, int, int, int]]:
-        """Shard, rows with notes, notes, claims and waits, of parts of a slice."""
+        """Shard, rows and notes, notes, claims and waits; a shard may come in several parts."""
         for page in self._pages(_COUNTS, [(Stretch.of(wanted), None)], "count"):
             for minute, lane, *counts in page:
                 yield Shard(wanted.queue, minute, lane), *counts
@@ -383,7 +383,7 @@ class Rows:
     def _pages(
         self, cql: Mapping[str, str], asked: Sequence[_Asked], purpose: str
     ) -> list[list[tuple[Any, ...]]]:
-        """Pages of what is asked; where the server refuses so much at once, in halves."""
+        """The pages of reads; a read of too many tombstones is split into halves."""
         is_known = any(self._is_known(one) for one, _ in asked)
         if not is_known:
             try:
@@ -411,18 +411,18 @@ class Rows:
                 yield self._session.bound(cql[condition], [*place, *bounds])
 
     def _is_known(self, stretch: Stretch) -> bool:
-        """Whether it covers what was refused before."""
+        """True if it covers a stretch whose read was refused before."""
         return any(stretch.covers(refused) for refused in self._refused)
 
     def _remember(self, refused: Stretch) -> None:
-        """What covers this is too much as well, and is not asked for before its halves are."""
+        """Remember a refused stretch: any that covers it is split before it is read."""
         if refused.is_of_one_shard:
             others = [one for one in self._refused if not one.covers(refused)]
             self._refused = (*others[-_REFUSED_MAX:], refused)
 
     def occupied(self, queue: str, minutes: Sequence[int], lanes: Sequence[int]) -> list[Shard]:
-        """Those of minutes x lanes that have a row, or too many deleted ones to tell."""
-        # The bound on due keeps out partitions that hold nothing but the static cells of a lease.
+        """The shards of minutes x lanes with a row, or with too many deleted ones to find out."""
+        # The bound on due leaves out partitions that have only the static cells of a lease.
         everything = Stretch(queue, minutes, lanes, -1, None, _DUE_MAX)
         if self._is_known(everything):
             return self._occupied_in_parts(everything)
@@ -451,22 +451,22 @@ class Rows:
         )
 
     def next_minute(self, queue: str, minute: int) -> int | None:  # noqa: ARG002 - of none
-        """None: no index tells."""
+        """None: the index is not read for this."""
         return None
 
     def indexed(self, queue: str, minutes: range) -> Iterator[Shard]:
-        """The shards of a queue in some minutes that may have a row, as the index tells."""
+        """The shards of a queue in some minutes that may have a row, from the index."""
         return self._minutes.indexed(queue, minutes)
 
     def mend_index(self, there: Iterable[Shard] = (), gone: Iterable[Shard] = ()) -> None:
-        """Note shards that have rows, and take out empty ones."""
+        """Add shards with rows to the index, and remove empty ones."""
         self._minutes.mend(there, gone)
 
     def shards(self, queue: str) -> Iterator[Shard]:
-        """Every shard of a queue that has a row; the whole table is visited, a page at a time.
+        """Every shard of a queue that has a row; visits the whole table, a page at a time.
 
-        A page may pass more deleted rows than the server allows a read: the part of the ring is
-        then cut, and one partition by its dues.
+        If a page passes more deleted rows than the server allows a read, the part of the ring is
+        cut, and at last one partition by its dues.
         """
         for start, until in self._token_ranges():
             after, span = start, until - start
@@ -488,7 +488,7 @@ class Rows:
                     after, span = end, span * _SPAN_CUT
 
     def _named(self, queue: str, first: tuple[Any, ...]) -> Iterator[Shard]:
-        """The shard of a first row, if it is one of the queue."""
+        """The shard of a first row, if it belongs to the queue."""
         name, minute, lane, written, _ = first
         if name == queue and self._has_row(shard := Shard(name, minute, lane), written):
             yield shard
@@ -503,7 +503,7 @@ class Rows:
     def _first_in_parts(
         self, after: int, until: int, parts: Iterable[Stretch]
     ) -> list[tuple[Any, ...]]:
-        """The first row of a shard whose token is alone in that part of the ring."""
+        """The first row of the only shard in a part of the ring."""
         for part in parts:
             try:
                 firsts = list(self._firsts(after, until, part))
@@ -517,7 +517,7 @@ class Rows:
         return []
 
     def _has_row(self, shard: Shard, first_written: int | None) -> bool:
-        """Whether a shard has a row, told by its first one; counted where that is a stub."""
+        """True if a shard has a row: if the first one is a stub, rows are counted."""
         if first_written is not None:
             return True
         everything = Slice(shard.queue, [shard.minute], [shard.lane], -1, _DUE_MAX, limit=1)
@@ -556,7 +556,7 @@ def _insert_writes(shard: Shard, rows: list[Row]) -> list[Write]:
 
 
 def _full_values(row: Row) -> list[Any]:
-    # Unset, never null: a null is a tombstone, one for every column of every message.
+    # Unset, never null: a null would be a tombstone in every empty column of every message.
     _, due_ms, row_id, body, headers, _, first, name, origin_ms, group, *_ = row
     return [
         cells.bigint(due_ms),
@@ -581,7 +581,7 @@ def _has_state(row: Row) -> bool:
 
 
 def _state(row: Row, serial: int) -> bytes:
-    """What an edit changes of a row, as a value of the type `message_state`."""
+    """The fields of a row that an edit changes, as a value of the type `message_state`."""
     not_before_ms, claim, error = row.not_before_ms, row.claim, row.error
     return cells.record(
         [
@@ -627,7 +627,7 @@ def _move_writes(moves: list[Move]) -> list[Write]:
 
 
 def _by_age() -> Iterator[Stretch]:
-    """All dues; those apart between which most of what was deleted lately was due."""
+    """All dues in three parts: the one in the middle has the dues of most rows deleted lately."""
     now_ms = clock.machine_us() // 1_000
     edges = -1, now_ms - _LATELY_MS, now_ms + _LATELY_MS, _DUE_MAX
     for after_ms, until_ms in pairwise(edges):
@@ -635,7 +635,7 @@ def _by_age() -> Iterator[Stretch]:
 
 
 def _parts(asked: Sequence[_Asked]) -> Sequence[_Asked]:
-    """What to ask for one by one instead; nothing where it cannot be less."""
+    """Smaller reads in place of a refused one; empty if it cannot be split."""
     if len(asked) > 1:
         return asked
     ((stretch, limit),) = asked
@@ -658,7 +658,7 @@ def _by_shard(queue: str, page: list[tuple[Any, ...]]) -> dict[Shard, list[Row]]
     shards: dict[Shard, list[Row]] = {}
     shard = Shard(queue, -1, -1)
     rows: list[Row] = []
-    # Straight to the tuple: the named constructor costs as much again as the rest of the loop.
+    # The tuple's constructor: Row's own would double the cost of the loop.
     new = tuple.__new__
     for minute, lane, due, row_id, body, headers, attempt, *rest, priority, serial in page:
         if minute != shard[1] or lane != shard[2] or not shards:

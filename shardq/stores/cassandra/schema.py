@@ -1,6 +1,6 @@
-"""The keyspace and its tables: made, migrated, checked.
+"""Makes, migrates and checks the keyspace and its tables.
 
-The tables themselves are in `cql/`, a file each; migrations are numbered files beside them.
+Each table is a file in `cql/`; migrations are numbered files beside them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ TABLES = (
     "results",
     "schedules",
 )
-"""The files of `cql/`, in the order in which they are applied. The first says that it is ours."""
+"""The files of `cql/`, in the order of creation. The first marks a keyspace as ours."""
 
 _PACKAGED = Path(__file__).parents[2] / "cql"
 _CHECKOUT = Path(__file__).parents[3] / "cql"
@@ -67,7 +67,7 @@ class Migration(NamedTuple):
     """The statements that make a format.
 
     Attributes:
-        number: The format; `BASE` of the tables.
+        number: The format; `BASE` for the tables.
         text: CQL with comments.
     """
 
@@ -104,7 +104,7 @@ def init(session: Session) -> None:
     """Create or migrate keyspace and tables. Idempotent; run it from one process at a time.
 
     Raises:
-        SchemaMissing: If the keyspace holds tables that are not shardq's, or of before 0.1.0;
+        SchemaMissing: If the keyspace has tables that are not shardq's, or are from before 0.1.0;
             nothing is changed.
         SchemaNewer: If a newer shardq made it.
     """
@@ -126,15 +126,15 @@ def init(session: Session) -> None:
         _record(session, migration.number, done)
         done = migration.number
     if done < formats.FORMAT:
-        # A change of records alone has no migration.
+        # A format in which only records change has no migration.
         _record(session, formats.FORMAT, done)
 
 
 def check(session: Session) -> None:
-    """Refuse a keyspace that lacks shardq's tables, or has others than this shardq's.
+    """Refuse a keyspace that lacks shardq's tables, or has those of another format.
 
     Raises:
-        SchemaMissing: If so; the text says what to do.
+        SchemaMissing: If tables are missing or older; the text says what to do.
         SchemaNewer: If a newer shardq made them.
     """
     address = session.address
@@ -153,7 +153,7 @@ def check(session: Session) -> None:
 
 
 def _tables(session: Session) -> set[str] | None:
-    """The names of the keyspace's tables; None where there is no keyspace."""
+    """The names of the keyspace's tables; None if there is no keyspace."""
     keyspace = (session.address.keyspace,)
     if not session.ask(_KEYSPACE, keyspace):
         return None
@@ -161,7 +161,7 @@ def _tables(session: Session) -> set[str] | None:
 
 
 def _format(session: Session, tables: set[str]) -> int:
-    """The format of a keyspace that has tables; 0 where `init` was cut short.
+    """The format of a keyspace that has tables; 0 if `init` was interrupted.
 
     Raises:
         SchemaMissing: If they are not shardq's.
@@ -184,12 +184,12 @@ def _record(session: Session, number: int, done: int) -> None:
         if done
         else partial(session.bound, _FIRST, [key, cells.int_(number)])
     )
-    # Refused where another process has just recorded the same format, which is as good.
+    # A refusal is fine: another process has just recorded the same format.
     decide(session, {number: make})
 
 
 def _keyspace_cql(address: Address, copies: int) -> str:
-    # The name is of a fixed alphabet; the data centre is quoted, for operators choose it.
+    # The keyspace's name is of a fixed alphabet. Operators name the data centre, so it is quoted.
     where = "replication_factor" if address.dc is None else address.dc.replace("'", "''")
     return (
         f"CREATE KEYSPACE IF NOT EXISTS {address.keyspace} WITH replication = "
@@ -198,7 +198,7 @@ def _keyspace_cql(address: Address, copies: int) -> str:
 
 
 def _copies(session: Session) -> int:
-    """3 where every data centre concerned has three nodes, else 1: two could lose neither."""
+    """3 if each data centre in use has three nodes, else 1: two copies could not lose one."""
     counts: dict[str, int] = {}
     for host in session.cluster.metadata.all_hosts():
         if session.address.dc in (None, host.datacenter):
@@ -212,7 +212,7 @@ def _oldest_release(session: Session) -> int:
 
 
 def _change(session: Session, cql: str) -> None:
-    """One schema change, and the nodes' agreement on it: the next one may reach another node."""
+    """Change the schema and wait until the nodes agree: the next change may reach another node."""
     session.ask(SimpleStatement(cql, consistency_level=ConsistencyLevel.ONE))
     clock = SystemClock(0, corrected=False)
     for _ in range(_AGREEMENT_TRIES):

@@ -1,7 +1,6 @@
 """One connection to a cluster: profiles, prepared statements, pipelined requests.
 
-What the requests say, `rows.py`, `leases.py` and `registers.py` know; what their errors mean,
-`failures.py`.
+`rows.py`, `leases.py` and `registers.py` have the statements; `failures.py` translates errors.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ log = logging.getLogger(__name__)
 WINDOW = 24
 """Requests of one call in flight: enough to keep a node busy, few enough to bound memory."""
 FETCH_ROWS = 5_000
-"""Rows of a page of a long read."""
+"""Rows of a page."""
 
 ROWS: Final = EXEC_PROFILE_DEFAULT
 LWT: Final = "lwt"
@@ -80,28 +79,28 @@ Write = tuple[str, list[Any]]
 _TRACED = re.compile(r"Read \d+ live rows.*?(\d+) tombstone")
 _TRACE_SECONDS = 5.0
 _LWT_SECONDS = 3.0
-"""Asked a second time it is decided before the lease that it renews is over."""
+"""Timeout of an LWT: a renewal that is asked again is decided before its lease ends."""
 _ELSEWHERE_SECONDS = 0.5
 _AWAY_US = 30_000_000
-"""By then a node that only restarts is back, and the driver has found it."""
+"""A node that only restarts is back within this time, and the driver has found it."""
 _AGAIN_US = 10_000_000
 _SAID_US = 60_000_000
 _HEARTBEAT_SECONDS = 5.0
 _HEARTBEAT_TIMEOUT_SECONDS = 3.0
-"""The driver's 30 s each would have requests sent to a node that stands still for a minute."""
+"""With the driver's 30 s each, a frozen node would be sent requests for a minute."""
 
 
 def profiles(address: Address, nodes: SlowNodes) -> dict[object, ExecutionProfile]:
-    """How requests are sent: the one place where consistency, retries and timeouts are said.
+    """Consistency, retries and timeouts of all requests.
 
-    `ROWS` for plain reads and writes; `LWT` for conditional writes, which the driver must never
-    repeat by itself, least of all on the next host; `SERIAL` for reads of what LWTs decided. All go
-    to a partition's first replica: LWTs of a shard then don't contend. `LWT_AGAIN` is for those
-    whose outcome is unknown, and goes round: the first replica may stand still.
+    `ROWS` is for plain reads and writes, `SERIAL` for reads of values written by LWT. `LWT` is for
+    conditional writes, which the driver must never repeat by itself. All three go to a partition's
+    first replica, so that LWTs of a shard don't contend. `LWT_AGAIN` is for conditional writes of
+    unknown outcome, and goes round the nodes, because the first replica may be frozen.
 
     Args:
-        address: Where the keyspace is.
-        nodes: Those that are slow are asked last.
+        address: The keyspace's address.
+        nodes: The slow nodes, which are asked last.
     """
     level = getattr(ConsistencyLevel, address.consistency.upper())
     serial = _SERIAL_OF[address.consistency]
@@ -128,9 +127,9 @@ def profiles(address: Address, nodes: SlowNodes) -> dict[object, ExecutionProfil
             row_factory=factory,
         )
 
-    # A node that stands still is not known to: after this the next one is asked as well.
+    # The driver does not notice a frozen node: after this pause a second node is asked too.
     elsewhere = ConstantSpeculativeExecutionPolicy(_ELSEWHERE_SECONDS, 1)
-    # An unknown outcome must be asked for again within seconds.
+    # An LWT of unknown outcome must be repeated within seconds.
     lwt_seconds = min(address.seconds, _LWT_SECONDS)
     lwt = partial(profile, level, FallthroughRetryPolicy(), dict_factory, seconds=lwt_seconds)
     return {
@@ -143,7 +142,7 @@ def profiles(address: Address, nodes: SlowNodes) -> dict[object, ExecutionProfil
 
 @dataclass(slots=True)
 class _Live:
-    """What exists once in a process."""
+    """The driver's objects, which exist once in a process."""
 
     cluster: Any
     session: Any
@@ -152,10 +151,10 @@ class _Live:
 
 
 class Session:
-    """A connection that is made when it is first used, and made again after a fork.
+    """A connection that is made when first used, and made again after a fork.
 
     Args:
-        address: Where the keyspace is.
+        address: The keyspace's address.
     """
 
     def __init__(self, address: Address) -> None:
@@ -181,7 +180,7 @@ class Session:
         return self._connected().session
 
     def close(self) -> None:
-        """End all connections. Idempotent; using the session again connects again."""
+        """End all connections. Idempotent; the next use connects again."""
         locks.refuse_within(self._lock, self._driver)
         with self._lock:
             live, self._live = self._live, None
@@ -189,7 +188,7 @@ class Session:
             self._driver.through(live.cluster.shutdown)
 
     def _forget(self) -> None:
-        """Leave to the parent what a fork has copied: the child connects when it needs to."""
+        """Leave the copied connections to the parent; the child connects when it needs to."""
         live, self._live = self._live, None
         if live is not None:
             leave(live.cluster, live.session)
@@ -210,10 +209,12 @@ class Session:
             return self._live
 
     def _connected_anew(self, live: _Live) -> _Live:
-        """Connect from the url again, where no node has been up for long.
+        """Connect from the url again if no node has been up for long.
+
+        One thread tries; requests of others fail in the driver meanwhile.
 
         Returns:
-            The same, until that succeeds. One thread tries; others are refused by the driver.
+            The new connection; the old one until that succeeds.
         """
         nodes, now_us = live.nodes, self._clock.boot_us()
         away_us = now_us - (nodes.since_us or now_us)
@@ -233,7 +234,7 @@ class Session:
                     nodes.said_us = now_us
                     why = str(error).removesuffix(".")
                     log.warning("no node for %d s; trying the url again: %s", away_us // 10**6, why)
-                # The caller's own request fails as well, with an error that says what to do.
+                # The caller's own request fails too, with an error that says what to do.
                 return live
             finally:
                 nodes.tried_us = self._clock.boot_us()
@@ -263,11 +264,10 @@ class Session:
                 execution_profiles=profiles(address, self._slow),
                 connect_timeout=min(address.seconds, 5.0),
                 control_connection_timeout=min(address.seconds, 5.0),
-                # The driver sends in pieces of 4 KiB. Without this the kernel keeps the last one of
-                # a request back, 40 ms, until those before it are acknowledged.
+                # The driver sends in pieces of 4 KiB. Without this the kernel delays the last piece
+                # of a request by 40 ms, until the pieces before it are acknowledged.
                 sockopts=[(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)],
-                # A statement is prepared where it is sent: on all nodes, one that stands still
-                # would hold up each new statement until the timeout.
+                # Prepared on all nodes, each new statement would wait for a frozen node.
                 prepare_on_all_hosts=False,
                 idle_heartbeat_interval=_HEARTBEAT_SECONDS,
                 idle_heartbeat_timeout=_HEARTBEAT_TIMEOUT_SECONDS,
@@ -290,13 +290,13 @@ class Session:
                 ) from error
             raise store_error(error, place=address.shown, write=False) from error
         self._judge(cluster)
-        # Times that are not a row's birth are the servers' to give: their clocks agree.
+        # Servers set the write time of statements without one: their clocks agree.
         session.use_client_timestamp = False
         session.default_fetch_size = FETCH_ROWS
         return _Live(cluster, session, NodeWatch(cluster, self._clock))
 
     def _judge(self, cluster: Any) -> None:
-        """Refuse a cluster that is too old, and warn once where the url leaves open what to use."""
+        """Refuse a cluster that is too old; warn once if the url has to name a data centre."""
         nodes = self._driver.through(cluster.metadata.all_hosts)
         try:
             refuse_old(self.address, nodes)
@@ -321,27 +321,27 @@ class Session:
                 )
             except DRIVER_ERRORS as error:
                 raise store_error(error, place=self.address.shown, write=False) from error
-            # What has no time of its own gets the server's: sent twice it could undo what followed.
+            # A write at the server's time could, if sent twice, undo a write made in between.
             found.is_idempotent = cql.startswith("SELECT") or "USING TIMESTAMP" in cql
             live.prepared[cql] = found
         return found
 
     def bound(self, cql: str, values: list[Any]) -> BoundStatement:
-        """A statement with values that are serialised already: `bind` would cost 10 us a row."""
+        """A statement with serialised values; the driver's `bind` would cost 10 us a row."""
         statement = BoundStatement(self.prepared(cql))
         statement.values = values
-        statement.raw_values = ()  # only `str` reads it, and it may be a message's body
+        statement.raw_values = ()  # `str` would show them, and they may be a message's body
         return statement
 
     def bundle(self, writes: Sequence[Write], kind: BatchType = BatchType.UNLOGGED) -> Any:
-        """One request for all writes; routed by the first."""
+        """One request for all writes, routed by the first."""
         if len(writes) == 1:
             return self.bound(*writes[0])
         batch = BatchStatement(kind)
         batch.is_idempotent = True
         shapes: dict[str, BoundStatement] = {}
         for cql, values in writes:
-            # One statement object a shape: a batch takes its values and forgets the object.
+            # One statement object a text: `batch.add` copies the values and forgets the object.
             statement = shapes.get(cql)
             if statement is None:
                 statement = shapes[cql] = self.bound(cql, values)
@@ -351,7 +351,7 @@ class Session:
         return batch
 
     def replica_of(self, routing_key: bytes) -> object:
-        """The node that has a partition's first copy; None where there is only one node."""
+        """The node that has a partition's first copy; None if there is only one node."""
         metadata = self._connected().cluster.metadata
         if len(self._driver.through(metadata.all_hosts)) < 2:
             return None
@@ -363,11 +363,11 @@ class Session:
     def write(self, statements: Iterable[Any], *, window: int = WINDOW) -> None:
         """Send plain writes, pipelined, and wait until each is acknowledged.
 
-        After an error nothing more is sent, and what is in flight is waited for.
+        After an error it sends nothing more, and waits for the requests in flight.
 
         Raises:
-            StoreRefused, StoreTimeout, StoreUnavailable: The worst of what was met, in this order.
-                Only where nothing was written is it `StoreUnavailable`.
+            StoreRefused, StoreTimeout, StoreUnavailable: The worst error, in this order;
+                `StoreUnavailable` only if nothing was written.
         """
         session = self.connect()
         flying: deque[Any] = deque()
@@ -394,7 +394,7 @@ class Session:
     def read(
         self, statements: Iterable[BoundStatement], purpose: str, *, profile: object = ROWS
     ) -> Iterator[list[tuple[Any, ...]]]:
-        """Send reads, pipelined; gives the rows of each page, in the order of the statements."""
+        """Send reads, pipelined; yields the rows of each page, in the order of the statements."""
         session = self.connect()
 
         def send(statement: BoundStatement, paging_state: bytes | None = None) -> Any:
@@ -415,12 +415,12 @@ class Session:
         """Send LWTs, pipelined, and wait for all.
 
         Args:
-            again: Whether their outcomes were unknown, so that other nodes are to be asked.
+            again: True if they repeat LWTs of unknown outcome, so that other nodes are asked.
 
         Returns:
-            For each the rows of its answer: `[applied]` and, where refused, the cells of its
-            conditions, of each row that is there. `StoreTimeout` where the outcome is unknown,
-            `StoreUnavailable` where it was not sent.
+            For each statement the rows of its answer: `[applied]` and, if refused, the cells of its
+            conditions, for each row that exists. `StoreTimeout` if the outcome is unknown,
+            `StoreUnavailable` if it was not sent.
 
         Raises:
             StoreRefused: If one is refused for good.
@@ -444,11 +444,11 @@ class Session:
         host: Any = None,
         seconds: float | None = None,
     ) -> list[Any]:
-        """One request outside the counted paths, for schema and clocks.
+        """Send one request that is not counted, for schema and clocks.
 
         Args:
-            host: The only node to ask; any where None.
-            seconds: How long to wait; as for other requests where None.
+            host: The only node to ask; None: any.
+            seconds: How long to wait; None: as long as for other requests.
         """
         session = self.connect()
         timeout = self.address.seconds if seconds is None else seconds
@@ -460,13 +460,13 @@ class Session:
             raise store_error(error, place=self.address.shown, write=False) from error
 
     def live_hosts(self) -> list[Any]:
-        """The nodes that are up, of the data centre that is used."""
+        """The nodes of the data centre in use that are up."""
         dc = self.address.dc
         hosts = self._driver.through(self.cluster.metadata.all_hosts)
         return [host for host in hosts if host.is_up and dc in (None, host.datacenter)]
 
     def host(self, node: str) -> Any:
-        """The node of a name that `live_hosts` gave.
+        """The node whose endpoint, as text, is `node`.
 
         Raises:
             StoreUnavailable: If it is down or gone.
@@ -500,7 +500,7 @@ class Session:
         )
 
     def _result(self, future: Any) -> Any:
-        """What a request came to; who kept it waiting is asked last from now on."""
+        """The result of a request; nodes that kept it waiting are asked last from now on."""
         try:
             result = future.result()
         except DRIVER_ERRORS as error:
@@ -545,9 +545,9 @@ class Session:
                 counters["rows_read:" + purpose] += len(rows)
             if self.address.trace:
                 self._count_tombstones(future, purpose)
-            # The next page is asked for before this one is worked, so that both go on at once. Not
-            # by the same future: what was asked of two nodes may be answered twice, and the driver
-            # (3.30) would take the second answer for the next page.
+            # The next page is read while the caller works on this one. It has a future of its own:
+            # two nodes that were asked may both answer, and the driver (3.30) would take the second
+            # answer for the next page.
             more = result.paging_state
             future = next_page(more) if more else None
             yield rows
@@ -574,7 +574,7 @@ def _worst(failures: list[StoreError | SchemaError]) -> StoreError | SchemaError
 
 
 def _quiet_driver() -> None:
-    # It logs every lost connection with a traceback; what matters of that is in our errors.
+    # The driver logs every lost connection with a traceback; our errors say what matters.
     logger = logging.getLogger("cassandra")
     if logger.level == logging.NOTSET:
         logger.setLevel(logging.CRITICAL)

@@ -1,12 +1,12 @@
 """Nodes that keep requests waiting, and are asked last for a while.
 
 ```
- no answer in time, another's came first ──► slow for 10 s: last in every plan ──► asked as before
+ no answer in time, or a later one than another's ──► slow for 10 s: last in every plan
 ```
 
-A node that stands still, or is cut off from the others, is up for the driver until its heartbeat
-has failed, eight seconds later or never. An LWT that is sent to it is not sent to another as well,
-as reads are: it waits for its whole time, and leases may be over by then.
+A node that is frozen or cut off counts as up in the driver until its heartbeat has failed, eight
+seconds later or never. Reads are also sent to a second node. An LWT is not: it would wait until its
+timeout, and leases may have ended by then.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from shardq.clock import Clock
 
 SLOW_US = 10_000_000
-"""By then the driver has found out by itself, where a node stands still."""
+"""The driver itself notices a frozen node within this time."""
 
 
 class SlowNodes:
-    """Which nodes are slow; one for all requests of a session.
+    """Knows which nodes are slow; one object for all requests of a session.
 
     Args:
-        clock: How long ago that was seen.
+        clock: The clock.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -39,20 +39,20 @@ class SlowNodes:
         self._until_us: dict[Any, int] = {}
 
     def note(self, future: Any, error: BaseException | None = None) -> None:
-        """Learn from a request that is over: who was asked before whoever answered it.
+        """Learn from a done request: nodes asked before the one that answered are slow.
 
-        Who answered itself, though late or that its own time was up, is not slow by that: what it
-        was asked for may take long anywhere.
+        A node that answered late, or with a timeout of its own, is not slow: its request may take
+        long on any node.
 
         Args:
             future: The driver's.
-            error: What it ended with.
+            error: The error that the request ended with.
         """
         asked = future.attempted_hosts
         if isinstance(error, OperationTimedOut):
             silent = asked
         elif error is None and len(asked) > 1 and future.coordinator_host in asked:
-            # Of several answers the last; where that is the first node's, nothing is learned.
+            # The coordinator gave the last answer. If it was asked first, `silent` is empty.
             silent = asked[: asked.index(future.coordinator_host)]
         else:
             return
@@ -61,7 +61,7 @@ class SlowNodes:
             self._until_us[host] = until_us
 
     def last(self, hosts: Iterator[Any]) -> Iterator[Any]:
-        """Hosts in their order, those that are slow after the others."""
+        """Hosts in their order, slow ones after the others."""
         if not self._until_us:
             return hosts
         now_us = self._clock.boot_us()
@@ -73,14 +73,14 @@ class SlowNodes:
 
 
 class SlowLast(WrapperPolicy):  # type: ignore[misc]
-    """A plan of another policy, but for nodes that are slow.
+    """The plan of another policy, with slow nodes last.
 
     Args:
-        child: That policy.
-        nodes: Knows them.
+        child: The other policy.
+        nodes: The slow nodes.
 
     Attributes:
-        child: That policy.
+        child: The other policy.
     """
 
     def __init__(self, child: LoadBalancingPolicy, nodes: SlowNodes) -> None:
@@ -89,9 +89,9 @@ class SlowLast(WrapperPolicy):  # type: ignore[misc]
         self._nodes = nodes
 
     def check_supported(self) -> None:
-        """As the other policy has it."""
+        """Check what the other policy checks."""
         self.child.check_supported()
 
     def make_query_plan(self, working_keyspace: Any = None, query: Any = None) -> Iterator[Any]:
-        """The nodes to ask, in this order."""
+        """The nodes in the order in which to ask them."""
         return self._nodes.last(self.child.make_query_plan(working_keyspace, query))

@@ -16,10 +16,10 @@ class Statements(NamedTuple):
     """The statements of a table; `{}` stands for the keyspace.
 
     Attributes:
-        read: All rows of a partition; of the table where its partitions are its keys.
-        find: Rows by key.
-        note: Writes a row plainly; empty of a table of records alone.
-        erase: Deletes one plainly; likewise.
+        read: Reads all rows of a partition; of the table if each key is a partition.
+        find: Reads rows by key.
+        note: Writes a row plainly; empty for a table of records alone.
+        erase: Deletes a row plainly; empty likewise.
     """
 
     read: str
@@ -48,13 +48,13 @@ def statements_of(table: Table[Any, Any]) -> Statements:
 
 
 def change_of(table: Table[Any, Any], seen: tuple[str, ...], new: tuple[str, ...] | None) -> str:
-    """The statement that sets columns, or deletes a row, where others are as seen."""
+    """The statement that sets columns, or deletes a row, if its columns are as seen."""
     shape = table, seen, new
     if shape not in CHANGES:
         name, row = f"{{}}.{table.name}", _are((*table.partition, *table.key))
         condition = _are(table.named(seen))
         if table.nonce:
-            # It is never empty: its condition is there so that a refusal tells who wrote last.
+            # The nonce is never empty; with this condition a refusal shows it.
             condition += f" AND \"{table.nonce}\" != ''"
         if new is None:
             CHANGES[shape] = f"DELETE FROM {name} WHERE {row} IF {condition}"
@@ -66,7 +66,7 @@ def change_of(table: Table[Any, Any], seen: tuple[str, ...], new: tuple[str, ...
 
 
 CHANGES: dict[tuple[Table[Any, Any], tuple[str, ...], tuple[str, ...] | None], str] = {}
-"""By table and the columns that are seen and set."""
+"""(table, columns seen, columns set) -> the statement."""
 
 
 def _names(columns: Sequence[Column]) -> list[str]:

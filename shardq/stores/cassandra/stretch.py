@@ -1,11 +1,12 @@
-"""What one read covers, and its halves, where the server will not read so much at once.
+"""The range of one read, and its halves for a server that does not read so much at once.
 
 A replica fails a read that passes more deleted rows than `tombstone_failure_threshold`, 100,000 by
-default, and they stay for gc_grace after their delivery. A lane that delivers 2,000 messages a
-second has as many in a minute; a million timers for nine o'clock sharp, in a millisecond.
+default. Rows stay as tombstones for gc_grace after their delivery. A lane that delivers 2,000
+messages a second has as many in a minute; a million timers for nine o'clock, in a millisecond. A
+range is cut by these, in this order:
 
 ```
- minutes ──► lanes ──► dues ──► births of what is due in one millisecond
+ minutes ──► lanes ──► dues ──► births of rows due in one millisecond
 ```
 """
 
@@ -27,23 +28,23 @@ CONDITIONS = {
     (True, False): "AND (due, id) > (?, ?) AND (due) <= (?)",
     (True, True): "AND (due, id) > (?, ?) AND (due, id) <= (?, ?)",
 }
-"""On due and row id, by whether the bounds name a row: where it begins, and where it ends."""
+"""(the lower, the upper bound names a row) -> the condition on due and row id."""
 READ_SHARDS = 2_000
 """Partitions of one query; the coordinator holds a command for each."""
 
 _LATE_MS = 1 << 41
-"""In 2039: what has no end is full of deleted rows before that, not after."""
+"""In 2039: an endless range is first cut here, because deleted rows are due before that."""
 _LATEST_US = 600_000_000
-"""A row is born before it is due, but for what clocks differ by."""
+"""A row is born before it is due, or at most this much later, as clocks differ."""
 _LONG_US = 86_400_000_000
 _RECENT = 64
-"""Of a long time the last part: most rows are born not long before they are due."""
+"""A long time is cut before the last of so many parts: most births are not long before a due."""
 _EVER_US = 1 << 52
 _LAST = b"\xff" * 17
 
 
 class Stretch(NamedTuple):
-    """Rows of some shards: after < (due, row id) <= until; without an id, all of that due."""
+    """Rows of some shards: after < (due, row id) <= until; without an id, all rows of that due."""
 
     queue: str
     minutes: Sequence[int]
@@ -55,11 +56,11 @@ class Stretch(NamedTuple):
 
     @classmethod
     def of(cls, wanted: Slice) -> Stretch:
-        """What a slice covers."""
+        """The range of a slice."""
         return cls(*wanted[:4], wanted.after_id, wanted.until_ms)
 
     def bounds(self) -> tuple[str, list[bytes]]:
-        """Which of `CONDITIONS` it is, and its values."""
+        """The one of `CONDITIONS` that fits, and its values."""
         values = [cells.bigint(self.after_ms)]
         if self.after_id is not None:
             values.append(self.after_id)
@@ -69,7 +70,7 @@ class Stretch(NamedTuple):
         return CONDITIONS[self.after_id is not None, self.until_id is not None], values
 
     def places(self) -> Iterator[list[bytes]]:
-        """The values of queue, minutes and lanes, for one query each."""
+        """The values of queue, minutes and lanes of each query."""
         step = max(1, READ_SHARDS // max(len(self.lanes), 1))
         lanes = cells.ints(self.lanes)
         for start in range(0, len(self.minutes) if self.lanes else 0, step):
@@ -78,11 +79,11 @@ class Stretch(NamedTuple):
 
     @property
     def is_of_one_shard(self) -> bool:
-        """Whether it is cut by dues and births only."""
+        """True if it can be cut by dues and births only."""
         return len(self.minutes) == len(self.lanes) == 1
 
     def covers(self, other: Stretch) -> bool:
-        """Whether all of another, which is of one shard, is in this."""
+        """True if this contains all of another, which is of one shard."""
         return (
             other.queue == self.queue
             and other.minutes[0] in self.minutes
@@ -98,7 +99,7 @@ class Stretch(NamedTuple):
         return self.until_ms, ids.order_key(self.until_id) if self.until_id else _LAST
 
     def halves(self) -> tuple[Stretch, ...]:
-        """Both halves, in order; none where it is too small."""
+        """Both halves, in order; none if it is too small."""
         for axis in ("minutes", "lanes"):
             places = getattr(self, axis)
             if len(places) > 1:

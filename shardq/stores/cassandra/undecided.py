@@ -1,7 +1,7 @@
-"""LWTs whose outcome did not come back, asked again until the cluster has decided.
+"""LWTs of unknown outcome, repeated until the cluster has decided.
 
-Every conditional statement here may be repeated: its condition fails once it has been applied,
-and the refusal shows the nonce that it wrote. A repeat also finishes what Paxos has begun, as a
+Every conditional statement of shardq may be repeated: once applied, its condition fails, and the
+refusal shows the nonce that it wrote. A repeat also finishes a round that Paxos has begun, as a
 SERIAL read would. It must follow within seconds: Paxos forgets an undecided round after a time.
 """
 
@@ -24,8 +24,8 @@ Key = TypeVar("Key")
 
 
 Answer: TypeAlias = "list[dict[str, Any]]"
-"""The rows of an answer, at least one; each with `[applied]` and, where refused, the cells of the
-conditions of a row of the table. Rows that are not there are left out."""
+"""The rows of an answer, at least one; each with `[applied]` and, if refused, the cells of the
+conditions on a row of the table. Rows that do not exist are left out."""
 
 
 def decide(session: Session, make: Mapping[Key, Callable[[], Any]]) -> dict[Key, Answer]:
@@ -33,13 +33,13 @@ def decide(session: Session, make: Mapping[Key, Callable[[], Any]]) -> dict[Key,
 
     Args:
         session: The connection.
-        make: For each key, what makes its statement.
+        make: Key -> a function that makes the statement.
 
     Returns:
-        For each key its answer.
+        Key -> the answer.
 
     Raises:
-        StoreUnavailable: If a first attempt was not sent: nothing of it is applied.
+        StoreUnavailable: If a first attempt was not sent: that statement is not applied.
         StoreTimeout: If an outcome stays unknown after every repeat.
     """
     decided, undecided = _ask(session, make)

@@ -3,7 +3,7 @@
 ```
  address ──► database ──► store     messages, leases
  (the url)  (connections) registers notes and records
-                │         history   what became of each message
+                │         history   the put and the end of each message
                 │
              schema     tables, migrations
 ```

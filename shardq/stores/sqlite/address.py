@@ -2,13 +2,13 @@
 
 | option | default | |
 |---|---|---|
-| `synchronous` | `full` | `full`: what was put is on the disk; `normal`: a power cut may undo it |
+| `synchronous` | `full` | `full`: a commit is on the disk; `normal`: a power cut may undo it |
 | `busy` | `10s` | how long a call waits for other processes' writes |
-| `mode` | | `ro`: the file is looked at alone and not changed |
+| `mode` | | `ro`: the file is read and never changed |
 
-With `mode=ro` no file is made beside it either, unless a log lies there: then SQLite makes the
+With `mode=ro` no file is made beside it either, unless a log exists there: then SQLite makes the
 log's index, and both may stay until a process that writes closes the file.
-Without `mode=ro` a file is open for reading only where this user cannot write it or its directory.
+Without `mode=ro` a file is open for reading only if this user cannot write it or its directory.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def read_url(url: str) -> tuple[Path | None, dict[str, Any]]:
         )
     if parts.fragment:
         raise BadUrl(f"store url {shown(url)} has a '#' in it; write %23.")
-    # File names are bytes: what is no UTF-8 names the file of those bytes, and no other.
+    # File names are bytes, and need not be UTF-8.
     path = _path_of(url, unquote(parts.path, errors="surrogateescape"))
     options = _options_of(url, parts.query)
     if path is None and options.get("read_only"):

@@ -1,6 +1,6 @@
-"""`sqlite3` alone doing a benchmark's row work: what shardq's own speed is measured against.
+"""`sqlite3` alone doing a benchmark's row work, to which shardq's speed is compared.
 
-The schema, the log and the settings of the connection are the store's; so are the columns.
+Schema, log, columns and the connection's settings are the store's.
 """
 
 from __future__ import annotations

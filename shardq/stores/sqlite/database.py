@@ -1,12 +1,12 @@
 """One SQLite database and the connections of this process to it: opening, threads, forks.
 
 ```
- any thread ──reading()──► lock ► reader ─┐ a snapshot of its own: no writer holds a reader back
+ any thread ──reading()──► lock ► reader ─┐ a snapshot of its own: a reader waits for no writer
  any thread ──write()────► lock ► writer ─┴► jobs.db, jobs.db-wal ◄── other processes
 ```
 
-In memory, reader and writer are one. What is in the tables is `schema.py`'s; the file and its name
-are `file.py`'s, and what SQLite's errors mean `failures.py`'s.
+In memory, reader and writer are one. `schema.py` has the tables, `file.py` the file and its name,
+and `failures.py` SQLite's errors.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _VERSION_MIN = (3, 32)
-"""The first with `iif`."""
+"""The first release with `iif`."""
 _STATEMENTS = 64
 LOG_BYTES = 32 << 20
-"""What the log is cut to once its pages are in the file; a usual one is 4 MiB, in bulk 20 MiB."""
+"""The log is cut to this size once its pages are in the file; it is usually 4 MiB, in bulk 20."""
 _WAL_TRIES = 100
-"""How often the change to WAL is tried, where other processes are opening the new file as well."""
+"""Tries to change to WAL while other processes are opening the new file too."""
 
 
 class _Channel(Opened):
     """One connection, and the lock of the threads that share it.
 
     Attributes:
-        connected: How often it was connected.
+        connected: How many connections it has had.
     """
 
     __slots__ = ("connected", "lock")
@@ -67,18 +67,18 @@ class _Channel(Opened):
 class Database:
     """A database file, or one in memory, shared by all threads of this process.
 
-    Two connections, each with a lock: threads that write then wait for each other without SQLite's
-    sleeping busy handler, which is left to the writers of other processes.
+    Each of the two connections has a lock, so that threads of this process never wait in SQLite's
+    busy handler, which sleeps; only writers of other processes are waited for there.
 
-    A fork is safe: all connections are closed before it, since SQLite keeps its account of file
-    locks by process and a child would inherit the account without the locks. Parent and child
-    open new ones at their next call. A database in memory stays with the parent.
+    A fork is safe. All connections are closed before it, because SQLite keeps a list of file locks
+    in each process, and a child would inherit the list without the locks. Parent and child open new
+    connections at their next call. A database in memory stays with the parent.
 
     Args:
         path: The file, absolute; None for a database in memory.
         synchronous: `FULL`: a commit is on the disk. `NORMAL`: a power cut may undo the last.
         busy_ms: How long to wait for writers of other processes.
-        read_only: Whether to look alone, and never to write.
+        read_only: True to read only, and never write.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Database:
         self._failures = Failures(self._file, self._writer, self._channels, busy_ms)
         self._turn = Turn(None, self._writer.lock)
         self._halted: list[_Channel] = []
-        """Those whose locks a fork that is under way has taken."""
+        """Channels whose locks a fork under way has taken."""
         self._is_open = False
         self._is_parents = False
         self._news = 0
@@ -106,7 +106,7 @@ class Database:
         """Connect, and create or migrate the tables. Idempotent.
 
         Raises:
-            SchemaMissing: If the file is a database of another program, or of a format of before
+            SchemaMissing: If the file is another program's database, or has a format from before
                 0.1.0.
             SchemaNewer: If a newer shardq made it.
             StoreCorrupt: If the file is not a database.
@@ -123,7 +123,7 @@ class Database:
                     f"this Python has {sqlite3.sqlite_version}; take a Python with a newer one."
                 )
             self._file.examine()
-            with self._failures.told(writing=False):
+            with self._failures.translated(writing=False):
                 connection = self._connect(self._writer)
                 try:
                     self._prepare(connection)
@@ -139,12 +139,12 @@ class Database:
 
     @property
     def beside(self) -> Path | None:
-        """A directory for what members keep beside the file; None where nothing is written."""
+        """The directory for members' files beside the file; None if nothing is written."""
         return None if self._file.only_reads is not None else self._file.members_path
 
     @property
     def log_bytes(self) -> int:
-        """The size of the log beside the file; 0 where there is none."""
+        """The size of the log beside the file; 0 if there is none."""
         return self._file.log_bytes()
 
     def close(self) -> None:
@@ -161,13 +161,13 @@ class Database:
     def reading(self) -> Iterator[sqlite3.Connection]:
         """The connection that reads, for one thread."""
         locks.refuse_within(self._writer.lock, self._reader.lock)
-        with self._reader.lock, self._failures.told(writing=False):
+        with self._reader.lock, self._failures.translated(writing=False):
             reader = self._reader
             if reader.settled is not None and reader.settled != self._file.settled_state():
-                # Somebody writes by now, of which this connection would see a part.
+                # Another process writes by now, and this connection would see a part of that.
                 reader.close()
             elif self._file.only_reads is not None and self._file.is_gone():
-                # Whoever only looks follows the name.
+                # A reader goes on with the file that has the name now.
                 self._file.find()
                 reader.close()
             connection = reader.connection or self._reconnect(reader)
@@ -177,7 +177,7 @@ class Database:
     def write(self, statement: str, values: Sequence[Any]) -> int:
         """Run one statement, a transaction of its own; returns how many rows it wrote.
 
-        Without a context manager, which would add a tenth to a single put.
+        It uses no context manager, which would add a tenth to a single put.
         """
         channel = self._writer
         locks.refuse_within(channel.lock, self._reader.lock)
@@ -198,9 +198,9 @@ class Database:
     def transaction(self) -> Iterator[sqlite3.Connection]:
         """The connection that writes, in a transaction that is committed at the end."""
         locks.refuse_within(self._writer.lock, self._reader.lock)
-        with self._writer.lock, self._failures.told(writing=True):
+        with self._writer.lock, self._failures.translated(writing=True):
             connection = self._writer.connection or self._reconnect(self._writer)
-            # Immediate: one that begins by reading could not wait for a writer, only fail.
+            # Immediate: a transaction that began as a reader could not wait for a writer.
             try:
                 self._turn.take()
                 with _transaction(connection, "BEGIN IMMEDIATE"):
@@ -212,30 +212,30 @@ class Database:
     def changed(self) -> int | None:
         """A number that changes when another connection has written; None in memory.
 
-        It is asked of the connection that writes, so that this process's own writes do not change
-        it. While a thread is writing the last answer is given again, rather than waiting.
+        The connection that writes gives it, so that this process's own writes do not change it.
+        While a thread is writing, the last number is returned, without a wait.
         """
         if self.path is None:
             return None
-        # Looked at before it is asked, so that what is written in between is seen the next time.
+        # Read the log's state before the version: the next call then sees a write in between.
         log = self._file.log_state()
         channel = self._writer
         if log is not None and log == self._quiet_log and channel.connection is not None:
-            # An idle consumer comes here a hundred times a second: a look at the log costs a
-            # quarter of what asking SQLite does.
+            # An idle consumer calls this a hundred times a second, and the log's state costs a
+            # quarter of SQLite's version.
             return self._news
         if not locks.is_free(channel.lock):
             return self._news
-        with channel.lock, self._failures.told(writing=False):
+        with channel.lock, self._failures.translated(writing=False):
             connection = channel.connection or self._reconnect(channel)
             (version,) = connection.execute("PRAGMA data_version").fetchone()
-        # Versions of two connections cannot be compared; the count of connections parts them.
+        # Versions of two connections cannot be compared; with the count of connections they differ.
         self._news = channel.connected << 32 | version
         self._quiet_log = log
         return self._news
 
     def before_fork(self) -> None:
-        """Wait for what is under way, then keep every thread out and the file closed."""
+        """Wait for calls under way, then keep every thread out and the file closed."""
         for channel in self._channels:
             channel.lock.acquire()
             self._halted.append(channel)
@@ -249,7 +249,7 @@ class Database:
             self._halted.pop().lock.release()
 
     def after_fork_in_child(self) -> None:
-        """Start with no connection; what is in memory is the parent's."""
+        """Start without connections; a database in memory stays the parent's."""
         while self._halted:
             self._halted.pop().lock.release()
         if self.path is None:
@@ -268,11 +268,11 @@ class Database:
             uri=self.path is not None,
         )
         try:
-            # The first look at the file: it may be no database.
+            # The first access to the file, which may be no database.
             connection.execute(f"PRAGMA synchronous = {self._synchronous}")
-            # Debian's build writes zeros over what is deleted, for which acks would pay.
+            # Debian's build overwrites deleted rows with zeros, which would slow acks.
             connection.execute("PRAGMA secure_delete = OFF")
-            # While another program reads, the log grows, and would stay as large as it was.
+            # The log grows while another program reads, and would never shrink again.
             connection.execute(f"PRAGMA journal_size_limit = {LOG_BYTES}")
         except BaseException:
             connection.close()
@@ -303,7 +303,7 @@ class Database:
             except sqlite3.OperationalError as error:
                 if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:
                     raise
-                # This change does not wait for other processes; a transaction does.
+                # The pragma does not wait for other processes; a transaction does.
                 connection.execute("BEGIN IMMEDIATE")
                 connection.execute("COMMIT")
                 continue
@@ -324,11 +324,11 @@ class Database:
                 else f"{self.shown} is not open."
             )
         if self._file.only_reads is None and self._file.is_gone():
-            # SQLite would write the log of the one file into the other.
+            # SQLite would write the log of the old file into the new one.
             raise self._file.gone()
         connection = self._connect(channel)
         try:
-            # The log is opened by the first look at the file.
+            # The first access opens the log too.
             connection.execute("PRAGMA data_version").fetchone()
             self._file.remember(channel)
         except BaseException:
@@ -344,7 +344,7 @@ def _transaction(connection: sqlite3.Connection, begin: str) -> Iterator[None]:
         yield
         connection.execute("COMMIT")
     finally:
-        # After an error, that of COMMIT included, nothing of it may stay.
+        # After any error, also of COMMIT, all of the transaction must go.
         if connection.in_transaction:
             connection.rollback()
 
@@ -361,28 +361,28 @@ class _Forks:
         for ref in _databases.valuerefs():
             database = ref()
             if database is not None:
-                # Kept first: what a signal's handler raises in the wait ends it, not the fork.
+                # Kept first: an exception of a signal's handler ends the wait, but not the fork.
                 self._held.append(database)
                 database.before_fork()
 
     def after_in_parent(self) -> None:
         while self._held:
             self._held.pop().after_fork_in_parent()
-        self._let_go()
+        self._release()
 
     def after_in_child(self) -> None:
         while self._held:
             self._held.pop().after_fork_in_child()
-        self._let_go()
+        self._release()
 
-    def _let_go(self) -> None:
-        # Of a fork by C, as uWSGI makes it, only what comes after is called.
+    def _release(self) -> None:
+        # After a fork in C, as by uWSGI, `before` has not been called.
         if self._lock._is_owned():  # type: ignore[attr-defined]  # noqa: SLF001
             self._lock.release()
 
 
 _databases: WeakValueDictionary[int, Database] = WeakValueDictionary()
-"""All of this process, by their `id`: of this dictionary, unlike of a set, a copy is one step."""
+"""All databases of this process, by `id`: a copy of this dictionary, unlike of a set, is atomic."""
 _forks = _Forks()
 os.register_at_fork(
     before=_forks.before,

@@ -1,14 +1,14 @@
-"""What an error of SQLite means: nothing written, maybe written, or refused for good.
+"""SQLite's errors as ours: nothing written, maybe written, or refused for good.
 
 ```
- locked, or its disk, directory or system stands in the way ──► StoreUnavailable (full: StoreFull)
+ locked, or its disk, directory or system prevents it       ──► StoreUnavailable (full: StoreFull)
  a disk that failed while a commit was written              ──► StoreTimeout
  no database, a damaged one, or one that is gone            ──► StoreCorrupt
  tables of a newer shardq, or of another program            ──► SchemaNewer, SchemaMissing
- refused because of what it says, or open for reading only  ──► StoreRefused
+ refused for its content, or open for reading only          ──► StoreRefused
 ```
 
-SQLite often says less than the file, its disk and their limits tell, so these are asked first.
+SQLite's errors often hide their cause, so the file, its disk and their limits are checked first.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ class Failures:
     """The errors of one database.
 
     Attributes:
-        file: What the errors name, and what is looked at for their cause.
+        file: The file that errors name, and that is checked for their cause.
         writer: The connection that writes.
-        connections: The one that writes and the one that reads.
+        connections: The connections that write and read.
         busy_ms: How long each waits for writers of other processes.
     """
 
@@ -57,8 +57,8 @@ class Failures:
     busy_ms: int
 
     @contextmanager
-    def told(self, *, writing: bool) -> Iterator[None]:
-        """Raise what an error of SQLite means in place of it."""
+    def translated(self, *, writing: bool) -> Iterator[None]:
+        """Raise our error in place of SQLite's."""
         try:
             yield
         except sqlite3.Error as error:
@@ -68,10 +68,10 @@ class Failures:
         """The error to raise for one of SQLite's.
 
         Args:
-            error: What a connection of this database raised.
-            writing: Whether the call may have changed anything.
+            error: The error that a connection of this database raised.
+            writing: True if the call may have changed anything.
         """
-        # The low byte is the kind, the rest its refinement.
+        # The low byte is the kind, the others refine it.
         kind = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_MISUSE) & 0xFF
         said = f"{self.file.shown}: SQLite says {str(error)!r}"
         trouble = self._trouble_of(kind)
@@ -89,12 +89,12 @@ class Failures:
                 f"{said}; another program has changed its tables."
             )
         if kind == sqlite3.SQLITE_IOERR and writing:
-            # A failed sync leaves a commit in the log, which is void unless the machine fails next.
+            # A failed sync leaves a commit in the log, which counts only if the machine fails next.
             return StoreTimeout(f"{said}; maybe written, check the disk and your quota on it.")
         return self._ended_by_fork(error, writing=writing) or self._refusal_of(kind, said)
 
     def _newer(self) -> SchemaNewer | None:
-        """Where a newer shardq has migrated the file since it was opened: what `open` says then."""
+        """The error of `open`, if a newer shardq has migrated the file since it was opened."""
         for opened in self.connections:
             if opened.connection is not None:
                 try:
@@ -106,7 +106,7 @@ class Failures:
         return None
 
     def _ended_by_fork(self, error: sqlite3.Error, *, writing: bool) -> StoreError | None:
-        """What a fork closed in the middle of a call, which its own thread makes."""
+        """The error if a fork in a signal's handler closed the connection during the call."""
         if not str(error).startswith("Cannot operate on a closed"):
             return None
         return (StoreTimeout if writing else StoreUnavailable)(
@@ -115,7 +115,7 @@ class Failures:
         )
 
     def _trouble_of(self, kind: int) -> StoreError | None:
-        """What is the matter with the file or its disk, of which SQLite says this or less."""
+        """The error for a file that is gone, or a disk that cannot be written; None if neither."""
         if self.file.only_reads is not None:
             return None
         if self.file.is_gone():
@@ -132,10 +132,10 @@ class Failures:
         return error(f"{why[0]} under {self.file.shown} {why[1]}; nothing was written, {why[2]}.")
 
     def _empty_log(self) -> None:
-        """Let the log be written from its beginning again, if the file has room for what is in it.
+        """Copy the log into the file, if that has room, so that it is written from its beginning.
 
-        Then acks, and the release of leases, need no more of a full disk; the writer's lock is
-        held.
+        Acks and the release of leases then need no more of a full disk. The caller has the writer's
+        lock.
         """
         if self.writer.connection is not None:
             with suppress(sqlite3.Error):
@@ -161,7 +161,7 @@ _FULL = "the disk", "is full", "make room"
 _LIMITED = "the limit on the size of files", "is reached", "raise it (ulimit -f)"
 _MOUNTED = "the file system", "is mounted for reading only", "mount it for writing"
 _ROOM_BYTES = 1 << 16
-"""The log's index takes half of it when it is made."""
+"""Room on the disk below which it counts as full: a new log's index takes half of it."""
 _READING = {sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN}
 _BY_KIND: dict[int, type[StoreError]] = {
     sqlite3.SQLITE_CANTOPEN: StoreUnavailable,
@@ -173,7 +173,7 @@ _BY_KIND: dict[int, type[StoreError]] = {
 
 
 def _why_not_written(directory: Path, files: Sequence[str]) -> tuple[str, str, str] | None:
-    """What keeps these files from being written, as far as their system tells; None: nothing."""
+    """The reason for which these files cannot be written; None if the system shows none."""
     with suppress(OSError):
         disk = os.statvfs(directory)
         if disk.f_flag & os.ST_RDONLY:

@@ -1,15 +1,14 @@
-"""The file of one SQLite database as others find it: by its name, with what lies beside it.
+"""The file of one SQLite database, found by its name, and the files beside it.
 
-A file that is only looked at (`mode=ro`, or one that this user cannot write) is left as it is.
-Where nobody has it open, nothing is made beside it: SQLite would make a log and its index there,
-which are then the looker's own and keep everybody else from writing. Where a log lies there, what
-was written last is in it: SQLite then makes its index if that is missing, and a looker that
-outlives the last writer leaves both, until the next writer closes the file.
+A file that is only read (`mode=ro`, or one that this user cannot write) is not changed. If nobody
+has it open, SQLite may not make a log and its index beside it: they would belong to the reader's
+user, and keep all others from writing. If a log exists, it has the last writes: SQLite then makes
+the index if that is missing. A reader that outlives the last writer leaves both files until the
+next writer closes the database.
 
-SQLite goes on with files that have lost their names, or whose names are others' by now: what is
-written there, nobody else will ever read. So after a commit and before a read, at most every
-0.1 s, the names are looked up: the file's and those beside it. A file that is only looked at is
-looked up before each read.
+SQLite goes on writing to files that were removed or replaced, and nobody would ever read those
+writes. So after a commit and before a read, at most every 0.1 s, the names of the file and of those
+beside it are looked up. The name of a file that is only read is looked up before each read.
 """
 
 from __future__ import annotations
@@ -30,19 +29,19 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _LOG_SETTLED_US = 1_000_000
-"""A commit shows only when the log has been synced, so long after its last write at the most."""
+"""A commit becomes visible when the log is synced, at most this long after the last write to it."""
 _LOOK_US = 100_000
 _MOUNTS = Path("/proc/self/mountinfo")
 
 
 class Opened:
-    """A connection, and what it found under the names of the file when it opened it.
+    """A connection, and the files that had the names when it was opened.
 
     Attributes:
-        connection: None while it is closed.
-        beside: The inodes of what lies beside the file: the same while one connection is open.
+        connection: The connection; None while it is closed.
+        beside: The inodes of log and index, which stay the same while any connection is open.
         looked_us: When the names were looked up last, epoch microseconds.
-        settled: The file as it was when it was opened as one that nobody changes; else None.
+        settled: The file's state, if it was opened as a file that nobody changes; else None.
     """
 
     __slots__ = ("beside", "connection", "looked_us", "settled")
@@ -55,16 +54,16 @@ class Opened:
 
 
 class File:
-    """The file of a database, and whether its name is still its own.
+    """The file of a database; knows if another file has its name by now.
 
     Args:
-        path: Absolute; None for a database in memory, which has no name to lose.
-        read_only: Whether to look alone, and never to write.
+        path: The absolute path; None for a database in memory, which has no name to lose.
+        read_only: True to read only, and never write.
 
     Attributes:
         shown: The url, for people.
-        only_reads: Why it is open for reading only; None where it is not.
-        members_path: A directory for the files of members, which need not be there; None in memory.
+        only_reads: Why it is open for reading only; None if it is not.
+        members_path: The directory of members' files, which need not exist; None in memory.
     """
 
     def __init__(self, path: Path | None, *, read_only: bool) -> None:
@@ -77,24 +76,24 @@ class File:
         self.members_path: Path | None = None
         self._read_only = read_only
         self._named: tuple[int, int] | None = None
-        """Device and inode of the file that was opened; a fork closes it, and opens it anew."""
+        """Device and inode of the file that was opened first; after a fork it is opened again."""
 
     def examine(self) -> None:
-        """Find out, before the first connection, whether it can be opened, and for what.
+        """Find out, before the first connection, if it can be opened, and for writing.
 
         Raises:
-            StoreUnavailable: If it cannot be opened; the error says why, which SQLite does not.
+            StoreUnavailable: If it cannot be opened; the error says why, as SQLite's does not.
         """
         self._named = None
         with self._looking():
             self._check_path()
 
     def _check_path(self) -> None:
-        # SQLite says `unable to open database file` to all of these.
+        # SQLite's error for each of these cases is `unable to open database file`.
         path = self.path
         if path is None:
             return
-        # What SQLite keeps beside a file lies beside that itself, not beside a link to it.
+        # SQLite keeps its files beside the file itself, not beside a link to it.
         self.log_path, self.index_path = str(_beside(path, "-wal")), str(_beside(path, "-shm"))
         self.members_path = _beside(path, "-members")
         if path.is_dir():
@@ -138,25 +137,25 @@ class File:
         return None
 
     def uri(self, settled: FileState | None) -> str:
-        """What SQLite is told to open, given the file's state where nobody changes it."""
+        """The uri for SQLite to open; `settled` is the file's state if nobody changes it."""
         if self.path is None:
             return ":memory:"
         uri = f"file:{quote(os.fsencode(self.path))}"
         if self.only_reads is None:
-            # What was there once is not made anew.
+            # A file that existed once is not made again.
             return uri if self._named is None else f"{uri}?mode=rw"
-        # Only so nothing is made beside the file. It may change, so its state is watched.
+        # If immutable, SQLite makes nothing beside the file; callers watch its state for changes.
         return f"{uri}?mode=ro" if settled is None else f"{uri}?mode=ro&immutable=1"
 
     def settled_state(self) -> FileState | None:
-        """The file as it is, where it is only looked at and nobody has it open; else None."""
+        """The file's state, if it is only read and nobody has it open; else None."""
         if self.path is None or self.only_reads is None:
             return None
         with self._looking():
             return None if _has_log(self.path) else _state_of(self.path)
 
     def remember(self, opened: Opened) -> None:
-        """Keep in mind which files were opened.
+        """Remember the files that were opened.
 
         Raises:
             StoreCorrupt: If the file is not the one that was opened first.
@@ -173,11 +172,11 @@ class File:
                 opened.beside = _inode_of(self.log_path), _inode_of(self.index_path)
 
     def check(self, opened: Opened) -> None:
-        """Raise `StoreCorrupt` where what is open is not what others find.
+        """Raise `StoreCorrupt` if other processes find other files under the names.
 
-        It is looked up every 0.1 s alone. Each time would add a tenth to a single put, and since
-        Linux 6.13 the next write to a file whose times were looked at costs 50 us more. What is
-        written just before a file loses its name is lost either way.
+        The names are looked up every 0.1 s. To do so each time would add a tenth to a single put,
+        and since Linux 6.13 the next write to a file after `stat` costs 50 us more. Writes just
+        before a file loses its name are lost either way.
         """
         if self._named is None or opened.settled is not None:
             return
@@ -188,30 +187,30 @@ class File:
             raise self.gone()
         with suppress(PermissionError):
             self._check_beside(opened)
-        # Only now: no call succeeds after the first that has found something gone.
+        # Set last: after one call has found a file gone, no later call may succeed.
         opened.looked_us = now_us
 
     def _check_beside(self, opened: Opened) -> None:
         log, index = opened.beside
         found = _inode_of(self.log_path), _inode_of(self.index_path)
         if opened.connection is None:
-            # A fork in a signal's handler has closed it; whoever opens it looks anew.
+            # A fork in a signal's handler has closed it; the next connection looks again.
             return
-        # What had no name when it was looked for first is not known.
+        # An inode of 0 is unknown: the file had no name yet when it was looked up.
         if log and index and found != opened.beside:
             if not found[0] and found[1] in (0, index):
-                # Nobody has begun another log: what is in this one can still be had in the file.
+                # Nobody has begun another log, so the writes in this one can still go to the file.
                 with suppress(sqlite3.Error):
                     opened.connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
             raise self.gone()
 
     def find(self) -> None:
-        """Raise `StoreUnavailable` where nothing has its name."""
+        """Raise `StoreUnavailable` if no file has the name."""
         with self._looking():
             os.stat(self.name)
 
     def is_gone(self) -> bool:
-        """Whether the file that is open has lost its name, or another has it; 2 us."""
+        """True if the open file has lost its name, or another file has it; 2 us."""
         if self._named is None:
             return False
         try:
@@ -219,12 +218,12 @@ class File:
         except (FileNotFoundError, NotADirectoryError):
             return True
         except OSError:
-            # Of a directory that this process may not search any more, nothing can be told.
+            # Unknown: this process may no longer search the directory.
             return False
         return (found.st_dev, found.st_ino) != self._named
 
     def gone(self) -> StoreCorrupt:
-        """The error of a call that finds it gone."""
+        """The error for a call that finds the file gone."""
         return StoreCorrupt(
             f"{self.shown}, or what SQLite keeps beside it, was removed, moved or replaced while "
             f"it was open: what was put or settled since may be lost; stop all processes that "
@@ -232,7 +231,7 @@ class File:
         )
 
     def log_state(self) -> tuple[int, int] | None:
-        """Size and time of the write-ahead log; None where it is not there or was just written."""
+        """Size and time of the write-ahead log; None if it is missing or was just written."""
         try:
             found = os.stat(self.log_path)
         except FileNotFoundError:
@@ -241,7 +240,7 @@ class File:
         return (found.st_size, found.st_mtime_ns) if age_us > _LOG_SETTLED_US else None
 
     def log_bytes(self) -> int:
-        """The size of the write-ahead log; 0 where there is none."""
+        """The size of the write-ahead log; 0 if there is none."""
         try:
             return os.stat(self.log_path).st_size
         except OSError:
@@ -252,14 +251,14 @@ class File:
         try:
             yield
         except OSError as error:
-            # A name too long, a directory that may not be searched, or a file that is gone by now.
+            # The name is too long, the directory may not be searched, or the file is gone by now.
             raise StoreUnavailable(
                 f"{self.shown} cannot be opened: {error.strerror}; name another file."
             ) from error
 
 
 class FileState(NamedTuple):
-    """What tells that a file is not as it was."""
+    """The time, size and inode of a file: if one differs, the file has changed."""
 
     changed_ns: int
     bytes: int
@@ -267,7 +266,7 @@ class FileState(NamedTuple):
 
 
 def _inode_of(path: str) -> int:
-    """The inode of a file; 0 where there is none."""
+    """The inode of a file; 0 if there is none."""
     try:
         return os.stat(path).st_ino
     except (FileNotFoundError, NotADirectoryError):
@@ -275,7 +274,7 @@ def _inode_of(path: str) -> int:
 
 
 def _has_log(path: Path) -> bool:
-    """Whether the file alone is not the whole database, or may not be in a moment."""
+    """True if the log may hold writes that the file lacks, now or in a moment."""
     if _is_in_use(path):
         return True
     try:
@@ -285,27 +284,27 @@ def _has_log(path: Path) -> bool:
 
 
 def _is_in_use(path: Path) -> bool:
-    """Whether a process has the database open, or did not close it: then its index is there."""
+    """True if a process has the database open or did not close it: then the log's index exists."""
     return _beside(path, "-shm").exists()
 
 
 def _beside(path: Path, suffix: str) -> Path:
-    """A file of SQLite's own: beside the database, not beside a link to it."""
+    """The path of a file beside the database itself, not beside a link to it."""
     real = path.resolve() if path.is_symlink() else path
     return real.with_name(real.name + suffix)
 
 
 def _other_name(path: Path) -> str | None:
-    """Why a file can have another name than this, and what to do; None if it has no other."""
+    """How the file has another name, and what to do; None if it has no other."""
     links = path.stat().st_nlink
     if links > 1:
         return f"has {links} names (hard links); remove all but one"
     try:
         mounts = _MOUNTS.read_text(errors="surrogateescape")
     except OSError:
-        # No Linux: a file cannot be mounted alone.
+        # This is not Linux, so no file can be mounted alone.
         return None
-    # The fifth field is where it is mounted; blanks, tabs, line ends and backslashes are octal.
+    # The fifth field is the mount point; blanks, tabs, line ends and backslashes are octal.
     name = str(path)
     for plain, octal in (("\\", "\\134"), (" ", "\\040"), ("\t", "\\011"), ("\n", "\\012")):
         name = name.replace(plain, octal)

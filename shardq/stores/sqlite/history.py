@@ -1,8 +1,6 @@
-"""The ledger in SQLite: what became of each message, until its queue's retention is over.
+"""The ledger in SQLite: the put and the end of each message, for its queue's retention.
 
-What is over is dropped when something is recorded of the same queue.
-
-Its table is `schema.py`'s.
+Each batch that is recorded deletes marks of the same queue that have expired.
 """
 
 from __future__ import annotations
@@ -25,10 +23,10 @@ if TYPE_CHECKING:
 _BATCH_MARKS = 20_000
 _PAGE_MARKS = 5_000
 _VOID_MARKS = 20_000
-"""Most rows dropped with one batch: as many as it writes at most, so that they never pile up."""
+"""Expired rows deleted with one batch: as many as it writes at most, so that they never pile up."""
 _MINUTE_MS = MINUTE_US // 1_000
 _TIME_BYTES = 8
-"""The first bytes of an `order_key` are its id's time."""
+"""The first bytes of an `order_key` are the time of the id."""
 
 _PUT = """\
 INSERT INTO history (queue, id, due, name, task, until_ms) VALUES (?, ?, ?, ?, ?, ?)
@@ -68,7 +66,7 @@ class SqliteHistory:
         self._void_next_ms: dict[str, int] = {}
 
     def record(self, marks: Iterable[Mark], ttl_ms: int) -> None:
-        """Add puts and ends, each batch a transaction, and drop some of what is void by now."""
+        """Add puts and ends, a transaction for each batch, and delete some expired marks."""
         iterator = iter(marks)
         while batch := list(islice(iterator, _BATCH_MARKS)):
             with self._database.transaction() as connection:
@@ -85,7 +83,7 @@ class SqliteHistory:
                 self._void(connection, queue, now_ms, ttl_ms)
 
     def _recorded_line(self, connection: sqlite3.Connection, entry: Entry) -> Mark | None:
-        """A line whose put is recorded; one that is void makes room for another."""
+        """The line of an entry, if its put is recorded; an expired line is deleted."""
         now_ms = self._machine_us() // 1_000
         key = (entry.queue, order_key(entry.id), now_ms)
         connection.execute(_VOID_ONE, key)
@@ -95,7 +93,7 @@ class SqliteHistory:
         return None
 
     def recorded(self, entries: Iterable[Entry]) -> list[Mark]:
-        """What the ledger says of those entries that it knows: one look-up each."""
+        """The marks of those entries that the ledger has: one look-up each."""
         wanted = list(entries)
         found: list[Mark] = []
         with self._database.reading() as connection:
@@ -108,7 +106,7 @@ class SqliteHistory:
         return found
 
     def history(self, queue: str, minutes: range) -> Iterator[Mark]:
-        """The ledger of those minutes, in order of entry."""
+        """The marks of some minutes of entry, in order."""
         after, until = _first(minutes.start), _first(minutes.stop)
         more = len(minutes) > 0
         while more:
@@ -123,8 +121,8 @@ class SqliteHistory:
             after = page[-1][0] if more else b""
 
     def _void(self, connection: sqlite3.Connection, queue: str, now_ms: int, ttl_ms: int) -> None:
-        """Drop rows whose time is up; what is too much for once goes with the next batches."""
-        # What entered later is void only where the retention was shorter; then it goes later.
+        """Delete expired rows, `_VOID_MARKS` at most; the next batches delete the others."""
+        # Later entries may have expired under a shorter retention; these are deleted later.
         entered = _first((now_ms - ttl_ms) // _MINUTE_MS + 1)
         dropped = connection.execute(_VOID, (queue, entered, now_ms, _VOID_MARKS)).rowcount
         if dropped < _VOID_MARKS:
@@ -134,7 +132,7 @@ class SqliteHistory:
 def _values(
     marks: Sequence[Mark], until_ms: int
 ) -> tuple[list[tuple[Any, ...]], list[tuple[Any, ...]]]:
-    """What `_PUT` and what `_END` are to write, each in order of key."""
+    """The values for `_PUT`, and those for `_END`, each in order of key."""
     puts: list[tuple[Any, ...]] = []
     ends: list[tuple[Any, ...]] = []
     for (queue, row_id), due_ms, name, fate, ended_ms, attempt, member, task in marks:
@@ -147,7 +145,7 @@ def _values(
 
 
 def _first(minute: int) -> bytes:
-    """Less than the key of whatever enters in a minute, and more than what entered before."""
+    """A bound below the keys of a minute's entries, and above all earlier ones."""
     return order_key(bound(minute * MINUTE_US))[:_TIME_BYTES]
 
 

@@ -1,8 +1,8 @@
-"""Notes and records in SQLite: rows of small tables, whose statements are made from them.
+"""Notes and records in SQLite: rows of small tables, with statements made from the tables.
 
-What has run out is passed over by each read. It is dropped with the next note of its partition; a
-record when it is written anew, and once a minute with others of its partition. Where keys are the
-partitions, a few of those that ran out first go with each note.
+Reads pass over expired rows. The next note of a partition deletes its expired rows. Expired records
+are deleted when they are written anew, and once a minute all of a partition. If each key is a
+partition, each note deletes a few of the rows that expired first.
 """
 
 from __future__ import annotations
@@ -23,18 +23,19 @@ if TYPE_CHECKING:
     from shardq.stores.tables import Change, Column, K, Note, Partition, Place, Refused, Table, V
 
 _CHANGES_MAX = 2_000
-"""Of a transaction, for which others wait: 30 us each."""
+"""Changes of a transaction, for which others wait: 30 us each."""
 _VOID_EVERY_US = 60_000_000
 _VOID_A_NOTE = 10
-"""More than one, so that what has run out does not add up; few, for others wait: of 1 MiB each."""
+"""Expired rows deleted with a note: more than one, so that they do not pile up; few, because
+others wait, and each may have 1 MiB."""
 _SWEPT_MINUTES = 512
-"""Sealed shards are swept last after 256 minutes; after twice that nobody leases them."""
+"""The last sweep of a sealed shard is after 256 minutes; after twice that nobody leases it."""
 
 IN_FORCE = """\
 CASE WHEN space = :space THEN from_boot_us <= :boot_us AND until_boot_us > :boot_us
 ELSE until_us > :now_us END"""
-"""Of a lease or a member, by `_now`. What was written in another boot would have to end at the same
-time since boot, within its few seconds, to be taken for one of this."""
+"""True for a lease or member in force, with the parameters of `_now`. A row of an earlier boot is
+taken for one of this boot only within the few seconds of time since boot that it lasted."""
 _FORGET_LEASES = f"""\
 DELETE FROM leases
 WHERE queue = :queue AND lane = :lane AND minute BETWEEN 0 AND :minute - 1 AND NOT ({IN_FORCE})"""
@@ -43,20 +44,20 @@ _LAPSES = {
     Lapse.WALL: (("until_us",), "(until_us IS NULL OR until_us > :now_us)"),
     Lapse.BOOT: (("until_us", "space", "from_boot_us", "until_boot_us"), f"({IN_FORCE})"),
 }
-"""The columns that say when a row runs out, and the condition that it has not."""
+"""The columns that say when a row expires, and the condition that it has not."""
 
 
 class Statements(NamedTuple):
     """The statements of a table.
 
     Attributes:
-        read: The rows of a partition that have not run out.
-        find: One of them by key.
-        find_many: Those of many keys; empty of a table whose keys have several columns.
-        note: Writes a row; of a table with a latest column, unless a later one is there.
-        erase: Deletes one.
-        void: Deletes what has run out of a partition; empty where nothing does.
-        void_one: Deletes a row where it has run out; likewise.
+        read: Reads the rows of a partition that have not expired.
+        find: Reads one of them by key.
+        find_many: Reads those of many keys; empty for a table whose keys have several columns.
+        note: Writes a row; in a table with a latest column, unless a later one is stored.
+        erase: Deletes a row.
+        void: Deletes the expired rows of a partition; empty for a table without a lapse.
+        void_one: Deletes a row if it has expired; empty likewise.
     """
 
     read: str
@@ -90,7 +91,7 @@ def statements_of(table: Table[Any, Any]) -> Statements:
 
 
 def _void_of(table: Table[Any, Any]) -> str:
-    """What drops what has run out of a partition; of all, where each key is one, the first few."""
+    """The statement that deletes expired rows: all of a partition, or a few of the table."""
     lapse, in_force = _LAPSES[table.lapse]
     if not lapse:
         return ""
@@ -112,7 +113,7 @@ def _among(table: Table[Any, Any]) -> str:
 
 
 def write_of(table: Table[Any, Any], names: tuple[str, ...]) -> str:
-    """The statement that sets these columns of a row, and makes it where it is not there."""
+    """The statement that sets these columns of a row, and inserts the row if it is missing."""
     shape = table, names
     if shape not in WRITES:
         row = [*map(_name, (*table.partition, *table.key))]
@@ -128,16 +129,16 @@ def write_of(table: Table[Any, Any], names: tuple[str, ...]) -> str:
 
 
 WRITES: dict[tuple[Table[Any, Any], tuple[str, ...]], str] = {}
-"""By table and the columns that are set."""
+"""(table, columns set) -> the statement."""
 
 
 class _Shape(NamedTuple):
-    """What changes have in common that one statement makes.
+    """The shape of changes that one statement makes.
 
     Attributes:
-        seen: The columns that were seen; none where nothing was there.
-        new: Those that are set; None where the row is deleted.
-        has_ttl: Whether what is set runs out.
+        seen: The columns that were seen; none if no row was.
+        new: The columns to set; None to delete the row.
+        has_ttl: True if the new values expire.
     """
 
     seen: tuple[str, ...]
@@ -146,10 +147,10 @@ class _Shape(NamedTuple):
 
 
 def _change_of(table: Table[Any, Any], shape: _Shape) -> str:
-    """The statement that changes a row which is as it was seen, and else does nothing.
+    """The statement that changes a row if it is as it was seen.
 
-    Its values are those that are set, until when, the row's place, what was seen, and the time;
-    both times only where rows can run out.
+    Its parameters are the new values, their end, the row's place, the values seen, and now; both
+    times only if rows of the table can expire.
     """
     row = [*map(_name, (*table.partition, *table.key))]
     seen, new = ([*map(_name, table.named(names or ()))] for names in (shape.seen, shape.new))
@@ -170,7 +171,7 @@ def _change_of(table: Table[Any, Any], shape: _Shape) -> str:
 
 
 CHANGES: dict[tuple[Table[Any, Any], _Shape], str] = {}
-"""By table and shape."""
+"""(table, shape) -> the statement."""
 
 
 def _are(columns: Sequence[Column]) -> str:
@@ -188,10 +189,10 @@ STATEMENTS: Final[dict[Table[Any, Any], Statements]] = {
 
 
 class _Batch:
-    """Changes of a transaction, judged by what was read of their records, and written together.
+    """Changes of a transaction, compared with the records read, and written together.
 
     Args:
-        present: The records that are there.
+        present: The records that exist.
     """
 
     def __init__(self, table: Table[Any, Any], present: dict[Place, Sequence[Any]]) -> None:
@@ -205,11 +206,11 @@ class _Batch:
         self._writes: dict[str, list[dict[str, Any]]] = {}
 
     def is_written(self, change: Change) -> bool:
-        """Whether its record is changed by another that is not flushed."""
+        """True if a change of the same record is not flushed yet."""
         return change.place in self._written
 
     def apply(self, change: Change, until: Mapping[str, Any], refused: Refused) -> bool:
-        """Apply a change; returns whether it is applied, or adds to those refused."""
+        """Apply a change and return True, or add it to `refused`."""
         table, names = self._table, self._names
         partition, key, seen, new, *_ = change
         place = partition, key
@@ -228,7 +229,7 @@ class _Batch:
             self._present.pop(place, None)
         else:
             if sql.void_one and len(new) < len(names):
-                # Else what has run out would be there again.
+                # Else the other columns of an expired row would be valid again.
                 self._add(sql.void_one, dict(row))
             columns = tuple(new)
             if (shape := self._shapes.get(columns)) is None:
@@ -243,8 +244,8 @@ class _Batch:
         return True
 
     def flush(self, connection: sqlite3.Connection) -> None:
-        """Write what was applied."""
-        # What has run out goes first, or it would be changed and there again.
+        """Write the applied changes."""
+        # Expired rows are deleted first, or a change would make them valid again.
         first = STATEMENTS[self._table].void_one
         for statement in sorted(self._writes, key=lambda one: one != first):
             connection.executemany(statement, self._writes[statement])
@@ -266,7 +267,7 @@ class SqliteRegisters:
         self._void_next_us: dict[tuple[str, Partition], int] = {}
 
     def _now(self, ttl_ms: int = 0) -> dict[str, Any]:
-        """What `IN_FORCE` compares with, and what a row of so long is written by."""
+        """The parameters of `IN_FORCE`, and of a row that lasts `ttl_ms`."""
         raise NotImplementedError
 
     def note(
@@ -276,9 +277,9 @@ class SqliteRegisters:
         values: Mapping[K, V],
         ttl_ms: int | None = None,
     ) -> None:
-        """Write values under keys in one transaction, and drop what is void.
+        """Write values under keys in one transaction, and delete expired rows.
 
-        With the seal of a lane goes who last held shards of it that nobody visits any more.
+        The seal of a lane also deletes the lease rows of shards that nobody leases any more.
         """
         table.check_notes()
         if not values:
@@ -301,7 +302,7 @@ class SqliteRegisters:
     def notes(
         self, table: Table[K, V], partition: Partition, keys: Iterable[K] | None = None
     ) -> dict[K, V]:
-        """What stands under these keys of a partition, or under all."""
+        """The values under these keys of a partition, or under all."""
         sql, given = STATEMENTS[table], self._now() | _named(table.partition, partition)
         if keys is not None:
             wanted = [given | _named(table.key, table.key_columns(key)) for key in keys]
@@ -328,12 +329,12 @@ class SqliteRegisters:
     def records(
         self, table: Table[K, V], partition: Partition, keys: Iterable[K] | None = None
     ) -> dict[K, V]:
-        """As `notes`: nothing is ever undecided here."""
+        """The values of records, read as notes are: no change is ever undecided here."""
         found = self.notes(table, partition, keys)
         return {key: one for key, one in found.items() if table.has_value(one)}
 
     def write_records(self, table: Table[K, V], changes: Sequence[Change]) -> Refused:
-        """Apply the changes whose records are as seen; each 2,000 and their rows a transaction."""
+        """Apply the changes whose records are as seen: a transaction for 2,000 and their rows."""
         table.check_records()
         refused: Refused = {}
         for n in range(0, len(changes), _CHANGES_MAX):
@@ -344,7 +345,7 @@ class SqliteRegisters:
 
     def _change_all(self, table: Table[K, V], changes: Sequence[Change], refused: Refused) -> None:
         with self._database.transaction() as connection:
-            # As on Cassandra, where those of a partition are one.
+            # Counted as on Cassandra, where a partition's changes are one LWT.
             self.counters["lwt"] += len({one.partition or one.key for one in changes})
             until = {ttl: self._until(table, ttl) for ttl in {one.ttl_ms for one in changes}}
             done = changes
@@ -362,9 +363,9 @@ class SqliteRegisters:
         changes: Sequence[Change],
         until: Mapping[int | None, Mapping[str, Any]],
     ) -> bool:
-        """Apply changes if each record is as it was seen, as nearly always; else none of them.
+        """Apply all changes if each record is as it was seen, which is nearly always so; else none.
 
-        Without a read, and in a third of the time that `_change_each` takes.
+        It reads nothing, and takes a third of the time of `_change_each`.
         """
         if len({(one.partition, one.key) for one in changes}) < len(changes):
             return False
@@ -403,7 +404,7 @@ class SqliteRegisters:
         until: Mapping[int | None, Mapping[str, Any]],
         refused: Refused,
     ) -> list[Change]:
-        """Apply those changes whose records are as they were seen; returns them."""
+        """Apply the changes whose records are as they were seen; returns them."""
         batch = _Batch(table, self._present(connection, table, changes))
         done = []
         for change in changes:
@@ -417,7 +418,7 @@ class SqliteRegisters:
     def _present(
         self, connection: sqlite3.Connection, table: Table[K, V], changes: Sequence[Change]
     ) -> dict[Place, Sequence[Any]]:
-        """The records of changes that are there, and have not run out."""
+        """The records of changes that exist and have not expired."""
         sql, now, width = STATEMENTS[table], self._now(), len(table.key)
         present: dict[Place, Sequence[Any]] = {}
         of: dict[Partition, list[tuple[Any, ...]]] = {}
@@ -437,11 +438,11 @@ class SqliteRegisters:
         return present
 
     def _follow(self, connection: sqlite3.Connection, done: Sequence[Change]) -> None:
-        """Write and delete the messages' rows of changes that are applied."""
+        """Insert and delete the messages' rows of applied changes."""
         raise NotImplementedError
 
     def _note_all(self, connection: sqlite3.Connection, notes: Iterable[Note]) -> None:
-        """Write notes for ever, in a transaction that is open."""
+        """Write notes without a time to live, in an open transaction."""
         for table, partition, key, values in notes:
             row = self._until(table, None) | _named(table.partition, partition)
             connection.execute(STATEMENTS[table].note, row | _row(table, key, values))
@@ -455,7 +456,7 @@ class SqliteRegisters:
     def _void_records(
         self, connection: sqlite3.Connection, table: Table[K, V], partition: Partition
     ) -> None:
-        """Drop all that has run out of a partition, once a minute: it reads all of it."""
+        """Delete the expired rows of a partition once a minute, because it reads all of it."""
         place, now = (table.name, partition), self._now()
         if now["now_us"] >= self._void_next_us.get(place, 0):
             connection.execute(STATEMENTS[table].void, now | _named(table.partition, partition))

@@ -1,6 +1,6 @@
-"""SQLite's tables, their migrations, and how a file is told to be shardq's.
+"""SQLite's tables, their migrations, and the marks by which a file is known as shardq's.
 
-The connections are `database.py`'s, the verbs `store.py`'s.
+`database.py` has the connections, `store.py` the verbs.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ APPLICATION_ID = 0x73687264
 """Kept in the header of the file, in `PRAGMA application_id`: `shrd` in ASCII."""
 
 TABLES: tuple[str, ...] = (
-    # The key is the table: a shard's rows lie side by side in the order in which they are read.
-    # Queues are spelled out: numbers for them made the file 7 % smaller and nothing faster.
+    # Without rowid, a shard's rows lie side by side in the order in which they are read. Rows have
+    # the queue's name: numbers instead made the file 7 % smaller and nothing faster.
     """\
 CREATE TABLE messages (
     queue    TEXT    NOT NULL,
@@ -34,21 +34,21 @@ CREATE TABLE messages (
     origin   INTEGER,          -- the due first asked for, unless it is this one
     in_group TEXT,             -- the group, where there is one
     claim    TEXT,             -- the member that holds the delivery under way; edited in place
-    since    INTEGER,          -- of a row that another lane passed here: the due from which its
-                               -- lateness counts, unless it is this one
-    key      TEXT,             -- generation, for how many ms the name is held after the end, or
-                               -- nothing, and the name; a colon between them
+    since    INTEGER,          -- the due from which lateness counts, of a row that another lane
+                               -- passed here, unless it is this one
+    key      TEXT,             -- generation, ms for which the name is held after the end (or
+                               -- nothing), and the name, colons between them
     not_before INTEGER,        -- when it may be handed out, unless as soon as it is due; edited
     error    TEXT,             -- the last error: epoch milliseconds, f or s (failed or snoozed) and
                                -- a text, colons between them; edited in place
-    note     TEXT,             -- minute, due and row id of a row of this lane at which its owner is
-                               -- to look, colons between them; unless the row is a message
+    note     TEXT,             -- of a note, no message: minute, due and row id of a row of this
+                               -- lane for the owner to reread, colons between them
     priority INTEGER NOT NULL DEFAULT 0, -- of a message with a group
     serial   INTEGER NOT NULL DEFAULT 0, -- the number of the last edit; 0 since the insert
     PRIMARY KEY (queue, minute, lane, due, id)
 ) WITHOUT ROWID""",
-    # Leases and members run out in time since boot, which nobody sets. `until_us` counts where the
-    # row is of another space.
+    # Leases and members expire by time since boot, which nobody sets. `until_us` counts for a row
+    # from another space.
     """\
 CREATE TABLE leases (
     queue         TEXT    NOT NULL,
@@ -58,11 +58,11 @@ CREATE TABLE leases (
     until_us      INTEGER NOT NULL, -- its end by the wall clock, epoch microseconds
     holder        TEXT    NOT NULL, -- the member that leased it last
     window        INTEGER NOT NULL, -- the most rows that the holder may have handed out unrecorded
-    space         TEXT,             -- whose time since boot the next two are
+    space         TEXT,             -- names the clock of the next two columns, time since boot
     from_boot_us  INTEGER,          -- when it was written, less a second; before that: another boot
     until_boot_us INTEGER,          -- the end of the lease; afterwards it is unclean
     ahead_us      INTEGER NOT NULL, -- the most by which the wall clock was ahead of time since boot
-                                    -- while the holder, or one it has taken over from, had it
+                                    -- while the holder, or a member it took over from, had it
     PRIMARY KEY (queue, minute, lane)
 ) WITHOUT ROWID""",
     """\
@@ -70,14 +70,14 @@ CREATE TABLE waiting (
     queue  TEXT    NOT NULL,
     lane   INTEGER NOT NULL, -- a lane for groups; its lease is in leases, minute -1
     minute INTEGER NOT NULL, -- a minute before the seal in which rows are left
-    due    INTEGER NOT NULL, -- of the first of them when it was listed, epoch milliseconds
+    due    INTEGER NOT NULL, -- the due of the first of them when listed, epoch milliseconds
     PRIMARY KEY (queue, lane, minute)
 ) WITHOUT ROWID""",
     """\
 CREATE TABLE lanes (
     queue  TEXT    NOT NULL,
     lane   INTEGER NOT NULL,
-    sealed INTEGER NOT NULL, -- the last sealed minute; it only rises
+    sealed INTEGER NOT NULL, -- the last sealed minute; it never falls
     PRIMARY KEY (queue, lane)
 ) WITHOUT ROWID""",
     """\
@@ -85,7 +85,7 @@ CREATE TABLE queues (
     name     TEXT    NOT NULL PRIMARY KEY,
     settings TEXT    NOT NULL, -- JSON
     secret   BLOB    NOT NULL, -- signs the queue's receipts
-    version  INTEGER NOT NULL  -- one more with every change
+    version  INTEGER NOT NULL  -- each change adds one
 ) WITHOUT ROWID""",
     """\
 CREATE TABLE members (
@@ -95,7 +95,7 @@ CREATE TABLE members (
     until_us      INTEGER NOT NULL, -- by the wall clock, epoch microseconds
     space         TEXT,             -- as in leases
     from_boot_us  INTEGER,
-    until_boot_us INTEGER,          -- afterwards the member is taken for gone
+    until_boot_us INTEGER,          -- afterwards the member counts as gone
     PRIMARY KEY (queue, member)
 ) WITHOUT ROWID""",
     """\
@@ -106,7 +106,7 @@ CREATE TABLE stats (
     totals TEXT    NOT NULL, -- JSON
     PRIMARY KEY (queue, minute, member)
 ) WITHOUT ROWID""",
-    # By message alone. Ids sort by when their messages entered, so a minute is a range of them.
+    # Keyed by message alone: ids sort by entry, so a minute is a range of ids.
     """\
 CREATE TABLE history (
     queue    TEXT    NOT NULL,
@@ -115,20 +115,20 @@ CREATE TABLE history (
     name     TEXT,             -- the message's id, where the user or another queue gave one
     fate     TEXT,             -- how it ended: acked, dead, cancelled, purged
     ended    INTEGER,          -- when, epoch milliseconds; of several ends the first stands
-    attempt  INTEGER,          -- deliveries until then
-    member   TEXT,             -- who recorded the end
-    task     TEXT,             -- the task that it is a job of, where it is one; set by the put
-    until_ms INTEGER NOT NULL, -- afterwards the row is void, epoch milliseconds
+    attempt  INTEGER,          -- deliveries until the end
+    member   TEXT,             -- the member that recorded the end
+    task     TEXT,             -- the task of a job; set by the put
+    until_ms INTEGER NOT NULL, -- when the row expires, epoch milliseconds
     PRIMARY KEY (queue, id)
 ) WITHOUT ROWID""",
     """\
 CREATE TABLE keys (
-    queue    TEXT    NOT NULL, -- that is served; also for messages in its dead-letter queue
+    queue    TEXT    NOT NULL, -- the served queue, also for messages in its dead-letter queue
     bucket   INTEGER NOT NULL, -- crc32(key) % 16, as on Cassandra
     key      TEXT    NOT NULL, -- the name
-    live     TEXT,             -- whose it is: first row id and generation; free, where it is held
+    live     TEXT,             -- the message that has it: first row id and generation; free if held
     state    TEXT,             -- JSON: waiting or begun, and where it was put
-    until_us INTEGER,          -- afterwards the row is void, epoch microseconds; of a held name
+    until_us INTEGER,          -- when the row of a held name expires, epoch microseconds
     PRIMARY KEY (queue, bucket, key)
 ) WITHOUT ROWID""",
     """\
@@ -136,46 +136,46 @@ CREATE TABLE places (
     queue   TEXT    NOT NULL,
     bucket  INTEGER NOT NULL,
     key     TEXT    NOT NULL,
-    message TEXT    NOT NULL, -- first row id and generation of one that moved after it was put
+    message TEXT    NOT NULL, -- first row id and generation of a message that has moved
     place   TEXT    NOT NULL, -- the position of its row
-    born    INTEGER NOT NULL, -- birth of that row, epoch microseconds; it only rises
+    born    INTEGER NOT NULL, -- birth of that row, epoch microseconds; it never falls
     PRIMARY KEY (queue, bucket, key, message)
 ) WITHOUT ROWID""",
     """\
 CREATE TABLE results (
-    queue     TEXT    NOT NULL, -- that is served; also for messages that have died
+    queue     TEXT    NOT NULL, -- the served queue, also for messages that have died
     message   TEXT    NOT NULL, -- the message's id
     state     TEXT    NOT NULL, -- running, retrying, done, failed or expired
-    attempt   INTEGER NOT NULL, -- number of the delivery that tells
-    value     BLOB    NOT NULL, -- what the task returned, JSON, to 1 MiB; no bytes: nothing yet
+    attempt   INTEGER NOT NULL, -- number of the delivery that wrote this
+    value     BLOB    NOT NULL, -- the task's result, JSON, to 1 MiB; no bytes: none yet
     error     TEXT    NOT NULL, -- why the attempt failed, to 8,000 characters; empty: it has not
     traceback TEXT    NOT NULL, -- the end of its traceback, likewise
-    progress  INTEGER NOT NULL, -- how far it is, in millionths; -1: it does not say
-    note      TEXT    NOT NULL, -- what it says of that, to 1,000 characters
-    entered   INTEGER NOT NULL, -- when the put that it is of entered the queue, epoch microseconds
-    written   INTEGER NOT NULL, -- when, epoch microseconds; it only rises
-    until_us  INTEGER,          -- afterwards the row is void, epoch microseconds
+    progress  INTEGER NOT NULL, -- progress in millionths; -1: not reported
+    note      TEXT    NOT NULL, -- the job's note on its progress, to 1,000 characters
+    entered   INTEGER NOT NULL, -- when the job's put entered the queue, epoch microseconds
+    written   INTEGER NOT NULL, -- when, epoch microseconds; it never falls
+    until_us  INTEGER,          -- when the row expires, epoch microseconds
     PRIMARY KEY (queue, message)
 ) WITHOUT ROWID""",
-    # Each row has a time to live of its own: by this, those whose time is up are found.
+    # Finds expired rows, of which each has a time to live of its own.
     "CREATE INDEX results_until ON results (until_us)",
     """\
 CREATE TABLE schedules (
-    queue      TEXT    NOT NULL, -- that the schedules put into
+    queue      TEXT    NOT NULL, -- the queue that the schedules put into
     name       TEXT    NOT NULL,
-    definition TEXT    NOT NULL, -- JSON: what it puts, and when; of one that was removed: empty
-    written    INTEGER NOT NULL, -- when, epoch microseconds; it only rises
+    definition TEXT    NOT NULL, -- JSON: its trigger and its messages; empty once removed
+    written    INTEGER NOT NULL, -- when, epoch microseconds; it never falls
     PRIMARY KEY (queue, name)
 ) WITHOUT ROWID""",
 )
 """The statements that make the tables of format `BASE`."""
 
 MIGRATIONS: dict[int, tuple[str, ...]] = {}
-"""The statements that make each later format of what is before it."""
+"""Format -> the statements that make it of the one before."""
 
 
 def _statements(number: int) -> list[str]:
-    """The statements that make this format of another, which is 0 for an empty database."""
+    """The statements that make the newest format of format `number`; 0: an empty database."""
     found = [] if number else [*TABLES]
     for later in range(max(number, formats.BASE) + 1, formats.FORMAT + 1):
         found += MIGRATIONS.get(later, ())
@@ -183,7 +183,7 @@ def _statements(number: int) -> list[str]:
 
 
 def schema_text() -> str:
-    """The statements that make the newest format, as `sqlite3` takes them."""
+    """The statements that make the newest format, as text for `sqlite3`."""
     made = (f"PRAGMA application_id = {APPLICATION_ID}", *_statements(0))
     return (
         "\n\n".join(f"{one};" for one in (*made, f"PRAGMA user_version = {formats.FORMAT}")) + "\n"
@@ -193,14 +193,12 @@ def schema_text() -> str:
 def is_current(connection: sqlite3.Connection, shown: str) -> bool:
     """True if the database has the newest format; False if it is empty, or to be migrated.
 
-    Changes nothing.
-
     Args:
-        connection: A connection in a transaction, for another process may be migrating meanwhile.
-        shown: How the database is named in errors.
+        connection: A connection in a transaction, because another process may be migrating.
+        shown: The database's name for errors.
 
     Raises:
-        SchemaMissing: If it holds tables of somebody else, or of before 0.1.0.
+        SchemaMissing: If it has tables of another program, or from before 0.1.0.
         SchemaNewer: If a newer shardq made it.
     """
     (application,) = connection.execute("PRAGMA application_id").fetchone()
@@ -217,9 +215,9 @@ def is_current(connection: sqlite3.Connection, shown: str) -> bool:
 
 
 def migrate(connection: sqlite3.Connection, shown: str) -> None:
-    """Bring an empty or older database to the newest format, in the transaction that is open.
+    """Bring an empty or older database to the newest format, in the open transaction.
 
-    Another process may have done it since the caller looked: it is looked at again here.
+    It checks the format again, because another process may have migrated since the caller checked.
     """
     if is_current(connection, shown):
         return

@@ -1,11 +1,11 @@
 """Queues in SQLite: in a file, shared by the processes of one machine, or in memory.
 
-The tables are `schema.py`'s; connections, threads and forks `database.py`'s; what SQLite's errors
-mean `failures.py`'s; the ledger `history.py`'s.
+`schema.py` has the tables, `database.py` connections, threads and forks, `failures.py` SQLite's
+errors, `history.py` the ledger.
 
-No outcome is ever unknown here: a commit that fails is rolled back before the error is raised, so
-nothing is ever replayed, and no tombstone has to outlive its row as it does in Cassandra. The one
-exception, a disk that fails while it is written, is a `StoreTimeout`.
+No outcome is ever unknown here: a commit that fails is rolled back before the error is raised.
+Nothing is replayed, so no tombstone has to outlive its row as in Cassandra. The one exception, a
+disk that fails during a write, is a `StoreTimeout`.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ if TYPE_CHECKING:
 NODE = "sqlite"
 
 _BATCH_ROWS = 20_000
-"""Rows of a transaction, which take 0.3 s. Sorted by key, they fill pages that are written once."""
+"""Rows of a transaction, which take 0.3 s. Sorted by key, so that each page is written once."""
 _BATCH_BYTES = 8 << 20
 _PAGE_SHARDS = 500
 _READ_BEFORE_US = 1_000_000
-"""So long before it compares a time since boot a look may have read its own."""
+"""A look may have read its own time since boot this long before it compares one."""
 
 _INSERT = """\
 INSERT INTO messages (queue, minute, lane, due, id, body, headers, attempt, first, name, origin,
@@ -61,9 +61,10 @@ VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (queue, minute, lane, due, id) DO NO
 _INSERT_KEYED = """\
 INSERT INTO messages (queue, minute, lane, due, id, body, attempt, key)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (queue, minute, lane, due, id) DO NOTHING"""
-"""The sqlite3 module takes 1 us for each None and each bytes, which it offers to adapters first."""
+"""Short statements save time: sqlite3 takes 1 us for each None and each bytes, which it first
+offers to adapters."""
 _PLAIN = [None] * 10 + [0, 0]
-"""What follows the attempt where a short statement writes the row; the key may stand in it."""
+"""The columns after the attempt of a row that a short statement writes; the key may be set."""
 _KEY = 6
 _DELETE = "DELETE FROM messages WHERE queue = ? AND minute = ? AND lane = ? AND due = ? AND id = ?"
 _EDIT = """\
@@ -87,7 +88,7 @@ FROM messages
 WHERE queue = ? AND minute = ? AND lane = ? AND due <= ? AND (due, id) > (?, ?)
 ORDER BY due, id LIMIT ?"""
 _NO_BODY = "iif(typeof(body) = 'blob', x'', body)"
-"""Told by the row's head; what is no body is damaged, and read to be named."""
+"""Reads the type in the row's head alone. A body of another type is read, for the error to show."""
 _BARE = {one: one.replace(" body,", f" {_NO_BODY},") for one in (_READ, _READ_FROM_ID)}
 _COUNT = """\
 SELECT count(*) - count(note), count(claim), count(not_before) FROM messages
@@ -127,7 +128,7 @@ _RELEASE = f"""\
 DELETE FROM leases
 WHERE queue = :queue AND minute = :minute AND lane = :lane AND lock = :lock AND {IN_FORCE}"""
 _SET_BACK_US = 100_000
-"""By less the two clocks may differ that are read one after the other on a busy machine."""
+"""Two clocks that a busy machine reads in turn may seem to differ by less than this."""
 _WAITING = """\
 SELECT lane, minute, due FROM waiting WHERE queue = ? AND lane IN (SELECT value FROM json_each(?))
 ORDER BY lane, minute"""
@@ -148,18 +149,18 @@ class SqliteStore(SqliteRegisters, SqliteHistory):
     """The store of `shardq.stores.store.Store` in one SQLite database.
 
     Args:
-        path: The file; it is made where it is not there, its directory is not. None: in memory.
-        synchronous: `full`: what was put is on the disk. `normal`: the last commits may be lost
-            when the power fails, never when the process does.
+        path: The file, which is made if it does not exist; its directory is not. None: in memory.
+        synchronous: `full`: each commit is on the disk. `normal`: a power failure may undo the last
+            commits, the death of a process never does.
         busy_ms: How long a call waits for other processes' writes before it is `StoreUnavailable`.
-        read_only: Whether to look alone, and refuse every write by `StoreRefused`. So it is too
-            where this user cannot write the file or its directory.
+        read_only: True to refuse every write by `StoreRefused`, as also for a file or directory
+            that this user cannot write.
         machine_us: The machine's clock, epoch microseconds.
-        boot_time: Time since boot, by which leases and members run out.
+        boot_time: Time since boot, by which leases and members expire.
 
     Attributes:
-        is_local: True: the time is this machine's.
-        write_timeout_ms: 0: no outcome is unknown.
+        is_local: True: this machine's clock gives the time.
+        write_timeout_ms: 0: every outcome is known.
     """
 
     is_local = True
@@ -176,7 +177,7 @@ class SqliteStore(SqliteRegisters, SqliteHistory):
         boot_time: Callable[[], clock.BootTime] = clock.boot_time,
     ) -> None:
         super().__init__()
-        # Absolute, since it is opened anew after a fork, and the directory may be another then.
+        # Absolute, because it is opened again after a fork, maybe in another working directory.
         self.path = None if path is None else path.absolute()
         self.synchronous = synchronous
         self.busy_ms = busy_ms
@@ -206,14 +207,14 @@ class SqliteStore(SqliteRegisters, SqliteHistory):
 
     @staticmethod
     def schema_text() -> str:
-        """The SQL that makes the tables; connects to nothing."""
+        """The SQL that makes the tables; opens nothing."""
         return schema.schema_text()
 
     def open(self, *, create: bool = False) -> None:  # noqa: ARG002 - it always does
         """Connect, and create or migrate the tables. Idempotent.
 
         Raises:
-            SchemaMissing: If the file is a database of another program, or of a format of before
+            SchemaMissing: If the file is another program's database, or has a format from before
                 0.1.0.
             SchemaNewer: If a newer shardq made it.
             StoreCorrupt: If the file is not a database.
@@ -224,27 +225,27 @@ class SqliteStore(SqliteRegisters, SqliteHistory):
 
     @property
     def beside(self) -> Path | None:
-        """A directory beside the file, whatever that is called here; None where nothing is written.
+        """A directory beside the file, the same under any link to it; None if nothing is written.
 
-        It need not be there.
+        It need not exist.
         """
         return self._database.beside
 
     @property
     def log_bytes(self) -> int:
-        """The size of the log beside the file; 0 where there is none."""
+        """The size of the log beside the file; 0 if there is none."""
         return self._database.log_bytes
 
     def close(self) -> None:
-        """Close the connections. Idempotent; ends a database in memory."""
+        """Close the connections, which ends a database in memory. Idempotent."""
         self._database.close()
 
     # Rows ----------------------------------------------------------------------------------------
 
     def insert(self, rows: Iterable[Row]) -> None:
-        """Write rows, each transaction as many as fit in a batch. Idempotent while they are there.
+        """Write rows, a transaction for each batch. Idempotent while the rows exist.
 
-        Rows are gathered before the write lock is taken: a slow iterable holds nobody back.
+        Rows are gathered before the write lock is taken, so that nobody waits for a slow iterable.
         """
         if isinstance(rows, tuple) and len(rows) == 1:
             (batch,) = _insert_batches(rows)
@@ -264,7 +265,7 @@ class SqliteStore(SqliteRegisters, SqliteHistory):
         marks: Sequence[Mark] = (),
         ttl_ms: int = 0,
     ) -> Mark | None:
-        """Write rows, marks and a line, unless the line is there; look and all one transaction."""
+        """Write rows, marks and a line, unless the line exists; all in one transaction."""
         batches = list(_insert_batches(rows))
         with self._database.transaction() as connection:
             before = self._recorded_line(connection, line.entry)
@@ -286,7 +287,7 @@ class SqliteStore(SqliteRegisters, SqliteHistory):
             self._write_many(_DELETE, batch)
 
     def find(self, positions: Iterable[Position]) -> list[Row]:
-        """Those of the rows that are there: one look-up each, 5 us."""
+        """The rows that exist at these positions: one look-up each, 5 us."""
         wanted = [(position.shard, _placed(position)) for position in positions]
         found: list[Row] = []
         with self._database.reading() as connection:
@@ -314,7 +315,7 @@ class SqliteStore(SqliteRegisters, SqliteHistory):
     def _move_with(
         self, connection: sqlite3.Connection, batch: list[_Moved]
     ) -> list[tuple[Any, ...]]:
-        """Do moves with rows beside them, of which each is written by one move alone.
+        """Do the moves that have rows beside them, if their old rows still exist.
 
         Returns:
             The keys of the old rows that were gone.
@@ -336,7 +337,7 @@ class SqliteStore(SqliteRegisters, SqliteHistory):
         marks: Mapping[Position, Sequence[Mark]],
         ttl_ms: int,
     ) -> set[Position]:
-        """Do those moves whose old rows are there, with their marks; all one transaction."""
+        """Do the moves whose old rows exist, with their marks; all in one transaction."""
         gone: set[Position] = set()
         recorded: list[Mark] = []
         with self._database.transaction() as connection:
@@ -354,7 +355,7 @@ class SqliteStore(SqliteRegisters, SqliteHistory):
         return gone
 
     def edit(self, rows: Iterable[Row]) -> None:
-        """Edit rows that are there with lower serials; each transaction as many as fit."""
+        """Edit rows that exist with lower serials; a transaction for each batch."""
         for batch in _batches(rows, _edited):
             self._write_many(_EDIT, batch)
 
@@ -391,7 +392,7 @@ class SqliteStore(SqliteRegisters, SqliteHistory):
         return tallies
 
     def occupied(self, queue: str, minutes: Sequence[int], lanes: Sequence[int]) -> list[Shard]:
-        """Those of minutes x lanes that have a row, in order; one statement, 2 us a shard."""
+        """The shards of minutes x lanes that have a row, in order; one statement, 2 us a shard."""
         with self._database.reading() as connection:
             self.counters["reads"] += 1
             found = _occupied(connection, queue, minutes, lanes)
@@ -408,7 +409,7 @@ class SqliteStore(SqliteRegisters, SqliteHistory):
         return self.indexed(queue, range(NEVER))
 
     def mend_index(self, there: Iterable[Shard] = (), gone: Iterable[Shard] = ()) -> None:
-        """Nothing: the key of the table is the index."""
+        """Do nothing: the key of the table is the index."""
 
     def indexed(self, queue: str, minutes: range) -> Iterator[Shard]:
         """The shards of some minutes that have a row, in order; skips from shard to shard."""
@@ -438,7 +439,7 @@ class SqliteStore(SqliteRegisters, SqliteHistory):
     def take(
         self, seen: Mapping[Shard, str | None], *, lock: str, holder: str, window: int, ttl_ms: int
     ) -> dict[Shard, LeaseState]:
-        """Lease shards that nobody holds and whose `holder` is the one seen; one transaction."""
+        """Lease shards that nobody leases and whose `holder` is the one seen; one transaction."""
         states = {}
         with self._lease_changes(len(seen)) as connection:
             now = self._now(ttl_ms)
@@ -452,7 +453,7 @@ class SqliteStore(SqliteRegisters, SqliteHistory):
         return states
 
     def renew(self, locks: Mapping[Shard, str], ttl_ms: int) -> set[Shard]:
-        """Give our leases their full time again; returns those that are still ours."""
+        """Extend our leases to their full time again; returns those that are still ours."""
         with self._lease_changes(len(locks)) as connection:
             now = self._now(ttl_ms)
             return {
@@ -462,7 +463,7 @@ class SqliteStore(SqliteRegisters, SqliteHistory):
             }
 
     def release(self, locks: Mapping[Shard, str]) -> None:
-        """End our leases cleanly; those no longer ours are left alone."""
+        """Release our leases; those no longer ours stay as they are."""
         with self._lease_changes(len(locks)) as connection:
             now = self._now()
             connection.executemany(
@@ -470,14 +471,14 @@ class SqliteStore(SqliteRegisters, SqliteHistory):
             )
 
     def lease_states(self, shards: Sequence[Shard]) -> dict[Shard, LeaseState]:
-        """The lease state of every shard asked for; no verb of a store, which has `locks`."""
+        """The lease states of shards, whether they have rows or not."""
         with self._database.reading() as connection:
             now = self._now()
             self.counters["reads"] += 1
             return {shard: _lease_state(connection, shard, now) for shard in shards}
 
     def locks(self, positions: Iterable[Position]) -> dict[Shard, LeaseState]:
-        """Lease states of the shards of those rows that are there."""
+        """Lease states of the shards of those rows that exist."""
         return self.lease_states(list({row.shard for row in self.find(positions)}))
 
     def lane_locks(self, queue: str, lanes: Sequence[int]) -> dict[int, LeaseState]:
@@ -498,7 +499,7 @@ class SqliteStore(SqliteRegisters, SqliteHistory):
     def list_minutes(
         self, lease: Shard, lock: str, listed: Mapping[int, int], erased: Collection[int] = ()
     ) -> bool:
-        """List minutes of a lane and erase others, where its lease is ours; one transaction."""
+        """List minutes of a lane and erase others, if its lease is ours; one transaction."""
         queue, _, lane = lease
         if not listed and not erased:
             return True
@@ -512,7 +513,7 @@ class SqliteStore(SqliteRegisters, SqliteHistory):
     # Time and news -------------------------------------------------------------------------------
 
     def clocks(self) -> Mapping[str, Callable[[], int]]:
-        """One: the operating system's."""
+        """The one clock: the operating system's."""
         return {NODE: self._machine_us}
 
     def changed(self) -> int | None:
@@ -537,7 +538,7 @@ class SqliteStore(SqliteRegisters, SqliteHistory):
             connection.executemany(statement, batch)
 
     def _now(self, ttl_ms: int = 0) -> dict[str, Any]:
-        """What `IN_FORCE` compares with, and what a lease or a member of so long is written by."""
+        """The parameters of `IN_FORCE`, and of a lease or member row that lasts `ttl_ms`."""
         now_us, (boot_us, space) = self._machine_us(), self._boot_time()
         return {
             "now_us": now_us,
@@ -552,12 +553,12 @@ class SqliteStore(SqliteRegisters, SqliteHistory):
     @contextmanager
     def _lease_changes(self, leases: int) -> Iterator[sqlite3.Connection]:
         with self._database.transaction() as connection:
-            # As on Cassandra, where each lease costs one of its own.
+            # Counted as on Cassandra, where each lease is an LWT.
             self.counters["lwt"] += leases
             yield connection
 
     def _count_read(self, rows: int, purpose: str) -> None:
-        # Under the connection's lock, since adding to a counter is no single step.
+        # The caller has the connection's lock: to add to a counter is no single step.
         counters = self.counters
         counters["reads"] += 1
         counters["rows_read"] += rows
@@ -568,7 +569,7 @@ class SqliteStore(SqliteRegisters, SqliteHistory):
 def _batches(
     items: Iterable[Item], sized: Callable[[Item], tuple[Values, int]]
 ) -> Iterator[list[Values]]:
-    """What is to be written, in lists of at most `_BATCH_ROWS`, each ended by `_BATCH_BYTES`."""
+    """Values to write, in lists of `_BATCH_ROWS` at most that end once they have `_BATCH_BYTES`."""
     batch: list[Values] = []
     room = _BATCH_BYTES
     for item in items:
@@ -583,9 +584,9 @@ def _batches(
 
 
 def _insert_batches(rows: Iterable[Row]) -> Iterator[dict[str, _Batch]]:
-    """What statements are to write in a transaction, each in order of key.
+    """For each transaction, statement -> the values it writes, in order of key.
 
-    As `_batches` does, without a call for each row: 1.5 us instead of 3.
+    Batches are cut as `_batches` cuts, but without a call for each row: 1.5 us instead of 3.
     """
     plain: _Batch = []
     headed: _Batch = []
@@ -627,21 +628,21 @@ def _insert(connection: sqlite3.Connection, batch: Mapping[str, _Batch]) -> None
 
 
 def _placed(position: Position) -> tuple[Any, ...]:
-    """The key of a position, as `_DELETE` and `_FIND` take it."""
-    # A bytearray, as in `_insert_batches`: of bytes, each row takes 1 us more.
+    """The key of a position, for `_DELETE` and `_FIND`."""
+    # A bytearray, as in `_insert_batches`: with bytes each row takes 1 us more.
     shard, due_ms, row_id = position
     return (*shard, due_ms, bytearray(row_id[6:8] + row_id[4:6] + row_id[:4] + row_id[8:]))
 
 
 def _moved(move: Move) -> tuple[_Moved, int]:
-    """A move as it is written, and its size in bytes."""
+    """The values of a move, and its size in bytes."""
     beside = [_columns(row) for row in move.beside]
     size_bytes = sum(len(row.body) + len(row.headers or "") for row in (move.new, *move.beside))
     return (_columns(move.new), _placed(move.old), move.note, beside), size_bytes
 
 
 def _edited(row: Row) -> tuple[tuple[Any, ...], int]:
-    """An edit as `_EDIT` takes it, and its size in bytes."""
+    """The values of an edit for `_EDIT`, and its size in bytes."""
     state = (row.attempt, row.not_before_ms, row.claim, row.error, row.serial)
     return (*state, *_placed(row.position), row.serial), len(row.error or "")
 
@@ -652,7 +653,7 @@ def _columns(row: Row) -> tuple[Any, ...]:
 
 
 def _rows(shard: Shard, found: Iterable[tuple[Any, ...]]) -> list[Row]:
-    # No call in Python for a row, and one tuple: 0.4 us, not 0.7. `from_order_key` is written out.
+    # `from_order_key` and the constructor are inlined: a row takes 0.4 us instead of 0.7.
     new = tuple.__new__
     try:
         return [

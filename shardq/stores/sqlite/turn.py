@@ -1,21 +1,22 @@
-"""Turns in which the processes that write one file do so: locks on its log, `jobs.db-wal`.
+"""Turns in which the processes that share a file write to it: locks on its log, `jobs.db-wal`.
 
 ```
- in line ──► next ──► turn ──► write, write ..       who waits is next, or waits to be next
+ in line ──► next ──► turn ──► write, write ..       a waiting process is next, or in line for that
                        └── nobody waits, or 5 ms are over, or it writes no more ──► ended
 ```
 
-SQLite lets a writer that finds the file locked sleep, up to 0.1 s at a time, and whoever asks next
-goes first: one of eight writers wrote once in 3 s. Who waits for a lock of the kernel is woken as
-soon as it is free, in order. SQLite's own lock remains what keeps the file whole; without a turn,
-as when whoever has it stands still, a writer goes on: after a second, and then at once.
+A writer that finds the file locked sleeps in SQLite, up to 0.1 s at a time, and any writer that
+comes meanwhile goes first: one of eight writers wrote once in 3 s. The kernel instead wakes the
+waiters of a lock in order, as soon as it is free. SQLite's own lock still protects the file. If the
+process that has the turn is frozen, the others write without turns: after a second, then at once.
 
-To wake the next takes as long as several writes. So one that writes again at once keeps its turn
-for a while, though others wait. The system wakes who waits and gives away nothing: the lock that is
-free the next moment may be taken by whoever had it. So who is next has a lock of its own, which is
-asked for first: one that sees it taken lets the other go first.
+To wake the next process takes as long as several writes. So a process that writes again at once
+keeps its turn for a while, though others wait. The process that has just unlocked may also lock
+again before the woken one does. So the next process has a lock of its own, taken before that of the
+turn: a process that finds it taken lets the other go first.
 
-Of the log SQLite locks nothing, and it stays the same file while any process has the database open.
+SQLite locks nothing in the log, and the log stays the same file while any process has the database
+open.
 """
 
 from __future__ import annotations
@@ -32,35 +33,35 @@ from shardq.clock import SystemClock
 
 _PATIENCE_S = 1.0
 _KEPT_US = 5_000
-"""How long a turn is kept while others wait: eight that write all the time wait for 40 ms."""
+"""A turn is kept this long at most while others wait: each of eight busy writers waits 40 ms."""
 _AGAIN_US = 150
-"""One that mostly writes again so soon keeps its turn: the next would begin no sooner."""
+"""A process that mostly writes again this soon keeps its turn: the next would begin no sooner."""
 _SCORE_KEPT, _SCORE_MAX = 4, 8
 _TRIED_EVERY = 16
-"""One that mostly does not keeps one turn in so many all the same: it may by now."""
+"""Any other process keeps one turn in so many, to find out whether it writes sooner by now."""
 _LINGER_S = 0.001
-"""A turn that is kept, and in which nothing is written for so long, is over."""
+"""A kept turn ends after this long without a write."""
 _LOOK_S = 0.000_03
-"""How often the next looks whether the turn is free. It is one process alone, and a thread that
-waits would tell it later: on a busy machine by 0.4 ms, in which three could have written."""
+"""Pause of the next process between two looks at the turn's lock. It is the only process that
+looks. To wait in a thread takes 0.4 ms more on a busy machine, as long as three writes."""
 _REST_S = 10.0
-"""After so long without a turn to watch its watcher ends."""
+"""A watcher ends after this long without a turn to watch."""
 _NEXT_AT = 1 << 62
-"""The byte of the log whose lock is that of the next: no log is so long."""
+"""The byte of the log that the next process locks: no log is so long."""
 _FLOCK = struct.Struct("hhqqi")
-"""As C has it on 64 bits: the kind, from where, the first byte, how many, a process."""
+"""C's struct on 64 bits: the kind, from where, the first byte, how many, a process."""
 _HAS_NEXT = hasattr(fcntl, "F_OFD_SETLKW") and struct.calcsize("P") == struct.calcsize("q")
-"""Linux alone has locks of bytes that belong to an open file. Elsewhere each write is a turn, and
-whoever has that is next as well."""
+"""Only Linux has byte locks that belong to an open file. Elsewhere each write is a turn, and its
+lock stands for both."""
 _clock = SystemClock(0)
 
 
 class Turn:
-    """The turns of this process, one at a time; its owner has a lock around each.
+    """The turns of this process, one at a time; callers hold the owner's lock.
 
     Args:
         path: The log; None: there are no turns.
-        lock: The owner's.
+        lock: The owner's lock.
 
     Attributes:
         count: Writes that have begun.
@@ -73,23 +74,23 @@ class Turn:
         self._waiter: _Waiter | None = None
         self._watcher: _Watcher | None = None
         self._is_here = False
-        """Whether the turn is this process's."""
+        """True while the turn is this process's."""
         self._is_in_vain = False
-        """Whether the last wait had no end: then nobody waits until a turn is free again."""
+        """True if the last wait was in vain: then nobody waits until a turn is free again."""
         self._since_us = 0
-        """When it came."""
+        """When this turn began."""
         self._ended_us = 0
-        """When the last write ended of a turn that was kept."""
+        """When the last write in a kept turn ended."""
         self._score = _SCORE_MAX
-        """How many of the last writes began soon in turns that were kept, less the others."""
+        """Kept turns that were soon written in again, less those that were not."""
         self._untried = 0
-        """Turns that were not kept because of that."""
+        """Turns that were not kept because the score is low."""
         self.count = 0
 
     def take(self) -> None:
-        """Wait for a turn; `give_back` is to follow, were it that the wait was interrupted.
+        """Wait for a turn; call `give_back` afterwards, even if the wait was interrupted.
 
-        While an earlier wait has no end, nobody waits again.
+        While an earlier wait goes on, it returns at once.
         """
         self.count += 1
         if self._is_here:
@@ -106,7 +107,7 @@ class Turn:
         try:
             _be_next(self._descriptor)
         except BlockingIOError:
-            # Between these two no signal's handler runs.
+            # No signal's handler runs between these two lines.
             self._waiter = _Waiter(self._descriptor)
             self._descriptor = None
             if not self._waiter.wait():
@@ -117,7 +118,7 @@ class Turn:
             self._is_in_vain = not self._is_here
 
     def _follow(self, descriptor: int, until_us: int) -> bool:
-        """Take the turn as the next, once it is free; whether it was by this time since boot."""
+        """Wait as the next process until the turn is free; False if it is not by `until_us`."""
         while True:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -133,7 +134,7 @@ class Turn:
                 return True
 
     def give_back(self) -> None:
-        """End a turn, or the wait for one; there may be none, or a fork has closed its file."""
+        """End a turn or the wait for one, if there is any; a fork may have closed the file."""
         if self._waiter is not None:
             if self._waiter.leave():
                 self._waiter = None
@@ -141,13 +142,13 @@ class Turn:
             self._end(self._descriptor)
 
     def end_idle(self, count: int) -> None:
-        """End a turn that is kept, if nothing was written since so many writes had begun."""
+        """End a kept turn if no write has begun since the `count`-th."""
         if self._is_here and self._descriptor is not None and self.count == count:
             self._judge(is_soon=False)
             self._end(self._descriptor)
 
     def forget_watcher(self) -> None:
-        """Let another watch from now on."""
+        """Forget the watcher, which ends; the next kept turn starts another."""
         self._watcher = None
 
     def close(self) -> None:
@@ -161,7 +162,7 @@ class Turn:
             os.close(descriptor)
 
     def _is_kept(self, descriptor: int) -> bool:
-        """Whether this process goes on with its turn after a write."""
+        """True if this process keeps its turn after a write."""
         if not self._is_here or not _is_another_next(descriptor):
             return False
         self._ended_us = _clock.boot_us()
@@ -173,14 +174,14 @@ class Turn:
         return not self._untried and self._is_watched(_AGAIN_US / 1e6)
 
     def _judge(self, *, is_soon: bool) -> None:
-        """Learn from a turn that was kept whether it is of use to keep the next."""
+        """Learn from a kept turn whether the next is worth keeping."""
         if is_soon:
             self._score = min(max(self._score + 1, _SCORE_KEPT), _SCORE_MAX)
         else:
             self._score = max(self._score - 1, 0)
 
     def _is_watched(self, linger_s: float) -> bool:
-        """Whether a turn that is kept ends, should nothing more be written for so long."""
+        """Have a kept turn ended after this long without a write; False if no thread starts."""
         if self._watcher is None or not self._watcher.is_alive():
             watcher = _Watcher(self, self._lock)
             try:
@@ -205,10 +206,10 @@ class Turn:
 
 
 def _be_next(descriptor: int, *, kind: int = fcntl.F_WRLCK, waits: bool = False) -> None:
-    """Take the lock of the next, or release it; of the turn, where there are no such locks.
+    """Take the lock of the next process, or release it. Without byte locks, take that of the turn.
 
     Raises:
-        BlockingIOError: Another is next, and it is not to be waited for.
+        BlockingIOError: If another process is next and `waits` is False.
     """
     if not _HAS_NEXT and kind == fcntl.F_WRLCK:
         fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
@@ -219,12 +220,12 @@ def _be_next(descriptor: int, *, kind: int = fcntl.F_WRLCK, waits: bool = False)
         except BlockingIOError:
             raise
         except OSError:
-            # As in gVisor, which knows the command and no such lock.
+            # gVisor knows the command but has no such locks.
             return
 
 
 def _is_another_next(descriptor: int) -> bool:
-    """Whether another waits for the end of this turn."""
+    """True if another process waits for the end of this turn."""
     if not _HAS_NEXT:
         return False
     asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, _NEXT_AT, 1, 0)
@@ -236,18 +237,18 @@ def _is_another_next(descriptor: int) -> bool:
 
 
 def _unlock(descriptor: int) -> None:
-    """Release both locks: closed alone, the file would keep them where a forked child has it."""
+    """Release both locks. Closing the file alone does not if a forked child has it open."""
     with suppress(OSError):
         _be_next(descriptor, kind=fcntl.F_UNLCK)
         fcntl.flock(descriptor, fcntl.LOCK_UN)
 
 
 class _Watcher(threading.Thread):
-    """Ends a turn that is kept and not used.
+    """Ends a kept turn that is not used.
 
     Args:
-        turn: It.
-        lock: Its owner's.
+        turn: The turn.
+        lock: The lock of the turn's owner.
     """
 
     def __init__(self, turn: Turn, lock: threading.RLock) -> None:
@@ -259,7 +260,7 @@ class _Watcher(threading.Thread):
         self._linger_s = 0.0
 
     def watch(self, count: int, linger_s: float) -> None:
-        """A turn is kept after so many writes had begun; the owner has its lock."""
+        """Watch a turn kept after the `count`-th write; the caller has the owner's lock."""
         self._count, self._linger_s = count, linger_s
         if not self._is_kept.is_set():
             self._is_kept.set()
@@ -281,16 +282,16 @@ class _Watcher(threading.Thread):
 
 
 class _Waiter:
-    """Waits to be next in a thread of its own, as the system's wait has no end.
+    """Waits to be next in a thread of its own, because the system's wait has no timeout.
 
     A bare thread: one of `threading` takes as long to start and to end as two writes.
 
     Args:
-        descriptor: Of the log.
+        descriptor: The log's.
 
     Attributes:
-        descriptor: Likewise: its own, to be closed, unless that has come in time.
-        is_alive: Whether it still waits.
+        descriptor: The log's; the caller's again if the wait ended in time, else closed here.
+        is_alive: True while it waits.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -301,7 +302,7 @@ class _Waiter:
         self._is_left = False
 
     def wait(self) -> bool:
-        """Wait for a second at most; whether that has come."""
+        """Wait for a second at most; True if the wait ended in time."""
         self._end.acquire()
         try:
             _thread.start_new_thread(self._wait_on, ())
@@ -310,7 +311,7 @@ class _Waiter:
         return self._end.acquire(timeout=_PATIENCE_S)
 
     def leave(self) -> bool:
-        """Release the lock, now or when it comes; whether it is now. Idempotent."""
+        """Release the lock, now or once it is taken; True if now. Idempotent."""
         with self._guard:
             self._is_left = True
             if self.is_alive:

@@ -113,7 +113,7 @@ class Fiber:
 
 
 class Scheduler:
-    """Who runs next, and what time it is.
+    """Decides which fiber runs next, and what time it is.
 
     Args:
         start_us: Epoch microseconds, true time.
