@@ -52,6 +52,9 @@ class Claims:
             line: They; each that gets something is taken out of it.
             taken: What each gets goes here.
         """
+        # A head that was settled or edited meanwhile is not to be taken, and one that comes before
+        # it is.
+        self._engine.groups.look()
         left_rows, left_bytes = BATCH_ROWS, BATCH_BYTES
         wanting = list(line)
         while wanting and left_rows > 0 and left_bytes > 0:
@@ -168,20 +171,23 @@ class Claims:
         claims = {one: plan for one, plan in planned.items() if one not in lapsed}
         edits = {one: plan for one, plan in claims.items() if isinstance(plan, Row)}
         moves = {one: plan for one, plan in claims.items() if isinstance(plan, Move)}
-        lost = self._edit(list(edits.items()))
+        changed = self._edit(list(edits.items()))
         try:
             gone, unknown, left = self._move(list(moves.values()))
         except ShardqError:
-            engine.groups.unclaim(row for row in edits.values() if row.id not in lost)
+            engine.groups.unclaim(row for row in edits.values() if row.id not in changed)
             raise
         self._give_up([*lapsed, *(one for one, move in moves.items() if move.old in unknown)])
         claimed: dict[Delivery, tuple[int, Row]] = {}
         for one, row in edits.items():
-            if row.id in lost:
-                outbox.hand_over(one)
-            else:
+            if row.id not in changed:
                 claimed[one] = one.row.wanted_ms, row
-                outbox.hand_over_claimed(one, row)
+                outbox.hand_over(one, row)
+            elif (now := changed[row.id]) is None:
+                outbox.give_up(one, is_settled=True)
+            else:
+                self._give_back([one])
+                outbox.hand_over(one, now)
         for one, move in moves.items():
             if move.old in unknown:
                 continue
@@ -193,19 +199,25 @@ class Claims:
                 claimed[one] = one.row.wanted_ms, move.new
         return claimed
 
-    def _edit(self, claims: Sequence[tuple[Delivery, Row]]) -> set[bytes]:
-        """Claim heads of groups in place; gives the ids of those that others have settled."""
+    def _edit(self, claims: Sequence[tuple[Delivery, Row]]) -> dict[bytes, Row | None]:
+        """Claim heads of groups in place.
+
+        Returns:
+            The rows that others have settled or edited, as `GroupLanes.changed` returns them.
+        """
         groups = self._engine.groups
         if not claims:
-            return set()
+            return {}
+        changed = groups.changed(claims)
+        left = [(one, row) for one, row in claims if row.id not in changed]
         try:
-            return groups.edit(claims, looks_first=True)
+            return changed | groups.edit(left)
         except StoreTimeout:
             try:
                 # The very same once more, which tells what became of it.
-                return groups.edit(claims, looks_first=True)
+                return changed | groups.edit(left)
             except StoreTimeout:
-                groups.unclaim(row for _, row in claims)
+                groups.unclaim(row for _, row in left)
                 raise
 
     def _move(self, moves: Sequence[Move]) -> tuple[set[Position], set[Position], set[Position]]:
@@ -231,9 +243,13 @@ class Claims:
 
     def _give_up(self, ones: Iterable[Delivery]) -> None:
         mine = list(ones)
-        self._engine.starts.give_back(self._starts[one] for one in mine if one in self._starts)
+        self._give_back(mine)
         for one in mine:
             self._engine.outbox.give_up(one)
+
+    def _give_back(self, ones: Iterable[Delivery]) -> None:
+        """Let deliveries with keys not have begun."""
+        self._engine.starts.give_back(self._starts[one] for one in ones if one in self._starts)
 
     def _messages(self, claimed: Sequence[tuple[int, Row]], visibility_ms: int) -> list[Message]:
         """The messages of rows that are their caller's from now on."""

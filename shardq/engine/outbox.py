@@ -290,7 +290,9 @@ class Outbox:
             is_settled: Whether somebody else has settled it, or put it off.
         """
         self._running.pop(one.row.id, None)
-        if is_settled:
+        # A command by key may have replaced it by a row that comes before the next of its group:
+        # its owner reads that first, by a note.
+        if is_settled and not (one.grouped and one.row.key is not None):
             self._over(one)
         elif not one.grouped:
             self.intake.leave(one)
@@ -356,15 +358,18 @@ class Outbox:
         one.parking = True
         return not one.ended
 
-    def hand_over(self, one: Delivery) -> None:
-        """A delivery goes on elsewhere: it is claimed by a caller of `receive`, or gone."""
-        self._running.pop(one.row.id, None)
-        self._over(one)
+    def hand_over(self, one: Delivery, now: Row | None = None) -> None:
+        """A delivery goes on elsewhere, or was settled.
 
-    def hand_over_claimed(self, one: Delivery, row: Row) -> None:
-        """A head is claimed in place by a caller of `receive`: its group waits for that."""
+        Args:
+            one: It.
+            now: Its row as it is now, where it stays in a group lane: its group waits for that.
+        """
         self._running.pop(one.row.id, None)
-        self._groups.again(one, row)
+        if now is None:
+            self._over(one)
+        else:
+            self._groups.again(one, now)
 
     def leave_behind(self, one: Delivery) -> None:
         """A delivery goes on elsewhere once its row is deleted: its claim is there beside that."""
@@ -513,16 +518,17 @@ class Outbox:
             row = self._groups.numbered(one, row)
         self._parking_in_place[row_id] = row
         # A repeat after an unknown outcome is the same edit: one is under way at most.
-        lost = self._groups.edit([(one, row)])
+        changed = self._groups.edit([(one, row)])
         del self._parking_in_place[row_id]
-        self._note_parked(one, row, is_lost=bool(lost))
+        self._note_parked(one, row, is_lost=bool(changed), now=changed.get(row_id))
 
-    def _note_parked(self, one: Delivery, claim: Row, *, is_lost: bool) -> None:
-        was, was_claimed = one.row.id, one.claimed
+    def _note_parked(
+        self, one: Delivery, claim: Row, *, is_lost: bool, now: Row | None = None
+    ) -> None:
+        was_claimed = one.claimed
         if is_lost or not self.intake.park(one, claim):
             log.warning("message %s was settled by somebody else while it ran", one.row.message_id)
-            self._running.pop(was, None)
-            self._over(one)
+            self.hand_over(one, now)
             self._astray.append(one)
         elif not was_claimed:
             log.info("delivery of message %s parked: it still runs", one.row.message_id)
@@ -613,19 +619,16 @@ class Outbox:
                 self.intake.leave(pending.one)
 
     def _flush_edits(self) -> None:
-        lost = self._groups.edit([(one, row) for one, row, _ in self._edits])
+        changed = self._groups.edit([(one, row) for one, row, _ in self._edits])
         edits, self._edits = self._edits, []
         for one, row, fate in edits:
             if fate is Fate.RETRY:
                 self._stats.add(retried=1)
             else:
                 self._stats.add(snoozed=1)
-            self._running.pop(row.id, None)
-            if row.id in lost:
+            if row.id in changed:
                 log.info("message %s was settled already", row.message_id)
-                self._over(one)
-            else:
-                self._groups.again(one, row)
+            self.hand_over(one, changed.get(row.id, row))
             if one.settled is not None:
                 one.settled.set()
 

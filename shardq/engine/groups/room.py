@@ -355,7 +355,7 @@ class GroupLanes:
 
         Args:
             one: Its delivery, which is over.
-            row: The row as it was edited.
+            row: The row as it is now.
             after_ms: The earliest time of its next delivery, epoch milliseconds.
         """
         self.intake.forget(one)
@@ -433,8 +433,7 @@ class GroupLanes:
         self._leave_far()
         while due := self._due(now_ms):
             self._reread_heads(due)
-        if self._notes or self._looks:
-            self._look_at_noted()
+        self.look()
         if self._is_hungry:
             self._is_hungry = False
             until_us = self._clock.boot_us() + _TURN_US
@@ -592,32 +591,40 @@ class GroupLanes:
             by = 1 if one.is_edited else SERIALS_AFTER_TAKEOVER
         return row._replace(serial=one.row.serial + by)
 
-    def edit(
-        self, edits: Sequence[tuple[Delivery, Row]], *, looks_first: bool = False
-    ) -> set[bytes]:
-        """Edit rows in place; a repeat with the same rows is safe.
+    def changed(self, edits: Sequence[tuple[Delivery, Row]]) -> dict[bytes, Row | None]:
+        """Read rows that are to be edited, and find those that somebody else has changed.
 
         Args:
             edits: Deliveries, and their rows as they are to be.
-            looks_first: Whether to read all rows first, not those alone whose lease is over.
 
         Returns:
-            The ids of rows that were read and that somebody else has settled or edited.
+            Row id -> the row as somebody else has edited it; None: it is gone.
+        """
+        there = {row.id: row for row in self._store.find([row.position for _, row in edits])}
+        return {
+            row.id: now
+            for one, row in edits
+            if (now := there.get(row.id)) is None or now.serial not in (one.row.serial, row.serial)
+        }
+
+    def edit(self, edits: Sequence[tuple[Delivery, Row]]) -> dict[bytes, Row | None]:
+        """Edit rows in place; a repeat with the same rows is safe.
+
+        Rows whose lease is over are read first.
+
+        Args:
+            edits: Deliveries, and their rows as they are to be.
+
+        Returns:
+            The rows that were not edited, as `changed` returns them.
         """
         others = [(one, row) for one, row in edits if not self._leases.is_valid(one.lease)]
-        lost: set[bytes] = set()
-        if asked := edits if looks_first else others:
-            there = {row.id: row for row in self._store.find([row.position for _, row in asked])}
-            lost = {
-                row.id
-                for one, row in asked
-                if row.id not in there or there[row.id].serial not in (one.row.serial, row.serial)
-            }
-        self._store.edit([row for _, row in edits if row.id not in lost])
+        changed = self.changed(others) if others else {}
+        self._store.edit([row for _, row in edits if row.id not in changed])
         for one, _ in edits:
             one.is_edited = True
-        self.tell(one for one, row in others if row.id not in lost)
-        return lost
+        self.tell(one for one, row in others if row.id not in changed)
+        return changed
 
     def tell(self, ended: Iterable[Delivery]) -> None:
         """Rows were settled or edited: let the owners of lanes that are not ours look at them."""
@@ -666,6 +673,11 @@ class GroupLanes:
             self._looks.add(position)
         self._on_news()
         return True
+
+    def look(self) -> None:
+        """Look at the rows that others have settled or edited."""
+        if self._notes or self._looks:
+            self._look_at_noted()
 
     def _look_at_noted(self) -> None:
         """Read the rows again that notes name, and delete the notes."""

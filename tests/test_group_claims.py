@@ -1,0 +1,104 @@
+"""Claims of heads of groups for callers of `receive`, when others change the heads meanwhile."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from worlds import World, on_each_store
+
+from shardq import Consumer
+from shardq.testing import Recorder, Stage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shardq import Message, Queue
+
+PUT_OFF: dict[str, Callable[[Queue, Message], object]] = {
+    "snoozed": lambda queue, one: queue.snooze(one, "1h"),
+    "retried": lambda queue, one: queue.retry(one, "1h"),
+    "extended": lambda queue, one: queue.extend(one, "1h"),
+}
+
+
+def with_head(world: World) -> tuple[Queue, Message]:
+    """A queue whose receiver has the head of a group in memory, and another message behind it."""
+    queue = world.connect().queue(world.queue_name(), lanes=1, group_lanes=1)
+    queue.put("other", group="o")
+    world.pass_time(0.002)
+    head = queue.put("head", group="g")
+    world.pass_time(0.002)
+    queue.put("next", group="g")
+    world.pass_time(0.01)
+    [other] = queue.receive(1, wait="10s")
+    assert other.text == "other"
+    return queue, head
+
+
+@on_each_store
+@pytest.mark.parametrize("put_off", PUT_OFF.values(), ids=PUT_OFF)
+@pytest.mark.parametrize("is_here", [True, False], ids=["here", "elsewhere"])
+def test_a_head_that_is_put_off_while_it_waits_for_a_caller_keeps_its_group(
+    world: World, put_off: Callable[[Queue, Message], object], *, is_here: bool
+) -> None:
+    queue, head = with_head(world)
+    put_off(queue if is_here else world.connect().queue(queue.name), head)
+    assert queue.receive(1) == []
+    assert queue.receive(1, wait="300ms") == []
+    assert queue.cancel(head)
+    [message] = queue.receive(10, wait="10s")
+    assert message.text == "next"
+
+
+def test_a_head_that_another_process_retries_at_once_is_delivered_before_the_next(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail", group_lanes=1)
+    queue.put("other", group="o")
+    head = queue.put("head", group="g")
+    queue.put("next", group="g")
+    assert [message.text for message in queue.receive(1)] == ["other"]
+    stage.connect().queue("mail").retry(head, "0s")
+    [message] = queue.receive(10, wait="1s")
+    assert (message.text, message.attempt) == ("head", 1)
+    queue.ack(message)
+    assert [message.text for message in queue.receive(10)] == ["next"]
+
+
+@pytest.mark.parametrize("is_here", [True, False], ids=["here", "elsewhere"])
+def test_a_head_that_is_edited_by_its_key_keeps_its_place(stage: Stage, *, is_here: bool) -> None:
+    queue = stage.connect().queue("mail", group_lanes=1)
+    queue.put("other", group="o")
+    queue.put("old", key="k", group="g")
+    stage.clock.advance(0.002)
+    queue.put("next", group="g")
+    stage.clock.advance(0.002)
+    assert [message.text for message in queue.receive(1)] == ["other"]
+    (queue if is_here else stage.connect().queue("mail")).edit(key="k", body="new")
+    texts = []
+    while messages := queue.receive(1, wait="1s"):
+        queue.ack(*messages)
+        texts += [message.text for message in messages]
+    assert texts == ["new", "next"]
+
+
+def test_a_head_that_is_edited_by_its_key_before_a_handler_takes_it_keeps_its_place(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail", group_lanes=1)
+    queue.put("first", group="f")
+    queue.put("old", key="k", group="g")
+    stage.clock.advance(0.002)
+    queue.put("next", group="g")
+    stage.clock.advance(0.002)
+    other = stage.connect().queue("mail")
+
+    def edit(message: Message) -> None:
+        if message.text == "first":
+            other.edit(key="k", body="new")
+
+    seen = Recorder(stage.clock, edit)
+    consumer = Consumer(queue, seen)
+    stage.drain(queue, consumer)
+    assert seen.texts == ["first", "new", "next"]
