@@ -8,6 +8,8 @@ import pytest
 from worlds import World, on_each_store
 
 from shardq import Consumer
+from shardq.engine.caller import Caller
+from shardq.errors import StoreError, StoreRefused, StoreTimeout, StoreUnavailable
 from shardq.testing import Recorder, Stage
 
 if TYPE_CHECKING:
@@ -102,3 +104,53 @@ def test_a_head_that_is_edited_by_its_key_before_a_handler_takes_it_keeps_its_pl
     consumer = Consumer(queue, seen)
     stage.drain(queue, consumer)
     assert seen.texts == ["first", "new", "next"]
+
+
+@pytest.mark.parametrize(
+    "repeat",
+    [StoreUnavailable("away"), StoreTimeout("no answer"), StoreRefused("too large")],
+    ids=["unavailable", "unknown", "refused"],
+)
+def test_a_claim_that_stays_unknown_is_given_back_and_costs_no_attempt(
+    stage: Stage, repeat: StoreError
+) -> None:
+    queue = stage.connect().queue("mail", group_lanes=1)
+    queue.put_many({"body": f"{n}", "group": "g"} for n in range(2))
+    stage.faults.fail("edit", applied=True)
+    stage.faults.fail("edit", nth=2, error=repeat)
+    with pytest.raises(StoreTimeout):
+        queue.receive(visibility="1h")
+    [message] = queue.receive(visibility="1h", wait="1s")
+    assert (message.text, message.attempt) == ("0", 1)
+    queue.ack(message)
+    assert [message.text for message in queue.receive()] == ["1"]
+
+
+def test_a_claim_of_which_some_may_be_made_is_given_back(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", group_lanes=1)
+    queue.put("a", group="g")
+    stage.faults.fail("edit", applied=True, error=StoreUnavailable("away"))
+    with pytest.raises(StoreUnavailable):
+        queue.receive(visibility="1h")
+    [message] = queue.receive(visibility="1h", wait="1s")
+    assert (message.text, message.attempt) == ("a", 1)
+
+
+def test_a_head_claimed_with_a_message_that_is_refused_is_delivered_once_in_its_order(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail", lanes=1, group_lanes=1)
+    queue.receive()
+    queue.put_many({"body": f"{n}", "group": "g"} for n in range(2))
+    stage.clock.advance(0.01)
+    queue.put("alone")
+    first = Caller(1, 3_600_000, 0)
+    queue._receiver.ask(first)
+    stage.faults.fail("move", error=StoreRefused("too large"))
+    stage.clock.advance(0.01)
+    assert [message.text for message in queue.receive(1, "1h", "1s")] == ["alone"]
+    assert queue.receive(1, "1h", "1s") == []
+    [head] = first.answer()
+    assert (head.text, head.attempt) == ("0", 1)
+    queue.ack(head)
+    assert [message.text for message in queue.receive(1, "1h", "1s")] == ["1"]

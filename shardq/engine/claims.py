@@ -175,7 +175,7 @@ class Claims:
         try:
             gone, unknown, left = self._move(list(moves.values()))
         except ShardqError:
-            engine.groups.unclaim(row for row in edits.values() if row.id not in changed)
+            engine.groups.unclaim((one, row) for one, row in edits.items() if row.id not in changed)
             raise
         self._give_up([*lapsed, *(one for one, move in moves.items() if move.old in unknown)])
         claimed: dict[Delivery, tuple[int, Row]] = {}
@@ -212,13 +212,17 @@ class Claims:
         left = [(one, row) for one, row in claims if row.id not in changed]
         try:
             return changed | groups.edit(left)
-        except StoreTimeout:
+        except StoreTimeout as unknown:
             try:
                 # The very same once more, which tells what became of it.
                 return changed | groups.edit(left)
-            except StoreTimeout:
-                groups.unclaim(row for _, row in left)
-                raise
+            except ShardqError as error:
+                # Whatever the repeat has met, the claims may have been made before.
+                groups.unclaim(left)
+                raise unknown from error
+        except StoreUnavailable:
+            groups.unclaim(left)
+            raise
 
     def _move(self, moves: Sequence[Move]) -> tuple[set[Position], set[Position], set[Position]]:
         """Move rows to their claims.

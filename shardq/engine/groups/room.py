@@ -27,6 +27,7 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from shardq import locks
+from shardq.engine.delivery import Delivery
 from shardq.engine.groups.lane import GROUP_ROWS_MIN, GroupLane, place_of
 from shardq.errors import StoreTimeout, StoreUnavailable
 from shardq.model.ids import from_order_key
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from shardq.clock import Clock
-    from shardq.engine.delivery import Delivery
     from shardq.engine.groups.lane import Group, Place
     from shardq.engine.intake import Intake
     from shardq.engine.lane import Lane
@@ -116,8 +116,8 @@ class GroupLanes:
         self._looks: set[Position] = set()
         self._untold: list[Row] = []
         """Notes that are still to be written."""
-        self._unclaimed: list[Row] = []
-        """Rows claimed for callers that do not get them, as they are to be edited back."""
+        self._unclaimed: list[tuple[Delivery, Row]] = []
+        """Claims for callers that do not get them, and their rows as they are to be edited back."""
         self._tidied_ms = 0
         self._wished: set[int] = set()
         self.ahead_ms = _NEVER_MS
@@ -635,14 +635,19 @@ class GroupLanes:
             if one.grouped and not self._leases.is_valid(one.lease)
         ]
 
-    def unclaim(self, rows: Iterable[Row]) -> None:
-        """Rows may be claimed for callers that do not get them: they are edited back."""
-        self._unclaimed += [
-            row._replace(
+    def unclaim(self, claims: Iterable[tuple[Delivery, Row]]) -> None:
+        """Rows may be claimed for callers that do not get them: they are edited back.
+
+        Args:
+            claims: Deliveries, and the claims that may have been made of their rows.
+        """
+        for one, row in claims:
+            back = row._replace(
                 claim=None, not_before_ms=None, attempt=row.attempt - 1, serial=row.serial + 1
             )
-            for row in rows
-        ]
+            # Once the lease is over, only what is still that claim is edited back.
+            claim = Delivery(row, one.band, one.lease, grouped=True)
+            self._unclaimed.append((claim, back))
 
     def flush(self) -> None:
         """Write what is to be told others, and edit back what no caller got."""
@@ -650,10 +655,11 @@ class GroupLanes:
             self._store.insert(self._untold)
             self._untold = []
         if self._unclaimed:
-            self._store.edit(self._unclaimed)
-            rows, self._unclaimed = self._unclaimed, []
-            for row in rows:
-                if (one := self.intake.known.get(row.id)) is not None and not one.begun_us:
+            changed = self.edit(self._unclaimed)
+            unclaimed, self._unclaimed = self._unclaimed, []
+            for _, row in unclaimed:
+                one = self.intake.known.get(row.id)
+                if one is not None and not one.begun_us and row.id not in changed:
                     self._apply(one, row)
 
     # Notes ----------------------------------------------------------------------------------------
