@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,12 +11,13 @@ from worlds import World, on_each_store
 from shardq import Consumer
 from shardq.engine.caller import Caller
 from shardq.errors import StoreError, StoreRefused, StoreTimeout, StoreUnavailable
-from shardq.testing import Recorder, Stage
+from shardq.testing import Faults, Recorder, Stage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from shardq import Message, Queue
+    from shardq.model.message import Row
 
 PUT_OFF: dict[str, Callable[[Queue, Message], object]] = {
     "snoozed": lambda queue, one: queue.snooze(one, "1h"),
@@ -154,3 +156,61 @@ def test_a_head_claimed_with_a_message_that_is_refused_is_delivered_once_in_its_
     assert (head.text, head.attempt) == ("0", 1)
     queue.ack(head)
     assert [message.text for message in queue.receive(1, "1h", "1s")] == ["1"]
+
+
+def test_a_claim_that_is_given_back_late_is_not_taken_from_the_lane_s_next_owner(
+    stage: Stage,
+) -> None:
+    faults = Faults()
+    queue = stage.connect(faults=faults).queue("mail", group_lanes=1)
+    queue.put("a", group="g")
+    # Both tries of the claim are lost, and what gives it back fails until another owns the lane.
+    faults.fail("edit", times=4, error=StoreTimeout("no answer"))
+    with pytest.raises(StoreTimeout):
+        queue.receive(visibility="1h")
+    stage.clock.advance(30)
+    other = stage.connect().queue("mail")
+    [message] = other.receive(visibility="1h", wait="20s")
+    for _ in range(4):
+        with suppress(StoreTimeout):
+            assert queue.receive(wait="1s") == []
+    other.close()
+    third = stage.connect().queue("mail")
+    assert third.receive(wait="30s") == []
+    third.ack(message)
+    assert stage.is_empty(queue)
+
+
+@pytest.mark.parametrize("is_first", [True, False], ids=["its first edit", "a later one"])
+@pytest.mark.parametrize("is_tried", [True, False], ids=["tried before", "at once"])
+def test_what_a_former_owner_wrote_last_does_not_undo_the_first_edit_after_a_take_over(
+    stage: Stage, *, is_first: bool, is_tried: bool
+) -> None:
+    queue = stage.connect(faults=Faults()).queue("mail", group_lanes=1)
+    queue.put("a", group="g")
+    if not is_first:
+        assert queue.receive(visibility="2s")
+        stage.clock.advance(2.1)
+    late: list[Row] = []
+
+    def lose(rows: Iterable[Row]) -> None:
+        late.extend(rows)
+        raise StoreTimeout("no answer")
+
+    # The claim, its repeat, and the edit that gives it back.
+    queue._home.store.edit = lose  # type: ignore[method-assign]
+    for _ in range(2):
+        with pytest.raises(StoreTimeout):
+            queue.receive(visibility="1s", wait="1s")
+    stage.clock.advance(30)
+    other = stage.connect().queue("mail")
+    if is_tried:
+        stage.faults.fail("edit", error=StoreRefused("too large"))
+        with pytest.raises(StoreRefused):
+            other.receive(visibility="1h", wait="20s")
+    [message] = other.receive(visibility="1h", wait="20s")
+    stage._store.edit(late)
+    other.close()
+    third = stage.connect().queue("mail")
+    assert third.receive(wait="1m") == []
+    third.ack(message)

@@ -53,6 +53,8 @@ class Lease:
             end.
         window: How many these were at first: those that the other handed out may be among as many.
         unclean: Whether another's lease ended so, who may have left rows that it had settled.
+        is_after_lapse: True if the lease before it, another's or one's own, was not released: what
+            its holder wrote last may still arrive.
         taken_ms: When it was taken, epoch milliseconds: what is due later no other has handed out.
             Later than that by as much as the clock was set back since another had it. 0: never yet.
         reach_ms: Of one that is still to be taken, the last due that the other may have handed out.
@@ -62,6 +64,7 @@ class Lease:
         "_heir",
         "careful",
         "deadline_us",
+        "is_after_lapse",
         "lock",
         "reach_ms",
         "renew_us",
@@ -79,6 +82,7 @@ class Lease:
         self.lock = lock
         self.careful = careful
         self.unclean = careful > 0
+        self.is_after_lapse = False
         self.window = careful
         self.taken_ms = taken_ms
         self.reach_ms = 0
@@ -228,7 +232,7 @@ class Leases:
             return
         sent = self._clock.boot_us()
         for shard in self._store.renew(ours, self.ttl_ms):
-            self._hold(shard, ours[shard], sent)
+            self._hold(shard, ours[shard], sent, is_after_lapse=True)
             del refused[shard]
 
     def _try(
@@ -245,7 +249,7 @@ class Leases:
             if state.lock == lock:
                 if wanted[shard] is None:
                     self._care.pop(shard, None)
-                self._hold(shard, lock, sent)
+                self._hold(shard, lock, sent, is_after_lapse=wanted[shard] is not None)
             elif state.lock is None and state.holder != wanted[shard]:
                 again[shard] = state.holder
                 # Before it is asked for: the answer may be lost, and the lease be ours.
@@ -328,7 +332,7 @@ class Leases:
             del self._held[shard]
             self._care.pop(shard, None)
 
-    def _hold(self, shard: Shard, lock: str, sent: int) -> None:
+    def _hold(self, shard: Shard, lock: str, sent: int, *, is_after_lapse: bool) -> None:
         former = self._care.get(shard)
         careful = former.careful if former is not None else 0
         if careful:
@@ -341,6 +345,7 @@ class Leases:
             log.info("%s: lease taken", shard)
         now_ms = self._clock.now_ms()
         lease = Lease(shard, lock, sent, self.ttl_ms * 1_000, careful, now_ms)
+        lease.is_after_lapse = is_after_lapse
         if former is not None:
             lease.inherit(former)
             self._care[shard] = lease

@@ -50,7 +50,7 @@ SERIAL_MAX = 999_999
 SERIALS_AFTER_TAKEOVER = 5
 """Added to a row's serial by its new reader's first edit; every other edit adds one or two.
 
-An edit that the former reader has under way adds one, so it stays below.
+What the former reader has under way adds one, or two where it gives a claim back: it stays below.
 """
 SERIALS_OF_OTHERS = 2
 """Added by an edit of one who does not own the row's lane: the owner's own edit adds one."""

@@ -10,9 +10,9 @@
 
 Where this leaves the design: an edit of a claimed head is written only after a look (a cancel by
 receipt would else be delivered), a note is due 20 ms from now (a poll may have passed now by the
-time it is stored) and is spared where the owner is a receiver of this process, the first edit under
-any lease skips four serials, a message edited by key keeps its due though that is past, and a lane
-that changes hands is told in a heartbeat, after which its lease is released and not passed on.
+time it is stored) and is spared where the owner is a receiver of this process, a message edited by
+key keeps its due though that is past, and a lane that changes hands is told in a heartbeat, after
+which its lease is released and not passed on.
 
 A lane has one owner, the holder of its lease. Order is the place of rows, (due, row id): a row met
 while a lane is read from the front has nothing before it. To `ready` a head is a row like any
@@ -365,7 +365,7 @@ class GroupLanes:
                 self._forget_begun(one)
                 return
             (head,) = self.intake.take_in([row], mine.lease)
-            head.is_edited = True
+            head.is_edited = one.is_edited and one.lease is mine.lease
             group.head = head
             self._wait(group, head, max(row.ready_ms, after_ms))
 
@@ -582,13 +582,15 @@ class GroupLanes:
     def numbered(self, one: Delivery, row: Row) -> Row:
         """An edit of a delivery's row, with its serial.
 
-        The first edit under a lease skips the serials that a former owner may have under way, and
-        an edit by another than the owner those of the owner's next one.
+        The first edit after a take-over skips the serials of what the former owner may have under
+        way, and an edit by another than the owner that of the owner's next one.
         """
         if not self._leases.is_valid(one.lease):
             by = SERIALS_OF_OTHERS
+        elif one.lease.is_after_lapse and not one.is_edited:
+            by = SERIALS_AFTER_TAKEOVER
         else:
-            by = 1 if one.is_edited else SERIALS_AFTER_TAKEOVER
+            by = 1
         return row._replace(serial=one.row.serial + by)
 
     def changed(self, edits: Sequence[tuple[Delivery, Row]]) -> dict[bytes, Row | None]:
@@ -621,8 +623,9 @@ class GroupLanes:
         others = [(one, row) for one, row in edits if not self._leases.is_valid(one.lease)]
         changed = self.changed(others) if others else {}
         self._store.edit([row for _, row in edits if row.id not in changed])
+        lapsed = {one for one, _ in others}
         for one, _ in edits:
-            one.is_edited = True
+            one.is_edited = one.is_edited or one not in lapsed
         self.tell(one for one, row in others if row.id not in changed)
         return changed
 
