@@ -811,7 +811,8 @@ class Queue(Scheduled):
 
     def _put_back(self, message: Message) -> None:
         """Let a message that was received for nobody be delivered at once, without an attempt."""
-        self._receipts.settle(message, Outcome(Fate.SNOOZE, 0))
+        # Without a margin: what has only a moment left must not cost an attempt either.
+        self._receipts.settle(message, Outcome(Fate.SNOOZE, 0), margin_ms=0)
 
     def _ticker(self) -> Ticker:
         return Ticker(self._home, self._receiver.on_put)

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from worlds import World, on_each_store
 
 import shardq
 from shardq import Consumer, Message, Queue
@@ -811,3 +812,23 @@ def test_what_was_claimed_for_a_caller_that_has_gone_is_the_next_one_s(tmp_path:
         queue._receiver.abandon(gone)
         [message] = queue.receive(1, wait="60s")
         assert (message.text, message.attempt) == ("a", 1)
+
+
+@on_each_store
+@pytest.mark.parametrize("group", [None, "g"])
+@pytest.mark.parametrize("visibility_ms", [900, 400])
+def test_what_was_claimed_for_a_caller_that_has_gone_costs_no_attempt_shortly_before_its_time_is_up(
+    world: World, visibility_ms: int, group: str | None
+) -> None:
+    queue = world.connect().queue(world.queue_name(), lanes=1, group_lanes=1)
+    queue.receive()
+    queue.put("a", group=group)
+    world.pass_time(0.01)
+    gone = Caller(1, visibility_ms, 0)
+    queue._receiver.ask(gone)
+    # Without a stepper this call serves all that are in line.
+    assert queue.receive(1, "1h") == []
+    assert gone.is_over
+    queue._receiver.abandon(gone)
+    [message] = queue.receive(1, "1h", "5s")
+    assert (message.text, message.attempt) == ("a", 1)

@@ -133,24 +133,31 @@ class Receipts:
             self._settler.end([row for _, row in ended], End.ACKED, attempts)
             self._home.stats.add(acked=len(ended))
 
-    def settle(self, delivery: Message | str, outcome: Outcome) -> None:
+    def settle(
+        self, delivery: Message | str, outcome: Outcome, *, margin_ms: int = CLAIM_MARGIN_MS
+    ) -> None:
         """End a delivery that is not acked.
+
+        Args:
+            delivery: It, or its receipt.
+            outcome: What it comes to.
+            margin_ms: How long before its time is up it is refused.
 
         Raises:
             BadReceipt: If its receipt is damaged or of another queue.
             StaleReceipt: If it was settled before, or its time is up.
             UsageError: If it is to be buried, and is in a dead-letter queue.
         """
-        receipt, row = self._present(delivery)
+        receipt, row = self._present(delivery, margin_ms)
         if outcome.fate is Fate.BURY and names.is_dead_queue(self._register.name):
             raise UsageError(
                 f"queue {self._register.name!r} keeps dead messages; ack or redrive them instead."
             )
         fate, move, edit = self._planner.settle(row, outcome, receipt.attempt)
         if edit is not None:
-            self._edit(row, edit)
+            self._edit(row, edit, margin_ms)
         elif move is not None:
-            self._carry_out(row, move)
+            self._carry_out(row, move, margin_ms)
         if fate is Fate.BURY:
             self._settler.tell([row])
             self._home.stats.add(buried=1)
@@ -216,8 +223,12 @@ class Receipts:
         # Not its attempt: who only looked at it has no delivery.
         return Receipt(given._row.position, given._delivery)
 
-    def present(self, receipts: Sequence[Receipt]) -> list[Row]:
+    def present(self, receipts: Sequence[Receipt], margin_ms: int = CLAIM_MARGIN_MS) -> list[Row]:
         """The rows that receipts stand for, in their order.
+
+        Args:
+            receipts: They.
+            margin_ms: How long before its time is up a claim is stale.
 
         Raises:
             StaleReceipt: If one of them is not there any more, or is a claim whose time is up.
@@ -225,7 +236,7 @@ class Receipts:
         found, stale = self._sorted(
             {row.position: row for row in self._store.find([r.position for r in receipts])},
             receipts,
-            margin_ms=CLAIM_MARGIN_MS,
+            margin_ms=margin_ms,
         )
         for error in stale.values():
             raise error
@@ -271,18 +282,20 @@ class Receipts:
         # A consumer in this process runs it, and writes nothing to claim it.
         return row.attempt + 1 != receipt.attempt or row.ready_ms > self._clock.now_ms()
 
-    def _present(self, delivery: Message | str) -> tuple[Receipt, Row]:
+    def _present(
+        self, delivery: Message | str, margin_ms: int = CLAIM_MARGIN_MS
+    ) -> tuple[Receipt, Row]:
         receipt = self.receipt_of(delivery)
-        return receipt, self.present([receipt])[0]
+        return receipt, self.present([receipt], margin_ms)[0]
 
-    def _edit(self, row: Row, edited: Row) -> None:
-        if self.is_over(row):
+    def _edit(self, row: Row, edited: Row, margin_ms: int = CLAIM_MARGIN_MS) -> None:
+        if self.is_over(row, margin_ms):
             raise self._stale()
         self._settler.edit(row, edited)
 
-    def _carry_out(self, row: Row, move: Move) -> None:
+    def _carry_out(self, row: Row, move: Move, margin_ms: int = CLAIM_MARGIN_MS) -> None:
         # What had to be asked and said before may have taken long.
-        if self.is_over(row) or self._settler.carry_out([move])[0]:
+        if self.is_over(row, margin_ms) or self._settler.carry_out([move])[0]:
             raise self._stale()
         self._home.on_put(move.new.due_ms)
 
