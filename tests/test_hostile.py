@@ -113,12 +113,12 @@ def test_no_forged_receipt_touches_a_message(
     receipt = queue._home.register.signer.read(own)
 
     def signed(name: str, key: bytes) -> str:
-        return Signer(name, key, layout).sign(receipt.position, receipt.attempt)
+        return Signer(name, key, layout).sign(receipt.position, receipt.attempt, receipt.serial)
 
     kind = data.draw(st.sampled_from(["any", "chars", "foreign", "bent", "secret", "name"]))
     token: Any = {
         "any": lambda: data.draw(hostile_value),
-        "chars": lambda: data.draw(st.text(BASE64, min_size=76, max_size=76)),
+        "chars": lambda: data.draw(st.text(BASE64, min_size=80, max_size=80)),
         "foreign": lambda: data.draw(st.sampled_from(victims.foreign)),
         "bent": lambda: bent(own, data),
         # By whoever knows all but the secret, or has a queue of another name.
@@ -144,13 +144,21 @@ def test_no_forged_receipt_touches_a_message(
     due=st.integers(0, 1 << 47),
     row_id=st.binary(min_size=16, max_size=16),
     attempt=st.integers(0, (1 << 32) - 1),
+    serial=st.integers(0, (1 << 24) - 1),
 )
 def test_a_receipt_of_nowhere_settles_nothing_though_it_is_signed(
-    victims: Victims, verb: str, lane: int, minute: int, due: int, row_id: bytes, attempt: int
+    victims: Victims,
+    verb: str,
+    lane: int,
+    minute: int,
+    due: int,
+    row_id: bytes,
+    attempt: int,
+    serial: int,
 ) -> None:
     queue = victims.queue
     position = Position(Shard("victim", minute, lane), due, row_id)
-    token = queue._home.register.signer.sign(position, attempt)
+    token = queue._home.register.signer.sign(position, attempt, serial)
     before = victims.rows()
     with suppress(ReceiptError):
         assert settle(queue, verb, token) is False

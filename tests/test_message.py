@@ -13,6 +13,7 @@ from shardq.errors import BadBody, BadName, BadReceipt, StoreCorrupt
 from shardq.model.ids import RowIds, text
 from shardq.model.message import (
     BODY_BYTES_MAX,
+    SERIAL_MAX,
     Message,
     Row,
     body_bytes,
@@ -38,18 +39,19 @@ receipts = st.builds(
         st.binary(min_size=16, max_size=16),
     ),
     st.integers(0, 10_000),
+    st.integers(0, SERIAL_MAX),
 )
 
 
 def token_of(receipt: Receipt, signer: Signer = SIGNER) -> str:
-    return signer.sign(receipt.position, receipt.attempt)
+    return signer.sign(receipt.position, receipt.attempt, receipt.serial)
 
 
 @given(receipts)
 def test_a_receipt_reads_back_as_what_was_signed(receipt: Receipt) -> None:
     token = token_of(receipt)
     assert SIGNER.read(token) == receipt
-    assert len(token) == 76
+    assert len(token) == 80
     assert set(token) <= ALPHABET
 
 
@@ -105,7 +107,7 @@ def test_a_queue_name_cannot_be_stretched_into_anothers_signature() -> None:
     assert token_of(receipt) != token_of(receipt, longer)
 
 
-@given(st.one_of(st.none(), st.integers(), st.binary(), st.text(), st.just("A" * 76)))
+@given(st.one_of(st.none(), st.integers(), st.binary(), st.text(), st.just("A" * 80)))
 def test_whatever_is_no_receipt_is_bad_and_nothing_else(token: object) -> None:
     with pytest.raises(BadReceipt):
         SIGNER.read(token)
@@ -114,11 +116,12 @@ def test_whatever_is_no_receipt_is_bad_and_nothing_else(token: object) -> None:
 @pytest.mark.parametrize(
     ("token", "said"),
     [
-        ("AQAA" * 25_000, "it has 100,000 characters, not 76; pass it on unchanged"),
-        ("AQAA", "it has 4 characters, not 76"),
-        ("A" * 76, "^'A{76}' is no receipt"),
+        ("AgAA" * 25_000, "it has 100,000 characters, not 80; pass it on unchanged"),
+        ("AgAA", "it has 4 characters, not 80"),
+        ("A" * 80, r"^'A{76}\.\.\. is no receipt"),
+        ("AQAA" * 19, "^the receipt was made by an earlier shardq, and settles nothing any more"),
         ("", "^'' is no receipt"),
-        (b"A" * 76, "a message or its receipt is needed, not bytes"),
+        (b"A" * 80, "a message or its receipt is needed, not bytes"),
         (None, "a message or its receipt is needed, not NoneType"),
     ],
 )
@@ -127,7 +130,7 @@ def test_what_has_not_the_size_of_a_receipt_is_told_by_its_size(token: object, s
         SIGNER.read(token)
 
 
-@given(st.binary(min_size=57, max_size=57))
+@given(st.binary(min_size=60, max_size=60))
 def test_a_forged_receipt_of_the_right_size_is_bad(raw: bytes) -> None:
     with pytest.raises(BadReceipt):
         SIGNER.read(base64.urlsafe_b64encode(raw).decode())

@@ -254,7 +254,7 @@ class Rules(Model):
         [row] = self._rows(self.witness.queue).get(name, [None])
         cancelled = self.one(place).queue.cancel(self.receipts[name])
         signer = self.witness.queue._home.register.signer
-        there = row is not None and signer.sign(row.position, 0) == self.receipts[name]
+        there = row is not None and signer.sign(row.position, 0, 0) == self.receipts[name]
         assert cancelled == there
         if cancelled:
             self.kept[name].state = "gone"

@@ -210,7 +210,7 @@ def test_an_id_in_place_of_a_receipt_is_said_to_be_none(stage: Stage, verb: str)
             getattr(queue, verb)(given, *(["5s"] if verb in ("snooze", "extend") else []))
     with pytest.raises(BadReceipt, match=r"a message or its receipt is needed, not bytes; pass"):
         getattr(queue, verb)(b"order-7", *(["5s"] if verb in ("snooze", "extend") else []))
-    with pytest.raises(BadReceipt, match="damaged: it has 75 characters, not 76"):
+    with pytest.raises(BadReceipt, match="damaged: it has 79 characters, not 80"):
         getattr(queue, verb)(sent.receipt[:-1], *(["5s"] if verb in ("snooze", "extend") else []))
     assert queue.cancel(sent)
 

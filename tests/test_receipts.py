@@ -5,16 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from worlds import World, on_each_store
 
-from shardq import Bury, Consumer, Retry, Snooze
+from shardq import Bury, Consumer, Message, Retry, Snooze
 from shardq.errors import BadReceipt, StaleReceipt
 from shardq.model.receipt import Receipt
-from shardq.testing import Stage
+from shardq.testing import Recorder, Stage
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shardq import Message, Queue
+    from shardq import Queue
 
 
 def test_receipts_are_read_in_their_order_and_all_must_be_there(stage: Stage) -> None:
@@ -87,3 +88,89 @@ def test_a_receipt_does_to_a_message_what_a_handler_that_raises_does(
         return is_dead, left.attempt, left.last_error, is_dead or waits_ms
 
     assert shown(handled) == shown(received)
+
+
+@on_each_store
+@pytest.mark.parametrize("is_large", [True, False], ids=["100 edits", "one edit"])
+def test_a_receipt_of_a_group_s_message_is_stale_once_that_was_snoozed(
+    world: World, *, is_large: bool
+) -> None:
+    queue = world.connect().queue(world.queue_name(), group_lanes=1)
+    queue.put("a", group="g")
+    [first] = queue.receive(visibility="1h", wait="5s")
+    receipt = first.receipt
+    for _ in range(100 if is_large else 1):
+        receipt = queue.extend(receipt, "1h")
+    queue.snooze(receipt, "0s")
+    [second] = queue.receive(visibility="1h", wait="5s")
+    # The snooze gave its attempt back.
+    assert first.attempt == second.attempt == 1
+    for stale in (first, first.receipt, receipt):
+        for settle in (queue.ack, queue.extend, queue.retry, queue.bury):
+            with pytest.raises(StaleReceipt):
+                settle(stale)
+    queue.ack(second)
+    assert queue.receive() == []
+
+
+def test_a_receipt_of_a_group_s_message_settles_it_however_often_it_was_extended(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail", group_lanes=1)
+    for settle in (queue.ack, queue.retry, queue.snooze, queue.bury, queue.extend):
+        queue.put("a", group="g")
+        [message] = queue.receive(visibility="5s", wait="1m")
+        for _ in range(3):
+            stage.clock.advance(3)
+            stage.connect().queue("mail").extend(message, "5s")
+        settle(message, *(["1s"] if settle == queue.snooze else []))
+        queue.purge()
+
+
+@pytest.mark.parametrize("is_careful", [True, False], ids=["with care", "without"])
+def test_a_handler_settles_its_grouped_message_by_receipt(
+    stage: Stage, *, is_careful: bool
+) -> None:
+    queue = stage.connect().queue("mail", group_lanes=1, hold="1s", visibility="5s")
+    if is_careful:
+        queue.put("died", group="g")
+        dying = Consumer(stage.connect().queue("mail"), Recorder(stage.clock))
+        dying.step()
+        stage.clock.advance(30)
+    other = stage.connect().queue("mail")
+
+    def settle(message: Message) -> None:
+        other.extend(message.receipt, "10s")
+        stage.clock.advance(0.1)
+        other.ack(message.receipt)
+
+    queue.put("a", group="g")
+    seen = Recorder(stage.clock, settle)
+    stage.drain(queue, Consumer(queue, seen))
+    assert not queue.dead.peek()
+
+
+def test_the_receipt_of_a_grouped_message_that_was_parked_settles_it(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", hold="1s", visibility="5s")
+    queue.put_many({"body": f"{n}", "group": "g"} for n in range(2))
+    # Its member's name ends as a claim that goes on does.
+    consumer = Consumer(queue, lambda _: None, member="worker#3")
+    engine = consumer._engine
+    one = None
+    while one is None:
+        stage.clock.advance(max(engine.step(), 0.001))
+        one = engine.ready.take()
+    message = Message(one.row, one.attempt, queue._home.register.signer)
+    for _ in range(200):
+        stage.clock.advance(max(engine.step(), 0.05))
+    found = queue.find(message.id)
+    assert found is not None
+    assert found.state.member == "worker#3"
+    other = stage.connect().queue("mail")
+    assert other.extend(message, "1m") == message.receipt
+    other.ack(message)
+    consumer._deliver(one)
+    consumer.close()
+    seen = Recorder(stage.clock)
+    stage.drain(queue, Consumer(stage.connect().queue("mail"), seen))
+    assert seen.texts == ["1"]

@@ -217,7 +217,7 @@ def keyless(source: Queue, key: str) -> str:
 
 def is_receipt(text: str) -> bool:
     """True if a text that may be an id is a receipt, or likely one that was cut."""
-    return Signer.is_meant(text) or (len(text) > _RECEIPT_CHARS and text.startswith("AQ"))
+    return Signer.is_meant(text) or (len(text) > _RECEIPT_CHARS and text.startswith(("Ag", "AQ")))
 
 
 def _is_key(source: Queue, name: str) -> bool:

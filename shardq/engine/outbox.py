@@ -512,7 +512,7 @@ class Outbox:
                 one.row,
                 self._register.settings.visibility_ms,
                 one.attempt,
-                holder=self._member,
+                holder=one.row.claim_of(self._member),
                 is_counted=is_counted,
             )
             row = self._groups.numbered(one, row)

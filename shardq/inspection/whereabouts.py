@@ -201,7 +201,7 @@ class Whereabouts:
         placed_ms = ids.birth_us(row.id) // 1_000
         later = replace(state, until=due)
         if row.claim is not None:
-            holder = None if row.claim == "receipt" else row.claim
+            holder = None if row.holder == "receipt" else row.holder
             # A claim of a group's is made where the row is, and says nothing of when.
             since = moment_of(placed_ms) if row.not_before_ms is None else None
             return replace(later, where=Where.RUNNING, member=holder, since=since)
@@ -364,7 +364,7 @@ def run_of(row: Row, beats: Mapping[str, Heartbeat]) -> tuple[str, int] | None:
     for member, beat in sorted(beats.items()):
         for message_id, begun_ms in beat.runs:
             # A run that was parked began before its claim was placed.
-            is_this = row.claim == member or begun_ms >= born_ms - _BEGUN_MS
+            is_this = row.holder == member or begun_ms >= born_ms - _BEGUN_MS
             if message_id == row.message_id and is_this:
                 return member, begun_ms
     return None

@@ -174,15 +174,17 @@ class Receipts:
             StaleReceipt: If it was settled before, or its time is up.
         """
         receipt, row = self._present(delivery)
-        holder = row.claim or "receipt"
+        holder = row.holder or "receipt"
         if self._register.layout.is_of_groups(row.shard.lane):
-            claim = self._planner.claimed(row, visibility_ms, receipt.attempt, holder=holder)
+            kept = row.claim_of(holder)
+            claim = self._planner.claimed(row, visibility_ms, receipt.attempt, holder=kept)
             self._edit(row, claim)
         else:
             move = self._planner.claim(row, visibility_ms, receipt.attempt, holder=holder)
             self._carry_out(row, move)
             claim = move.new
-        return self._register.signer.sign(claim.position, claim.attempt)
+        serial = claim.begun_serial if claim.attempt else 0
+        return self._register.signer.sign(claim.position, claim.attempt, serial)
 
     def cancel(self, delivery: Message | str) -> bool:
         """Remove a message; returns whether it was there.
@@ -221,7 +223,8 @@ class Receipts:
                 f"{self._register.name!r}; pass it to that queue."
             )
         # Not its attempt: who only looked at it has no delivery.
-        return Receipt(given._row.position, given._delivery)
+        row, delivery = given._row, given._delivery
+        return Receipt(row.position, delivery, row.begun_serial if delivery else 0)
 
     def present(self, receipts: Sequence[Receipt], margin_ms: int = CLAIM_MARGIN_MS) -> list[Row]:
         """The rows that receipts stand for, in their order.
@@ -277,10 +280,13 @@ class Receipts:
         """True if a row that stays where it is has another delivery by now, or waits for one."""
         if not receipt.attempt or not self._register.layout.is_of_groups(row.shard.lane):
             return False
+        # An attempt that was given back has its number twice.
+        if row.begun_serial != receipt.serial:
+            return True
         if row.claim is not None:
             return row.attempt != receipt.attempt
         # A consumer in this process runs it, and writes nothing to claim it.
-        return row.attempt + 1 != receipt.attempt or row.ready_ms > self._clock.now_ms()
+        return row.ready_ms > self._clock.now_ms()
 
     def _present(
         self, delivery: Message | str, margin_ms: int = CLAIM_MARGIN_MS

@@ -61,6 +61,7 @@ _compact = json.JSONEncoder(separators=(",", ":")).encode
 """Made once: to make it takes as long as to use it."""
 _SURROGATE_PAIR = re.compile("[\ud800-\udbff][\udc00-\udfff]")
 _NOTED = re.compile(r"([0-9]{1,18}):([0-9]{1,16}):([0-9a-f]{32})", re.ASCII)
+_WENT_ON = re.compile(r"(.*)#([0-9]{1,6})", re.ASCII | re.DOTALL)
 _FAILURE = re.compile(r"([0-9]{1,15}):([fs]):(.*)", re.DOTALL)
 
 
@@ -78,7 +79,8 @@ class Row(NamedTuple):
         name: The id that the user or another queue gave; None where there is none.
         origin_ms: The due first asked for; None while that is `due_ms`.
         group: The group, or None.
-        claim: The member that holds the delivery under way, or None: then it is no claim.
+        claim: The member that holds the delivery under way, or None: then it is no claim. In a
+            group lane, where the delivery began before the last edit, with its `begun_serial`.
         since_ms: Of a row that was passed to another lane for a free worker: the due from which
             its lateness counts. None while that is `due_ms`.
         key: The name that its user gave it, as `Key.text` stores it; None where there is none.
@@ -147,6 +149,27 @@ class Row(NamedTuple):
             raise _damaged(self, "note", self.note)
         shard = self.shard._replace(minute=int(found[1]))
         return Position(shard, int(found[2]), bytes.fromhex(found[3]))
+
+    @property
+    def holder(self) -> str | None:
+        """The member that holds the delivery under way; None: it is no claim."""
+        found = self._went_on()
+        return self.claim if found is None else found[1]
+
+    @property
+    def begun_serial(self) -> int:
+        """The serial that the row had when the delivery under way began."""
+        found = self._went_on()
+        return self.serial if found is None else int(found[2])
+
+    def claim_of(self, holder: str) -> str:
+        """The `claim` of a row in a group lane whose delivery goes on with a holder."""
+        return f"{holder}#{self.begun_serial}"
+
+    def _went_on(self) -> re.Match[str] | None:
+        # Only a claim that was made in place has a `not_before_ms`.
+        in_place = self.claim is not None and self.not_before_ms is not None
+        return _WENT_ON.fullmatch(self.claim or "") if in_place else None
 
     @property
     def ready_ms(self) -> int:
@@ -465,7 +488,9 @@ class Message:
     @property
     def receipt(self) -> str:
         """The token that settles this delivery, from any process."""
-        return self._signer.sign(self._row.position, self._delivery)
+        row = self._row
+        serial = row.begun_serial if self._delivery else 0
+        return self._signer.sign(row.position, self._delivery, serial)
 
 
 class Sealed(NamedTuple):

@@ -1,4 +1,4 @@
-"""The receipt that settles a delivery: a position and an attempt, signed by its queue."""
+"""The receipt that settles a delivery: position, attempt and serial, signed by its queue."""
 
 from __future__ import annotations
 
@@ -14,10 +14,18 @@ from shardq.model.shard import Layout, Position, Shard
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What a receipt token says: a position, and the number of the delivery it stands for."""
+    """What a receipt token says.
+
+    Attributes:
+        position: Where the row was.
+        attempt: The number of the delivery that it stands for; 0 of none.
+        serial: The row's serial when that delivery began: in a group lane the row stays where it
+            is, and an attempt that was given back has its number twice.
+    """
 
     position: Position
     attempt: int
+    serial: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,19 +40,23 @@ class Signed:
     token: str
     layout: Layout
 
-    def sign(self, _position: Position, _attempt: int) -> str:
+    def sign(self, _position: Position, _attempt: int, _serial: int) -> str:
         """The receipt, as it was signed where the message was delivered."""
         return self.token
 
 
-_TOKEN = struct.Struct(">BIqIq16s")
-_FIRST_BYTE = 1
+_TOKEN = struct.Struct(">BIqIq16s3s")
+_FIRST_BYTE = 2
 """By it a receipt is told from an id."""
+_SERIAL_BYTES = 3
 _MAC_BYTES = 16
 _TOKEN_CHARS = (_TOKEN.size + _MAC_BYTES) // 3 * 4
 """In base64; whole groups of three bytes, so that there is no padding."""
-_BEGINS = "AQ"
+_BEGINS = "Ag"
 """How each begins: its first byte, and the first bits of a lane's number, which are never set."""
+_FORMER_BEGINS = "AQ"
+_FORMER_CHARS = 76
+"""How a receipt of before serials began, and how long it was."""
 
 
 class Signer:
@@ -62,12 +74,17 @@ class Signer:
         self._secret = secret
         self._name = queue.encode()
 
-    def sign(self, position: Position, attempt: int) -> str:
-        """A printable token for a position, of 76 characters `A-Z a-z 0-9 _ -`."""
+    def sign(self, position: Position, attempt: int, serial: int) -> str:
+        """A printable token, of 80 characters `A-Z a-z 0-9 _ -`.
+
+        Args:
+            position: Where the row is.
+            attempt: The number of the delivery; 0 of none.
+            serial: The row's serial when the delivery began; 0 of none.
+        """
         shard = position.shard
-        raw = _TOKEN.pack(
-            _FIRST_BYTE, shard.lane, shard.minute, attempt, position.due_ms, position.id
-        )
+        place = shard.lane, shard.minute, attempt, position.due_ms, position.id
+        raw = _TOKEN.pack(_FIRST_BYTE, *place, serial.to_bytes(_SERIAL_BYTES, "big"))
         return base64.urlsafe_b64encode(raw + self._mac(raw)).decode()
 
     @staticmethod
@@ -77,6 +94,8 @@ class Signer:
         >>> Signer.is_meant("order-7")
         False
         """
+        if len(text) == _FORMER_CHARS and text.startswith(_FORMER_BEGINS):
+            return True
         return len(text) == _TOKEN_CHARS and text.startswith(_BEGINS)
 
     def read(self, token: object) -> Receipt:
@@ -89,6 +108,11 @@ class Signer:
             raise BadReceipt(
                 f"a message or its receipt is needed, not {type(token).__name__}; pass what put() "
                 f"or receive() returned."
+            )
+        if len(token) == _FORMER_CHARS and token.startswith(_FORMER_BEGINS):
+            raise BadReceipt(
+                "the receipt was made by an earlier shardq, and settles nothing any more; its "
+                "message is delivered again, with a new receipt, when its time is up."
             )
         if not token.startswith(_BEGINS):
             # Its id is what people have of a message, and what they try.
@@ -115,8 +139,9 @@ class Signer:
             raise BadReceipt("the receipt is damaged; pass it on unchanged.")
         if not hmac.compare_digest(mac, self._mac(raw)):
             raise BadReceipt(f"the receipt is damaged, or not one of queue {self.queue!r}.")
-        _, lane, minute, attempt, due_ms, row_id = _TOKEN.unpack(raw)
-        return Receipt(Position(Shard(self.queue, minute, lane), due_ms, row_id), attempt)
+        _, lane, minute, attempt, due_ms, row_id, serial = _TOKEN.unpack(raw)
+        position = Position(Shard(self.queue, minute, lane), due_ms, row_id)
+        return Receipt(position, attempt, int.from_bytes(serial, "big"))
 
     def _mac(self, raw: bytes) -> bytes:
         return hmac.digest(self._secret, self._name + b"\0" + raw, "sha256")[:_MAC_BYTES]

@@ -182,7 +182,7 @@ class Clerk(Roles):
         if put is None or put.row is None:
             call.answer = "refused"
             return
-        receipt = queue._home.register.signer.sign(put.row.position, 0)
+        receipt = queue._home.register.signer.sign(put.row.position, 0, 0)
         self._ask(call, lambda: "done" if queue.cancel(receipt) else "missed")
 
     def _get(self, _process: Process, queue: shardq.Queue, call: ByKey) -> None:

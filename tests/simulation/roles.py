@@ -167,7 +167,7 @@ class Roles(Watch, ABC):
         put = self.history.puts[letter.number]
         if put.outcome != "acked" or put.row is None:
             return
-        receipt = queue._home.register.signer.sign(put.row.position, 0)
+        receipt = queue._home.register.signer.sign(put.row.position, 0, 0)
         cancel = self.history.cancels[letter.number] = Cancel(letter.number, self.simulation.now_us)
         for _ in range(TRIES):
             try:
