@@ -223,6 +223,28 @@ def test_more_rows_than_memory_holds_are_delivered_in_order(
         assert numbers == sorted(numbers)
 
 
+def test_reading_for_one_group_skips_no_row_of_another_with_rows_further_in_front(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shardq.engine.groups.room.ROWS_MAX", 20)
+    monkeypatch.setattr("shardq.engine.groups.room._PAGE", 5)
+    queue = stage.connect().queue("mail", group_lanes=1)
+    queue.put_many({"body": f"{n}", "group": "a"} for n in range(5))
+
+    def fail(message: Message) -> None:
+        if message.group == "a" and message.text == "0" and message.attempt == 1:
+            raise Retry("8s")
+
+    seen = Recorder(stage.clock, fail)
+    consumer = Consumer(queue, seen)
+    stage.drive(consumer, seconds=3)
+    queue.put_many({"body": f"{n}", "group": "b"} for n in range(200))
+    queue.put_many({"body": f"{n}", "group": "a"} for n in range(5, 9))
+    stage.drive(consumer, seconds=30)
+    texts = [message.text for message in seen.messages if message.group == "a"]
+    assert texts == ["0", *(f"{n}" for n in range(9))]
+
+
 def test_no_message_goes_before_those_that_a_full_page_of_an_older_minute_left_out(
     stage: Stage,
 ) -> None:

@@ -181,15 +181,24 @@ class GroupLane:
         """Groups with few rows in memory and more in the store."""
         return {name: group for name, group in self.groups.items() if group.is_hungry}
 
-    def reread(self, rows: Iterable[Row], until: Place | None, *, room: int) -> list[Row]:
-        """Choose the rows to keep, of those read from the first place on that a hungry group needs.
+    def reread(
+        self, rows: Iterable[Row], after: Place, until: Place | None, *, room: int
+    ) -> list[Row]:
+        """Choose the rows to keep, of those that were read after a place.
+
+        Groups with rows in the store before that place keep nothing: those come first.
 
         Args:
             rows: In order.
+            after: The place after which all rows were read.
             until: The place up to which all rows were read; None: up to the lane's cursor.
             room: For how many rows there is memory; a group without rows gets one in any case.
         """
-        opened = {name for name, group in self.groups.items() if group.after is not None}
+        opened = {
+            name
+            for name, group in self.groups.items()
+            if group.after is not None and group.after >= after
+        }
         chosen: list[Row] = []
         for row in rows:
             name, place = row.group or "", place_of(row)

@@ -515,7 +515,7 @@ class GroupLanes:
             with self._lock:
                 known = self.intake.known
                 new = [row for row in rows if row.id not in known and not row.is_note]
-                chosen = mine.reread(new, until, room=self._room())
+                chosen = mine.reread(new, after, until, room=self._room())
             try:
                 there = chosen if mine.is_dense else self._find_chosen(chosen)
             except (StoreUnavailable, StoreTimeout):
