@@ -97,7 +97,7 @@ def test_what_was_left_is_chosen_in_order_when_the_group_is_hungry():
     made = lane()
     take(made, [row(1), row(2), row(3), row(4)], room=0)
     head(made)
-    assert list(made.hungry()) == ["a"]
+    assert list(made.hungry(10)) == ["a"]
     chosen = made.reread([row(2), row(3), row(4)], place_of(row(1)), place_of(row(4)), room=5)
     assert chosen == [row(2), row(3)]
     assert made.groups["a"].after == place_of(row(3))
@@ -119,7 +119,7 @@ def test_rereading_for_one_group_serves_the_others():
     take(made, [row(1), row(2, "b"), row(3), row(4, "b")], room=0)
     chosen = made.reread([row(3), row(4, "b")], place_of(row(1)), None, room=10)
     assert chosen == [row(3), row(4, "b")]
-    assert not made.hungry()
+    assert not made.hungry(10)
 
 
 def test_a_pass_that_ends_early_lets_the_group_go_on_where_it_ended():

@@ -8,6 +8,8 @@ import pytest
 from reading import write
 
 from shardq import Bury, Consumer, Message, Retry, Snooze
+from shardq.engine.delivery import Delivery
+from shardq.engine.outcome import ACKED
 from shardq.testing import Recorder, Stage
 
 
@@ -221,6 +223,29 @@ def test_more_rows_than_memory_holds_are_delivered_in_order(
     for group in range(7):
         numbers = [int(text) for text in seen.texts if int(text) % 7 == group]
         assert numbers == sorted(numbers)
+
+
+def test_small_groups_behind_a_large_one_go_on_while_memory_is_full(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shardq.engine.groups.room.ROWS_MAX", 10)
+    monkeypatch.setattr("shardq.engine.groups.room._PAGE", 5)
+    queue = stage.connect().queue("mail", group_lanes=1)
+    queue.put_many({"body": "a" * 1_000, "group": "a"} for _ in range(40))
+    queue.put_many({"body": f"{n}", "group": "b"} for n in range(10))
+    engine = Consumer(queue, Recorder(stage.clock))._engine
+    running: list[Delivery] = []
+    seen: list[str] = []
+    for _ in range(300):
+        stage.clock.advance(max(engine.step(), 0.001))
+        while (one := engine.ready.take()) is not None:
+            if one.row.group == "a":
+                running.append(one)
+            else:
+                seen.append(one.row.body.decode())
+                engine.outbox.finish(one, ACKED)
+    assert len(running) == 1
+    assert seen == [f"{n}" for n in range(10)]
 
 
 def test_reading_for_one_group_skips_no_row_of_another_with_rows_further_in_front(

@@ -177,9 +177,17 @@ class GroupLane:
         self.cared.add(name)
         return True
 
-    def hungry(self) -> dict[str, Group]:
-        """Groups with few rows in memory and more in the store."""
-        return {name: group for name, group in self.groups.items() if group.is_hungry}
+    def hungry(self, room: int) -> dict[str, Group]:
+        """Groups with few rows in memory and more in the store, of which one more is kept.
+
+        Args:
+            room: For how many rows behind heads memory has room.
+        """
+        return {
+            name: group
+            for name, group in self.groups.items()
+            if group.is_hungry and group.has_room(room)
+        }
 
     def reread(
         self, rows: Iterable[Row], after: Place, until: Place | None, *, room: int

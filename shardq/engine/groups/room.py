@@ -509,7 +509,7 @@ class GroupLanes:
 
     def _feed(self, mine: GroupLane, until_us: int) -> None:
         """Read on for the groups of a lane of which few rows are in memory."""
-        while hungry := mine.hungry():
+        while hungry := self._hungry(mine):
             after = min(group.after for group in hungry.values() if group.after is not None)
             rows, until = self._read_after(mine, after)
             with self._lock:
@@ -539,12 +539,13 @@ class GroupLanes:
                 self._take_in(mine, kept)
                 for name in hungry:
                     mine.forget(name)
-            left = [group.after for group in mine.hungry().values() if group.after is not None]
-            if until is None or not left or min(left) == after:
-                return
             if self._clock.boot_us() > until_us or not self._leases.is_valid(mine.lease):
                 self._is_hungry = True
                 return
+
+    def _hungry(self, mine: GroupLane) -> dict[str, Group]:
+        with self._lock:
+            return mine.hungry(self._room())
 
     def _find_chosen(self, chosen: Iterable[Row]) -> list[Row]:
         return self._store.find([row.position for row in chosen])
