@@ -157,6 +157,31 @@ def test_a_cancelled_message_that_waits_is_not_delivered(stage: Stage) -> None:
     assert third.text == "2"
 
 
+@pytest.mark.parametrize("is_own", [True, False], ids=["own process", "other process"])
+@pytest.mark.parametrize("delay", ["1h", "20s"])
+def test_a_message_that_is_cancelled_before_it_is_read_leaves_nothing_to_look_at(
+    stage: Stage, delay: str, *, is_own: bool
+) -> None:
+    queue = stage.connect().queue("mail", group_lanes=1)
+    far = [queue.put("far", group="far", delay=delay) for _ in range(6)]
+    queue.put("first", group="g")
+    consumer = Consumer(queue, Recorder(stage.clock))
+    stage.drive(consumer, seconds=2)
+    other = queue if is_own else stage.connect().queue("mail")
+    assert all(other.cancel(one) for one in far[:3])
+    stage.drive(consumer, seconds=5)
+    assert consumer._engine.outbox.is_empty
+    consumer.close()
+    queue.receive()
+    assert all(other.cancel(one) for one in far[3:])
+    stage.clock.advance(1)
+    queue.receive()
+    engine = queue._receiver._engine
+    assert engine is not None
+    assert engine.groups.is_idle
+    assert stage.is_empty(queue)
+
+
 def test_a_head_left_in_a_listed_minute_is_found_by_the_next_owner(stage: Stage) -> None:
     queue = stage.connect().queue("mail", minute="1s", offset="2s", group_lanes=1)
     queue.put_many({"body": f"{n}", "group": "g"} for n in range(3))

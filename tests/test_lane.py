@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardq.engine.lane import RUNGS, SEALED_RUNGS, Ladder, Lane
-from shardq.model.shard import Layout
+from shardq.model.shard import Layout, Position, Shard
 
 LAYOUT = Layout("mail")
 START_MS = 1_800_000_000_000
@@ -37,6 +37,24 @@ def test_a_cursor_inside_a_millisecond_passes_it_when_all_of_it_is_read() -> Non
     lane.advance(500, bytes(16))
     lane.advance(500, None)
     assert (lane.cursor_ms, lane.cursor_id) == (500, None)
+
+
+def test_a_cursor_has_come_to_positions_in_the_order_of_due_and_id() -> None:
+    lane = Lane.fresh(0, LAYOUT, sealed=-1)
+    lane.advance(500, bytes([5]) * 16)
+    places = [(499, 9), (500, 4), (500, 5), (500, 6), (501, 1)]
+    at = [Position(Shard("mail", 0, 0), due_ms, bytes([of]) * 16) for due_ms, of in places]
+    assert [lane.is_before(one) for one in at] == [False, False, False, True, True]
+    lane.advance(500, None)
+    assert [lane.is_before(one) for one in at] == [False, False, False, False, True]
+
+
+def test_a_minute_that_got_a_row_after_it_was_looked_for_is_read_in_order() -> None:
+    lane = Lane.fresh(0, LAYOUT, sealed=9)
+    lane.reread_listed({3: 180_000, 8: 480_000}, LAYOUT)
+    for minute in (5, 8, 10):
+        lane.visit(Position(Shard("mail", minute, 0), minute * 60_000, bytes(16)))
+    assert list(lane.behind or ()) == [3, 5, 8]
 
 
 def test_rows_given_up_are_before_the_cursor_again() -> None:

@@ -18,11 +18,13 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+from shardq.model.ids import order_key
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from shardq.model.message import Row
-    from shardq.model.shard import Layout
+    from shardq.model.shard import Layout, Position
 
 SWEPT = 1 << 62
 
@@ -169,6 +171,19 @@ class Lane:
         self.quiet = False
         self.swept = {rung: min(swept, self.sealed) for rung, swept in self.swept.items()}
         self.rewind(layout.start_ms(minute))
+
+    def is_before(self, position: Position) -> bool:
+        """True if the cursor has not come to a position."""
+        if position.due_ms != self.cursor_ms or self.cursor_id is None:
+            return position.due_ms > self.cursor_ms
+        return order_key(position.id) > order_key(self.cursor_id)
+
+    def visit(self, position: Position) -> None:
+        """Let the cursor come to a position, in a minute that may have been empty before."""
+        minute = position.shard.minute
+        if self.behind is None or position.due_ms > self.behind_until_ms or minute in self.behind:
+            return
+        self.behind = deque(sorted([*self.behind, minute]))
 
     def rewind(self, due_ms: int) -> None:
         """Rows from this due on were given up unread by a handler: they are to be read again."""

@@ -672,11 +672,9 @@ class GroupLanes:
         """Read the rows again that notes name, and delete the notes."""
         with self._lock:
             looks, self._looks = self._looks, set()
-        # What is still to be read from further in front is looked at when that is done.
-        notes = [note for note in self._notes.values() if self._is_read(note.noted)]
-        unread = {at for at in looks if not self._is_read(at)}
-        looks -= unread
-        noted = sorted(looks.union(note.noted for note in notes))
+        notes = list(self._notes.values())
+        named = looks.union(note.noted for note in notes)
+        noted = sorted(at for at in named if not self._is_still_read(at))
         try:
             there = {row.position: row for row in self._store.find(noted)}
         except (StoreUnavailable, StoreTimeout):
@@ -694,16 +692,18 @@ class GroupLanes:
         if fresh:
             # Late ones, as a rule behind the seal: their minutes are listed.
             self.intake.accept(sorted(fresh, key=lambda row: (row.shard, *place_of(row))))
-        with self._lock:
-            self._looks |= unread
         if notes:
             self._settler.delete(note.position for note in notes)
         for note in notes:
             self._notes.pop(note.position, None)
 
-    def _is_read(self, at: Position) -> bool:
+    def _is_still_read(self, at: Position) -> bool:
+        """True if a row is not in memory, and its lane's cursor comes there: it is read then."""
         lane = self.intake.lanes.get(at.shard.lane)
-        return lane is None or at.due_ms <= lane.read_ms or at.id in self.intake.known
+        if lane is None or at.id in self.intake.known or not lane.is_before(at):
+            return False
+        lane.visit(at)
+        return True
 
     def _apply(self, one: Delivery, row: Row | None) -> None:
         """A row in memory that has not begun was settled or edited by another."""
