@@ -182,6 +182,22 @@ def test_a_message_that_is_cancelled_before_it_is_read_leaves_nothing_to_look_at
     assert stage.is_empty(queue)
 
 
+def test_a_note_counts_neither_as_purged_nor_as_an_end(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", group_lanes=1)
+    assert queue.cancel(queue.put("cancelled", group="g"))
+    stage.clock.advance(1)
+    queue.purge()
+    queue.put("last", group="g")
+    seen = Recorder(stage.clock)
+    consumer = Consumer(queue, seen)
+    stage.drain(queue, consumer)
+    consumer.close()
+    assert seen.texts == ["last"]
+    assert queue.totals().purged == 0
+    audit = queue.audit()
+    assert (audit.total.put, audit.total.purged, audit.misfits) == (2, 0, [])
+
+
 def test_a_head_left_in_a_listed_minute_is_found_by_the_next_owner(stage: Stage) -> None:
     queue = stage.connect().queue("mail", minute="1s", offset="2s", group_lanes=1)
     queue.put_many({"body": f"{n}", "group": "g"} for n in range(3))

@@ -340,15 +340,20 @@ class GroupLanes:
     def stored(self, one: Delivery) -> None:
         """A delivery's row is gone from its lane."""
         row = one.row
+        self._touch(row)
         mine = self._lanes.get(row.shard.lane)
-        if mine is not None and row.shard.minute in mine.listed:
-            mine.touched.add(row.shard.minute)
         if one.careful and not one.thread_id and mine is not None:
             # It was not handed out: care is for the next.
             mine.cared.discard(row.group or "")
         group = None if mine is None else mine.groups.get(row.group or "")
         if group is None or group.head is one:
             self.ended(one)
+
+    def _touch(self, row: Row) -> None:
+        """A row is gone: its minute is looked at, where it is in the list."""
+        mine = self._lanes.get(row.shard.lane)
+        if mine is not None and row.shard.minute in mine.listed:
+            mine.touched.add(row.shard.minute)
 
     def again(self, one: Delivery, row: Row, after_ms: int = 0) -> None:
         """A head is not over: it waits for its time, and is read again.
@@ -696,6 +701,7 @@ class GroupLanes:
             self._settler.delete(note.position for note in notes)
         for note in notes:
             self._notes.pop(note.position, None)
+            self._touch(note)
 
     def _is_still_read(self, at: Position) -> bool:
         """True if a row is not in memory, and its lane's cursor comes there: it is read then."""
