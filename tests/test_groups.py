@@ -7,7 +7,7 @@ import random
 import pytest
 from reading import write
 
-from shardq import Bury, Consumer, Message, Retry, Snooze
+from shardq import Bury, Consumer, Message, Queue, Retry, Snooze
 from shardq.engine.delivery import Delivery
 from shardq.engine.outcome import ACKED
 from shardq.testing import Recorder, Stage
@@ -347,6 +347,84 @@ def test_a_group_behind_a_long_backoff_costs_no_memory(stage: Stage) -> None:
     stage.drive(consumer, seconds=5)
     assert seen.texts == ["head", *(f"{n}" for n in range(20))]
     assert len(consumer._engine.intake.known) == 1
+
+
+def in_backoff(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, delay: str, far_max: int = 3
+) -> tuple[Queue, Consumer, Recorder, list[str]]:
+    """A consumer with thirty groups of two, more than memory has room for, whose heads wait."""
+    for name, most in (("FAR_MAX", far_max), ("HEADS_MAX", 5), ("ROWS_MAX", 5)):
+        monkeypatch.setattr(f"shardq.engine.groups.room.{name}", most)
+    queue = stage.connect().queue("mail", group_lanes=2)
+
+    def fail(message: Message) -> None:
+        if message.text == "head" and message.attempt == 1:
+            raise Retry(delay)
+
+    heads = []
+    for number in range(30):
+        heads.append(queue.put("head", group=f"{number}").receipt)
+        queue.put("next", group=f"{number}")
+    seen = Recorder(stage.clock, fail)
+    consumer = Consumer(queue, seen)
+    stage.drive(consumer, seconds=10)
+    assert seen.texts == ["head"] * 30
+    return queue, consumer, seen, heads
+
+
+def test_many_groups_in_a_backoff_make_no_other_group_late_and_cost_no_memory(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue, consumer, seen, _ = in_backoff(stage, monkeypatch, "10m")
+    for number in range(20):
+        queue.put(f"{number}", group="other")
+        queue.put("last", group=f"{number}")
+    stage.drive(consumer, seconds=5)
+    assert seen.texts[30:] == [f"{number}" for number in range(20)]
+    assert len(consumer._engine.intake.known) == 3
+    begun_ms = stage.clock.now_ms()
+    stage.drain(queue, consumer, within="15m")
+    assert stage.clock.now_ms() - begun_ms < 11 * 60_000
+    for number in range(30):
+        of_group = [one.text for one in seen.messages if one.group == f"{number}"]
+        assert of_group == ["head", "head", "next", "last"][: 4 if number < 20 else 3]
+
+
+def test_a_group_whose_head_is_cancelled_goes_on_though_memory_has_no_room_for_its_head(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue, consumer, seen, heads = in_backoff(stage, monkeypatch, "1h")
+    other = stage.connect().queue("mail")
+    assert all(other.cancel(head) for head in heads)
+    stage.drain(queue, consumer, within="30s")
+    assert seen.texts[30:] == ["next"] * 30
+
+
+def test_a_purge_reaches_heads_for_which_memory_has_no_room(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue, consumer, seen, _ = in_backoff(stage, monkeypatch, "1h")
+    queue.purge()
+    stage.drain(queue, consumer, within="30s")
+    consumer.close()
+    assert queue.totals().purged == 60
+    assert len(seen) == 30
+
+
+def test_groups_in_a_backoff_keep_their_order_when_their_lease_was_lost_meanwhile(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue, consumer, seen, _ = in_backoff(stage, monkeypatch, "4m", far_max=0)
+    # No sweep reaches back to them any more, and their minute is not sealed.
+    stage.drive(consumer, seconds=90)
+    # A pause longer than the lease: another could have had the lane.
+    stage.clock.advance(25)
+    for number in range(30):
+        queue.put("last", group=f"{number}")
+    stage.drain(queue, consumer)
+    for number in range(30):
+        of_group = [one.text for one in seen.messages if one.group == f"{number}"]
+        assert of_group == ["head", "head", "next", "last"]
 
 
 def test_what_was_stored_late_while_the_lane_was_another_s_goes_first_once_it_is_ours(
