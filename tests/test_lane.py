@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import deque
 
 import pytest
 from hypothesis import given
@@ -49,12 +50,12 @@ def test_a_cursor_has_come_to_positions_in_the_order_of_due_and_id() -> None:
     assert [lane.is_before(one) for one in at] == [False, False, False, False, True]
 
 
-def test_a_minute_that_got_a_row_after_it_was_looked_for_is_read_in_order() -> None:
+def test_a_cursor_does_not_come_to_minutes_that_are_sealed_or_were_empty() -> None:
     lane = Lane.fresh(0, LAYOUT, sealed=9)
-    lane.reread_listed({3: 180_000, 8: 480_000}, LAYOUT)
-    for minute in (5, 8, 10):
-        lane.visit(Position(Shard("mail", minute, 0), minute * 60_000, bytes(16)))
-    assert list(lane.behind or ()) == [3, 5, 8]
+    at = [Position(Shard("mail", of, 0), of * 60_000, bytes(16)) for of in (8, 10, 11, 12, 13)]
+    assert [lane.comes_to(one) for one in at] == [False, True, True, True, True]
+    lane.behind, lane.behind_until_ms = deque([10, 12]), 12 * 60_000
+    assert [lane.comes_to(one) for one in at] == [False, True, False, True, True]
 
 
 def test_rows_given_up_are_before_the_cursor_again() -> None:

@@ -178,12 +178,14 @@ class Lane:
             return position.due_ms > self.cursor_ms
         return order_key(position.id) > order_key(self.cursor_id)
 
-    def visit(self, position: Position) -> None:
-        """Let the cursor come to a position, in a minute that may have been empty before."""
+    def comes_to(self, position: Position) -> bool:
+        """True if the cursor is to come to a position that it has not come to.
+
+        It passes minutes that are sealed, or were empty when they were looked for.
+        """
         minute = position.shard.minute
-        if self.behind is None or position.due_ms > self.behind_until_ms or minute in self.behind:
-            return
-        self.behind = deque(sorted([*self.behind, minute]))
+        is_passed = position.due_ms <= self.behind_until_ms and minute not in (self.behind or ())
+        return minute > self.sealed and (self.behind is None or not is_passed)
 
     def rewind(self, due_ms: int) -> None:
         """Rows from this due on were given up unread by a handler: they are to be read again."""

@@ -719,9 +719,13 @@ class GroupLanes:
         """Read the rows again that notes name, and delete the notes."""
         with self._lock:
             looks, self._looks = self._looks, set()
-        notes = list(self._notes.values())
-        named = looks.union(note.noted for note in notes)
-        noted = sorted(at for at in named if not self._is_still_read(at))
+        unread = {at for at in looks if self._is_unread(at)}
+        unread.update(note.noted for note in self._notes.values() if self._is_unread(note.noted))
+        # Where the cursor may not come by, they are looked at when it is further on.
+        lanes = self.intake.lanes
+        later = {at for at in unread if not lanes[at.shard.lane].comes_to(at)}
+        notes = [note for note in self._notes.values() if note.noted not in later]
+        noted = sorted(looks.union(note.noted for note in notes) - unread)
         try:
             there = {row.position: row for row in self._store.find(noted)}
         except (StoreUnavailable, StoreTimeout):
@@ -740,19 +744,18 @@ class GroupLanes:
         if fresh:
             # Late ones, as a rule behind the seal: their minutes are listed.
             self.intake.accept(sorted(fresh, key=lambda row: (row.shard, *place_of(row))))
+        with self._lock:
+            self._looks |= looks & later
         if notes:
             self._settler.delete(note.position for note in notes)
         for note in notes:
             self._notes.pop(note.position, None)
             self._touch(note)
 
-    def _is_still_read(self, at: Position) -> bool:
-        """True if a row is not in memory, and its lane's cursor comes there: it is read then."""
+    def _is_unread(self, at: Position) -> bool:
+        """True if a row is not in memory, and its lane's cursor has not come to it."""
         lane = self.intake.lanes.get(at.shard.lane)
-        if lane is None or at.id in self.intake.known or not lane.is_before(at):
-            return False
-        lane.visit(at)
-        return True
+        return lane is not None and at.id not in self.intake.known and lane.is_before(at)
 
     def _apply(self, one: Delivery, row: Row | None) -> None:
         """A row in memory that has not begun was settled or edited by another."""
