@@ -41,7 +41,7 @@ _ROWS_MAX = 20_000
 _LOCAL_ROWS_MAX = 100_000
 """On SQLite: 50 ms."""
 _WAITS_ROWS_MAX, _WAITS_ROWS_MIN = 10_000, 100
-"""Of shards with so many rows is read which are put off; a shard counts as so many at least."""
+"""Most rows of shards read for what is put off; each shard counts as so many at least."""
 _SHARDS_MAX = 10_000
 _PART = 500
 """Shards that are counted at a time; few first, for the first may hold all that is counted."""
