@@ -164,3 +164,17 @@ def test_what_a_purge_has_reached_is_not_counted(stage: Stage) -> None:
         stage.clock.advance(seconds)
         both(queue)
     assert both(queue) == Depth(3, 0, 0, exact=False)
+
+
+def test_a_head_of_a_group_whose_time_has_come_is_ready_before_it_is_handed_out(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail")
+    queue.put_many({"body": "x", "group": "g"} for _ in range(2))
+    [first] = queue.receive()
+    queue.retry(first, "10s")
+    depth = queue.depth()
+    assert (depth.ready, depth.waiting, depth.in_flight) == (1, 1, 0)
+    stage.clock.advance(10.1)
+    depth = queue.depth()
+    assert (depth.ready, depth.waiting, depth.in_flight) == (2, 0, 0)

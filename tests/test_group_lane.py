@@ -97,11 +97,11 @@ def test_what_was_left_is_chosen_in_order_when_the_group_is_hungry():
     made = lane()
     take(made, [row(1), row(2), row(3), row(4)], room=0)
     head(made)
-    assert list(made.hungry()) == ["a"]
-    chosen = made.reread([row(2), row(3), row(4)], place_of(row(4)), room=5)
+    assert list(made.hungry(10)) == ["a"]
+    chosen = made.reread([row(2), row(3), row(4)], place_of(row(1)), place_of(row(4)), room=5)
     assert chosen == [row(2), row(3)]
     assert made.groups["a"].after == place_of(row(3))
-    assert made.reread([row(4)], None, room=9) == [row(4)]
+    assert made.reread([row(4)], place_of(row(3)), None, room=9) == [row(4)]
     assert made.groups["a"].after is None
 
 
@@ -110,23 +110,23 @@ def test_a_hungry_group_gets_one_row_though_memory_is_full():
     take(made, [row(1), row(2), row(3)], room=0)
     head(made)
     end(made)
-    assert made.reread([row(2), row(3)], None, room=0) == [row(2)]
+    assert made.reread([row(2), row(3)], place_of(row(1)), None, room=0) == [row(2)]
     assert made.groups["a"].after == place_of(row(2))
 
 
 def test_rereading_for_one_group_serves_the_others():
     made = lane()
     take(made, [row(1), row(2, "b"), row(3), row(4, "b")], room=0)
-    chosen = made.reread([row(3), row(4, "b")], None, room=10)
+    chosen = made.reread([row(3), row(4, "b")], place_of(row(1)), None, room=10)
     assert chosen == [row(3), row(4, "b")]
-    assert not made.hungry()
+    assert not made.hungry(10)
 
 
 def test_a_pass_that_ends_early_lets_the_group_go_on_where_it_ended():
     made = lane()
     take(made, [row(1), row(5)], room=0)
     head(made)
-    assert made.reread([row(2, "b")], place_of(row(3)), room=10) == []
+    assert made.reread([row(2, "b")], place_of(row(1)), place_of(row(3)), room=10) == []
     assert made.groups["a"].after == place_of(row(3))
     assert take(made, [row(2)], room=0) == [row(2)]
 

@@ -7,7 +7,9 @@ import random
 import pytest
 from reading import write
 
-from shardq import Bury, Consumer, Message, Retry, Snooze
+from shardq import Bury, Consumer, Message, Queue, Retry, Snooze
+from shardq.engine.delivery import Delivery
+from shardq.engine.outcome import ACKED
 from shardq.testing import Recorder, Stage
 
 
@@ -155,6 +157,47 @@ def test_a_cancelled_message_that_waits_is_not_delivered(stage: Stage) -> None:
     assert third.text == "2"
 
 
+@pytest.mark.parametrize("is_own", [True, False], ids=["own process", "other process"])
+@pytest.mark.parametrize("delay", ["1h", "20s"])
+def test_a_message_that_is_cancelled_before_it_is_read_leaves_nothing_to_look_at(
+    stage: Stage, delay: str, *, is_own: bool
+) -> None:
+    queue = stage.connect().queue("mail", group_lanes=1)
+    far = [queue.put("far", group="far", delay=delay) for _ in range(6)]
+    queue.put("first", group="g")
+    consumer = Consumer(queue, Recorder(stage.clock))
+    stage.drive(consumer, seconds=2)
+    other = queue if is_own else stage.connect().queue("mail")
+    assert all(other.cancel(one) for one in far[:3])
+    stage.drive(consumer, seconds=5)
+    assert consumer._engine.outbox.is_empty
+    consumer.close()
+    queue.receive()
+    assert all(other.cancel(one) for one in far[3:])
+    stage.clock.advance(1)
+    queue.receive()
+    engine = queue._receiver._engine
+    assert engine is not None
+    assert engine.groups.is_idle
+    assert stage.is_empty(queue)
+
+
+def test_a_note_counts_neither_as_purged_nor_as_an_end(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", group_lanes=1)
+    assert queue.cancel(queue.put("cancelled", group="g"))
+    stage.clock.advance(1)
+    queue.purge()
+    queue.put("last", group="g")
+    seen = Recorder(stage.clock)
+    consumer = Consumer(queue, seen)
+    stage.drain(queue, consumer)
+    consumer.close()
+    assert seen.texts == ["last"]
+    assert queue.totals().purged == 0
+    audit = queue.audit()
+    assert (audit.total.put, audit.total.purged, audit.misfits) == (2, 0, [])
+
+
 def test_a_head_left_in_a_listed_minute_is_found_by_the_next_owner(stage: Stage) -> None:
     queue = stage.connect().queue("mail", minute="1s", offset="2s", group_lanes=1)
     queue.put_many({"body": f"{n}", "group": "g"} for n in range(3))
@@ -223,6 +266,51 @@ def test_more_rows_than_memory_holds_are_delivered_in_order(
         assert numbers == sorted(numbers)
 
 
+def test_small_groups_behind_a_large_one_go_on_while_memory_is_full(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shardq.engine.groups.room.ROWS_MAX", 10)
+    monkeypatch.setattr("shardq.engine.groups.room._PAGE", 5)
+    queue = stage.connect().queue("mail", group_lanes=1)
+    queue.put_many({"body": "a" * 1_000, "group": "a"} for _ in range(40))
+    queue.put_many({"body": f"{n}", "group": "b"} for n in range(10))
+    engine = Consumer(queue, Recorder(stage.clock))._engine
+    running: list[Delivery] = []
+    seen: list[str] = []
+    for _ in range(300):
+        stage.clock.advance(max(engine.step(), 0.001))
+        while (one := engine.ready.take()) is not None:
+            if one.row.group == "a":
+                running.append(one)
+            else:
+                seen.append(one.row.body.decode())
+                engine.outbox.finish(one, ACKED)
+    assert len(running) == 1
+    assert seen == [f"{n}" for n in range(10)]
+
+
+def test_reading_for_one_group_skips_no_row_of_another_with_rows_further_in_front(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shardq.engine.groups.room.ROWS_MAX", 20)
+    monkeypatch.setattr("shardq.engine.groups.room._PAGE", 5)
+    queue = stage.connect().queue("mail", group_lanes=1)
+    queue.put_many({"body": f"{n}", "group": "a"} for n in range(5))
+
+    def fail(message: Message) -> None:
+        if message.group == "a" and message.text == "0" and message.attempt == 1:
+            raise Retry("8s")
+
+    seen = Recorder(stage.clock, fail)
+    consumer = Consumer(queue, seen)
+    stage.drive(consumer, seconds=3)
+    queue.put_many({"body": f"{n}", "group": "b"} for n in range(200))
+    queue.put_many({"body": f"{n}", "group": "a"} for n in range(5, 9))
+    stage.drive(consumer, seconds=30)
+    texts = [message.text for message in seen.messages if message.group == "a"]
+    assert texts == ["0", *(f"{n}" for n in range(9))]
+
+
 def test_no_message_goes_before_those_that_a_full_page_of_an_older_minute_left_out(
     stage: Stage,
 ) -> None:
@@ -259,6 +347,84 @@ def test_a_group_behind_a_long_backoff_costs_no_memory(stage: Stage) -> None:
     stage.drive(consumer, seconds=5)
     assert seen.texts == ["head", *(f"{n}" for n in range(20))]
     assert len(consumer._engine.intake.known) == 1
+
+
+def in_backoff(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, delay: str, far_max: int = 3
+) -> tuple[Queue, Consumer, Recorder, list[str]]:
+    """A consumer with thirty groups of two, more than memory has room for, whose heads wait."""
+    for name, most in (("FAR_MAX", far_max), ("HEADS_MAX", 5), ("ROWS_MAX", 5)):
+        monkeypatch.setattr(f"shardq.engine.groups.room.{name}", most)
+    queue = stage.connect().queue("mail", group_lanes=2)
+
+    def fail(message: Message) -> None:
+        if message.text == "head" and message.attempt == 1:
+            raise Retry(delay)
+
+    heads = []
+    for number in range(30):
+        heads.append(queue.put("head", group=f"{number}").receipt)
+        queue.put("next", group=f"{number}")
+    seen = Recorder(stage.clock, fail)
+    consumer = Consumer(queue, seen)
+    stage.drive(consumer, seconds=10)
+    assert seen.texts == ["head"] * 30
+    return queue, consumer, seen, heads
+
+
+def test_many_groups_in_a_backoff_make_no_other_group_late_and_cost_no_memory(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue, consumer, seen, _ = in_backoff(stage, monkeypatch, "10m")
+    for number in range(20):
+        queue.put(f"{number}", group="other")
+        queue.put("last", group=f"{number}")
+    stage.drive(consumer, seconds=5)
+    assert seen.texts[30:] == [f"{number}" for number in range(20)]
+    assert len(consumer._engine.intake.known) == 3
+    begun_ms = stage.clock.now_ms()
+    stage.drain(queue, consumer, within="15m")
+    assert stage.clock.now_ms() - begun_ms < 11 * 60_000
+    for number in range(30):
+        of_group = [one.text for one in seen.messages if one.group == f"{number}"]
+        assert of_group == ["head", "head", "next", "last"][: 4 if number < 20 else 3]
+
+
+def test_a_group_whose_head_is_cancelled_goes_on_though_memory_has_no_room_for_its_head(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue, consumer, seen, heads = in_backoff(stage, monkeypatch, "1h")
+    other = stage.connect().queue("mail")
+    assert all(other.cancel(head) for head in heads)
+    stage.drain(queue, consumer, within="30s")
+    assert seen.texts[30:] == ["next"] * 30
+
+
+def test_a_purge_reaches_heads_for_which_memory_has_no_room(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue, consumer, seen, _ = in_backoff(stage, monkeypatch, "1h")
+    queue.purge()
+    stage.drain(queue, consumer, within="30s")
+    consumer.close()
+    assert queue.totals().purged == 60
+    assert len(seen) == 30
+
+
+def test_groups_in_a_backoff_keep_their_order_when_their_lease_was_lost_meanwhile(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue, consumer, seen, _ = in_backoff(stage, monkeypatch, "4m", far_max=0)
+    # No sweep reaches back to them any more, and their minute is not sealed.
+    stage.drive(consumer, seconds=90)
+    # A pause longer than the lease: another could have had the lane.
+    stage.clock.advance(25)
+    for number in range(30):
+        queue.put("last", group=f"{number}")
+    stage.drain(queue, consumer)
+    for number in range(30):
+        of_group = [one.text for one in seen.messages if one.group == f"{number}"]
+        assert of_group == ["head", "head", "next", "last"]
 
 
 def test_what_was_stored_late_while_the_lane_was_another_s_goes_first_once_it_is_ours(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections import deque
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from shardq.engine.lane import RUNGS, SEALED_RUNGS, Ladder, Lane
-from shardq.model.shard import Layout
+from shardq.model.shard import Layout, Position, Shard
 
 LAYOUT = Layout("mail")
 START_MS = 1_800_000_000_000
@@ -37,6 +38,24 @@ def test_a_cursor_inside_a_millisecond_passes_it_when_all_of_it_is_read() -> Non
     lane.advance(500, bytes(16))
     lane.advance(500, None)
     assert (lane.cursor_ms, lane.cursor_id) == (500, None)
+
+
+def test_a_cursor_has_come_to_positions_in_the_order_of_due_and_id() -> None:
+    lane = Lane.fresh(0, LAYOUT, sealed=-1)
+    lane.advance(500, bytes([5]) * 16)
+    places = [(499, 9), (500, 4), (500, 5), (500, 6), (501, 1)]
+    at = [Position(Shard("mail", 0, 0), due_ms, bytes([of]) * 16) for due_ms, of in places]
+    assert [lane.is_before(one) for one in at] == [False, False, False, True, True]
+    lane.advance(500, None)
+    assert [lane.is_before(one) for one in at] == [False, False, False, False, True]
+
+
+def test_a_cursor_does_not_come_to_minutes_that_are_sealed_or_were_empty() -> None:
+    lane = Lane.fresh(0, LAYOUT, sealed=9)
+    at = [Position(Shard("mail", of, 0), of * 60_000, bytes(16)) for of in (8, 10, 11, 12, 13)]
+    assert [lane.comes_to(one) for one in at] == [False, True, True, True, True]
+    lane.behind, lane.behind_until_ms = deque([10, 12]), 12 * 60_000
+    assert [lane.comes_to(one) for one in at] == [False, True, False, True, True]
 
 
 def test_rows_given_up_are_before_the_cursor_again() -> None:

@@ -696,6 +696,7 @@ class Engine:
             self.intake.give_up(lambda _: True)
         if settings.purged_before_us:
             self.intake.give_up(lambda one: one.row.entered_us < settings.purged_before_us)
+            self.groups.wake()
 
     def _watch_progress(self) -> None:
         """A member with due rows and no slot lets others have its lanes, until it has a slot.

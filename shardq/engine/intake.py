@@ -422,10 +422,11 @@ class Intake:
 
     def _without_purged(self, rows: list[Row]) -> list[Row]:
         before_us = self._register.settings.purged_before_us
-        kept = [row for row in rows if row.entered_us >= before_us]
-        if len(kept) < len(rows):
-            self._on_purged([row for row in rows if row.entered_us < before_us])
-        return kept
+        purged = {row.id for row in rows if row.entered_us < before_us and not row.is_note}
+        if not purged:
+            return rows
+        self._on_purged([row for row in rows if row.id in purged])
+        return [row for row in rows if row.id not in purged]
 
     def _without_ended(self, rows: list[Row]) -> list[Row]:
         """Look up in the ledger what may be left over: its end was recorded, its delete was not.
@@ -439,15 +440,16 @@ class Intake:
             lease, lane = self._lease_of(shard), self.lanes.get(shard.lane)
             if lease is None or lane is None:
                 continue
-            if lease.unclean:
-                asked += of_shard
-                continue
             asked += [
                 row
                 for row in of_shard
-                if row.first is not None
-                or row.entered_us < fresh_us
-                or row.due_ms <= lane.cursor_ms
+                if not row.is_note
+                and (
+                    lease.unclean
+                    or row.first is not None
+                    or row.entered_us < fresh_us
+                    or row.due_ms <= lane.cursor_ms
+                )
             ]
         ended = self._ledger.finished(asked) if asked else set()
         if not ended:

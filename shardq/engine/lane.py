@@ -18,11 +18,13 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+from shardq.model.ids import order_key
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from shardq.model.message import Row
-    from shardq.model.shard import Layout
+    from shardq.model.shard import Layout, Position
 
 SWEPT = 1 << 62
 
@@ -169,6 +171,21 @@ class Lane:
         self.quiet = False
         self.swept = {rung: min(swept, self.sealed) for rung, swept in self.swept.items()}
         self.rewind(layout.start_ms(minute))
+
+    def is_before(self, position: Position) -> bool:
+        """True if the cursor has not come to a position."""
+        if position.due_ms != self.cursor_ms or self.cursor_id is None:
+            return position.due_ms > self.cursor_ms
+        return order_key(position.id) > order_key(self.cursor_id)
+
+    def comes_to(self, position: Position) -> bool:
+        """True if the cursor is to come to a position that it has not come to.
+
+        It passes minutes that are sealed, or were empty when they were looked for.
+        """
+        minute = position.shard.minute
+        is_passed = position.due_ms <= self.behind_until_ms and minute not in (self.behind or ())
+        return minute > self.sealed and (self.behind is None or not is_passed)
 
     def rewind(self, due_ms: int) -> None:
         """Rows from this due on were given up unread by a handler: they are to be read again."""

@@ -11,6 +11,7 @@ where somebody has placed a message so far ahead. The queue's index tells which 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
@@ -39,6 +40,8 @@ _ROWS_MAX = 20_000
 """What lies beyond so many that wait is not counted: 25 ms for each 10,000 on Cassandra."""
 _LOCAL_ROWS_MAX = 100_000
 """On SQLite: 50 ms."""
+_WAITS_ROWS_MAX, _WAITS_ROWS_MIN = 10_000, 100
+"""Most rows of shards read for what is put off; each shard counts as so many at least."""
 _SHARDS_MAX = 10_000
 _PART = 500
 """Shards that are counted at a time; few first, for the first may hold all that is counted."""
@@ -315,8 +318,8 @@ class DepthCounter:
             after_ms: What is due by then is left out.
             until_ms: What is due later is left out.
             since_us: Where it is above 0, rows are read, and what entered before it is left out.
-            exact: True to read which rows of groups are put off. Else those count whose time has
-                come since, too: no more than one for each place of a group.
+            exact: True to read which rows of groups are put off, however many rows lie in their
+                shards. Else, beyond `_WAITS_ROWS_MAX`, those count whose time has come since, too.
         """
         total = _Tallied()
         if since_us:
@@ -325,11 +328,13 @@ class DepthCounter:
                     total = total.plus(_Tallied.of(row, until_ms))
             return total
         layout = self._register.layout
+        room = math.inf if exact else _WAITS_ROWS_MAX
         for counted in scan.tallies(self._store, shards, after_ms, until_ms, purpose="depth"):
             for shard, tally in counted.items():
                 # Of groups a claim is put off as well, and elsewhere nothing is.
                 put_off, claims = tally.waits, tally.claims if tally.waits else 0
-                if exact and tally.waits:
+                if tally.waits and tally.rows <= room:
+                    room -= max(tally.rows, _WAITS_ROWS_MIN)
                     one = scan.whole(layout, shard, _PAGE, "depth")
                     waits = scan.waits_of(self._store, one, tally)
                     later = [row for row in waits if row.ready_ms > until_ms]

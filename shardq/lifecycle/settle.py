@@ -296,14 +296,17 @@ class Settler:
     def tell(self, rows: Sequence[Row]) -> None:
         """Rows were settled, moved or edited: let the owners of their group lanes look at them.
 
+        Far rows are left out: no owner has read them, however far its clock is ahead.
         A store in trouble does not undo what was done. Then a group goes on when the time of its
         head would have been up.
         """
         layout = self._register.layout
+        far_ms = self._clock.now_ms() + layout.offset_ms
         notes = [
             self.planner.note(row.position)
             for row in rows
             if row.shard.queue == layout.queue
+            and row.due_ms <= far_ms
             and layout.is_of_groups(row.shard.lane)
             and not self.is_looked_at(row.position)
         ]

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from shardq.model.ids import order_key
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Collection, Iterable
 
     from shardq.engine.delivery import Delivery
     from shardq.engine.lease import Lease
@@ -28,6 +28,8 @@ Place: TypeAlias = tuple[int, bytes]
 """Due and order of the row id: where a row comes in its lane."""
 _GROUP_PART = 2
 """One group takes at most this part of the room that is left, so that others find some."""
+LAST = b"\xff" * 16
+"""It comes after every row id in a place, and is none: a node would refuse it."""
 GROUP_ROWS_MIN = 250
 """A group with fewer rows in memory, and more in the store, is hungry."""
 
@@ -41,7 +43,8 @@ class Group:
     """The rows of one group that are in memory.
 
     Attributes:
-        head: The first row: in `ready`, at a handler, being stored, or waiting for its time.
+        head: The first row: in `ready`, at a handler, being stored, or waiting for its time; None:
+            it waits in the store, or there is none.
         waits: Not 0 if the head waits for its time, and is read again before it is handed out: the
             number of its wait.
         rows: A heap of the rows behind the head.
@@ -67,9 +70,10 @@ class Group:
 
     def has_room(self, room: int) -> bool:
         """True if one more row is kept: the first in any case, others where memory has room."""
+        if self.waits:
+            return False
         count = len(self.rows) + self.coming
-        is_first = self.head is None and not count
-        return is_first or (not self.waits and count < room // _GROUP_PART)
+        return (self.head is None and not count) or count < room // _GROUP_PART
 
     def keep(self, place: Place, room: int) -> bool:
         """Decide whether a row that was read is kept in memory.
@@ -97,6 +101,7 @@ class Group:
         """Make the first row in memory the head, where there is no head."""
         if self.head is None and self.rows:
             self.head = heapq.heappop(self.rows)[1]
+            self.waits = 0
         return self.head
 
     def is_passed(self) -> bool:
@@ -116,6 +121,15 @@ class Group:
         if left and self.head is not None:
             self.rows = []
             self.after = self.last = place_of(self.head.row)
+        return left
+
+    def leave_all(self) -> list[Delivery]:
+        """Leave the head, which waits, and the rows behind it in the store; returns them."""
+        left = [one for _, one in self.rows]
+        if self.head is not None:
+            left.append(self.head)
+            self.after = self.last = self.head.row.due_ms - 1, LAST
+            self.head, self.rows = None, []
         return left
 
     def remove(self, unwanted: Callable[[Delivery], bool]) -> list[Delivery]:
@@ -177,19 +191,55 @@ class GroupLane:
         self.cared.add(name)
         return True
 
-    def hungry(self) -> dict[str, Group]:
-        """Groups with few rows in memory and more in the store."""
-        return {name: group for name, group in self.groups.items() if group.is_hungry}
+    def hungry(self, room: int) -> dict[str, Group]:
+        """Groups with few rows in memory and more in the store, of which one more is kept.
 
-    def reread(self, rows: Iterable[Row], until: Place | None, *, room: int) -> list[Row]:
-        """Choose the rows to keep, of those read from the first place on that a hungry group needs.
+        Args:
+            room: For how many rows behind heads memory has room.
+        """
+        return {
+            name: group
+            for name, group in self.groups.items()
+            if group.is_hungry and group.has_room(room)
+        }
+
+    def left_ms(self) -> int | None:
+        """The due of the first row that is left in the store, or one before it; None: none is."""
+        dues_ms = (group.after[0] for group in self.groups.values() if group.after is not None)
+        return min(dues_ms, default=None)
+
+    def wake(self, dues_ms: Collection[int] | None = None) -> bool:
+        """Let groups whose heads wait in the store be reread; returns whether there are any.
+
+        Args:
+            dues_ms: Dues of their heads; None: all of them.
+        """
+        is_any = False
+        for group in self.groups.values():
+            if group.after is None or group.head is not None or not group.waits:
+                continue
+            if dues_ms is None or group.after[0] + 1 in dues_ms:
+                group.waits, is_any = 0, True
+        return is_any
+
+    def reread(
+        self, rows: Iterable[Row], after: Place, until: Place | None, *, room: int
+    ) -> list[Row]:
+        """Choose the rows to keep, of those that were read after a place.
+
+        Groups with rows in the store before that place keep nothing: those come first.
 
         Args:
             rows: In order.
+            after: The place after which all rows were read.
             until: The place up to which all rows were read; None: up to the lane's cursor.
             room: For how many rows there is memory; a group without rows gets one in any case.
         """
-        opened = {name for name, group in self.groups.items() if group.after is not None}
+        opened = {
+            name
+            for name, group in self.groups.items()
+            if group.after is not None and group.after >= after
+        }
         chosen: list[Row] = []
         for row in rows:
             name, place = row.group or "", place_of(row)

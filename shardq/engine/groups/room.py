@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 
 from shardq import locks
 from shardq.engine.delivery import Delivery
-from shardq.engine.groups.lane import GROUP_ROWS_MIN, GroupLane, place_of
+from shardq.engine.groups.lane import GROUP_ROWS_MIN, LAST, GroupLane, place_of
 from shardq.errors import StoreTimeout, StoreUnavailable
 from shardq.model.ids import from_order_key
 from shardq.model.message import SERIALS_AFTER_TAKEOVER, SERIALS_OF_OTHERS
@@ -55,6 +55,8 @@ ROWS_MAX = 20_000
 HEADS_MAX = 20_000
 BYTES_MAX = 64 << 20
 """Most rows behind heads, heads, and bytes of bodies in memory, over all group lanes."""
+FAR_MAX = 5_000
+"""Most heads in memory that wait for long; of other groups only the place is kept."""
 _FAR_MS = 2_000
 """The head of a group that waits for longer is kept without its body, and alone."""
 _AGAIN_MS = 100
@@ -68,8 +70,6 @@ _PROBE_MINUTES = 1_440
 _TIDY_MS = 1_000
 _HINT_MS = 60_000
 _NEVER_MS = 1 << 62
-_LAST = b"\xff" * 16
-"""It comes after every row id in a place, and is none: a node would refuse it."""
 
 
 class GroupLanes:
@@ -108,9 +108,12 @@ class GroupLanes:
         self._lanes: dict[int, GroupLane] = {}
         self._begun: dict[tuple[int, str], Delivery] = {}
         """Heads at handlers whose lanes were given up since."""
-        self._waiting: list[tuple[int, int, Delivery]] = []
+        self._waiting: list[tuple[int, int, Group, Delivery | None]] = []
+        """Times, and whose they are; None: the head is in the store."""
         self._numbers = count(1)
-        self._far: list[tuple[Group, Delivery]] = []
+        self._far: list[tuple[int, Group, Delivery, bool]] = []
+        """Heads that are to wait for long, and whether they are left in the store."""
+        self._far_heads = 0
         self._is_hungry = False
         self._notes: dict[Position, Row] = {}
         self._looks: set[Position] = set()
@@ -203,6 +206,7 @@ class GroupLanes:
             Lane -> the due from which on it is to be read anew, where something is listed.
         """
         found = self._store.waiting(self._layout.queue, sorted(leases)) if leases else {}
+        left_ms = {n: mine.left_ms() for n in leases if (mine := self._lanes.get(n)) is not None}
         self.drop(leases)
         first_ms: dict[int, int] = {}
         with self._lock:
@@ -219,6 +223,9 @@ class GroupLanes:
                 if mine.listed and read is not None:
                     read.reread_listed(mine.listed, self._layout)
                     first_ms[number] = min(mine.listed.values())
+                if read is not None and (due_ms := left_ms.get(number)) is not None:
+                    read.rewind(due_ms)
+                    first_ms[number] = min(due_ms, first_ms.get(number, due_ms))
         return first_ms
 
     def drop(self, lanes: Iterable[int]) -> None:
@@ -233,6 +240,7 @@ class GroupLanes:
                 # Of the next owner.
                 self._notes = {at: n for at, n in self._notes.items() if at.shard.lane != number}
                 for name, group in () if mine is None else mine.groups.items():
+                    group.waits = 0
                     if group.head is not None and group.head.begun_us:
                         self._begun[number, name] = group.head
 
@@ -298,10 +306,13 @@ class GroupLanes:
 
     def _wait(self, group: Group, one: Delivery, until_ms: int) -> None:
         # Of several entries of a head the last one counts.
-        group.waits, one.is_stale = next(self._numbers), True
-        heapq.heappush(self._waiting, (until_ms, group.waits, one))
-        if until_ms > self._clock.now_ms() + _FAR_MS:
-            self._far.append((group, one))
+        number = group.waits = next(self._numbers)
+        one.is_stale = True
+        is_far = until_ms > self._clock.now_ms() + _FAR_MS
+        is_left = is_far and self._far_heads + len(self._far) >= FAR_MAX
+        heapq.heappush(self._waiting, (until_ms, number, group, None if is_left else one))
+        if is_far:
+            self._far.append((number, group, one, is_left))
 
     def ended(self, one: Delivery, *, is_last: bool = False) -> None:
         """A delivery has ended, and its row is about to be deleted: the next of its group begins.
@@ -340,15 +351,20 @@ class GroupLanes:
     def stored(self, one: Delivery) -> None:
         """A delivery's row is gone from its lane."""
         row = one.row
+        self._touch(row)
         mine = self._lanes.get(row.shard.lane)
-        if mine is not None and row.shard.minute in mine.listed:
-            mine.touched.add(row.shard.minute)
         if one.careful and not one.thread_id and mine is not None:
             # It was not handed out: care is for the next.
             mine.cared.discard(row.group or "")
         group = None if mine is None else mine.groups.get(row.group or "")
         if group is None or group.head is one:
             self.ended(one)
+
+    def _touch(self, row: Row) -> None:
+        """A row is gone: its minute is looked at, where it is in the list."""
+        mine = self._lanes.get(row.shard.lane)
+        if mine is not None and row.shard.minute in mine.listed:
+            mine.touched.add(row.shard.minute)
 
     def again(self, one: Delivery, row: Row, after_ms: int = 0) -> None:
         """A head is not over: it waits for its time, and is read again.
@@ -417,7 +433,17 @@ class GroupLanes:
         return mine, None if mine is None else mine.groups.get(row.group or "")
 
     def _rows(self) -> int:
-        return sum(self.intake.lanes[n].rows for n in self._lanes if n in self.intake.lanes)
+        """How many rows are in memory, but for heads that wait for long."""
+        lanes = self.intake.lanes
+        return sum(lanes[n].rows for n in self._lanes if n in lanes) - self._far_heads
+
+    def _count_far(self) -> None:
+        until_ms = self._clock.now_ms() + _FAR_MS
+        with self._lock:
+            self._far_heads = sum(
+                one is not None and group.waits == number and until_ms_ > until_ms
+                for until_ms_, number, group, one in self._waiting
+            )
 
     def _room(self) -> int:
         """For how many rows behind heads there is room."""
@@ -445,6 +471,7 @@ class GroupLanes:
                 raise
         if now_ms - self._tidied_ms >= _TIDY_MS:
             self._tidied_ms = now_ms
+            self._count_far()
             for mine in list(self._lanes.values()):
                 self._tidy(mine)
 
@@ -452,10 +479,13 @@ class GroupLanes:
         due: list[tuple[GroupLane, Group, Delivery]] = []
         with self._lock:
             while self._waiting and self._waiting[0][0] <= now_ms and len(due) < _FIND_ROWS:
-                _, number, one = heapq.heappop(self._waiting)
-                mine, group = self._group_of(one.row)
-                if mine is not None and group is not None and group.waits == number:
-                    due.append((mine, group, one))
+                _, number, group, one = heapq.heappop(self._waiting)
+                if group.waits != number:
+                    continue
+                if one is None:
+                    group.waits, self._is_hungry = 0, True
+                else:
+                    due.append((self._lanes[one.row.shard.lane], group, one))
         return due
 
     def _reread_heads(self, due: Sequence[tuple[GroupLane, Group, Delivery]]) -> None:
@@ -495,26 +525,43 @@ class GroupLanes:
             self._is_hungry = self._is_hungry or group.is_hungry
         self._ready.add(heads)
 
+    def wake(self, positions: Collection[Position] | None = None) -> None:
+        """Reread groups whose heads wait in the store.
+
+        Args:
+            positions: Of heads that were settled or edited; None: all are to be read.
+        """
+        dues_ms = None if positions is None else {at.due_ms for at in positions}
+        lanes = set(self._lanes) if positions is None else {at.shard.lane for at in positions}
+        with self._lock:
+            for number in lanes.intersection(self._lanes):
+                self._is_hungry = self._lanes[number].wake(dues_ms) or self._is_hungry
+
     def _leave_far(self) -> None:
         """Keep of groups whose heads wait for long only where the head is."""
         left: list[Delivery] = []
         with self._lock:
             far, self._far = self._far, []
-            for group, one in far:
-                if group.head is one and group.waits:
-                    left += group.leave()
-                    self.intake.replace(one, one.row._replace(body=b""))
+            for number, group, one, is_left in far:
+                if group.waits != number or group.head is not one:
+                    continue
+                if is_left:
+                    left += group.leave_all()
+                    continue
+                left += group.leave()
+                self.intake.replace(one, one.row._replace(body=b""))
+                self._far_heads += 1
         self.intake.forget_all(left)
 
     def _feed(self, mine: GroupLane, until_us: int) -> None:
         """Read on for the groups of a lane of which few rows are in memory."""
-        while hungry := mine.hungry():
+        while hungry := self._hungry(mine):
             after = min(group.after for group in hungry.values() if group.after is not None)
             rows, until = self._read_after(mine, after)
             with self._lock:
                 known = self.intake.known
                 new = [row for row in rows if row.id not in known and not row.is_note]
-                chosen = mine.reread(new, until, room=self._room())
+                chosen = mine.reread(new, after, until, room=self._room())
             try:
                 there = chosen if mine.is_dense else self._find_chosen(chosen)
             except (StoreUnavailable, StoreTimeout):
@@ -538,12 +585,13 @@ class GroupLanes:
                 self._take_in(mine, kept)
                 for name in hungry:
                     mine.forget(name)
-            left = [group.after for group in mine.hungry().values() if group.after is not None]
-            if until is None or not left or min(left) == after:
-                return
             if self._clock.boot_us() > until_us or not self._leases.is_valid(mine.lease):
                 self._is_hungry = True
                 return
+
+    def _hungry(self, mine: GroupLane) -> dict[str, Group]:
+        with self._lock:
+            return mine.hungry(self._room())
 
     def _find_chosen(self, chosen: Iterable[Row]) -> list[Row]:
         return self._store.find([row.position for row in chosen])
@@ -562,7 +610,7 @@ class GroupLanes:
         first = max(lane.sealed + 1, layout.minute_of(after[0]))
         minutes.update(range(first, layout.minute_of(until_ms) + 1))
         after_ms, last = after
-        after_id = None if last == _LAST or not last else from_order_key(last)
+        after_id = None if last == LAST or not last else from_order_key(last)
         part = sorted(minutes)[:_PROBE_MINUTES]
         for _, minute, _ in self._store.occupied(layout.queue, part, [mine.number]):
             if layout.start_ms(minute) > after_ms:
@@ -573,9 +621,9 @@ class GroupLanes:
                 return rows, place_of(rows[-1])
             if rows:
                 end_ms = layout.end_ms(minute) - 1
-                return rows, None if end_ms >= until_ms else (end_ms, _LAST)
+                return rows, None if end_ms >= until_ms else (end_ms, LAST)
         is_through = len(part) == len(minutes)
-        return [], None if is_through else (layout.end_ms(part[-1]) - 1, _LAST)
+        return [], None if is_through else (layout.end_ms(part[-1]) - 1, LAST)
 
     # Edits ----------------------------------------------------------------------------------------
 
@@ -692,17 +740,20 @@ class GroupLanes:
         """Read the rows again that notes name, and delete the notes."""
         with self._lock:
             looks, self._looks = self._looks, set()
-        # What is still to be read from further in front is looked at when that is done.
-        notes = [note for note in self._notes.values() if self._is_read(note.noted)]
-        unread = {at for at in looks if not self._is_read(at)}
-        looks -= unread
-        noted = sorted(looks.union(note.noted for note in notes))
+        unread = {at for at in looks if self._is_unread(at)}
+        unread.update(note.noted for note in self._notes.values() if self._is_unread(note.noted))
+        # Where the cursor may not come by, they are looked at when it is further on.
+        lanes = self.intake.lanes
+        later = {at for at in unread if not lanes[at.shard.lane].comes_to(at)}
+        notes = [note for note in self._notes.values() if note.noted not in later]
+        noted = sorted(looks.union(note.noted for note in notes) - unread)
         try:
             there = {row.position: row for row in self._store.find(noted)}
         except (StoreUnavailable, StoreTimeout):
             with self._lock:
                 self._looks |= looks
             raise
+        self.wake([at for at in noted if at.id not in self.intake.known])
         fresh: list[Row] = []
         for at in noted:
             row, one = there.get(at), self.intake.known.get(at.id)
@@ -715,15 +766,17 @@ class GroupLanes:
             # Late ones, as a rule behind the seal: their minutes are listed.
             self.intake.accept(sorted(fresh, key=lambda row: (row.shard, *place_of(row))))
         with self._lock:
-            self._looks |= unread
+            self._looks |= looks & later
         if notes:
             self._settler.delete(note.position for note in notes)
         for note in notes:
             self._notes.pop(note.position, None)
+            self._touch(note)
 
-    def _is_read(self, at: Position) -> bool:
+    def _is_unread(self, at: Position) -> bool:
+        """True if a row is not in memory, and its lane's cursor has not come to it."""
         lane = self.intake.lanes.get(at.shard.lane)
-        return lane is None or at.due_ms <= lane.read_ms or at.id in self.intake.known
+        return lane is not None and at.id not in self.intake.known and lane.is_before(at)
 
     def _apply(self, one: Delivery, row: Row | None) -> None:
         """A row in memory that has not begun was settled or edited by another."""
