@@ -550,7 +550,7 @@ class Producer:
                 headers = None
                 if type(item) is Sealed and plain is bytes:
                     item, headers = item  # noqa: PLW2901 - from here on it is a plain body
-                # The plain body is the common case, and the ceiling leaves it 8 us a row in all.
+                # Plain bodies, the common case, have a path of their own: 8 us a row in all.
                 if type(item) is plain and len(item) <= BODY_BYTES_MAX:
                     due_ms = ceil_ms(now_us)
                     minute = due_ms // minute_ms
@@ -668,7 +668,7 @@ class Producer:
         return Row(
             Shard(layout.queue, minute, lane),
             due_ms,
-            # As in `_chunk_of`.
+            # Not purged, as in `_chunk_of`.
             row_ids.next(max(now_us, self._register.settings.purged_before_us)),
             body_bytes(body),
             None if headers is None else headers_json(headers),

@@ -202,7 +202,7 @@ def doomed(live: str) -> str:
 
 
 def is_dead(place: Position) -> bool:
-    """Whether a place is in a dead-letter queue."""
+    """True if a place is in a dead-letter queue."""
     return names.is_dead_queue(place.shard.queue)
 
 

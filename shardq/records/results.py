@@ -65,8 +65,8 @@ class Result:
         traceback: The error's traceback, its last 8,000 characters.
         progress: Progress, 0 to 1; None if not reported.
         note: The job's note on its progress, cut after 1,000 characters.
-        entered_us: When the message entered its queue, epoch microseconds, which tells apart two
-            puts under one id.
+        entered_us: When the message entered its queue, epoch microseconds; two puts under one id
+            differ in it.
         at_ms: When the result was written, epoch milliseconds; set by a read, ignored by a write.
     """
 

@@ -77,7 +77,7 @@ class Lateness:
         return sum(self.buckets.values())
 
     def quantile(self, fraction: float) -> float | None:
-        """Milliseconds that this fraction of the deliveries was at most late; None without any.
+        """Milliseconds by which this fraction of the deliveries was late at most; None without any.
 
         Args:
             fraction: 0 to 1; 0.5 is the median.
