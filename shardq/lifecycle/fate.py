@@ -59,8 +59,7 @@ class Outcome(NamedTuple):
         reason: Why it failed, or was snoozed.
         traceback: The handler's traceback, if it raised.
         attempts: The attempts that the message has, for the log, if not those of the queue.
-        is_for_others: For a snooze: True to pass the message to another member, because this one
-            cannot run it.
+        is_for_others: For a snooze: True to pass the message on, as this member cannot run it.
         step: For a snooze: the next row, in place of a delay.
     """
 

@@ -72,8 +72,7 @@ class Trail:
     An earlier try that failed may have moved some of them, to places that may be late by now too.
 
     Attributes:
-        rows: Rows that may exist and be late: at first those given, and the rows that they may have
-            been moved to.
+        rows: Rows that may exist and be late: those given, and the rows they may have become.
         repaired: First id of a row that was moved -> its present row.
     """
 

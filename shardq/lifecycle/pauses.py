@@ -17,9 +17,8 @@ _BITS = 16
 class Pauses:
     """Keeps callers that change the same record out of each other's way.
 
-    A pause is random, up to the time of the last try, and up to twice that with each further try,
-    16 times at most. Without pauses, of 16 callers that put under one key on Cassandra some lose 20
-    times in a row.
+    A pause is random, up to the time of the last try, twice that after each further try, 16 times
+    at most. Without pauses some of 16 callers that put under one key on Cassandra lose 20 times.
     """
 
     def __init__(self, clock: Clock) -> None:

@@ -464,8 +464,7 @@ class Producer:
         if self._ledger.is_on:
             with begun("the messages are stored"):
                 self._ledger.enter(rows)
-        # Checked last, because recording may take long, and rows reported as stored must not be
-        # late.
+        # Checked last: recording may take long, and rows reported as stored must not be late.
         if not self._register.layout.is_late(oldest.shard.minute, self._clock.now_ms()):
             return {}
         with begun("the messages are stored"):

@@ -117,8 +117,7 @@ class Settler:
     def carry_out_surely(self, moves: Sequence[Move]) -> set[Position]:
         """Do the moves as `carry_out` does, and repeat them if the store fails.
 
-        A caller that called again would plan another move: if the first was half done, that would
-        be a copy.
+        A caller that repeated a half done move would plan it anew, and leave a copy.
 
         Returns:
             The old positions that were gone before anything was done.
@@ -160,8 +159,7 @@ class Settler:
         """Move rows from one queue to another, step by step, so that a recorded end is true.
 
         If the end were recorded before the other queue has the row, a crash in between would lose
-        the message: its only row would be dropped as ended. A crash between these steps leaves a
-        copy.
+        the message: its only row would be dropped. A crash between these steps leaves a copy.
         """
         entering = [move.new for move in moves]
         fate = End.DEAD if names.is_dead_queue(entering[0].shard.queue) else End.ACKED

@@ -126,8 +126,7 @@ class Folded:
         rough: 1 if others put or settled during the last full count, which then has mended only
             proven differences.
         stretches: 4 h since the epoch -> lateness, for about a day.
-        hours: Minute with which an hour begins -> messages put, and gone; for this hour and the
-            last.
+        hours: First minute of this hour and the last -> messages put, and gone.
         digests: Digest of a folded row -> hour since the epoch until which it is remembered, in
             case the row is written again; 0: until the row is deleted.
     """

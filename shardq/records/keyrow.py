@@ -69,8 +69,7 @@ class KeyRow:
         generation: The message's generation; 0 without a message.
         is_doomed: True if the message was cancelled while it ran, and never begins again.
         does: What the message does; None without one.
-        place: The place at which the last put or command by key wrote its row, or at which the
-            row's delivery began.
+        place: The place of the row when the last put or command wrote it, or its delivery began.
         serial: The row's serial as its delivery began.
         before: The row that the last command was to replace; None after a put, and once it began.
         unique_ms: How long to hold the name after the message's end, while its row is not written.

@@ -152,9 +152,8 @@ class Ledger:
     def end(self, rows: Sequence[Row], fate: End, attempts: Sequence[int]) -> None:
         """Record ends, before the rows are deleted. Of several ends of a message the first stands.
 
-        The end of a message with a given id is recorded with its put: if its producer died before
-        it recorded the put, the id would not be found. The put of a message with a key is left out,
-        because its row may have another due than the put.
+        The put of a message with a given id is recorded too: if its producer died before that, the
+        id would not be found. The put of a message with a key is not: its row may have another due.
 
         Args:
             rows: The rows, at any place.

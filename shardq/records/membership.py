@@ -162,8 +162,7 @@ class Heartbeat:
         free: Slots that could begin a message now: handler threads, or callers of `receive`, that
             wait while nothing is due here.
         surplus: Due messages that it holds beyond those that its own slots begin soon.
-        oldest_ms: The due from which the first surplus message has waited, epoch milliseconds; 0
-            without surplus.
+        oldest_ms: The due from which the first surplus has waited, epoch milliseconds; 0 for none.
         begun: Deliveries begun since it started.
         number: The number of this heartbeat; counts up.
         version: The version of the settings that it follows.
@@ -446,8 +445,7 @@ class Membership:
     def bury(self, names: Iterable[str]) -> None:
         """Remove members that are known to be dead, though their heartbeats have not expired.
 
-        The caller then assigns the lanes anew. A process that starts again under such a name is
-        another member.
+        The caller then assigns the lanes anew. A new process of such a name is another member.
         """
         for name in names:
             beat = self.beats.pop(name, None)

@@ -191,8 +191,7 @@ class Register:
     def use_keys(self) -> None:
         """Record that a message is about to be put under a key.
 
-        The first time costs a read and an LWT, and the same for the dead-letter queue, whose
-        messages keep their keys.
+        The first time costs a read and an LWT, twice if there are dead messages: they keep keys.
         """
         if not self.settings.keys_used:
             # The dead-letter queue first: until this queue's is stored, the next put does both.

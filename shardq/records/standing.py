@@ -78,8 +78,7 @@ class View(NamedTuple):
     def is_over(self, place: Position) -> bool:
         """True if nobody can still be about to write the row at a place.
 
-        The row's birth decides, or the time that the caller has watched: the clock of the id's
-        maker may be ahead.
+        The birth decides, or the time watched, because the clock of the id's maker may be ahead.
         """
         age_us = self.now_us - ids.birth_us(place.id)
         return max(age_us, self.watched_ms * 1_000) >= self.patience_ms * 1_000 or (

@@ -259,9 +259,8 @@ class Rows(Protocol):
     def move(self, moves: Iterable[Move]) -> set[Position]:
         """Write each new row and its note, and delete the old row; atomically, or in that order.
 
-        Repeating it is safe. The caller has checked that the old rows exist. For moves with rows
-        `beside`, SQLite checks once more within the transaction and leaves out those whose old row
-        is gone.
+        Repeating it is safe. The caller has checked that the old rows exist. SQLite checks again
+        for moves with rows `beside`, in the transaction, and leaves out those whose row is gone.
 
         Returns:
             The old positions of the moves left out. On Cassandra none.
