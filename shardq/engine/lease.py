@@ -35,7 +35,7 @@ _MARGIN_US = 2_000_000
 """The store's TTLs have a grain of one second, and its clock may round up once more."""
 _RENEWED_AFTER = 0.75
 """Share of the time until the deadline: a lease of 10 s is renewed after 6 s. Nearly all LWTs are
-renewals: a queue of 8 lanes would have 2.7 a second at a third, 1.9 at half, and has 1.6 so."""
+renewals: a queue of 8 lanes would have 2.7 a second at a third, 1.9 at half, and has 1.6."""
 _CARE_MAX = 1_000
 """Shards, but for those held, of which it is known how many rows need care once they are again."""
 

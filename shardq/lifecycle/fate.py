@@ -1,6 +1,6 @@
-"""What deliveries come to, and what becomes of those that were not acked.
+"""How deliveries end, and what follows for those that were not acked.
 
-How a handler says so, `engine/outcome.py` knows; what it does to a row, `planner.py`.
+`engine/outcome.py` reads the outcome from a handler, `planner.py` plans the change of the row.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 OUT_OF_ATTEMPTS = "out of attempts"
 LOST = f"{OUT_OF_ATTEMPTS}: its consumer died, or its time ran out"
-"""Why a message dies of which no attempt is left, and the last one ended without an outcome."""
+"""Why a message dies whose last attempt ended without an outcome."""
 _NO_REASON = "retried without a reason"
-"""Kept all the same: the error before it is not why this attempt failed, nor when."""
+"""The error of a retry without one, in place of the error of an earlier attempt."""
 
 
 class Fate(Enum):
@@ -29,20 +29,20 @@ class Fate(Enum):
     SNOOZE = auto()
     BURY = auto()
     GIVE_UP = auto()
-    """It was not handed out after all: its lease had lapsed."""
+    """It was not handed out: its lease had lapsed."""
     LEAVE = auto()
-    """It was not handed out after all: somebody else has settled it."""
+    """It was not handed out: another process has settled it."""
     CANCEL = auto()
-    """By its key it was cancelled as it ran before; or its handler says that it is of no use."""
+    """It was cancelled by key while it ran before, or its handler says that it is of no use."""
     DROP = auto()
-    """It was not handed out after all: its name is not its own, which is another's to count."""
+    """It was not handed out: another message has its name, and others count its end."""
 
 
 class Step(NamedTuple):
-    """The row that a message goes on as when it comes again by a plan of its own.
+    """The next row of a message, planned by its handler.
 
     Attributes:
-        new: Its row, with a fixed id, of the same message.
+        new: The new row of the same message, with a fixed id.
         beside: Rows that are written with it, with fixed ids.
     """
 
@@ -55,12 +55,12 @@ class Outcome(NamedTuple):
 
     Attributes:
         fate: What to do.
-        delay_ms: For a retry or snooze; None takes the queue's back-off.
+        delay_ms: Delay of a retry or snooze; None takes the queue's back-off.
         reason: Why it failed, or was snoozed.
-        traceback: The handler's, where it raised.
-        attempts: How many its message has, for the log, where that is not what its queue says.
-        is_for_others: Of a snooze: it is to come to another member, for this one has no use for it.
-        step: Of a snooze: as what it goes on, in the place of a delay.
+        traceback: The handler's traceback, if it raised.
+        attempts: The attempts that the message has, for the log, if not those of the queue.
+        is_for_others: For a snooze: True to pass the message on, as this member cannot run it.
+        step: For a snooze: the next row, in place of a delay.
     """
 
     fate: Fate
@@ -73,22 +73,22 @@ class Outcome(NamedTuple):
 
 
 def decided(outcome: Outcome, attempt: int, register: Register) -> Outcome:
-    """What becomes of a delivery that was not acked, by its queue's settings.
+    """The outcome of a delivery that was not acked, completed by its queue's settings. Idempotent.
 
     Args:
-        outcome: What it came to; decided twice, it is the same.
-        attempt: Its number.
-        register: Its queue's.
+        outcome: The outcome.
+        attempt: The delivery's number.
+        register: The queue's record.
 
     Returns:
-        A burial where that was its last attempt; a retry where a burial was asked for in a
-        dead-letter queue. What comes again has its delay, and what failed a reason.
+        A burial after the last attempt; a retry in place of a burial in a dead-letter queue. A
+        retry or snooze has a delay, and a retry a reason.
     """
     if outcome.fate is Fate.RETRY and register.is_spent(attempt):
         reason = f"{OUT_OF_ATTEMPTS}: {outcome.reason}" if outcome.reason else OUT_OF_ATTEMPTS
         return outcome._replace(fate=Fate.BURY, reason=reason)
     if outcome.fate is Fate.BURY and names.is_dead_queue(register.name):
-        # Already where the dead are kept: it comes again, and again, until it is acked.
+        # A dead message stays in its queue, and is delivered until it is acked.
         outcome = outcome._replace(fate=Fate.RETRY)
     if outcome.fate is not Fate.BURY and outcome.delay_ms is None:
         outcome = outcome._replace(delay_ms=register.settings.backoff_of(attempt))

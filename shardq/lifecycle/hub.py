@@ -1,12 +1,12 @@
-"""Gathers the calls of many threads: what arrives while a batch is under way is the next batch.
+"""Gathers the calls of many threads: calls that arrive during a batch are the next batch.
 
 ```
- callers ──► line ──► the first that gets the turn carries out what is in line, with its own call
-                 └──► the others wait for the turn, and find that theirs are answered
+ callers ──► line ──► the first that gets the turn carries out all calls in line
+                 └──► the others wait for the turn, and find their calls answered
 ```
 
-There is no timer and no thread: a call that is alone is carried out at once, in its caller's
-thread. What a batch does, the hub's owner says.
+There is no timer and no thread: a single call is carried out at once, in its caller's thread. The
+hub's owner defines the work of a batch.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Call:
         rows: How many rows it is about.
         bytes: The size of their bodies.
         is_over: True if it was answered.
-        error: Why it was not done; None if it was.
+        error: The error that it failed by; None if it was done.
     """
 
     __slots__ = ("bytes", "error", "is_over", "rows")
@@ -51,7 +51,7 @@ class Call:
         self.error: ShardqError | None = None
 
     def fail(self, error: ShardqError) -> None:
-        """Answer it by an error."""
+        """Answer the call by an error."""
         self.error = error
         self.is_over = True
 
@@ -62,17 +62,16 @@ C = TypeVar("C", bound=Call)
 class Hub(Generic[C]):
     """Carries out calls in batches, one batch at a time. From any thread.
 
-    A caller that is interrupted while it waits leaves the line. One that is interrupted while it
-    carries out a batch leaves those of the batch that are not answered in line: the next caller
-    that gets the turn carries them out again.
+    A caller that is interrupted while it waits leaves the line. If a caller is interrupted while it
+    carries out a batch, the calls without an answer stay in line, and the next caller that gets the
+    turn carries them out again.
 
     Args:
-        carry_out: Does what the calls of a batch ask for, or raises what they all failed by. A
-            call that alone failed it ends by `fail`. It may be given the same calls again.
-        repeats: True if a batch of unknown outcome is to be repeated once before its callers get
-            the error.
-        is_whole: True if a batch that is not applied has changed nothing; else a part of it may
-            be applied all the same.
+        carry_out: Carries out the calls of a batch, maybe the same calls again, or raises the error
+            by which all have failed. It answers a call that failed alone by `fail`.
+        repeats: True to repeat a batch of unknown outcome once before its callers get the error.
+        is_whole: True if a batch that is not applied has changed nothing; False if a part may be
+            applied.
         turn: Held while a batch is under way; hubs that share one take turns.
     """
 
@@ -95,7 +94,7 @@ class Hub(Generic[C]):
         """Put a call in line, and return when it is answered.
 
         Raises:
-            ShardqError: What it failed by.
+            ShardqError: The error that the call failed by.
             UsageError: If a signal's handler has interrupted a batch in this thread.
         """
         turn, line = self._turn, self._line
@@ -104,7 +103,7 @@ class Hub(Generic[C]):
         try:
             with turn:
                 while not call.is_over:
-                    # Not in line any more where a fork came while it waited.
+                    # A fork while it waited has cleared the line.
                     line.setdefault(call)
                     self._do_batch()
         finally:
@@ -148,7 +147,7 @@ class Hub(Generic[C]):
             if len(batch) == 1:
                 batch[0].fail(error)
                 return
-            # One of them is refused, and the others are not to be.
+            # One call is refused; tried one by one, the others succeed.
             for one in batch:
                 if not one.is_over:
                     self._answer([one], is_again=True)
@@ -173,12 +172,12 @@ class Hub(Generic[C]):
             raise StoreTimeout(text, error.messages) from error
 
     def _begin_child(self) -> None:
-        # Whoever is in line is a thread of the parent's, but for the one that forks.
+        # All calls in line are the parent's, but for one of the thread that forks.
         self._line.clear()
 
 
 class Hubs(Generic[C]):
-    """A hub for each place: what is bound for different places does not wait for one another.
+    """A hub for each place: calls for different places do not wait for each other.
 
     Args:
         make: Makes a hub.
@@ -193,7 +192,7 @@ class Hubs(Generic[C]):
         hub = self._hubs.get(place)
         if hub is None:
             if len(self._hubs) >= _PLACES_MAX:
-                # Calls that are under way go on in the hubs that they have.
+                # Calls under way keep their hubs.
                 self._hubs.clear()
             hub = self._hubs.setdefault(place, self._make())
         return hub

@@ -4,12 +4,12 @@
  key ──► what it stands for ─┬─ nothing, held ──► not there
                              ├─ runs ───────────► running; a cancel asks its handler to stop
                              ├─ dead ───────────► a cancel removes it; else not there
-                             ├─ being written ──► a cancel goes on, the others wait for its row
+                             ├─ being written ──► a cancel is done, other commands wait for its row
                              └─ waits ──► its key's row first, by LWT ──► its own ──► done
-                                            └─ refused: somebody was quicker; read again
+                                            └─ refused: another was quicker; reread
 ```
 
-What a name stands for is judged in `records/standing.py`, and written as `records/keys.py` says.
+`records/standing.py` judges what a name stands for, and `records/keys.py` writes keys.
 """
 
 from __future__ import annotations
@@ -50,22 +50,22 @@ log = logging.getLogger(__name__)
 
 _TRIES = 40
 _SLACK_US = 1_000_000
-"""How much longer a row that is about to be written is waited for than three of them take."""
+"""A command waits for a row about to be written as long as three take, and this much longer."""
 
 Doing: TypeAlias = Literal["waiting", "running", "dead"]
 """What a message does."""
 
 
 class Answer(StrEnum):
-    """What a command by key has come to. True where it was done."""
+    """The result of a command by key. True if it was done."""
 
     DONE = "done"
     """It was done, whatever crashes from now on."""
     NOT_THERE = "not there"
-    """No message has the key; or it is dead, and can be cancelled, but neither moved nor edited."""
+    """No message has the key; or a dead one, which can be cancelled, but not moved or edited."""
     RUNNING = "running"
-    """A handler has the message, or a caller of `receive`. A cancel has asked them to stop, and it
-    does not run again; a move or an edit has changed nothing."""
+    """A handler, or a caller of `receive`, has the message. A cancel has asked it to stop, and the
+    message never runs again; a move or an edit has changed nothing."""
 
     def __bool__(self) -> bool:
         return self is Answer.DONE
@@ -80,11 +80,11 @@ class Snapshot:
         id: Its id.
         state: `waiting` for its due, a retry or a consumer; `running` in a handler, or at a caller
             of `receive`; or `dead`.
-        due: When it is due, UTC; of one at a caller of `receive`, when that claim ends.
-        first_due: When it was to be due by its put or the last move, UTC.
+        due: When it is due, UTC; if a caller of `receive` has it, when that claim ends.
+        first_due: The due that its put or the last move asked for, UTC.
         attempt: How many deliveries it has had, without the one that runs.
         body: Its body.
-        headers: Its headers; of a dead one `shardq-reason` and others say why.
+        headers: Its headers; in a dead message `shardq-reason` and others say why it died.
         group: Its group; None without one.
         priority: Its priority; 0 is first.
     """
@@ -107,11 +107,11 @@ class Snapshot:
 
 
 class Keyed:
-    """Does to messages of one queue what is asked for by their keys, and counts it.
+    """Carries out and counts commands by key on messages of one queue.
 
     Args:
-        home: The queue's.
-        settler: Carries it out.
+        home: The queue's home.
+        settler: The queue's settler.
         remove_dead: Removes a row from the dead-letter queue, as cancelled.
     """
 
@@ -132,7 +132,7 @@ class Keyed:
         """See `Queue.get`."""
         self._keep_up(name)
         found = self._keys.seek([name])[name]
-        # One whose row is not written yet is nobody's: its put has not returned.
+        # A message whose row is not written yet does not exist: its put has not returned.
         return None if found.row is None else self._snapshot(found, found.row.checked())
 
     def cancel(self, name: str, of: Row | None = None) -> Answer:
@@ -140,7 +140,7 @@ class Keyed:
 
         Args:
             name: The key.
-            of: A row of the message that is meant; None: whichever has the key, a dead one too.
+            of: A row of the message to cancel; None: any message that has the key, also a dead one.
         """
         self._keep_up(name)
         removed: str | None = None
@@ -150,7 +150,7 @@ class Keyed:
             row, state = found.row, found.state
             is_meant = of is None or (found.key.is_of(of) and state is not Is.DEAD)
             if removed is not None and row is not None:
-                # Whoever has put it back meanwhile may have gone by the row that was there.
+                # A redrive meanwhile may have put back the message just removed.
                 is_meant = row.message_id == removed
             if state is Is.DEAD and row is not None and is_meant:
                 self._remove_dead(row)
@@ -173,10 +173,10 @@ class Keyed:
         return self.replace(name, lambda row: self._settler.planner.asked(row, wanted_ms))
 
     def wanted_ms(self, due: Due | None, delay: Duration | None) -> int:
-        """When a message is to be due that is moved, epoch milliseconds.
+        """The due that a move asks for, epoch milliseconds.
 
         Raises:
-            BadTime: Unless one of both is given, and can be read.
+            BadTime: Unless one of the two is given, and can be read.
         """
         if due is None and delay is None:
             raise BadTime("give due or delay: when the message is to be due.")
@@ -200,12 +200,12 @@ class Keyed:
         return self.replace(name, edited)
 
     def replace(self, name: str, plan: Callable[[Row], Row]) -> Answer:
-        """Replace the row of a message that waits by another of the same message.
+        """Replace the row of a waiting message by another row of the same message.
 
         Args:
             name: The key.
-            plan: Given the row as it is, says what it is to be, with a fresh id; called anew where
-                that has changed meanwhile.
+            plan: Returns the new row, with a fresh id, for the present one; called again if that
+                has changed meanwhile.
         """
         self._keep_up(name)
         pauses = Pauses(self._clock)
@@ -223,14 +223,14 @@ class Keyed:
         raise self._outrun(name)
 
     def _seek(self, name: str) -> Standing:
-        """What a name stands for, once no row of it is about to be written any more."""
+        """What a name stands for, once it is not pending."""
         found = self._keys.await_row(name, 3_000 * self._keys.patience_ms + _SLACK_US)
         if found is None:
             raise self._outrun(name)
         return found
 
     def _follow(self, old: Row, new: Row) -> None:
-        """What a row that was replaced takes along."""
+        """Count, record, repair and announce a replacement."""
         self._home.stats.add(replaced=1)
         layout = self._register.layout
         with begun("the message is replaced"):
@@ -244,11 +244,11 @@ class Keyed:
         """End a message whose name is free by now, so that it never begins."""
         if row is not None:
             try:
-                # Without its key, of which nothing is left to be freed.
+                # Without its key, because the name is free already.
                 self._settler.end([row._replace(key=None)], End.CANCELLED)
                 self._keys.forget(key)
             except (StoreTimeout, StoreUnavailable) as error:
-                # It is dropped when it comes due, and its end recorded.
+                # The reader that finds it due drops it, and records its end.
                 log.warning("the row of %s is left, and never runs: %s", row.message_id, error)
         self._home.stats.add(cancelled=1)
 
@@ -287,7 +287,7 @@ class Keyed:
 
 
 def check_key(name: object, register: Register) -> None:
-    """Refuse what can be no key of a queue.
+    """Refuse a name that cannot be a key of a queue.
 
     Raises:
         BadName: If it is not 1 to 256 printable characters.

@@ -2,13 +2,13 @@
 
 ```
  put ──► name taken ──► row written ──► slow? still ours? ──► stored
-          └─ refused: what is there? ─┬─ nothing any more ──► taken over
-                                      ├─ about to be written ──► watched, two write timeouts at most
-                                      └─ a message ──► keep | reject | replace | debounce
+          └─ refused: the name has ─┬─ no message any more ──► taken over
+                                    ├─ a row about to be written ──► watched, 2 write timeouts
+                                    └─ a message ──► keep | reject | replace | debounce
 ```
 
-Names are taken in bulk, and so are conflicts settled with messages that are there; what else was
-refused is resolved one by one. How names change, `records/keys.py` knows.
+Names are taken in bulk, and conflicts with existing messages are settled in bulk. All other
+refusals are resolved one by one. `records/keys.py` reads and changes names.
 """
 
 from __future__ import annotations
@@ -54,16 +54,16 @@ if TYPE_CHECKING:
     from shardq.stores.store import Store
 
 OnConflict: TypeAlias = Literal["keep", "replace", "reject", "debounce"]
-"""What a put does where a message has its key already."""
+"""What a put does if a message has its key already."""
 CHOICES: tuple[OnConflict, ...] = ("keep", "replace", "reject", "debounce")
-"""All of them, the usual one first."""
+"""All choices, the default first."""
 _TRIES = 40
 _WITHIN_US = 100_000_000
 """A put waits this long for a row about to be written, while others keep changing its key."""
 
 
 class Conflict(NamedTuple):
-    """What a put does where a message has its key already.
+    """What a put does if a message has its key already.
 
     Attributes:
         choice: One of `OnConflict`.
@@ -78,7 +78,7 @@ KEEP = Conflict()
 
 
 class KeyedPut(Message):
-    """A message whose put under a key failed. Put again, it settles a conflict as it was to."""
+    """A message whose put under a key failed. Put again, it settles a conflict in the same way."""
 
     __slots__ = ("_conflict",)
 
@@ -92,22 +92,22 @@ class KeyedPut(Message):
 
     @property
     def conflict(self) -> Conflict:
-        """What the put was to do."""
+        """What the put was to do in a conflict."""
         return self._conflict
 
 
 @dataclass(slots=True)
 class Asked:
-    """A put under a key, and what has come of it.
+    """A put under a key, and its result.
 
     Attributes:
-        row: What is to be put, with its key; once it is carried out, the row that was written.
-        conflict: What to do where a message has the key.
-        is_again: Whether it was tried before: its row may be there.
-        found: The row of the message that has the key by now; None while it is not carried out.
-        is_new: Whether that message was put by this.
-        has_replaced: Whether this was put in the place of another.
-        error: Why it is refused; None while it is not. Of a batch alone.
+        row: The row to put, with its key; once carried out, the row that was written.
+        conflict: What to do if a message has the key.
+        is_again: True if it was tried before, so that its row may exist.
+        found: The row of the message that has the key after this put; None before.
+        is_new: True if this put that message.
+        has_replaced: True if this replaced another message.
+        error: Why it is refused, set in a batch only; None if it is not.
     """
 
     row: Row
@@ -120,7 +120,7 @@ class Asked:
 
     @property
     def is_over(self) -> bool:
-        """Whether it is put, or refused."""
+        """True if it was carried out or refused."""
         return self.found is not None or self.error is not None
 
     @property
@@ -130,13 +130,13 @@ class Asked:
 
 
 class _Planned(NamedTuple):
-    """A put in the place of another.
+    """A put that replaces another message.
 
     Attributes:
-        asked: It.
-        before: Its row as it was to be put.
-        old: The row that is to be replaced.
-        command: Replaces it.
+        asked: The put.
+        before: The row that it was to put at first.
+        old: The row to replace.
+        command: Replaces the row.
     """
 
     asked: Asked
@@ -146,12 +146,12 @@ class _Planned(NamedTuple):
 
 
 def conflict_of(choice: object, max_wait: Duration | None, *, is_timed: bool) -> Conflict:
-    """What a put is to do where a message has its key.
+    """What a put is to do if a message has its key.
 
     Args:
         choice: One of `OnConflict`.
-        max_wait: Of a debounce.
-        is_timed: Whether a due or delay is given.
+        max_wait: The longest wait of a debounced message.
+        is_timed: True if a due or delay is given.
 
     Raises:
         UsageError: If these do not go together.
@@ -174,7 +174,7 @@ def conflict_of(choice: object, max_wait: Duration | None, *, is_timed: bool) ->
 
 
 def key_text(key: object, unique_for: Duration | None) -> str:
-    """A key as a row keeps it.
+    """The form of a key in a row.
 
     Raises:
         BadName: If it is not 1 to 256 printable characters.
@@ -185,7 +185,7 @@ def key_text(key: object, unique_for: Duration | None) -> str:
 
 
 def check_unkeyed(given: Mapping[str, Any]) -> None:
-    """Refuse options of a put that say nothing without a key.
+    """Refuse options of a put that need a key.
 
     Raises:
         UsageError: If one is given.
@@ -199,7 +199,7 @@ def check_unkeyed(given: Mapping[str, Any]) -> None:
 
 
 def _untimely(row: Row) -> str:
-    """The key of a row as which it never begins."""
+    """The row's key with a generation that never begins."""
     return own_key(row)._replace(generation=NEVER).text()
 
 
@@ -207,9 +207,8 @@ class KeyedPuts:
     """Puts messages under keys into one queue.
 
     Args:
-        keys: The queue's.
-        settler: The queue's.
-        stats: Counts what is cancelled at last.
+        settler: The queue's settler.
+        stats: Counts cancelled messages that a put has removed.
     """
 
     def __init__(
@@ -229,10 +228,10 @@ class KeyedPuts:
         self._stats = stats
 
     def put(self, asked: Asked) -> None:
-        """Put one; `asked` holds what came of it.
+        """Carry out one put; `asked` has the result.
 
         Raises:
-            KeyTaken: Another message has the key, and is to be left alone, or runs.
+            KeyTaken: If another message has the key, and is not to be replaced, or runs.
         """
         self._register.use_keys()
         if asked.is_again and self._is_done(asked, self._keys.seek([asked.name])[asked.name]):
@@ -240,7 +239,7 @@ class KeyedPuts:
         self._resolve(asked)
 
     def put_all(self, many: Iterable[Asked]) -> KeyTaken | None:
-        """Put many, of which each holds what came of it. Of one key, one after the other.
+        """Carry out many puts; each has its result. Puts of one key follow each other.
 
         Returns:
             The error of the first that was refused; the others are put.
@@ -258,7 +257,7 @@ class KeyedPuts:
             self._settle_all([asked for asked in turn if not asked.is_over])
             for asked in turn:
                 self._put_rest(asked)
-                # It is the same message as long as no put changes it.
+                # The next puts that keep it get the same message, until a put changes it.
                 behind = of[asked.name]
                 while behind and behind[0].conflict == KEEP and not behind[0].is_again:
                     if asked.found is None:
@@ -276,16 +275,16 @@ class KeyedPuts:
                 asked.error = error
 
     def _end_again(self, many: Sequence[Asked]) -> None:
-        """End what puts that are repeated began, where they did."""
+        """Finish repeated puts that were begun before."""
         found = self._keys.seek(asked.name for asked in many)
         for asked in many:
             self._is_done(asked, found[asked.name])
 
     def _is_done(self, asked: Asked, found: Standing) -> bool:
-        """Whether a put that is repeated had taken its key; ends what it began.
+        """Finish a repeated put whose first try had taken the key; True if it had.
 
-        It carries the very row that it was to write. Where that is not to be seen, it is put as if
-        it had not been tried before, a row that was to replace another with an id of its own.
+        The put has the very row that the first try was to write. If nothing shows that the row was
+        written, it is put as if for the first time, a replacing row with an id of its own.
         """
         row, generation = asked.row, own_key(asked.row).generation
         key = found.key
@@ -304,7 +303,7 @@ class KeyedPuts:
             asked.is_new, asked.has_replaced = generation == 1, generation != 1
             return True
         if not is_known and self._store.write_timeout_ms:
-            # Of the try. Where that fails, the error carries it, and it is deleted by the next.
+            # Deletes the row of the first try. If this fails, the next try deletes it.
             self._settler.delete([row.position])
         asked.is_again = False
         asked.row = row._replace(first=None, key=own_key(row)._replace(generation=1).text())
@@ -312,22 +311,22 @@ class KeyedPuts:
         return False
 
     def _has_taken(self, asked: Asked, found: Standing) -> bool:
-        """Whether a name is still that of a put which had taken it; writes its row if need be."""
+        """True if a put still has the name that its first try took; writes its row if missing."""
         refused, displaced = self._taker.again(found, asked.row)
         if displaced:
             self._start_again([asked])
             return False
         if refused:
-            # It has gone on, or another has its name by now: that took long.
+            # The message has gone on, or another has its name by now.
             return self._is_done(asked, self._keys.seek([asked.name])[asked.name])
         is_elsewhere = found.row is None or found.state is Is.DEAD
         asked.found, asked.is_new = asked.row if is_elsewhere else found.row, True
         return True
 
     def _has_replaced(self, asked: Asked, found: Standing) -> bool:
-        """Whether a message is what this put has replaced it with; ends what that began.
+        """Finish a repeated put whose first try had replaced a message; True if it had.
 
-        Others may have taken the same generation: it is the place that tells.
+        The place decides, because others may have taken the same generation.
         """
         row, key, before = asked.row, found.key, found.key.before
         if key.place == row.position:
@@ -346,25 +345,25 @@ class KeyedPuts:
         return False
 
     def _may_have_ended(self, asked: Asked, key: KeyRow) -> bool:
-        """Whether a row that was put has gone, or has never been there, and its name is taken.
+        """True if an earlier try's message may have ended: its row is missing, its name taken.
 
-        A name that is free is taken for the same row again: deleted, that does not come back. One
-        that is taken is left alone anyhow, if it is to be. Where others had taken the name over
-        and freed it again, it may have been dropped: nobody can tell that from one that has run.
+        A free name is taken again for the same row: if that was deleted, it stays deleted. A taken
+        name is left alone if the put is to keep it. If others took the name over and freed it
+        again, the row may have been dropped, which looks the same as a row that has run.
         """
         is_taken = key.live is not None and asked.conflict.choice != "keep"
         is_unknown = is_taken and self._store.write_timeout_ms > 0
         return is_unknown and not self._store.find([asked.row.position])
 
     def _was_written(self, asked: Asked, key: KeyRow) -> bool:
-        """Whether a row that nothing leads to any more was there: then it has had its time.
+        """True if a row that no key leads to existed before: then its message has ended.
 
-        Once it is deleted, it cannot be written again: that is tried. Where outcomes are known, it
-        was not.
+        It tries to write the row, because a deleted row cannot be written again. On SQLite, where
+        every outcome is known, the row did not exist.
 
         Args:
-            asked: The put. If its row was not there, it is then, as one that never begins.
-            key: Its key's, as it was read.
+            asked: The put. If its row did not exist, it does now, and never begins.
+            key: The key's row, as it was read.
         """
         if not self._store.write_timeout_ms:
             return False
@@ -372,10 +371,10 @@ class KeyedPuts:
         there = self._store.find([row.position])
         if not there:
             if own_key(row).generation == NEVER:
-                # A try before has failed, and its row may have been dropped: rather twice than
-                # not at all.
+                # An earlier try has failed, and its row may have been dropped: put twice rather
+                # than never.
                 return False
-            # Whoever meets it leaves it: its generation is still to come. So an error carries it.
+            # Readers leave a row of a later generation alone. Set first: an error then carries it.
             asked.row = row._replace(key=_untimely(row))
             self._store.insert([asked.row._replace(first=key.first)])
             there = self._store.find([row.position])
@@ -391,9 +390,9 @@ class KeyedPuts:
             self._start_again([asked for asked in many if asked.name in displaced])
 
     def _settle_all(self, many: Sequence[Asked]) -> None:
-        """Do what is to be done about messages that have these keys, or had them and hold them.
+        """Settle conflicts with messages that have these keys, or with held keys.
 
-        What has come of it otherwise, as where somebody was quicker, is left for `put` to find out.
+        Puts in which another process was quicker are left for `put`.
         """
         new = [asked for asked in many if not asked.is_again]
         if not new:
@@ -413,7 +412,7 @@ class KeyedPuts:
         self._replace(planned)
 
     def _resolve(self, asked: Asked) -> None:
-        """Take a key, or do what is to be done about the message that has it."""
+        """Take a key, or settle the conflict with the message that has it."""
         name = asked.name
         over: KeyRow | None = None
         is_free = True
@@ -439,7 +438,7 @@ class KeyedPuts:
                 return
             is_free = found.state.is_absent
             if (doomed := self._keys.doomed_row(found.key)) is not None:
-                # Without its name it would be nobody's to count, and hold none.
+                # Ended here: without its name nobody would count its end.
                 self._settler.end([doomed], End.CANCELLED)
                 self._stats.add(cancelled=1)
                 is_free, over = True, None
@@ -455,15 +454,15 @@ class KeyedPuts:
         raise self._contended(name)
 
     def _settle(self, asked: Asked, found: Standing, row: Row) -> bool:
-        """Do what is to be done about a message that has the key; whether it is done."""
+        """Settle the conflict with a message that has the key; False if another was quicker."""
         self._replace(self._plan(asked, found, row))
         return asked.found is not None
 
     def _plan(self, asked: Asked, found: Standing, row: Row) -> list[_Planned]:
-        """What replaces a message that has the key; empty where it is to stay as it is.
+        """The replacement of a message that has the key; empty if the message is kept.
 
         Raises:
-            KeyTaken: It is to be left alone, or runs.
+            KeyTaken: If the message is not to be replaced, or runs.
         """
         choice = asked.conflict.choice
         if choice == "keep":
@@ -475,9 +474,9 @@ class KeyedPuts:
         return [_Planned(asked, asked.row, row, command)]
 
     def _replace(self, planned: Sequence[_Planned]) -> None:
-        """Put these in the place of others; where somebody was quicker, nothing is done."""
+        """Carry out replacements, but for those in which another process was quicker."""
         for one in planned:
-            # What an error carries from here on.
+            # From here on an error carries this row.
             one.asked.row = one.command.change.insert[0]
         refused, displaced = self._settler.replace([one.command for one in planned])
         left = [one for one in planned if one.asked.name in refused | displaced]
@@ -486,7 +485,7 @@ class KeyedPuts:
         for one in done:
             self._settler.tell([one.old])
         found = self._keys.look(displaced)
-        # Of the same message, whoever has displaced it may go by its row.
+        # If the message is the same, the command that displaced this one may use its row.
         late = [
             one.asked.row
             for one in left
@@ -498,7 +497,7 @@ class KeyedPuts:
             one.asked.row = one.before
 
     def _successor(self, asked: Asked, old: Row) -> Row:
-        """What is put in the place of a message: due as asked, with the id that this has."""
+        """The row that replaces a message: due as asked, with the message's id."""
         now_us = self._clock.now_us()
         due_ms = asked.row.due_ms
         if asked.conflict.max_wait_ms is not None:
@@ -520,10 +519,10 @@ class KeyedPuts:
             asked.found, asked.has_replaced = repaired.get(asked.row.id, asked.row), True
 
     def _standing(self, name: str) -> Standing:
-        """What a name stands for; of a message whose row is being written once it is there.
+        """What a name stands for, once it is not pending.
 
         Raises:
-            StoreUnavailable: If it is not there in time, and others keep changing the key.
+            StoreUnavailable: If others keep changing the key.
         """
         found = self._keys.await_row(name, _WITHIN_US)
         if found is None:
@@ -531,13 +530,13 @@ class KeyedPuts:
         return found
 
     def _start_again(self, many: Sequence[Asked]) -> None:
-        """Puts took so long that others have taken their keys over: their rows are taken back.
+        """Take back the rows of puts that took so long that others have their keys, and renew them.
 
-        They are begun anew first: so an error carries rows that can be stored, and not such as are
-        deleted. What has run meanwhile may run twice, under the id that it had.
+        The puts are renewed first, so that an error carries rows that can be stored. A message that
+        has run meanwhile may run twice, under the same id.
 
         Raises:
-            StoreTimeout: Of one at least the row is gone: it has run, or was dropped.
+            StoreTimeout: If a row is gone: its message has run, or was dropped.
         """
         rows = [asked.row for asked in many]
         for asked in many:
@@ -547,10 +546,10 @@ class KeyedPuts:
         self._take_back(rows)
 
     def _take_back(self, rows: Sequence[Row]) -> None:
-        """Delete the rows of puts whose keys are not their messages' any more.
+        """Delete the rows of puts whose keys other messages have.
 
         Raises:
-            StoreTimeout: Of one at least the row is gone: it has run, or was dropped.
+            StoreTimeout: If a row is gone: its message has run, or was dropped.
         """
         with begun("messages were written whose keys others have taken over"):
             there = {row.position for row in self._store.find([row.position for row in rows])}
@@ -563,9 +562,9 @@ class KeyedPuts:
                 )
 
     def _renew(self, asked: Asked) -> None:
-        """Let a put that took a while begin anew: as of now, with the id that it was given, if any.
+        """Give a put that took a while a row as of now, with the same given id, if any.
 
-        One that is repeated keeps its row, which may be there.
+        A repeated put keeps its row, which may exist.
         """
         if asked.is_again:
             return
@@ -580,7 +579,7 @@ class KeyedPuts:
         )
 
     def _within(self, asked: Asked) -> Asked:
-        """Let a debounced put that is the first be due no later than `max_wait` from its entry."""
+        """Limit the due of a debounced put that is the first to `max_wait` after its entry."""
         row, max_wait_ms = asked.row, asked.conflict.max_wait_ms
         if max_wait_ms is not None and not asked.is_again:
             latest_ms = ceil_ms(row.entered_us) + max_wait_ms
@@ -590,7 +589,7 @@ class KeyedPuts:
         return asked
 
     def _reread(self) -> None:
-        """Read of a purge or drop: what it has reached is not there for a put."""
+        """Reread the settings, because purged messages do not exist for a put."""
         self._register.refresh(force=True)
         if self._register.settings.dropped:
             raise UnknownQueue(f"queue {self._register.name!r} has been dropped.")

@@ -1,4 +1,4 @@
-"""Moves that were begun and maybe not ended: whoever tries again makes the very same ones."""
+"""Moves that were begun and maybe not ended, kept so that a retry repeats the same moves."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from shardq.stores.store import Move
 
 BEGUN_MAX = 10_000
-"""More are those of which somebody else has settled the most."""
+"""If there are more, other processes have settled the rows of most."""
 _BEGUN_BYTES_MAX = 64 * 1024 * 1024
 
 
 class Begun:
-    """Moves of one queue that may be through, or half: a large one's insert without its delete.
+    """Moves of one queue that may be done, or half done: a large move's insert without its delete.
 
-    Of too many the oldest are forgotten, but none of the last call's. From any thread.
+    If there are too many, the oldest are forgotten, but none of the last call. From any thread.
     """
 
     def __init__(self) -> None:
@@ -33,11 +33,11 @@ class Begun:
         return len(self._moves)
 
     def plan(self, rows: Iterable[Row], plan_of: Callable[[Row], Move]) -> list[Move]:
-        """The moves of rows: of each that which was begun before, else a new one."""
+        """The moves of rows: for each row the move begun before, else a new one."""
         moves = [self._moves.get(row.position) or plan_of(row) for row in rows]
         with self._lock:
             for move in moves:
-                # Anew: what is tried again just now is not among the oldest.
+                # Added anew, so that a move tried again now is not among the oldest.
                 self._forget(move.old)
                 self._moves[move.old] = move
                 size = _size(move)
@@ -49,12 +49,12 @@ class Begun:
         return moves
 
     def next_of(self, row: Row) -> Row | None:
-        """The row that this one may have been moved to; None where no such move was begun."""
+        """The row that this one may have been moved to; None if no such move was begun."""
         move = self._moves.get(row.position)
         return None if move is None else move.new
 
     def end(self, positions: Iterable[Position]) -> None:
-        """What was to be moved from here is no more to be tried again."""
+        """Forget the moves from these positions."""
         with self._lock:
             for position in positions:
                 self._forget(position)
@@ -67,13 +67,13 @@ class Begun:
 
 
 class Trail:
-    """Rows that are moved on until they are not late, by the ids that they had at first.
+    """Rows that are moved to now until none is late, by their first ids.
 
-    A try that failed has moved some of them, maybe, to where they may be late as well.
+    An earlier try that failed may have moved some of them, to places that may be late by now too.
 
     Attributes:
-        rows: What may be there, and late: at first them, and as what each may have been moved.
-        repaired: Id at first -> the row as it is now, of those that were moved.
+        rows: Rows that may exist and be late: those given, and the rows they may have become.
+        repaired: First id of a row that was moved -> its present row.
     """
 
     def __init__(self, begun: Begun, rows: Iterable[Row]) -> None:
@@ -83,7 +83,7 @@ class Trail:
         self._olds: list[Position] = []
         self.rows = list(rows)
         self.repaired: dict[bytes, Row] = {}
-        # Nearly always nothing was begun, and each put comes by here.
+        # This is on the path of every put, and `begun` is nearly always empty.
         for row in list(self.rows) if len(begun) else ():
             at = row
             while (after := begun.next_of(at)) is not None:
@@ -94,17 +94,17 @@ class Trail:
                 self.rows.append(at)
 
     def to_look_for(self, late: Container[bytes]) -> list[Row]:
-        """What is late, and what a try before may have moved: its caller has to know where to."""
+        """The rows to look up: late ones, and those that an earlier try may have moved."""
         return [row for row in self.rows if row.id in self._followed or row.id in late]
 
     def find(self, rows: Iterable[Row]) -> None:
-        """These are there."""
+        """Keep those of the rows found that an earlier try has moved."""
         for row in rows:
             if row.id in self._followed:
                 self.repaired[self._first[row.id]] = row
 
     def go_on(self, moves: Iterable[Move]) -> None:
-        """These were moved, and may be late again."""
+        """Go on with the new rows of these moves, which may be late again."""
         self.rows = []
         for move in moves:
             first = self._first[move.new.id] = self._first.get(move.old.id, move.old.id)
@@ -114,7 +114,7 @@ class Trail:
         self._followed.clear()
 
     def end(self) -> None:
-        """All are where they stay: none of their moves is to be tried again."""
+        """Forget the moves, because all rows have reached their places."""
         self._begun.end(self._olds)
 
 

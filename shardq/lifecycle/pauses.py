@@ -1,4 +1,4 @@
-"""Pauses between the tries of a change that other processes were quicker with."""
+"""Pauses between tries of a change in which other processes were quicker."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ if TYPE_CHECKING:
 
 _LONGEST_US = 250_000
 _DOUBLINGS_MAX = 4
-"""A caller with much longer pauses than newer callers would be outrun by them for ever."""
+"""Newer callers would outrun a caller with much longer pauses for ever."""
 _BITS = 16
 
 
 class Pauses:
-    """Lets many who change one thing get out of each other's way.
+    """Keeps callers that change the same record out of each other's way.
 
-    A pause is random, up to what the last try took, and twice that with each further one, 16 times
-    that at most: of 16 who put under one key on Cassandra without any, some lose 20 times in a row.
+    A pause is random, up to the time of the last try, twice that after each further try, 16 times
+    at most. Without pauses some of 16 callers that put under one key on Cassandra lose 20 times.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -27,7 +27,7 @@ class Pauses:
         self._since_us = clock.boot_us()
 
     def wait(self) -> None:
-        """Wait: somebody else was quicker."""
+        """Wait after a try in which another process was quicker."""
         took_us = self._clock.boot_us() - self._since_us
         longest_us = min(took_us << min(self._count, _DOUBLINGS_MAX), _LONGEST_US)
         self._clock.sleep(longest_us * secrets.randbits(_BITS) / (1_000_000 << _BITS))

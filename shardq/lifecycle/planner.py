@@ -1,17 +1,17 @@
-"""What becomes of a row that is not acked: decided once, for consumers and for receipts.
+"""Plans the change of a row that is not acked, for consumers and for receipts.
 
 ```
- settle ─┬─ retry, snooze ──► due later; buried where all attempts are spent
+ settle ─┬─ retry, snooze ──► due later; buried if all attempts are spent
          └─ bury ───────────► in the dead-letter queue     revival ──► back from there
  claim ──── parked, received, extended: due when the delivery's time is up, the attempt counted
- edit ───── of a row in a group lane, which stays: retried, snoozed, claimed
+ edit ───── in place, of a row in a group lane: retried, snoozed, claimed
  place ──── waits elsewhere                                share ────► in the lane of a free member
  repair ─── came too late for its minute: due now
  by key ──┬─ asked ─────────► due at another time
-          └─ kept ──────────► due as it is, and changed otherwise
+          └─ kept ──────────► due as before, and changed otherwise
 ```
 
-Plans alone: nothing is written here. `settle.py` carries them out.
+It writes nothing; `settle.py` carries the plans out.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ if TYPE_CHECKING:
     from shardq.records.register import Register
 
 _NOTE_MS = 20
-"""A note is due so much later than now, that no poll has passed that when it is stored."""
+"""A note is due this much later than now, so that no poll passes its due before it is stored."""
 
 
 class Settlement(NamedTuple):
-    """What a delivery that was not acked comes to.
+    """The plan for a delivery that was not acked.
 
     Attributes:
-        fate: As decided: a retry may be a burial by now.
-        move: The row's; None where it stays.
-        edit: The row as it is edited in place, with its old serial; None where it moves.
+        fate: The fate as decided: a retry may have become a burial.
+        move: The row's move; None if it stays.
+        edit: The row after its edit in place, with its old serial; None if it moves.
     """
 
     fate: Fate
@@ -62,37 +62,37 @@ class Settlement(NamedTuple):
 
 
 def lane_after(layout: Layout, row: Row) -> int:
-    """The lane that a row moves to: its group's, or else its own while producers fill that."""
+    """The lane that a row moves to: its group's, else its own if producers still fill that."""
     if row.group is not None:
         return layout.group_lane(row.group)
     return layout.written_lane(row.shard.lane)
 
 
 def counted(row: Row, delivery: int) -> int:
-    """The deliveries that a message has had with this one.
+    """The deliveries that a message has had, with this one.
 
     Args:
-        row: Where it is.
-        delivery: The number of the delivery; 0 of whoever only looked at it, and has none.
+        row: The message's row.
+        delivery: The number of the delivery; 0 without one, for a message that was only read.
     """
     return max(delivery, row.attempt)
 
 
 def uncounted(row: Row, delivery: int) -> int:
-    """The deliveries that a message has had without this one, which uses none.
+    """The deliveries that a message has had, without this one, which uses no attempt.
 
     Args:
-        row: Where it is.
-        delivery: The number of the delivery; 0 of whoever only looked at it, and has none.
+        row: The message's row.
+        delivery: The number of the delivery; 0 without one, for a message that was only read.
     """
     return delivery - 1 if delivery else row.attempt
 
 
 class Planner:
-    """Plans what becomes of the rows of one queue.
+    """Plans the changes of one queue's rows.
 
     Args:
-        on_far: Told dues of moves that are more than `NEAR_MS` ahead.
+        on_far: Called with each due of a move that is more than `NEAR_MS` ahead.
     """
 
     def __init__(
@@ -106,12 +106,12 @@ class Planner:
         self._on_far = on_far
 
     def settle(self, row: Row, outcome: Outcome, delivery: int) -> Settlement:
-        """What a delivery comes to that was not acked.
+        """Plan the settlement of a delivery that was not acked.
 
         Args:
-            row: Where it is.
-            outcome: What was asked for.
-            delivery: Its number; 0 of whoever only looked at the message.
+            row: The message's row.
+            outcome: The outcome that was asked for.
+            delivery: The delivery's number; 0 without one, for a message that was only read.
         """
         if outcome.step is not None:
             self._note_far(outcome.step.new.due_ms, self._clock.now_us())
@@ -145,14 +145,14 @@ class Planner:
     def claim(
         self, row: Row, visibility_ms: int, delivery: int, *, holder: str, is_counted: bool = True
     ) -> Move:
-        """The move of a row whose delivery goes on elsewhere: due when its time is up.
+        """The move of a row whose delivery is under way elsewhere: due when its time is up.
 
         Args:
-            row: Where it is.
+            row: The message's row.
             visibility_ms: How long from now.
             delivery: The number of the delivery.
-            holder: Who has it.
-            is_counted: Whether it uses an attempt where it never ends.
+            holder: The member or caller that has the delivery.
+            is_counted: True if the delivery uses an attempt even if it never ends.
         """
         attempt = counted(row, delivery) if is_counted else uncounted(row, delivery)
         due_ms = self._clock.now_ms() + visibility_ms
@@ -161,14 +161,14 @@ class Planner:
     def claimed(
         self, row: Row, visibility_ms: int, delivery: int, *, holder: str, is_counted: bool = True
     ) -> Row:
-        """A row of a group lane as a claim, where it is; as `claim`, which moves any other.
+        """A row of a group lane edited into a claim; `claim` moves any other row.
 
         Args:
-            row: As it is.
+            row: The message's row.
             visibility_ms: How long from now.
             delivery: The number of the delivery.
-            holder: Who has it.
-            is_counted: Whether it uses an attempt where it never ends.
+            holder: The member or caller that has the delivery.
+            is_counted: True if the delivery uses an attempt even if it never ends.
         """
         attempt = counted(row, delivery) if is_counted else uncounted(row, delivery)
         until_ms = self._clock.now_ms() + visibility_ms
@@ -182,27 +182,27 @@ class Planner:
         return note_of(position, shard, due_ms, row_ids.next(now_us))
 
     def place(self, row: Row, due_ms: int) -> Move:
-        """The move of a row that waits: nothing but its place changes."""
+        """The move of a waiting row: only its place changes."""
         return self.move(row, due_ms, attempt=row.attempt)
 
     def asked(self, row: Row, due_ms: int) -> Row:
-        """The new row of a message that waits, and is to be due at another time, or now.
+        """The new row of a waiting message that is to be due at another time, or now.
 
-        Its place in its group is that of the new due.
+        The new due decides its place in its group.
 
         Args:
-            row: Where it is.
-            due_ms: As its user asks for it, epoch milliseconds.
+            row: The message's row.
+            due_ms: The due that the user asks for, epoch milliseconds.
         """
         return self._anew(row, due_ms, origin_ms=due_ms, since_ms=None)
 
     def kept(self, row: Row) -> Row:
-        """The new row of a message that waits, and changes: due as it is, or now if that is past.
+        """The new row of a waiting message that changes: due as before, or now if that is past.
 
-        It is as late as before, and has its place in its group, whose rows have that by their dues.
+        Its lateness and its place in its group stay the same.
         """
         if self._register.layout.is_of_groups(row.shard.lane):
-            # At its own due, though that is past: its owner is told, and reads it there.
+            # At its own due, though that may be past: a note leads the lane's owner there.
             return placed(
                 row, row.shard, row.due_ms, row_ids.next(self._clock.now_us()), claim=None
             )
@@ -227,8 +227,7 @@ class Planner:
     def share(self, row: Row, lane: int, *, after_ms: int) -> Move:
         """The move of a row to a lane that another member reads, due `after_ms` from now.
 
-        Where it is due later already, it stays so. It is as late as before: what its lateness
-        counts from stays.
+        A later due stays. Lateness still counts from the same due.
         """
         now_us = self._clock.now_us()
         due_ms = max(ceil_ms(now_us) + after_ms, row.due_ms)
@@ -244,7 +243,7 @@ class Planner:
         return Move(row.position, new)
 
     def repair(self, row: Row) -> Move:
-        """The move of a row to now, of this queue or its dead-letter queue, that came too late."""
+        """The move to now of a row that came too late, in this queue or its dead-letter queue."""
         now_us = self._clock.now_us()
         due_ms = ceil_ms(now_us)
         layout = self._register.layout_of(row.shard.queue)
@@ -261,8 +260,8 @@ class Planner:
 
     def burial(self, row: Row, reason: str, *, attempt: int, traceback: str = "") -> Move:
         """The move of a row to the dead-letter queue, where it enters anew under its old id."""
-        # Before the time is taken: the history of a queue that is made now begins now, and what
-        # enters before that is in no audit.
+        # Before the time is read: if the dead-letter queue is made here, its history begins now,
+        # and an earlier entry would be in no audit.
         dead = self._register.dead()
         layout = dead.layout
         now_us = self._clock.now_us()
@@ -309,15 +308,15 @@ class Planner:
         """The move of a row to a later due; never into the past.
 
         Args:
-            row: Where it is.
-            due_ms: When it is to be due, epoch milliseconds.
+            row: The message's row.
+            due_ms: The new due, epoch milliseconds.
             attempt: Deliveries begun and recorded.
             claim: The member that holds the delivery under way.
-            error: Why its attempt has just failed, or was snoozed; None keeps the error of one
-                before.
-            is_failed: Whether it has failed.
-            is_for_others: Whether another member is to have it. Who reads a lane does so for long,
-                so it goes round the lanes. One of a group waits until its lane is another's.
+            error: Why the attempt has just failed, or was snoozed; None keeps the earlier error.
+            is_failed: True if the attempt has failed.
+            is_for_others: True to pass the message to another member: it goes to the next lane,
+                because a member reads a lane for long. A message with a group waits until its lane
+                has another owner.
         """
         now_us = self._clock.now_us()
         if error is not None:
@@ -338,5 +337,5 @@ class Planner:
 
 
 def _id_after(row: Row, now_us: int) -> bytes:
-    """A fresh id for a row that moves; of one with a key the latest born is where it is."""
+    """A fresh id for a row that moves; with a key, the row born last is the current one."""
     return row_ids.next(now_us) if row.key is None else ids.after(row.id, now_us)

@@ -1,13 +1,13 @@
-"""What names a row by its place, from elsewhere: a key, written as its row moves or ends.
+"""Keys name rows by their place: their notes and names are written as rows move or end.
 
 ```
  carry_out, repair ──► new row ──► note of it ──► old row deleted
  finish, drop ───────► before_end ───► the rows are deleted
 ```
 
-The notes of a key go with the moves: a note that came before its row, or in one batch with
-it, could name a row that is not there yet. A name is freed before its row is deleted: it is held
-where it was put to be held, whatever crashes, and a row without its name never begins.
+A move writes the note of a key after the new row: written earlier, or in one batch with the row, a
+note could name a row that does not exist yet. A name is freed or held before its row is deleted, so
+that no crash skips that. A row without its name never begins.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ _key_of = attrgetter("key")
 
 
 class KeyPointers:
-    """The notes and names of rows with a key. Where no row has one, nothing is done."""
+    """The names of rows with a key. Rows without one are passed over."""
 
     def __init__(self, keys: Keys) -> None:
         self._keys = keys
 
     def before_end(self, rows: Sequence[Row], fate: End | None) -> None:
-        """Names are freed, or held. One that has died keeps its own."""
+        """Free or hold the names of rows that end. A message that dies keeps its name."""
         if fate is not End.DEAD and any(map(_key_of, rows)):
             self._keys.end(rows)
 
 
 def noted(moves: Sequence[Move], there: Mapping[Position, Row] | None = None) -> Sequence[Move]:
-    """The same moves, those of rows with a key with the note of where that is.
+    """The same moves; each move of a row with a key has a note of the row's new place.
 
     Args:
-        moves: Within a queue or from it to its dead-letter queue.
-        there: The rows that are moved, where they leave their queue.
+        moves: Moves within a queue, or to its dead-letter queue.
+        there: Position -> the row moved, for rows that leave their queue.
     """
     if not any(move.new.key is not None for move in moves):
         return moves
@@ -58,14 +58,14 @@ def _noted(move: Move, there: Mapping[Position, Row]) -> Move:
     if move.new.first is not None:
         return move._replace(note=note_of(move.new))
     old = there.get(move.old)
-    # Who is put back from the dead is where its key says: it took that with this row.
+    # A message put back from the dead needs no note: its key was taken with this row's place.
     if old is None or not is_dead(move.new.position):
         return move
     return move._replace(note=note_of(move.new, first_of(old)))
 
 
 def write_notes(store: Store, moves: Iterable[Move]) -> None:
-    """Write the notes of moves whose new rows are written, and whose old ones still stand."""
+    """Write the notes of moves, after the new rows and before the old ones are deleted."""
     for move in moves:
         if move.note is not None:
             table, partition, key, values = move.note

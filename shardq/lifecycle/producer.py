@@ -2,14 +2,14 @@
 
 ```
  put, put_many ──► row: due raised to now, rounded up to the millisecond; fresh row id
-                    ├─ lane: of the group, else the next one; of a batch each gets 10 rows, 20 ..
-                    └─ of single puts of many threads: those that come meanwhile together (`hub.py`)
-               ──► insert, acknowledged ──► recorded, where the queue keeps a history ──► later than
+                    ├─ lane: the group's, else the next one; each gets 10 rows of a batch, 20 ..
+                    └─ single puts of many threads are stored in batches (`hub.py`)
+               ──► insert, acknowledged ──► recorded, if the queue keeps a history ──► later than
                its minute's end + offset/2? look it up, move it to now
 ```
 
-No lock, no LWT, no read on the way, but for the first put to a priority in a queue's life. What is
-put under a key takes that first: `keyedputs.py`.
+A put takes no lock, LWT or read, except the first put to a priority in a queue's life. A put under
+a key first takes the key (`keyedputs.py`).
 """
 
 from __future__ import annotations
@@ -74,15 +74,15 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 Item: TypeAlias = "bytes | str | Message | Mapping[str, Any] | Sealed"
-"""What `put_many` takes: a body, a mapping of `put`'s arguments, or a message to put again.
+"""An item of `put_many`: a body, a mapping of `put`'s arguments, or a message to put again.
 
-Of tasks it takes what is `Sealed` as well.
+Tasks also put `Sealed` bodies.
 """
 
 _TEN = 10
 _ROUNDS = (1, 2, 4, 8)
-"""Tens of rows that each lane gets of a batch, round by round; then a hundred each: as many as a
-write takes, while a small batch is spread as well."""
+"""Tens of rows of a batch that each lane gets, round by round, so that a small batch is spread
+too; then each gets a hundred, as many as a write takes."""
 _HUNDRED = 100
 _SLOTS_MAX = 1_000
 _KEEP_UP_US = 250_000
@@ -94,12 +94,12 @@ _OF_KEYS = {"key", "on_conflict", "max_wait", "unique_for"}
 
 
 LaneOf: TypeAlias = "Callable[[int, int], int]"
-"""(minute, band) -> the lane that a row without a group goes to."""
+"""(minute, band) -> the lane for a row without a group."""
 
 
 @lru_cache
 def _first_tens(lanes: int) -> tuple[int, ...]:
-    """The lane of each ten of a batch's rows, until each lane has had all but full hundreds."""
+    """The lane of each ten of a batch's first rows, before lanes get full hundreds."""
     return tuple(lane for tens in _ROUNDS for lane in range(lanes) for _ in range(tens))
 
 
@@ -107,7 +107,7 @@ class _Filling:
     """Spreads a batch over the lanes of each minute and band.
 
     Args:
-        turn: Where it begins; each call's is the next, or small ones would all fill one lane.
+        turn: The lane to begin with; each call takes the next, or small batches would all fill one.
     """
 
     def __init__(self, layout: Layout, turn: int) -> None:
@@ -134,7 +134,7 @@ class _Put(Call):
     """One caller's put of a message without a key.
 
     Attributes:
-        row: Its row; once it is put, where that is.
+        row: The row to put; after a repair, the row that was moved.
         is_stored: True if the store has it.
     """
 
@@ -147,13 +147,13 @@ class _Put(Call):
 
 
 class _Chunk:
-    """What of a batch is put together.
+    """The items of a batch that are put together.
 
     Attributes:
-        rows: What was asked to be put, in its order.
-        keyed: By its number among them, what has a key.
-        failed: Why consumers could not be told to poll a lane that is new. Nothing that was read
-            after that is stored, and the error carries all.
+        rows: The rows to put, in the order of the items.
+        keyed: Index in `rows` -> the put of a row with a key.
+        failed: The error of recording that a new band or group lane is used. No row read after it
+            is stored, and the error carries all rows.
     """
 
     __slots__ = ("failed", "keyed", "rows")
@@ -168,13 +168,13 @@ class _Chunk:
         return [row for at, row in enumerate(self.rows) if at not in self.keyed]
 
     def new(self) -> list[Row]:
-        """What was stored: of those with a key whose messages were there already, none."""
+        """The rows of new messages; puts that found a message under their key made none."""
         return self.unkeyed() + [
             asked.found for asked in self.keyed.values() if asked.is_new and asked.found is not None
         ]
 
     def replaced(self) -> list[Row]:
-        """What was put in the place of others."""
+        """The rows that replaced others."""
         return [
             asked.found
             for asked in self.keyed.values()
@@ -182,14 +182,14 @@ class _Chunk:
         ]
 
     def count(self) -> int:
-        """How many were put, or put in the place of others."""
+        """How many messages were put or replaced."""
         put = sum(asked.is_new or asked.has_replaced for asked in self.keyed.values())
         return len(self.rows) - len(self.keyed) + put
 
     def found(self) -> list[Row]:
-        """The rows of the messages that were asked to be put, in that order; of some refused, none.
+        """The present rows of the messages to put, in order, without refused ones.
 
-        Of a key that is there twice both are the row that its message has by now.
+        Two puts of one key give the same row twice.
         """
         asked = self.keyed
         if not asked:
@@ -202,7 +202,7 @@ class Producer:
     """Puts messages into one queue; from any thread.
 
     Args:
-        on_put: Told the earliest due, epoch milliseconds, of what was just stored.
+        on_put: Called with the earliest due, epoch milliseconds, of rows just stored.
     """
 
     def __init__(
@@ -225,7 +225,7 @@ class Producer:
         self._puts: Hubs[_Put] = Hubs(
             partial(Hub, self._put_all, repeats=True, is_whole=store.is_local)
         )
-        # Producers start in different lanes, so that few of them already fill all.
+        # Producers start in different lanes, so that a few of them fill all lanes.
         self._salt = random.randrange(1 << 16)
         self._turns = count(self._salt)
         self._in_turn: dict[int, int] = {}
@@ -284,12 +284,12 @@ class Producer:
             error.messages = (message,)
             raise
         row = call.row
-        # Not while others wait for their turn: what listens may do the job at once.
+        # Called outside the hub's turn: a listener may run the job at once, while others wait.
         self._on_put(row.due_ms)
         return message if row is message._row else Message(row, 0, self._register.signer)
 
     def _put_all(self, calls: Sequence[_Put]) -> None:
-        """Store what several callers put, one row each."""
+        """Store the rows of several callers, one each."""
         asked = [call.row for call in calls if not call.is_stored]
         if asked:
             # A tuple of one is written without a transaction around it.
@@ -320,10 +320,10 @@ class Producer:
         return Message(row, 0, signer)
 
     def _asked(self, row: Row, given: Mapping[str, Any]) -> Asked:
-        """A put under a key, by what was given to it; its row has the key.
+        """A put under a key, by its arguments; its row has the key.
 
         Raises:
-            UsageError: If what was given does not go together.
+            UsageError: If the arguments do not go together.
         """
         body, get = given["body"], given.get
         if isinstance(body, Message):
@@ -349,8 +349,8 @@ class Producer:
         """Put messages as they come, in full batches; `Queue.put_many` describes it.
 
         Args:
-            items: What to put.
-            on_id: Told the id of each, in order, once it is stored.
+            items: The messages.
+            on_id: Called with the id of each message, in order, once it is stored.
         """
         iterator = _iterator(items)
         turn = next(self._turns)
@@ -376,13 +376,13 @@ class Producer:
                 for row in chunk.found():
                     on_id(row.message_id)
             if ended:
-                # All that came before is stored and counted; only now is it raised.
+                # Raised now, because all items before the error are stored and counted.
                 _add_count(ended[0], total)
                 raise ended[0]
             if not chunk.rows:
                 return total
-            # Of a store in trouble the next insert tells; an error here would say of what has just
-            # been stored that it was not.
+            # If the store fails, the next insert reports it: an error here would say that the rows
+            # just stored were not.
             try:
                 self._keep_up()
             except (StoreTimeout, StoreUnavailable):
@@ -394,12 +394,12 @@ class Producer:
     def _put_chunk(
         self, rows: Iterable[Row], chunk: _Chunk, ended: list[BaseException] | None = None
     ) -> None:
-        """Store rows, and then record and count them; `chunk` holds them by then.
+        """Store, record and count the rows of a chunk.
 
         Args:
-            rows: Those without a key.
-            chunk: They, and those with one, which are put after them.
-            ended: Where the error of a key that is taken goes.
+            rows: The rows without a key; `chunk` has them all once they are taken.
+            chunk: The chunk; its rows with a key are put last.
+            ended: Gets the error of a key that is taken.
         """
         self._store.insert(rows)
         if not chunk.keyed:
@@ -408,7 +408,7 @@ class Producer:
         error = self._keyed.put_all(chunk.keyed.values())
         self._after_chunk(chunk.new())
         if replaced := chunk.replaced():
-            # Once more: what was put after them may have taken long.
+            # Repaired once more, because later puts of the chunk may have taken long.
             with begun("the messages are replaced"):
                 self._settler.repair(replaced)
             self._stats.add(replaced=len(replaced))
@@ -418,7 +418,7 @@ class Producer:
             ended[:] = [error]
 
     def _carry(self, error: StoreError, chunk: _Chunk) -> None:
-        """Let an error carry what was being put, some of which may be stored: put again, it is."""
+        """Let an error carry the messages of a chunk, to be put again; some may be stored."""
         signer = self._register.signer
         keyed = chunk.keyed
         error.messages = tuple(
@@ -429,10 +429,9 @@ class Producer:
         )
 
     def _complete(self, chunk: _Chunk) -> int:
-        """Put a chunk whose way to the store was interrupted, as by Ctrl-C; returns how many.
+        """Repeat the put of a chunk that was interrupted, as by Ctrl-C; returns how many were put.
 
-        Some of it may be stored by then, in no order, and is in no book. The same writes again
-        change nothing of that.
+        Some rows may be stored and not counted. To write them again changes nothing.
         """
         try:
             for asked in chunk.keyed.values():
@@ -453,19 +452,19 @@ class Producer:
             oldest = min(chunk, key=_due_of)
             self._after_insert(chunk, oldest)
             self._on_put(oldest.due_ms)
-            # Last: what an interrupt leaves undone before it is done again.
+            # Counted last: after an interrupt before this, all is done again.
             self._stats.add(put=len(chunk))
 
     def _after_insert(self, rows: Sequence[Row], oldest: Row) -> dict[bytes, Row]:
-        """Record all, and repair what came too late; returns row id -> row of what was moved.
+        """Record rows, and repair late ones; returns row id -> the present row of those moved.
 
         Raises:
-            StoreTimeout: The rows are stored, which is no error that says they are not.
+            StoreTimeout: The rows are stored, but recording or repairing has failed.
         """
         if self._ledger.is_on:
             with begun("the messages are stored"):
                 self._ledger.enter(rows)
-        # Only now, for that may have taken long, and what is told to be stored must not be late.
+        # Checked last: recording may take long, and rows reported as stored must not be late.
         if not self._register.layout.is_late(oldest.shard.minute, self._clock.now_ms()):
             return {}
         with begun("the messages are stored"):
@@ -474,7 +473,7 @@ class Producer:
         return repaired
 
     def _keep_up(self) -> None:
-        """Re-read settings and clock where it is time, and store the totals."""
+        """Reread settings and clock, and store the totals, each if it is due."""
         if self._is_local:
             self._clock.measure(self._store)
             if self._clock.steps != self._clock_steps:
@@ -492,7 +491,7 @@ class Producer:
             raise UnknownQueue(f"queue {self._register.name!r} has been dropped.")
 
     def _note_lanes(self) -> None:
-        """Warn where the last puts may be in lanes that nobody reads any more."""
+        """Warn if the last puts may be in lanes that nobody reads any more."""
         layout = self._register.layout
         with_group = self._first_group_lane not in (None, layout.first_group_lane)
         if layout.first_lane != self._first_lane or with_group:
@@ -507,14 +506,14 @@ class Producer:
             )
 
     def _follow_clock(self) -> None:
-        """This machine's clock was set: a purge of the time before it may be newer than now."""
+        """Reread the settings after this machine's clock was set: their purge may be newer."""
         steps = self._clock.steps
         row_ids.turn_back(self._clock.now_us())
         self._register.refresh(force=True)
         self._clock_steps = steps
 
     def _next_lane(self, minute: int, band: int) -> int:
-        """The lane of the next single put: those of a minute and band go round its lanes."""
+        """The lane of the next single put; puts of a minute and band go round the lanes."""
         layout = self._register.layout
         slot = minute * layout.bands + band
         turn = self._in_turn.get(slot)
@@ -528,15 +527,15 @@ class Producer:
     def _chunk_of(
         self, items: Iterator[Item], turn: int, chunk: _Chunk, ended: list[BaseException]
     ) -> Iterator[Row]:
-        """The rows of the next items, until a chunk's bounds are reached or an error ends them.
+        """The rows of the next items without keys, up to a chunk's bounds or an error.
 
-        Those with a key are left out. All rows are kept in `chunk`, the error in `ended`, be it of
-        an item that cannot be used or the iterable's own: what came before is still to be stored.
+        `chunk` gets all rows. `ended` gets an error of the iterable, or of an item that cannot be
+        used, because the rows before it are still to be stored.
         """
         clock = self._clock
         now_us = begun_us = clock.now_us()
         deadline_us = now_us + _CHUNK_US
-        # What is put after a purge is not what that meant, wherever the clock was set since.
+        # Messages put after a purge are not purged, even if the clock was set back since.
         ahead_us = max(self._register.settings.purged_before_us - now_us, 0)
         room = _CHUNK_BYTES
         layout = self._register.layout
@@ -550,7 +549,7 @@ class Producer:
                 headers = None
                 if type(item) is Sealed and plain is bytes:
                     item, headers = item  # noqa: PLW2901 - from here on it is a plain body
-                # The plain body is the common case, and the ceiling leaves it 8 us a row in all.
+                # Plain bodies, the common case, have a path of their own: 8 us a row in all.
                 if type(item) is plain and len(item) <= BODY_BYTES_MAX:
                     due_ms = ceil_ms(now_us)
                     minute = due_ms // minute_ms
@@ -570,14 +569,14 @@ class Producer:
                         if chunk.failed is None:
                             yield row
                 room -= len(row.body)
-                # Before it began: the clock was set back.
+                # A time before the chunk's begin: the clock was set back.
                 is_over = not begun_us <= now_us <= deadline_us
                 if len(rows) >= _CHUNK_ROWS or room <= 0 or is_over:
                     break
         except GeneratorExit:
-            # The store has failed, and reads no further.
+            # The store has failed and takes no more rows.
             raise
-        except BaseException as error:  # noqa: BLE001 - raised once what was read is stored
+        except BaseException as error:  # noqa: BLE001 - raised once the rows read are stored
             ended.append(error)
         if chunk.failed is not None:
             raise chunk.failed
@@ -642,7 +641,7 @@ class Producer:
     ) -> Row:
         if group is not None:
             names.label(group, what="group")
-            # Before the layout is read: it may be another queue's that was made since.
+            # Before the layout is read, which this may replace.
             _use(self._register.use_groups, chunk)
         layout = self._register.layout
         now_ms = ceil_ms(now_us)
@@ -668,7 +667,7 @@ class Producer:
         return Row(
             Shard(layout.queue, minute, lane),
             due_ms,
-            # As in `_chunk_of`.
+            # Not purged, as in `_chunk_of`.
             row_ids.next(max(now_us, self._register.settings.purged_before_us)),
             body_bytes(body),
             None if headers is None else headers_json(headers),
@@ -697,7 +696,7 @@ class Producer:
 
 
 def _iterator(items: Iterable[Item]) -> Iterator[Item]:
-    # Of a body, its letters would be put; of a mapping, its names.
+    # Iterated, a body would give its letters, and a mapping its names.
     if not isinstance(items, (bytes, str, Mapping)):
         try:
             return iter(items)
@@ -710,7 +709,7 @@ def _iterator(items: Iterable[Item]) -> Iterator[Item]:
 
 
 def _use(use: Callable[[], None], chunk: _Chunk | None) -> None:
-    """Let consumers poll a lane; a chunk keeps the error, for it is raised once all is read."""
+    """Have consumers poll a lane; a chunk keeps the error until all items are read."""
     if chunk is None:
         use()
     elif chunk.failed is None:
@@ -721,7 +720,7 @@ def _use(use: Callable[[], None], chunk: _Chunk | None) -> None:
 
 
 def _add_count(error: BaseException, total: int) -> None:
-    # What has a key is put together, and those after one that is taken as well.
+    # Rows with keys are put together, also those after a key that is taken.
     which = "messages before it"
     if isinstance(error, KeyTaken):
         which = "other messages"

@@ -1,9 +1,9 @@
-"""Settling by receipt, from any process: whoever settles need not have read the row.
+"""Settling by receipt, from any process: the caller need not have read the row.
 
 ```
- receipt ──► its row, as it is now ──► gone, or a claim whose time is up: stale, nothing is written
-                                  └──► planned and carried out as a consumer's is; its group follows
- acks of many threads: those that come while others are stored together (`hub.py`)
+ receipt ──► read its row ──► gone, or a claim whose time is up: stale, nothing is written
+                         └──► planned and carried out as a consumer's; its group follows
+ acks of many threads are stored in batches (`hub.py`)
 ```
 """
 
@@ -38,13 +38,13 @@ class _End(Call):
     """One caller's ack.
 
     Args:
-        receipts: Of what it ends.
-        is_partial: True if a stale one fails alone; else it fails the call.
+        receipts: The receipts of the deliveries to end.
+        is_partial: True if a stale receipt fails alone; else it fails the call.
 
     Attributes:
-        receipts: Position -> its receipt; one message that is given twice is one message less.
-        found: The rows of those that are not stale; None until they were looked up.
-        stale: Position -> the error of each that is stale.
+        receipts: Position -> the receipt; a message given twice is in it once.
+        found: The rows of the receipts that are not stale; None until they are read.
+        stale: Position -> the error of a stale receipt.
     """
 
     __slots__ = ("found", "is_partial", "receipts", "stale")
@@ -57,7 +57,7 @@ class _End(Call):
         self.stale: dict[Position, StaleReceipt] = {}
 
     def judge(self, found: list[Row], stale: dict[Position, StaleReceipt]) -> bool:
-        """Take note of what was found; True if the call goes on."""
+        """Keep the rows found and the errors; False if the call has failed by a stale receipt."""
         if stale and not self.is_partial:
             self.fail(next(iter(stale.values())))
             return False
@@ -66,11 +66,11 @@ class _End(Call):
 
 
 class Receipts:
-    """Settles deliveries of one queue by their receipts, and counts that.
+    """Settles deliveries of one queue by their receipts, and counts them.
 
     Args:
-        home: The queue's.
-        settler: Carries it out.
+        home: The queue's home.
+        settler: Moves and removes the rows.
         keyed: Cancels messages that have keys.
     """
 
@@ -88,13 +88,13 @@ class Receipts:
         """End deliveries as done.
 
         Raises:
-            BadReceipt: If one is damaged or of another queue; nothing was written.
-            StaleReceipt: If one was settled before, or its time is up; nothing was written.
+            BadReceipt: If a receipt is damaged or of another queue; nothing was written.
+            StaleReceipt: If a delivery was settled before, or its time is up; nothing was written.
         """
         self._do(_End(map(self.receipt_of, deliveries)))
 
     def ack_each(self, deliveries: Iterable[Message | str]) -> list[ReceiptError | None]:
-        """End deliveries as done, each by itself; gives the error of each, None where it ended."""
+        """End deliveries as done, each by itself; returns each one's error, None if it ended."""
         given: list[Receipt | BadReceipt] = []
         for delivery in deliveries:
             try:
@@ -112,17 +112,16 @@ class Receipts:
             self._ends.of(shards.pop() if is_apart else None).do(call)
 
     def _end_all(self, calls: Sequence[_End]) -> None:
-        """End the deliveries of several callers.
+        """End the deliveries of several callers; of two for one delivery the first in line does.
 
-        Of two that end the same delivery the first in line does.
+        A repeat ends the rows that the first try has found, because these may be gone by now.
         """
-        # What was found is ended, should this be a repeat: its rows may be gone by now.
         asked = [call for call in calls if call.found is None]
         if asked:
             there = self._store.find([place for call in asked for place in call.receipts])
             rows = {row.position: row for row in there}
             for call in asked:
-                # An end needs no margin: it wins over whatever comes when the time is up.
+                # An end needs no margin: its delete wins over any write when the time is up.
                 found, stale = self._sorted(rows, call.receipts.values(), margin_ms=0)
                 if call.judge(found, stale):
                     for row in found:
@@ -136,17 +135,17 @@ class Receipts:
     def settle(
         self, delivery: Message | str, outcome: Outcome, *, margin_ms: int = CLAIM_MARGIN_MS
     ) -> None:
-        """End a delivery that is not acked.
+        """Settle a delivery that is not acked.
 
         Args:
-            delivery: It, or its receipt.
-            outcome: What it comes to.
-            margin_ms: How long before its time is up it is refused.
+            delivery: The delivery, or its receipt.
+            outcome: The outcome.
+            margin_ms: How long before the delivery's time is up it is refused.
 
         Raises:
             BadReceipt: If its receipt is damaged or of another queue.
             StaleReceipt: If it was settled before, or its time is up.
-            UsageError: If it is to be buried, and is in a dead-letter queue.
+            UsageError: If it is to be buried in a dead-letter queue.
         """
         receipt, row = self._present(delivery, margin_ms)
         if outcome.fate is Fate.BURY and names.is_dead_queue(self._register.name):
@@ -167,7 +166,7 @@ class Receipts:
             self._home.stats.add(snoozed=1)
 
     def extend(self, delivery: Message | str, visibility_ms: int) -> str:
-        """Keep a delivery for so long from now; returns its new receipt, the old one is stale.
+        """Extend a delivery to `visibility_ms` from now; returns the receipt in place of the old.
 
         Raises:
             BadReceipt: If its receipt is damaged or of another queue.
@@ -187,10 +186,10 @@ class Receipts:
         return self._register.signer.sign(claim.position, claim.attempt, serial)
 
     def cancel(self, delivery: Message | str) -> bool:
-        """Remove a message; returns whether it was there.
+        """Remove a message; returns True if it existed.
 
-        One with a key is cancelled by it, wherever it has moved: exactly. Of a receipt its row has
-        to be where that says.
+        A message with a key is cancelled by its key, wherever its row has moved. Any other one is
+        found only at its receipt's position.
 
         Raises:
             BadReceipt: If its receipt is damaged or of another queue.
@@ -198,7 +197,7 @@ class Receipts:
         receipt = self.receipt_of(delivery)
         found = self._store.find([receipt.position])
         row = next(iter(found), delivery._row if isinstance(delivery, Message) else None)
-        # Whoever has it, by the receipt of that delivery, ends it as by any other outcome.
+        # The holder of the delivery's receipt ends the delivery, as by any other outcome.
         is_own = bool(found and receipt.attempt and not self.is_over(found[0]))
         is_own = is_own or names.is_dead_queue(self._register.name)
         if row is not None and (key := key_of(row)) is not None and not is_own:
@@ -222,19 +221,19 @@ class Receipts:
                 f"message {given.id} is one of queue {given.queue!r}, not of "
                 f"{self._register.name!r}; pass it to that queue."
             )
-        # Not its attempt: who only looked at it has no delivery.
+        # The delivery's number, not the row's attempt: a message that was only read has none.
         row, delivery = given._row, given._delivery
         return Receipt(row.position, delivery, row.begun_serial if delivery else 0)
 
     def present(self, receipts: Sequence[Receipt], margin_ms: int = CLAIM_MARGIN_MS) -> list[Row]:
-        """The rows that receipts stand for, in their order.
+        """The rows of receipts, in their order.
 
         Args:
-            receipts: They.
+            receipts: The receipts.
             margin_ms: How long before its time is up a claim is stale.
 
         Raises:
-            StaleReceipt: If one of them is not there any more, or is a claim whose time is up.
+            StaleReceipt: If a row is gone, or is a claim whose time is up.
         """
         found, stale = self._sorted(
             {row.position: row for row in self._store.find([r.position for r in receipts])},
@@ -248,7 +247,7 @@ class Receipts:
     def _sorted(
         self, rows: Mapping[Position, Row], receipts: Iterable[Receipt], *, margin_ms: int
     ) -> tuple[list[Row], dict[Position, StaleReceipt]]:
-        """The rows of some receipts, in their order, and the errors of those that have ended."""
+        """The rows of receipts, in their order, and position -> the error of stale ones."""
         found: list[Row] = []
         stale: dict[Position, StaleReceipt] = {}
         for receipt in receipts:
@@ -269,23 +268,23 @@ class Receipts:
         return found, stale
 
     def is_over(self, row: Row, margin_ms: int = CLAIM_MARGIN_MS) -> bool:
-        """True if a row is a claim whose time is up: another may have it by now.
+        """True if a row is a claim whose time is up, so that another member may have it by now.
 
         Args:
-            margin_ms: It is up so long before.
+            margin_ms: How long before its due the time is up.
         """
         return row.claim is not None and row.ready_ms < self._clock.now_ms() + margin_ms
 
     def _is_another(self, row: Row, receipt: Receipt) -> bool:
-        """True if a row that stays where it is has another delivery by now, or waits for one."""
+        """True if a row of a group lane has another delivery by now, or waits for one."""
         if not receipt.attempt or not self._register.layout.is_of_groups(row.shard.lane):
             return False
-        # An attempt that was given back has its number twice.
+        # Two deliveries have the same number if the first was given back.
         if row.begun_serial != receipt.serial:
             return True
         if row.claim is not None:
             return row.attempt != receipt.attempt
-        # A consumer in this process runs it, and writes nothing to claim it.
+        # A consumer in this process runs the message, and writes no claim.
         return row.ready_ms > self._clock.now_ms()
 
     def _present(
@@ -300,7 +299,7 @@ class Receipts:
         self._settler.edit(row, edited)
 
     def _carry_out(self, row: Row, move: Move, margin_ms: int = CLAIM_MARGIN_MS) -> None:
-        # What had to be asked and said before may have taken long.
+        # Checked again, because the steps before may have taken long.
         if self.is_over(row, margin_ms) or self._settler.carry_out([move])[0]:
             raise self._stale()
         self._home.on_put(move.new.due_ms)

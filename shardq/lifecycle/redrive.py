@@ -24,9 +24,9 @@ class Redriver:
     """Puts dead messages back.
 
     Args:
-        home: The queue's.
-        dead: That of its dead-letter queue.
-        settler: The queue's.
+        home: The queue's home.
+        dead: The home of its dead-letter queue.
+        settler: The queue's settler.
     """
 
     def __init__(self, home: QueueHome, dead: QueueHome, settler: Settler) -> None:
@@ -37,16 +37,16 @@ class Redriver:
     def run(
         self, pages: Iterable[Sequence[Row]], limit: int | None, is_wanted: Callable[[Row], bool]
     ) -> int:
-        """Put back what is wanted of the dead; returns how many, and counts them in both queues.
+        """Put back the wanted dead messages; returns how many, and counts them in both queues.
 
         Args:
-            pages: The dead, first died first.
+            pages: The dead messages, those that died first in front.
             limit: The most to put back; None for all.
-            is_wanted: Asked of each.
+            is_wanted: True for a row to put back.
 
         Raises:
-            KeyTaken: Of some the keys are those of other messages by now: they stay among the dead,
-                and all others are put back.
+            KeyTaken: If other messages have the keys of some by now: these stay dead, and all
+                others are put back.
             StoreTimeout, StoreUnavailable: A note says how many were put back before it.
         """
         purged_before_us = self._dead.register.settings.purged_before_us
@@ -56,15 +56,15 @@ class Redriver:
             for page in pages:
                 rows = (row for row in page if row.entered_us >= purged_before_us)
                 wanted = filter(is_wanted, rows)
-                # No more than are put back: the history is asked of each that is chosen.
+                # Takes no more than may be put back, because the history of each is read.
                 while chosen := list(islice(wanted, None if limit is None else limit - count)):
-                    # What a redrive that crashed has put back already is not put back twice.
+                    # A redrive that crashed may have put back some of them already.
                     chosen = self._settler.without_ended(chosen)
                     moves = [self._revive(row) for row in chosen]
                     moving = len(moves)
                     put_back = self._carry_out(moves, taken)
                     if put_back:
-                        # Now: whoever counts every row meanwhile would take them for uncounted.
+                        # Counted at once, or a full count meanwhile would count them too.
                         self._home.stats.add(put=put_back)
                         self._dead.stats.add(acked=put_back)
                     count += put_back
@@ -85,7 +85,7 @@ class Redriver:
         return count
 
     def _carry_out(self, moves: Sequence[Move], taken: list[Row]) -> int:
-        """Put back; returns how many, and adds the new rows of those whose keys others have."""
+        """Put back; returns how many, and adds to `taken` the rows whose keys others have."""
         keyed = [move for move in moves if move.new.key is not None]
         if not keyed:
             return len(moves) - len(self._settler.carry_out_surely(moves))
@@ -114,6 +114,6 @@ class Redriver:
     def _revive(self, row: Row) -> Move:
         move = self._settler.planner.revival(row)
         register = self._home.register
-        # A queue that was dropped and made anew may never have had such a message.
+        # A queue that was dropped and made anew may not use such lanes yet.
         register.use_lanes_of([move.new.shard])
         return move

@@ -1,13 +1,13 @@
-"""Settling: what was planned for rows, carried out once, whoever asks: consumers or by receipt.
+"""Settling: carries out planned changes of rows once, for consumers and for receipts.
 
 ```
- planner ─► moves ─► still there? ─┬─ yes ─► the moves ─► too late? repaired
-                                   └─ no ──► somebody else settled it: nothing is written
-            ends ──► recorded, where the queue keeps a history ─► pointers ─► rows deleted
+ planner ─► moves ─► old row exists? ─┬─ yes ─► the moves ─► too late? repaired
+                                      └─ no ──► settled by another: nothing is written
+            ends ──► recorded, if the queue keeps a history ─► pointers ─► rows deleted
 ```
 
-A consumer's own acks under a valid lease are blind deletes. A move into another queue is an end
-here and an entry there.
+A consumer's own acks under a valid lease are blind deletes. A move into another queue is an end in
+this queue and an entry in the other.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ T = TypeVar("T")
 _key_of = attrgetter("key")
 
 CLAIM_MARGIN_MS = 1_000
-"""A claim's holder may settle it until so long before its due, when others may hand it out."""
+"""A claim's holder may settle it until this long before its due, when others may hand it out."""
 _REPAIRS = 5
 _REPEATS = 5
 _REPEAT_S = 0.5
@@ -52,17 +52,17 @@ class Settler:
     """Moves and removes rows of one queue.
 
     Args:
-        member: Who does, for the ledger.
-        on_far: Told dues of moves that are more than `NEAR_MS` ahead.
+        member: The member that settles, for the ledger.
+        on_far: Called with each due of a move that is more than `NEAR_MS` ahead.
 
     Attributes:
-        planner: Plans what becomes of them.
-        ledger: Where ends are recorded.
-        keys: The names of its messages.
-        is_looked_at: Lets a row be looked at by the owner of its group lane; False where that is in
-            no receiver of this process.
-        on_beside: Told the rows beside moves (`Move.beside`) once these are done.
-        on_found_beside: Told those that were there already, by a try before.
+        planner: Plans the changes of rows.
+        ledger: Records ends.
+        keys: The names of the queue's messages.
+        is_looked_at: Has a receiver of this process reread a row, if that owns the row's group
+            lane; False if none does.
+        on_beside: Called with the rows beside moves (`Move.beside`) once the moves are done.
+        on_found_beside: Called with those rows beside that an earlier try has written.
     """
 
     def __init__(
@@ -86,13 +86,13 @@ class Settler:
         self.on_found_beside: Callable[[list[Row]], object] = _nothing
 
     def carry_out(self, moves: Sequence[Move]) -> tuple[set[Position], dict[bytes, Row]]:
-        """Do those moves whose old row is still there; safe to repeat with the same moves.
+        """Do the moves whose old rows still exist; safe to repeat with the same moves.
 
-        A repeat after an unknown outcome finds the old row gone and the new one there, and is done.
+        A repeat after an unknown outcome finds the old row gone, and does nothing.
 
         Returns:
-            The old positions that were gone: somebody else settled them, and nothing was written;
-            and what `repair` tells of the new rows.
+            The old positions that were gone, for which nothing was written; and the result of
+            `repair` for the new rows.
         """
         if not moves:
             return set(), {}
@@ -115,14 +115,14 @@ class Settler:
         return gone, self.repair([move.new for move in moves])
 
     def carry_out_surely(self, moves: Sequence[Move]) -> set[Position]:
-        """Do those moves as `carry_out` does, and again where the store fails.
+        """Do the moves as `carry_out` does, and repeat them if the store fails.
 
-        Half of a move may have been done, and whoever asks anew would plan another: a copy.
+        A caller that repeated a half done move would plan it anew, and leave a copy.
 
         Returns:
             The old positions that were gone before anything was done.
         """
-        # Only once: what is moved may be settled before its repeat, and then it is nowhere either.
+        # Read once: before a repeat, another may have settled the new row, and both are gone.
         there = self._repeated(lambda: self.still_there(move.old for move in moves))
         self._repeated(self.carry_out, moves)
         return {move.old for move in moves} - there
@@ -130,18 +130,18 @@ class Settler:
     def carry_out_once(
         self, moves: Sequence[Move], marks: Mapping[Position, Sequence[Mark]], kept_ms: int
     ) -> None:
-        """Do moves whose new rows have fixed ids, each once, whoever repeats them and when.
+        """Do moves whose new rows have fixed ids, each once, though other processes repeat them.
 
         Args:
-            moves: They; their old rows were there a moment ago.
-            marks: What the ledgers say of each.
-            kept_ms: How long.
+            moves: The moves; their old rows existed a moment ago.
+            marks: Old position -> the marks for the ledgers.
+            kept_ms: How long the marks are kept.
         """
         gone = self._store.move_once(noted(moves), marks, kept_ms)
         self.repair([move.new for move in moves if move.old not in gone])
 
     def _repeated(self, work: Callable[..., T], *given: Any) -> T:
-        """Do it, and again where the store fails."""
+        """Call `work`, and repeat the call if the store fails."""
         for _ in range(_REPEATS):
             try:
                 return work(*given)
@@ -151,15 +151,15 @@ class Settler:
         return work(*given)
 
     def _goes_in_steps(self, move: Move) -> bool:
-        """Whether a move ends the message here and lets it enter another queue, by the ledger."""
+        """True if a move is an end and an entry that a ledger records."""
         old, new = move.old.shard.queue, move.new.shard.queue
         return old != new and (self.ledger.covers(old) or self.ledger.covers(new))
 
     def _transfer(self, moves: Sequence[Move], rows: Sequence[Row]) -> None:
-        """Move rows from one queue to another, step by step: an end that is recorded must be true.
+        """Move rows from one queue to another, step by step, so that a recorded end is true.
 
-        Were it recorded before the other queue has the row, a crash between would leave a row that
-        is dropped as over, and no other. A crash between these steps leaves a copy.
+        If the end were recorded before the other queue has the row, a crash in between would lose
+        the message: its only row would be dropped. A crash between these steps leaves a copy.
         """
         entering = [move.new for move in moves]
         fate = End.DEAD if names.is_dead_queue(entering[0].shard.queue) else End.ACKED
@@ -169,7 +169,7 @@ class Settler:
             self._leave(entering, rows, fate)
 
     def _leave(self, entering: Sequence[Row], rows: Sequence[Row], fate: End) -> None:
-        """End rows here that another queue has by now."""
+        """End rows of this queue that another queue has by now."""
         self.ledger.enter(entering)
         self.finish(rows, fate, list(map(died_after, entering, rows)))
 
@@ -188,7 +188,7 @@ class Settler:
             taker.revive, [move for move in moves if move.old in there]
         )
         self._repeated(self._store.delete, [move.new.position for move in displaced])
-        # Another redrive may have been quicker.
+        # Another redrive may have put them back meanwhile.
         still = self._repeated(lambda: self.still_there(move.old for move in left))
         gone |= {move.old for move in left} - still
         kept = {move.old for move in left}
@@ -201,14 +201,14 @@ class Settler:
         return gone, [move for move in left if move.old in still]
 
     def replace(self, commands: Sequence[Command]) -> Taken:
-        """Replace rows by key: take the key, write the row, see that it stands, delete the old one.
+        """Replace rows by key: take the key, write the row, confirm the key, delete the old row.
 
         Returns:
-            The keys that were refused: somebody was quicker, and nothing of it is there. And those
-            that were displaced: the new row is written, and the old one left. Read both again.
+            The keys that were refused, because another was quicker: nothing was written. And the
+            keys that were displaced: both the new and the old row exist. Reread both kinds.
 
         Raises:
-            StoreTimeout: Some of them may be done.
+            StoreTimeout: Some replacements may be done.
         """
         if not commands:
             return Taken(set(), set())
@@ -217,7 +217,7 @@ class Settler:
         with begun("some of the keys are taken"):
             displaced = set(self.keys.displaced([one.change for one in done]))
             done = [one for one in done if one.key.name not in displaced]
-            # Not before: who was displaced may have been by one that goes by the old row.
+            # Deleted last: a command that has displaced another may still use the old row.
             if old := [one.old for one in done if not one.change.delete]:
                 self._store.delete(old)
             for one in done:
@@ -225,18 +225,18 @@ class Settler:
         return Taken(refused, displaced)
 
     def still_there(self, positions: Iterable[Position]) -> set[Position]:
-        """Those positions whose rows have not been settled."""
+        """The positions at which rows still exist."""
         return {row.position for row in self._store.find(positions)}
 
     def repair(self, rows: Iterable[Row]) -> dict[bytes, Row]:
-        """Move those just written rows to now that came too late for their minute's readers.
+        """Move just written rows to now if they came too late for the readers of their minutes.
 
         Returns:
-            Row id as written -> the row as it is now, of those that had to be moved, by a try
-            before too.
+            Row id as written -> the present row, for rows that had to be moved, also by an earlier
+            try.
 
         Raises:
-            StoreTimeout: The rows are written, and some of them maybe not moved.
+            StoreTimeout: The rows are written, and some may not be moved.
         """
         trail = Trail(self._begun, rows)
         for _ in range(_REPAIRS):
@@ -259,25 +259,25 @@ class Settler:
                 try:
                     self._store.move(with_notes)
                 except StoreTimeout:
-                    # Maybe done, and late itself: who asks anew finds nothing left to repair.
+                    # Repeated here: a caller that tries again would find no late row to repair.
                     self._repeated(self._store.move, with_notes)
             except StoreUnavailable as error:
-                # The repair was not applied, but what it is to repair was.
+                # The repair was not applied, but the rows were written.
                 raise StoreTimeout(f"written late, and not yet moved to now: {error}") from error
             trail.go_on(moves)
         trail.end()
         return trail.repaired
 
     def finish(self, rows: Sequence[Row], fate: End, attempts: Sequence[int] = ()) -> None:
-        """End messages: record it where the queue keeps a history, then remove their rows.
+        """End messages: record the ends if the queue keeps a history, then remove the rows.
 
         Args:
-            rows: The rows, whether they are there or not.
-            attempts: Deliveries of each; what the rows say where none are given.
+            rows: The rows, which may be gone.
+            attempts: Deliveries of each; by default those of the rows.
 
         Raises:
-            StoreTimeout: Maybe applied; so are ends that are recorded and whose rows are still
-                there, for these are never delivered again.
+            StoreTimeout: Maybe applied. A message whose end is recorded has ended: its row, if it
+                still exists, is never delivered.
         """
         if not rows:
             return
@@ -289,16 +289,16 @@ class Settler:
             self._remove(rows, fate)
 
     def end(self, rows: Sequence[Row], fate: End, attempts: Sequence[int] = ()) -> None:
-        """End messages as `finish` does, where a reader may have their rows in memory."""
+        """End messages as `finish` does, and `tell` readers that may have the rows in memory."""
         self.finish(rows, fate, attempts)
         self.tell(rows)
 
     def tell(self, rows: Sequence[Row]) -> None:
-        """Rows were settled, moved or edited: let the owners of their group lanes look at them.
+        """Have the owners of group lanes reread rows that were settled, moved or edited.
 
-        Far rows are left out: no owner has read them, however far its clock is ahead.
-        A store in trouble does not undo what was done. Then a group goes on when the time of its
-        head would have been up.
+        A far row is left out: no owner has read it, however far the owner's clock is ahead.
+        An error of the store is only logged, because the rows are settled: a group is then
+        unblocked when the time of its head would have been up.
         """
         layout = self._register.layout
         far_ms = self._clock.now_ms() + layout.offset_ms
@@ -318,24 +318,24 @@ class Settler:
             log.warning("what waits behind %s goes on later: %s", rows[0].message_id, error)
 
     def edit(self, row: Row, edited: Row) -> None:
-        """Edit a row of a group lane in place, for one who is not the owner of the lane.
+        """Edit a row of a group lane in place, for a caller that does not own the lane.
 
         Args:
-            row: As it is, which its caller has read just now.
-            edited: As it is to be; its serial is set here.
+            row: The row, which the caller has just read.
+            edited: The row after the edit; its serial is set here.
         """
         self._store.edit([edited._replace(serial=row.serial + SERIALS_OF_OTHERS)])
         self.tell([row])
 
     def drop(self, rows: Sequence[Row]) -> None:
-        """Remove rows of one queue whose messages have ended, whether they are there or not.
+        """Remove rows of one queue whose messages have ended; the rows may be gone.
 
-        Their ends were recorded by somebody who crashed before the delete, or a replica missed it.
+        The process that recorded the ends crashed before the delete, or a replica missed it.
         """
         self._remove(rows, None)
 
     def without_ended(self, rows: list[Row]) -> list[Row]:
-        """Those rows of one queue whose messages have not ended, by its ledger; drops others."""
+        """The rows of one queue whose messages have not ended, by its ledger; drops the others."""
         if not rows or not self.ledger.covers(rows[0].shard.queue):
             return rows
         ended = self.ledger.finished(rows)
@@ -345,12 +345,12 @@ class Settler:
         return [row for row in rows if row.id not in ended]
 
     def delete(self, positions: Iterable[Position]) -> None:
-        """Remove rows that were moved, and are there beside their new ones."""
+        """Remove rows that were moved and still exist beside their new ones."""
         self._store.delete(positions)
 
     def _remove(self, rows: Sequence[Row], fate: End | None) -> None:
         self._pointers.before_end(rows, fate)
-        # A message whose name is free does not begin any more, though its row may be there.
+        # A message whose name is free never begins, though its row may still exist.
         is_begun = fate is not End.DEAD and any(map(_key_of, rows))
         with begun("the names are free") if is_begun else nullcontext():
             self._store.delete([row.position for row in rows])

@@ -1,4 +1,4 @@
-"""Taking names for rows that enter a queue: those that are put, and the dead that are put back."""
+"""Taking names for rows that enter a queue: by a put, or back from the dead."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 
 class Taken(NamedTuple):
-    """What has come of taking names.
+    """The names that were not taken.
 
     Attributes:
-        refused: Names that others have; nothing was written.
-        displaced: Names that were taken so slowly that others have taken them over meanwhile. Their
+        refused: Names that other messages have; nothing was written.
+        displaced: Names that were taken so slowly that others have taken them over meanwhile. The
             rows are written.
     """
 
@@ -32,10 +32,10 @@ class Taken(NamedTuple):
 
 
 class Taker:
-    """Takes names of one queue, and writes the rows of those that it gets.
+    """Takes names of one queue, and writes the rows of names that it gets.
 
     Args:
-        keys: The queue's.
+        keys: The queue's names.
     """
 
     def __init__(self, store: Store, keys: Keys) -> None:
@@ -43,13 +43,13 @@ class Taker:
         self._keys = keys
 
     def take(self, changes: Sequence[Change]) -> Taken:
-        """Take names that differ.
+        """Take different names.
 
-        Not again with rows of which a try before may have taken the name: these would be written
-        again as well, wherever they have gone since. `again` is for them.
+        Use `again` for a row whose name an earlier try may have taken: this would write the row a
+        second time, wherever its message is by now.
 
         Raises:
-            StoreTimeout: Some of them may be taken.
+            StoreTimeout: Some names may be taken.
         """
         try:
             refused = self._keys.write(changes).keys()
@@ -61,15 +61,15 @@ class Taker:
             raise
 
     def again(self, found: Standing, row: Row) -> Taken:
-        """Write a row whose name was taken by a try before, if that has not written it.
+        """Write a row whose name an earlier try has taken, unless that try has written the row.
 
         Args:
             found: What the name stands for: the row's own message.
-            row: As it was to be written then.
+            row: The row that the earlier try was to write.
         """
         key = found.key
         is_waiting = key.does is Does.WAITING and key.place == row.position and key.at is None
-        # Where outcomes are known, it was written together with its name.
+        # On SQLite the row was written together with its name.
         if found.row is None and is_waiting and self._store.write_timeout_ms:
             return self.take([self._keys.renew(key)._replace(insert=(row,))])
         return Taken(set(), set())
@@ -78,11 +78,11 @@ class Taker:
         """Take the names of dead messages that are put back, and write their new rows.
 
         Args:
-            moves: Of rows with a key, which were there a moment ago; safe to repeat.
+            moves: Moves of rows with a key, which existed a moment ago; safe to repeat.
 
         Returns:
-            Those whose names others have: the dead are to stay where they are. And of these, those
-            that were displaced: their new rows are to be deleted.
+            The moves whose names others have: the messages stay dead. And those of them that were
+            displaced: the caller deletes their new rows.
         """
         of: dict[str, list[Move]] = {}
         for move in moves:
@@ -93,9 +93,9 @@ class Taker:
         taken = Taken(set(), set())
         for name, wanted in of.items():
             key = found[name].key
-            # A try before has taken it.
+            # An earlier try has taken the name.
             own = [move for move in wanted if key.is_of(move.new)]
-            # Of several that died under one name it is that of the last.
+            # Of several messages that died under one name the last one has it.
             last = [move for move in wanted if move.old in key.places]
             if own:
                 chosen[name] = own[0]
@@ -120,7 +120,7 @@ class Taker:
         return [move for move in moves if move.old not in done], slow
 
     def _give_back(self, changes: Sequence[Change]) -> None:
-        """Free names that were taken for rows which the store refuses for good."""
+        """Free names that were taken for rows that the store refuses for good."""
         with suppress(StoreError):
             rows = [row.position for change in changes for row in change.insert]
             there = {row.id for row in self._store.find(rows)}

@@ -1,15 +1,15 @@
-"""The totals of a queue summed over all its processes, and the one row that holds the ended ones.
+"""The totals of a queue summed over all its processes, and the one row for ended processes.
 
 ```
  web:1 {put 6, at, open} ──┐                     counting   open, and at most 5 s old
  web:2 {put 3, at}         ├─► Stored: the sum   crashed    open, and older: a gap of up to 2 s
- #     {put 90, acked 80,  │                     late       was stopped, and came back
+ #     {put 90, acked 80,  │                     late       was frozen, and continued
         mended 2, folded} ─┘
    ▲
    └ fold: rows of ended processes are added to it, by compare and set; the next fold deletes them
 ```
 
-`stats.py` writes the rows, `inspection/mend.py` counts what is there.
+`stats.py` writes the rows, `inspection/mend.py` counts messages.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ log = logging.getLogger(__name__)
 MINUTE, MEMBER = 0, "#"
 """The key of the folded row, which no process has."""
 OPEN_MS = 5_000
-"""Whoever counts stores totals more often. A row further ahead is of a clock that was set back."""
+"""Counting processes store totals more often. A row further ahead is of a clock set back since."""
 _MINUTE_MS = 60_000
 _HOUR_MS = 3_600_000
 _DAY_MS = 24 * _HOUR_MS
 _STRETCH_MS = 4 * _HOUR_MS
 _AGE_MS = 600_000
-"""What is younger stays: its process may come back to it, and its last minutes are asked for."""
+"""Younger rows are not folded: their processes may add to them, and their last minutes are read."""
 _KEPT_HOURS = 7 * 24
-"""How long a crashed process may turn out to have been stopped."""
+"""A process that seemed crashed may have been frozen, and continue, within this time."""
 _ROWS_MAX = 150
-"""Rows of one fold, and digests that are kept of those before: 16 bytes each in the folded row."""
+"""Rows of one fold, and as many digests of earlier ones: 16 bytes each in the folded row."""
 _ROUNDS = 25
 
 
@@ -58,14 +58,14 @@ class StatsRow:
     """The totals of one process, as stored.
 
     Attributes:
-        minute: With which their stretch begins.
-        member: The process, and which of its rows of that hour it is.
-        totals: Its counts, with the lateness of the whole stretch.
-        recent: Minute since the epoch -> lateness of its deliveries in it; the last 5.
-        recent_put: Minute since the epoch -> messages that it put in it, to within 2 s; likewise.
-        at_ms: When it was stored, epoch milliseconds.
-        is_open: Whether its process was counting then, and would store it again.
-        late_ms: When it was stored last after its process had not come to that in time; 0: never.
+        minute: The minute with which the stretch begins.
+        member: The process, and the number of its row.
+        totals: The counts, with the lateness of the whole stretch.
+        recent: Minute since the epoch -> lateness of deliveries in it; the last 5.
+        recent_put: Minute since the epoch -> messages put in it, to within 2 s; likewise.
+        at_ms: When the row was stored, epoch milliseconds.
+        is_open: True if the process was counting then, and meant to store the row again.
+        late_ms: When the row was last stored too late, epoch milliseconds; 0: never.
     """
 
     minute: int
@@ -82,7 +82,7 @@ class StatsRow:
         """A row from its stored form.
 
         Raises:
-            StoreCorrupt: If it is no such form; it names the row.
+            StoreCorrupt: If shardq never writes such a form; names the row.
         """
         try:
             stored = json.loads(text)
@@ -101,34 +101,34 @@ class StatsRow:
 
     @property
     def process(self) -> str:
-        """The process whose row it is, as its heartbeats call it."""
+        """The name of the process, the same as in its heartbeats."""
         name, _, number = self.member.rpartition("~")
         return name if name and number.isdecimal() else self.member
 
     @property
     def digest(self) -> str:
-        """Tells the row from others of its queue: 8 characters, equal for two of 10^14."""
+        """Eight characters that tell the row from others of its queue: 10^14 are possible."""
         key = f"{self.minute}/{self.member}".encode()
         return base64.b64encode(hashlib.blake2b(key, digest_size=6).digest()).decode()
 
 
 @dataclass(frozen=True, slots=True)
 class Folded:
-    """The row that holds the totals of ended processes; written by compare and set alone.
+    """The row with the totals of ended processes; written by compare and set alone.
 
     Attributes:
-        totals: Their sum, without lateness; `mended` is in it.
-        mended_ms: When the last full count began whose result is in `mended`; 0: never. What was
-            open or late before it is settled.
-        doomed: Messages that were there when the queue was purged last.
-        purged_then: Messages purged in all, until then.
+        totals: Their sum, without lateness, with `mended`.
+        mended_ms: When the last full count whose result is in `mended` began; 0: never. It has
+            settled rows that were open or late before.
+        doomed: Messages in the queue when it was purged last.
+        purged_then: Messages purged in all before that purge.
         former: Rows of a dropped queue of this name that the last full count has found.
-        rough: 1 where others put or settled during the last full count, and it has mended what was
-            proven alone.
-        stretches: 4 h since the epoch -> lateness; of about a day.
-        hours: Minute with which an hour begins -> messages put, and gone; of this one and the last.
-        digests: Of rows that are in it -> hour since the epoch until which it is remembered, should
-            the row come back; 0: until it is seen to be deleted.
+        rough: 1 if others put or settled during the last full count, which then has mended only
+            proven differences.
+        stretches: 4 h since the epoch -> lateness, for about a day.
+        hours: First minute of this hour and the last -> messages put, and gone.
+        digests: Digest of a folded row -> hour since the epoch until which it is remembered, in
+            case the row is written again; 0: until the row is deleted.
     """
 
     totals: Totals = field(default_factory=Totals)
@@ -146,7 +146,7 @@ class Folded:
         """The row from its stored form.
 
         Raises:
-            StoreCorrupt: If it is no such form.
+            StoreCorrupt: If shardq never writes such a form.
         """
         try:
             stored = json.loads(text)
@@ -183,11 +183,11 @@ class Folded:
         )
 
     def with_rows(self, rows: Iterable[StatsRow], layout: Layout, now_ms: int) -> Folded:
-        """With rows added, and what is over a day old dropped.
+        """The row with other rows added, and without lateness of over a day ago.
 
         Args:
-            rows: None of them in it yet.
-            layout: Tells when a row's stretch began.
+            rows: Rows that are not in it yet.
+            layout: The queue's layout.
             now_ms: Epoch milliseconds.
         """
         totals = replace(self.totals, lateness=Lateness())
@@ -218,7 +218,7 @@ class Counting:
     Attributes:
         member: Its name.
         at_ms: When it stored them, epoch milliseconds.
-        is_late: Whether it was stopped before that, and came back; else it was not heard of since.
+        is_late: True if it was frozen and continued; False if it has stored nothing since.
     """
 
     member: str
@@ -228,16 +228,16 @@ class Counting:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """What the processes of a queue have stored of it, read at one moment.
+    """The totals that a queue's processes have stored, by one read.
 
     Attributes:
-        queue: The name under which it is stored, `Register.totals_key`.
+        queue: The name under which they are stored, `Register.totals_key`.
         totals: The sum of all.
-        rows: Those of processes, but for the ones that the folded row holds already.
-        left_out: Those that it holds, and that are there: not deleted yet, or written again by a
-            process that was stopped.
-        folded: The folded row; an empty one where there is none.
-        text: Its stored form; None where there is none.
+        rows: Rows of processes that are not folded yet.
+        left_out: Folded rows that still exist: not deleted yet, or written again by a process that
+            was frozen.
+        folded: The folded row; an empty one if there is none.
+        text: The folded row's stored form; None if there is none.
     """
 
     queue: str
@@ -249,27 +249,27 @@ class Stored:
 
     @property
     def mended_ms(self) -> int:
-        """When the last full count began whose result is in the totals; 0: never."""
+        """When the last full count whose result is in the totals began; 0: never."""
         return self.folded.mended_ms
 
     @property
     def doomed(self) -> int:
-        """Messages that the last purge has reached and nobody has deleted yet."""
+        """Messages that the last purge covers and nobody has deleted yet."""
         folded = self.folded
         return max(folded.doomed - (self.totals.purged - folded.purged_then), 0)
 
     def since(self, minute: int) -> tuple[int, int]:
-        """Messages put, and gone, in the stretches that began then or later.
+        """Messages put, and gone, in stretches that began at a minute or later.
 
         Args:
-            minute: With which this hour or the last one begins.
+            minute: The minute with which this hour or the last one begins.
         """
         counted = [(row.totals.put, row.totals.gone) for row in self.rows if row.minute >= minute]
         counted += [counts for began, counts in self.folded.hours.items() if began >= minute]
         return sum(put for put, _ in counted), sum(gone for _, gone in counted)
 
     def counting(self, now_ms: int) -> list[Counting]:
-        """Processes that count now: what they did in the last 2 s may not be stored."""
+        """Processes that count now: counts of their last 2 s may not be stored."""
         return [
             Counting(row.process, row.at_ms)
             for row in self.rows
@@ -277,10 +277,10 @@ class Stored:
         ]
 
     def gaps(self, now_ms: int) -> list[Counting]:
-        """Processes of which counts may be missing, or counted twice, since the last full count.
+        """Processes whose counts may be missing, or counted twice, since the last full count.
 
-        Those that were counting and have not stored anything for 5 s: crashed, stopped, or cut off
-        from the store; and those that came back since.
+        They were counting and have stored nothing for 5 s, because they crashed, were frozen, or
+        were cut off from the store. Some may have continued since.
         """
         return [
             Counting(row.process, row.late_ms or row.at_ms, is_late=row.late_ms > 0)
@@ -289,14 +289,14 @@ class Stored:
         ]
 
     def lateness(self, now_ms: int) -> Lateness:
-        """Lateness of the deliveries of the last five minutes: this one, and the four before."""
+        """Lateness of the deliveries of this minute and the four before."""
         found = Lateness()
         for late in self.recent(now_ms).values():
             found.merge(late)
         return found
 
     def recent(self, now_ms: int) -> dict[int, Lateness]:
-        """Minute since the epoch -> lateness of its deliveries; this one, and the four before."""
+        """Minute since the epoch -> lateness of its deliveries, for this one and four before."""
         found: dict[int, Lateness] = {}
         for row in self.rows:
             for minute, late in row.recent.items():
@@ -305,7 +305,7 @@ class Stored:
         return found
 
     def recent_put(self, now_ms: int) -> Counter[int]:
-        """Minute since the epoch -> messages put in it; likewise."""
+        """Minute since the epoch -> messages put in it, for this one and four before."""
         found: Counter[int] = Counter()
         for row in self.rows:
             found.update(row.recent_put)
@@ -313,7 +313,7 @@ class Stored:
         return Counter({m: n for m, n in found.items() if 0 <= this - m < RECENT_MINUTES})
 
     def recent_producers(self, now_ms: int) -> Counter[str]:
-        """Process -> messages that it has put in these minutes; none that has put nothing."""
+        """Process -> messages that it has put in these minutes; without those that put none."""
         this = now_ms // _MINUTE_MS
         found: Counter[str] = Counter()
         for row in self.rows:
@@ -335,16 +335,16 @@ class Stored:
     def mended(
         self, by: int, *, counted_ms: int, farthest_ms: int, layout: Layout, now_ms: int
     ) -> Folded:
-        """The folded row after a full count, to be written by `write_folded`.
+        """The folded row after a full count, for `write_folded`.
 
         Args:
-            by: Messages that the count has found beside those of the totals; below 0: fewer.
-            counted_ms: When it began, epoch milliseconds.
+            by: Messages that the count has found beyond the totals; below 0: fewer.
+            counted_ms: When the count began, epoch milliseconds.
             farthest_ms: The due of the last row that it saw.
-            layout: Of the queue.
+            layout: The queue's layout.
             now_ms: Epoch milliseconds.
         """
-        # Rows of before the clock was set back: no later count would seem to come after them.
+        # Rows from before the clock was set back are folded now: no later count could settle them.
         ahead = [row for row in self.rows if self.is_gap(row, now_ms) and _is_ahead(row, now_ms)]
         made = self.folded.with_rows(ahead, layout, now_ms)
         totals = made.totals
@@ -353,19 +353,19 @@ class Stored:
         return replace(made, mended_ms=counted_ms)
 
     def is_gap(self, row: StatsRow, now_ms: int) -> bool:
-        """Whether counts of a row may be missing, or be counted twice."""
-        # One that is folded was settled then; its process may have come back to it.
+        """True if counts of a row may be missing, or be counted twice."""
+        # A folded row was settled before; its process may have written it again.
         is_folded = row.digest in self.folded.digests
         is_stale = row.is_open and not is_folded and abs(now_ms - row.at_ms) > OPEN_MS
         return (is_stale or row.late_ms > 0) and not self.is_settled(row, now_ms)
 
     def is_settled(self, row: StatsRow, now_ms: int) -> bool:
-        """Whether a full count has found since what a row does not tell."""
+        """True if a full count since has found the messages that a row lacks."""
         mended_ms = self.folded.mended_ms
         if _is_ahead(row, now_ms):
-            # Only by the count that has added it to what is folded.
+            # Only the count that has folded it has settled it.
             return row.digest in self.folded.digests
-        # A count that is ahead was made before the clock was set back: nobody knows what it saw.
+        # A count that is ahead was made before the clock was set back: it proves nothing.
         if mended_ms > now_ms + OPEN_MS:
             return False
         stored_ms = row.at_ms + OPEN_MS if row.is_open else 0
@@ -373,23 +373,23 @@ class Stored:
 
 
 def stored_totals(store: Registers, queue: str) -> Stored:
-    """What has happened in a queue since it was made, as its processes have stored it.
+    """The totals of a queue since it was made, by its processes.
 
     Args:
         store: The store.
         queue: The name under which its totals are stored, `Register.totals_key`.
 
     Raises:
-        StoreCorrupt: If one of them cannot be read; it names the row.
+        StoreCorrupt: If a row cannot be read; names the row.
     """
     return _read(store, queue, None)
 
 
 def write_folded(store: Registers, stored: Stored, folded: Folded, now_ms: int) -> bool:
-    """Store a folded row made of one that was read; False where another was faster: read again.
+    """Store a folded row in place of the one in `stored`; False if that has changed: reread.
 
     Raises:
-        StoreTimeout: Maybe stored; read again.
+        StoreTimeout: Maybe stored; reread.
     """
     text = folded.to_json(now_ms)
     seen, new = {"totals": stored.text}, {"totals": text}
@@ -397,40 +397,40 @@ def write_folded(store: Registers, stored: Stored, folded: Folded, now_ms: int) 
 
 
 def drop_damaged(store: Registers, queue: str, now_ms: int) -> list[str]:
-    """Delete rows of totals that cannot be read: a full count then finds what they said.
+    """Delete rows of totals that cannot be read; a full count then makes up for them.
 
     Returns:
-        What was wrong with each, in a sentence.
+        A sentence about each damaged row.
     """
     wrong: list[tuple[StatsRow, str]] = []
     stored = _read(store, queue, wrong)
     rows = [(row.minute, row.member) for row, _ in wrong]
     folded = [row for row in rows if row == (MINUTE, MEMBER)]
     if folded:
-        # Written by compare and set alone, it is replaced by an empty one.
+        # It is written by compare and set alone, so an empty one replaces it.
         write_folded(store, stored, Folded(), now_ms)
     store.erase(STATS, (queue,), [row for row in rows if row not in folded])
     return [said for _, said in wrong]
 
 
 def fold(store: Registers, clock: Clock, register: Register) -> int:
-    """Fold the totals of ended processes into one row; any number of processes may at once.
+    """Fold the totals of ended processes into one row; any number of processes may do so at once.
 
-    Folded: what is closed and old, and what is open and as old where a full count has settled it.
-    A read of all rows; where there is something to fold an LWT, and a batch of deletes.
+    Old rows are folded if they are closed, or if a full count has settled them. Costs a read of all
+    rows and, if there are any to fold, an LWT and a batch of deletes.
 
     Returns:
         How many rows were folded.
 
     Raises:
-        StoreUnavailable, StoreTimeout: What was folded is counted once all the same.
+        StoreUnavailable, StoreTimeout: Folded rows still count once.
     """
     queue, layout = register.totals_key, register.layout
     count = 0
     for _ in range(_ROUNDS):
         now_ms = clock.now_ms()
         stored = stored_totals(store, queue)
-        # Deleted a round after they were folded: a reader with the older folded row finds them.
+        # Deleted a round after they were folded, so that readers of the older folded row find them.
         gone = [row for row in stored.left_out if not stored.is_gap(row, now_ms)]
         if gone:
             store.erase(STATS, (queue,), [(row.minute, row.member) for row in gone])
@@ -446,18 +446,18 @@ def fold(store: Registers, clock: Clock, register: Register) -> int:
 
 
 def _forgetting(stored: Stored, now_ms: int) -> Folded:
-    """The folded row without digests that are of no more use."""
+    """The folded row without digests that are no longer needed."""
     there = {row.digest for row in stored.left_out}
     hour = now_ms // _HOUR_MS
     digests = stored.folded.digests
     kept = {one: until for one, until in digests.items() if one in there or until > hour}
-    # The longest kept are the youngest.
+    # Keep the digests that are to be remembered longest.
     last = sorted(kept, key=lambda one: (one in there, kept[one]))[-2 * _ROWS_MAX :]
     return replace(stored.folded, digests={one: kept[one] for one in last})
 
 
 def _is_foldable(stored: Stored, row: StatsRow, layout: Layout, now_ms: int) -> bool:
-    # Also where it is ahead, by a clock that was set back.
+    # A row ahead of now, from before the clock was set back, counts as old too.
     is_old = abs(now_ms - row.at_ms) >= max(_AGE_MS, 2 * layout.offset_ms)
     needs_count = row.is_open or row.late_ms > 0
     return is_old and (not needs_count or stored.is_settled(row, now_ms))
@@ -468,12 +468,12 @@ def _pair(put: Any, gone: Any) -> tuple[int, int]:
 
 
 def _is_ahead(row: StatsRow, now_ms: int) -> bool:
-    """Whether a row is of a time that is to come: the clock was set back since."""
+    """True if a row is from the future: the clock was set back since."""
     return max(row.at_ms, row.late_ms) > now_ms + OPEN_MS
 
 
 def _read(store: Registers, queue: str, wrong: list[tuple[StatsRow, str]] | None) -> Stored:
-    """The rows of a queue; those that cannot be read are told in `wrong`, or raised."""
+    """The rows of a queue; damaged ones are added to `wrong`, or raised if that is None."""
     folded, text = Folded(), None
     found: list[StatsRow] = []
     for (minute, member), told in sorted(store.notes(STATS, (queue,)).items()):

@@ -1,8 +1,8 @@
-"""What the package's own rooms share of a connection and of a queue, and their users do not.
+"""The parts of a connection and of a queue that the package shares, hidden from users.
 
-Both carry theirs as `_home`, and what `Queue.schedules` gives carries its book so; with
-`Consumer._engine`, `Queue._receiver`, `Message._row` and `Message._delivery` these are the only
-private names that another module reads (`pyproject.toml`, flake8-self).
+Connection and queue have theirs as `_home`, and the object of `Queue.schedules` has its book so.
+With `Consumer._engine`, `Queue._receiver`, `Message._row` and `Message._delivery` these are the
+only private names that another module reads (`pyproject.toml`, flake8-self).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _FOLD_AFTER_S = 1.0
 _FOLDS_ONE_IN = 32
 _TOGETHER = 8
-"""Queues that are looked at at a time: then one core of this process is busy."""
+"""Queues that are read at a time: enough to keep one core busy."""
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -41,13 +41,13 @@ class Home:
     Attributes:
         store: The open store.
         clock: The clock, measured against the store.
-        keeper: Stores in time what is counted; None where no threads may run.
-        chores: Does what takes longer, and may not hold that up; None likewise.
-        owner: The connection. It closes itself when nobody has it any more, so whatever a user has
-            of it has this, and what a keeper calls must not.
+        keeper: Stores counts in time; None if no threads may run.
+        chores: Calls longer tasks, which must not delay the keeper's; None likewise.
+        owner: The connection, which closes itself when nobody references it. Objects that users
+            have reference it; tasks of a keeper must not.
         open_all: Opens all queues of the store by one read of their records: name -> the queue, or
-            the error of one whose record cannot be read.
-        logs: What this process has done in each queue, to be stored when the connection is closed.
+            the error of a record that cannot be read.
+        logs: This process's counts of each queue, stored when the connection is closed.
     """
 
     store: Store
@@ -61,18 +61,18 @@ class Home:
     def side_by_side(
         self, work: Callable[[Item], Result], items: Iterable[Item]
     ) -> Iterator[Result]:
-        """What a look gives for each item, in their order.
+        """The results of reading each item, in the items' order.
 
-        Several at a time, where the store is on other machines and threads may run.
+        Reads several at a time if the store is on other machines and threads may run.
 
         Args:
-            work: Looks at one item; called from several threads.
-            items: Taken as they are needed.
+            work: Reads one item; called from several threads.
+            items: Taken as needed.
         """
         if self.keeper is None or self.store.is_local:
             yield from map(work, items)
             return
-        # Only here: most processes look at one queue.
+        # Imported here because most processes read one queue.
         from concurrent.futures import ThreadPoolExecutor
 
         pool = ThreadPoolExecutor(_TOGETHER, thread_name_prefix="shardq-look")
@@ -88,7 +88,7 @@ class Home:
             pool.shutdown(cancel_futures=True)
 
     def of_queue(self, register: Register, stats: StatsLog) -> QueueHome:
-        """That of a queue of the connection."""
+        """The home of a queue of the connection."""
         self.logs.append(stats)
         return QueueHome(
             self.store,
@@ -109,9 +109,9 @@ class QueueHome(Home):
 
     Attributes:
         register: The queue's record.
-        stats: What this process has done in the queue.
-        listeners: Called with the earliest due, epoch milliseconds, of whatever the queue's object
-            puts.
+        stats: This process's counts of the queue.
+        listeners: Called with the earliest due, epoch milliseconds, of each put of the queue's
+            object.
     """
 
     register: Register
@@ -120,24 +120,24 @@ class QueueHome(Home):
 
     @property
     def results(self) -> Results:
-        """What came of those of its messages whose results are kept."""
+        """The results of the queue's messages."""
         return Results(self.store, self.clock, self.register.name)
 
     def close(self) -> None:
-        """Store what is counted, and now and then fold what ended processes have counted.
+        """Store the counts, and now and then fold the totals of ended processes.
 
         Raises:
-            StoreUnavailable, StoreTimeout: It is lost with this process.
+            StoreUnavailable, StoreTimeout: The counts are lost with this process.
         """
         self.stats.close()
-        # Where processes live for one put, none of them sees an hour end. A process that has only
-        # looked writes nothing here either.
+        # A process that lives for one put never sees an hour end, so one in many folds here. A
+        # process that has only read writes nothing.
         is_one_of_them = crc32(self.stats.row_name.encode()) % _FOLDS_ONE_IN == 0
         if self.keeper is not None and self.stats.has_rows and is_one_of_them:
             fold(self.store, self.clock, self.register)
 
     def fold_hourly(self) -> None:
-        """Fold what ended processes have counted whenever an hour ends, where threads may run."""
+        """Have the totals of ended processes folded whenever an hour ends, if threads may run."""
         store, clock, register = self.store, self.clock, self.register
 
         def fold_all() -> None:
@@ -150,6 +150,6 @@ class QueueHome(Home):
             self.stats.on_hour = partial(self.chores.within, _FOLD_AFTER_S, fold_all, about)
 
     def on_put(self, due_ms: int) -> None:
-        """Tell the listeners the earliest due of what was put."""
+        """Call the listeners with the earliest due of a put."""
         for listener in self.listeners:
             listener(due_ms)

@@ -2,10 +2,10 @@
 
 ```
  count ─► within(0.05 s, keep) ─► thread ─► keep() ─► again in 2 s ─► ... ─► None: it waits
-                                     └─ a store in trouble: again later, said once
+                                     └─ an error of the store: again later, logged once
 ```
 
-The tasks are their owners': storing totals (`stats.py`), mending counts (`inspection/mend.py`).
+Its tasks store totals (`stats.py`) and mend counts (`inspection/mend.py`).
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ log = logging.getLogger(__name__)
 
 _BACK_OFF_S = (0.1, 5.0)
 _CLOSE_S = 10.0
-"""How long a close waits for what is under way."""
+"""How long a close waits for a task under way."""
 
 
 class Keeper:
     """Calls tasks in time, one at a time, in a thread that keeps no process alive.
 
-    In a forked child it has neither thread nor tasks, until it is given one.
+    A forked child has neither its thread nor its tasks.
 
     Args:
-        clock: Tells when tasks are due.
-        on_start: Called when its thread is begun, in each process: for what is to be done at that
-            process's end. It may be called within a signal's handler.
+        clock: The clock.
+        on_start: Called when the thread starts, in each process, to register work for the end of
+            the process; maybe within a signal's handler.
     """
 
     def __init__(self, clock: Clock, on_start: Callable[[], object] = lambda: None) -> None:
@@ -54,19 +54,19 @@ class Keeper:
 
     @property
     def is_closed(self) -> bool:
-        """Whether it takes no more tasks; one that takes long ends early then."""
+        """True if it takes no more tasks; a long task should then end early."""
         return self._is_closed
 
     def within(self, seconds: float, task: Task, about: Callable[[], str]) -> None:
-        """Let a task be called after so long; of several times that it is given, the earliest.
+        """Have a task called after `seconds`, or sooner if it was to be called sooner already.
 
-        From any thread, and from a signal's handler. Nothing, once it is closed.
+        May be called from any thread and from a signal's handler. Does nothing once closed.
 
         Args:
-            seconds: From now on.
-            task: Returns in how many seconds it is to be called again; None: not. It is forgotten
-                where it raises `UnknownQueue`; after another error of shardq it is tried again.
-            about: What the task is about, for the log.
+            seconds: The longest delay from now.
+            task: Returns the seconds after which to call it again; None: never. A task that raises
+                `UnknownQueue` is forgotten; after another error of shardq it is tried again.
+            about: Names the task's subject, for the log.
         """
         due_us = self._clock.boot_us() + round(seconds * 1e6)
         with self._lock:
@@ -79,12 +79,12 @@ class Keeper:
                 self._start()
 
     def forget(self, task: Task) -> None:
-        """Call a task no more; one that is under way goes on."""
+        """Call a task no more; a call under way goes on."""
         with self._lock:
             self._due.pop(task, None)
 
     def close(self) -> None:
-        """End the thread, once what is under way has ended. Idempotent."""
+        """End the thread after the task under way. Idempotent."""
         until_us = self._clock.boot_us() + round(_CLOSE_S * 1e6)
         with self._lock:
             self._is_closed = True
@@ -94,12 +94,12 @@ class Keeper:
                 self._clock.wait(self._news, left_us / 1e6)
 
     def _start(self) -> None:
-        # A thread of `threading` is begun under locks of its own, in the middle of which a signal's
-        # handler may count.
+        # `threading` starts threads under locks, which a counting signal's handler may have
+        # interrupted.
         try:
             _thread.start_new_thread(self._run, ())
         except RuntimeError as error:
-            # Its tasks are given again when more is counted; the rest is stored at the end.
+            # The next count gives the task again; other counts are stored at the end.
             log.warning("nothing is stored in time: %s; raise what limits this process", error)
         else:
             self._is_running = True
@@ -110,13 +110,13 @@ class Keeper:
             while (found := self._next()) is not None:
                 self._do(*found)
         finally:
-            # Whoever gives it a task makes another thread, should a fault have ended this one.
+            # After a fault in this thread, the next task given starts another.
             self._is_running = False
         with self._lock:
             self._news.notify_all()
 
     def _next(self) -> tuple[Task, Callable[[], str]] | None:
-        """Wait for the next task that is due; None: it is closed."""
+        """Wait for the next due task; None: closed."""
         with self._lock:
             while not self._is_closed:
                 now_us = self._clock.boot_us()
@@ -147,7 +147,7 @@ class Keeper:
 
     def _back_off(self, task: Task, about: Callable[[], str], error: ShardqError) -> float:
         fails = self._fails.get(task, 0)
-        # One store is in trouble for all.
+        # One warning is enough: an unavailable store fails all tasks.
         level = logging.INFO if self._fails else logging.WARNING
         if not fails:
             log.log(level, "%s: %s; trying again", about(), str(error).removesuffix("."))

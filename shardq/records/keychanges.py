@@ -1,16 +1,16 @@
-"""Changes of a queue's key rows: how names are taken, moved and freed. Builds them, writes nothing.
+"""Builds the changes of key rows by which names are taken, moved and freed. Writes nothing.
 
 ```
  put ────────► nobody's      ─► (F, 1) waiting at P    then the row at P is written
- begin ──────► (F, n)        ─► begun, where it is     give back: waiting again
+ begin ──────► (F, n)        ─► begun at its place     give back: waiting again
  command ────► (F, n) waiting ─► (F, n + 1) waiting at Q    then the row at Q, the old one deleted
  cancel ─────► (F, n) waiting ─► nobody's              then the row is deleted
  doom ───────► (F, n) begun  ─► (F, n)!                it never begins again
  end ────────► (F, n), (F, n)! ─► nobody's, or held
 ```
 
-Each is one conditional write of one row: who was refused reads again. The name comes first, then
-the message's row.
+Each is one conditional write of one row; a refused caller rereads the row. The name is written
+first, then the message's row.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ if TYPE_CHECKING:
     from shardq.stores.store import Store
 
 _PROOF_MS = 600_000
-"""How long a cancel's state stays: longer than any cancel takes to learn that it was applied."""
+"""A cancel's state stays this long, longer than a cancel takes to learn that it was applied."""
 _SLACK_MS = 60_000
-"""How much longer than a name is held its row stays: the state says until when, by our clock."""
+"""The row of a held name stays this much longer: the state has the end, by our clock."""
 
 
 class Command(NamedTuple):
-    """A row that is to replace another by key.
+    """The replacement of a row by key.
 
     Attributes:
         change: Takes the key, and writes the new row.
-        old: Where the row is that it replaces: deleted once the new one is sure to stand.
+        old: The place of the old row, to be deleted once the new one is certain to stand.
         key: The key's row as it was read.
     """
 
@@ -71,11 +71,11 @@ class KeyChanges:
         self._partitions = [(self._queue, bucket) for bucket in range(BUCKETS)]
 
     def put(self, row: Row, over: KeyRow | None = None) -> Change:
-        """Take a name, and write its message's row: a put, a redrive.
+        """Take a name, and write its message's row, for a put or a redrive.
 
         Args:
-            row: With its key.
-            over: The key's row of a standing that `is_absent`; None: nobody's, as far as is known.
+            row: The row, with its key.
+            over: The key's row of a standing that `is_absent`; None: assume that nobody has it.
         """
         seen: dict[str, str | None] = {"live": None}
         if over is not None and over.live is not None:
@@ -83,12 +83,12 @@ class KeyChanges:
         return self._placed(row, seen, before=None)
 
     def command(self, key: KeyRow, old: Row, new: Row) -> Command:
-        """Replace the row of a message that waits: a move, an edit, a replace, a debounce.
+        """Replace the row of a waiting message, for a move, an edit, a replace or a debounce.
 
         Args:
-            key: Its key's row, as it was read.
-            old: Its row.
-            new: What is to be there, with a fresh id. Its message and generation are set here.
+            key: The key's row, as it was read.
+            old: The message's row.
+            new: The row to replace it, with a fresh id; this sets its message and generation.
         """
         named = own_key(new)._replace(name=key.name, generation=key.generation + 1)
         before = Before(own_key(old).generation, old.position)
@@ -102,14 +102,14 @@ class KeyChanges:
         return Command(change, old.position, key)
 
     def re_place(self, key: KeyRow, row: Row) -> Command:
-        """Bring back the row of a message that a command by key was to replace, and has not.
+        """Place anew a `STRANDED` row, which a command by key was to replace and has not.
 
-        Under the next generation, due as it is, or now: where the command is under way after all,
-        it is refused when it confirms, and whatever it wrote never runs.
+        The new row has the next generation, and is due when the old one is, or now. If the command
+        is still under way, it is refused when it confirms, and the row it wrote never runs.
 
         Args:
-            key: Its key's row, as it was read.
-            row: The row, which was found `STRANDED`.
+            key: The key's row, as it was read.
+            row: The stranded row.
         """
         now_us = self._clock.now_us()
         layout = self._register.layout
@@ -131,9 +131,9 @@ class KeyChanges:
         return self.command(key, row, new)
 
     def confirm(self, change: Change) -> Change:
-        """See that a name is still as a put or command has written it; what was seen of it is void.
+        """Check that a name is still as a put or command has written it, and change its nonce.
 
-        Whoever has looked for the row before it was written, and not found it, is refused.
+        This refuses callers that read the name and did not find the row before it was written.
         """
         new = dict(change.new or {})
         return change._replace(
@@ -151,38 +151,38 @@ class KeyChanges:
         )
 
     def undo(self, change: Change) -> Change:
-        """Give back a name that a put has taken, and whose row was refused for good."""
+        """Free a name that a put has taken, because its row was refused for good."""
         new = dict(change.new or {})
         return change._replace(seen=new, new=None, insert=(), delete=())
 
     def begin(self, row: Row) -> Change:
-        """Let a row's delivery begin, before it is handed out or claimed."""
+        """Record that a row's delivery begins, before it is handed out or claimed."""
         key = own_key(row)
         state = keyrow.begun(row.position, _nonce(), row.serial)
         live = keyrow.message_in(first_of(row), key.generation)
         return self._change(key.name, {"live": live}, {"live": live, "state": state})
 
     def give_back(self, change: Change) -> Change:
-        """Say that a delivery that was let begin has not begun. Refused, it has been cancelled."""
+        """Record that a delivery recorded as begun did not begin. Refused if it was cancelled."""
         new = dict(change.new or {})
         state = keyrow.given_back(str(new["state"]), _nonce())
         return change._replace(seen=new, new=new | {"state": state})
 
     def cancel(self, found: Standing) -> Change:
-        """Free the name of a message that waits, is pending or dead: it never begins.
+        """Free the name of a message that waits, is pending or dead, and so never begins.
 
-        Its row, where there is one, is the caller's to end after that.
+        The caller then ends its row, if there is one.
         """
         key, row = found.key, found.row
         unique_ms = key.unique_ms if row is None else own_key(row).unique_ms
         new, ttl_ms = self._freed(unique_ms)
         if new is None:
-            # Not deleted: that it was this cancel that freed it can be proved by its state alone.
+            # Not deleted: only the state proves that this cancel has freed the name.
             new, ttl_ms = {"live": None, "state": keyrow.cancelled(_nonce())}, _PROOF_MS
         return self._change(key.name, {"live": key.live, "state": key.state}, new, ttl_ms)
 
     def doom(self, found: Standing) -> Change:
-        """Cancel a message as it runs: it never begins again."""
+        """Cancel a message while it runs, so that it never begins again."""
         key = found.key
         return self._change(
             key.name,
@@ -194,14 +194,14 @@ class KeyChanges:
         )
 
     def free(self, row: Row, *, is_doomed: bool = False) -> Change:
-        """Free the name of a message that has ended, or hold it as it was put to be held."""
+        """Free the name of a message that has ended, or hold it for as long as the put asked."""
         key = own_key(row)
         live = keyrow.message_in(first_of(row), key.generation)
         seen = {"live": keyrow.doomed(live) if is_doomed else live}
         return self._change(key.name, seen, *self._freed(key.unique_ms))
 
     def clear(self, key: KeyRow) -> Change:
-        """Free the name of a message that is not there any more, as it was read."""
+        """Free the name of a message that no longer exists, if its row is as it was read."""
         return self._change(key.name, {"live": key.live, "state": key.state}, None)
 
     def _placed(self, row: Row, seen: Mapping[str, str | None], *, before: Before | None) -> Change:
@@ -211,7 +211,7 @@ class KeyChanges:
         return self._change(key.name, seen, new, insert=(row,))
 
     def _freed(self, unique_ms: int | None) -> tuple[dict[str, str | None] | None, int | None]:
-        """What a name's row becomes when its message has ended, and for how long."""
+        """The new values of a name's row when its message has ended, and their time to live."""
         if unique_ms is None:
             return None, None
         now_us = self._clock.now_us()
@@ -226,7 +226,7 @@ class KeyChanges:
         ttl_ms: int | None = None,
         insert: tuple[Row, ...] = (),
     ) -> Change:
-        # Without a call in Python, as each put, begin and end has one.
+        # The tuple's constructor is faster, and each put, begin and end calls this.
         change = (self._partition(name), (name,), seen, new, insert, (), ttl_ms)
         return tuple.__new__(Change, change)
 

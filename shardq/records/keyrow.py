@@ -1,15 +1,15 @@
-"""A key's row: which message has a name, and where that is. Pure.
+"""A key's row: the message that has a name, and the place of its row. Pure.
 
 ```
  keys     name ──► live   "<first row id>.<generation>"   "..!": cancelled while it runs
                           "free": nobody's, but held      unset: nobody's
                    state  waiting | begun, and where; both written by LWT alone
- places   name, live ──► where its row has moved since; written plainly, after that row
+ places   name, live ──► the place its row has moved to; written plainly, after that row
 ```
 
-A generation is one placement by put or by command. Each has a note of its own of where it moved: no
-late note of one before hides it. What follows from it, `standing.py` says; reading and writing are
-`keys.py`'s.
+A generation is one placement by a put or a command. Each generation has a note of its own in
+`places`, so that no late note of an earlier one hides it. `standing.py` judges a key's row, and
+`keys.py` reads and writes it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _PLACE = re.compile(
 
 
 class Does(Enum):
-    """What the state of a message says of it."""
+    """What a message does, in its key's state."""
 
     WAITING = "waiting"
     BEGUN = "begun"
@@ -48,8 +48,8 @@ class Before(NamedTuple):
     """The row that a command was to replace.
 
     Attributes:
-        generation: The row's.
-        place: Where it was.
+        generation: The row's generation.
+        place: Its place.
     """
 
     generation: int
@@ -61,24 +61,23 @@ class KeyRow:
     """A key's row and the notes of its message, as they were read.
 
     Attributes:
-        queue: The name of the queue that is served.
-        name: What the user called it.
-        live: As it is stored.
-        state: As it is stored.
-        first: The row id of the message's first placement; None where the name is nobody's.
-        generation: The message's; 0 without one.
-        is_doomed: Whether it was cancelled while it ran, and is never to begin again.
+        queue: The name of the served queue.
+        name: The key that the user gave.
+        live: The column `live`, as stored.
+        state: The column `state`, as stored.
+        first: The row id of the message's first placement; None if the name is nobody's.
+        generation: The message's generation; 0 without a message.
+        is_doomed: True if the message was cancelled while it ran, and never begins again.
         does: What the message does; None without one.
-        place: Where the last put or command by key wrote its row, or where that was as it began.
-        serial: The row's serial as it began.
+        place: The place of the row when the last put or command wrote it, or its delivery began.
+        serial: The row's serial as its delivery began.
         before: The row that the last command was to replace; None after a put, and once it began.
-        unique_ms: How long the name is to be held after the message's end, where its row has not
-            been written yet.
-        until_ms: Until when the name is held, epoch milliseconds; None of one that is not.
-        since_us: From when, epoch microseconds.
-        at: Where the message has moved to since, by the note of its generation.
-        dead_at: Where it moved on to within the dead-letter queue.
-        before_at: Where the row moved to that the command was to replace.
+        unique_ms: How long to hold the name after the message's end, while its row is not written.
+        until_ms: Until when the name is held, epoch milliseconds; None if it is not.
+        since_us: Since when it is held, epoch microseconds.
+        at: The place that the message has moved to since, by the note of its generation.
+        dead_at: The place that it has moved to within the dead-letter queue.
+        before_at: The place that the row to be replaced has moved to.
     """
 
     queue: str
@@ -104,7 +103,7 @@ class KeyRow:
         """A row of the table, without its notes.
 
         Raises:
-            StoreCorrupt: If it is none that shardq writes.
+            StoreCorrupt: If shardq never writes such a row.
         """
         if live is None:
             return cls(queue, name, None, state if isinstance(state, str) else None)
@@ -141,19 +140,19 @@ class KeyRow:
 
     @property
     def places(self) -> list[Position]:
-        """Where the message's row can be."""
+        """The places at which the message's row can be."""
         return [place for place in (self.place, self.at, self.dead_at) if place is not None]
 
     @property
     def places_before(self) -> list[Position]:
-        """Where the row can be that a command was to replace, while its own is not known to be."""
+        """The places of the row to be replaced, while the command's own row may not exist yet."""
         if self.before is None or self.does is not Does.WAITING or self.at is not None:
             return []
         return [self.before.place, *([self.before_at] if self.before_at else [])]
 
     @property
     def message(self) -> str | None:
-        """The message and its generation, as its notes are called; None without one."""
+        """The message and its generation, the key of its notes; None without a message."""
         return None if self.first is None else message_in(self.first, self.generation)
 
     @property
@@ -164,11 +163,11 @@ class KeyRow:
         return message_in(self.first, self.before.generation)
 
     def is_of(self, row: Row) -> bool:
-        """Whether it names the message of a row, in whatever generation."""
+        """True if it names the message of a row, in any generation."""
         return self.first == first_of(row)
 
     def leads_to(self, row: Row) -> bool:
-        """Whether its message is dead, and is this row of the dead-letter queue."""
+        """True if its message is dead and has this row of the dead-letter queue."""
         at = self.at
         return at is not None and is_dead(at) and at.id == first_of(row)
 
@@ -187,27 +186,27 @@ def first_of(row: Row) -> bytes:
 
 
 def message_in(first: bytes, generation: int) -> str:
-    """A message and its generation, as `live` holds them."""
+    """A message and its generation, in the form of `live`."""
     return f"{first.hex()}.{generation}"
 
 
 def live_of(row: Row) -> str:
-    """What `live` holds while a row's message has its name."""
+    """The value of `live` while a row's message has its name."""
     return message_in(first_of(row), own_key(row).generation)
 
 
 def doomed(live: str) -> str:
-    """What `live` holds of a message that was cancelled as it runs."""
+    """The value of `live` for a message that was cancelled while it runs."""
     return live.removesuffix(_DOOMED) + _DOOMED
 
 
 def is_dead(place: Position) -> bool:
-    """Whether a place is in a dead-letter queue."""
+    """True if a place is in a dead-letter queue."""
     return names.is_dead_queue(place.shard.queue)
 
 
 def place_text(place: Position) -> str:
-    """A place as it is stored beside its queue's name: `[dead.]minute.lane.due_ms.row id`."""
+    """The stored form of a place: `[dead.]minute.lane.due_ms.row id`."""
     (_, minute, lane), due_ms, row_id = place
     dead = "dead." if is_dead(place) else ""
     return f"{dead}{minute}.{lane}.{due_ms}.{row_id.hex()}"
@@ -217,11 +216,11 @@ def place_in(text: object, queue: str) -> Position:
     """A place from its stored form.
 
     Args:
-        text: As `place_text` writes it.
-        queue: The queue that is served.
+        text: The form that `place_text` writes.
+        queue: The served queue.
 
     Raises:
-        ValueError: If it is none.
+        ValueError: If it is no place.
     """
     found = _PLACE.fullmatch(text) if isinstance(text, str) else None
     if found is None:
@@ -232,13 +231,13 @@ def place_in(text: object, queue: str) -> Position:
 
 
 def waiting(place: Position, nonce: str, *, before: Before | None, unique_ms: int | None) -> str:
-    """The state of a message that a put or command writes, or that is given back.
+    """The state of a waiting message that a put or command writes.
 
     Args:
-        place: Where its row is to be.
-        nonce: Makes it different from any other.
+        place: The place of its row.
+        nonce: Makes the state different from any other.
         before: The row that it replaces.
-        unique_ms: For how long its name is to be held after its end.
+        unique_ms: How long to hold its name after its end.
     """
     if before is None and unique_ms is None:
         return _placed(Does.WAITING, place, nonce)
@@ -251,13 +250,13 @@ def waiting(place: Position, nonce: str, *, before: Before | None, unique_ms: in
 
 
 def begun(place: Position, nonce: str, serial: int = 0) -> str:
-    """The state of a message whose delivery begins, at this place.
+    """The state of a message whose delivery begins.
 
     Args:
-        place: Where its row is.
-        nonce: Makes it different from any other.
-        serial: The row's. A row of a group stays where it is: an edit since may have ended this
-            delivery.
+        place: The place of its row.
+        nonce: Makes the state different from any other.
+        serial: The row's serial. A row of a group stays at its place, so only a higher serial
+            shows that an edit has ended this delivery.
     """
     if not serial:
         return _placed(Does.BEGUN, place, nonce)
@@ -266,25 +265,25 @@ def begun(place: Position, nonce: str, serial: int = 0) -> str:
 
 
 def renewed(state: str, nonce: str) -> str:
-    """A state as it is, with another nonce."""
+    """The same state with another nonce."""
     return _text(json.loads(state), nonce)
 
 
 def given_back(state: str, nonce: str) -> str:
-    """The state of a message that was let begin and has not, where it is."""
+    """The state of a message whose delivery was recorded as begun and did not begin."""
     return _text({"is": Does.WAITING.value, "place": json.loads(state)["place"]}, nonce)
 
 
 def replaces(state: str) -> bool:
-    """Whether a state is that of a command, which was to replace a row."""
+    """True if a state is that of a command, which was to replace a row."""
     return "before" in json.loads(state)
 
 
 def noted_place(text: object, queue: str, key: tuple[str, str]) -> Position:
-    """The place that a note holds.
+    """The place in a note.
 
     Raises:
-        StoreCorrupt: If it is none.
+        StoreCorrupt: If it is no place.
     """
     try:
         return place_in(text, queue)
@@ -298,12 +297,12 @@ def noted_place(text: object, queue: str, key: tuple[str, str]) -> Position:
 
 
 def cancelled(nonce: str) -> str:
-    """The state of a name that a cancel has freed: by it the cancel knows that it has."""
+    """The state of a name that a cancel has freed, which proves to the cancel that it did."""
     return _text({"is": "cancelled"}, nonce)
 
 
 def held(until_ms: int, since_us: int, nonce: str) -> tuple[str, str]:
-    """`live` and state of a name that is nobody's, and held."""
+    """`live` and state of a name that is held and nobody's."""
     return _FREE, _text({"is": "held", "until": until_ms, "since": since_us}, nonce)
 
 

@@ -1,7 +1,7 @@
-"""Keys: whose the names of a queue are, read and written.
+"""Keys: reads and writes the names of a queue's messages.
 
-What is read is judged by `standing.py`, what is written is built by `keychanges.py`; when to do
-which is for those who put, hand out and settle.
+`standing.py` judges the rows read, and `keychanges.py` builds the changes to write. Callers that
+put, hand out and settle decide when to do which.
 """
 
 from __future__ import annotations
@@ -25,39 +25,39 @@ if TYPE_CHECKING:
     from shardq.model.shard import Position
 
 _LOOKS_MAX = 10
-"""A message that moved between each of so many looks is taken for one that is being written."""
+"""A message that moved between each two of so many reads counts as pending."""
 _POLL_S = 0.02
-"""How often a row is looked for that is about to be written."""
+"""Pause between two reads of a row that is about to be written."""
 
 
 class Keys(KeyChanges):
-    """The names of one queue's messages: keys are looked up, taken, moved and freed.
+    """The names of one queue's messages: looks up, takes, moves and frees keys.
 
     Args:
-        register: The queue's record; that of a dead-letter queue for `end` and notes alone.
+        register: The queue's record. Names of a dead-letter queue can only be ended and noted.
     """
 
     @property
     def patience_ms(self) -> int:
-        """After so long a row whose name was taken is not written any more; 0 on SQLite.
+        """A row still missing this long after its name was taken is never written; 0 on SQLite.
 
-        Two write timeouts. Who took longer than one confirms (`displaced`): the other is for clocks
-        that differ.
+        Two write timeouts: a put that took longer than one confirms its name (`displaced`), and the
+        other allows for clocks that differ.
         """
         return 2 * self._store.write_timeout_ms
 
     # Reading --------------------------------------------------------------------------------------
 
     def look(self, asked: Iterable[str]) -> dict[str, KeyRow]:
-        """The rows of names as last decided, and the notes of their messages.
+        """The rows of names, by SERIAL reads, with the notes of their messages.
 
-        Up to three reads of each of their buckets, of which the first is an LWT.
+        Costs up to three reads of each bucket, of which the first is SERIAL.
 
         Returns:
-            By name, each that was asked for.
+            Name -> its row, for each name asked for.
 
         Raises:
-            StoreCorrupt: If one is damaged.
+            StoreCorrupt: If a row is damaged.
         """
         rows: dict[str, KeyRow] = {}
         for bucket, of_bucket in _by_bucket(asked).items():
@@ -79,7 +79,7 @@ class Keys(KeyChanges):
         return self._among_dead(rows)
 
     def _among_dead(self, rows: dict[str, KeyRow]) -> dict[str, KeyRow]:
-        """The same, with where the dead ones have moved since they died."""
+        """The rows, with the places that dead messages have moved to since they died."""
         buried = {
             name: keyrow.message_in(row.at.id, row.generation)
             for name, row in rows.items()
@@ -91,7 +91,7 @@ class Keys(KeyChanges):
         return rows
 
     def _places(self, wanted: Iterable[tuple[str, str]]) -> dict[tuple[str, str], Position]:
-        """What the notes of (name, message) say, of those that have one."""
+        """(name, message) -> the place in its note, for those that have one."""
         of_bucket: dict[int, list[tuple[str, str]]] = {}
         for key in wanted:
             of_bucket.setdefault(bucket_of(key[0]), []).append(key)
@@ -102,17 +102,17 @@ class Keys(KeyChanges):
         return found
 
     def seek(self, asked: Iterable[str], *, watched_ms: int = 0) -> dict[str, Standing]:
-        """What names stand for, with their messages' rows: a look, and a read of each shard.
+        """What names stand for, with their messages' rows: a `look`, and a read of each shard.
 
-        Where a row is not found, it is looked for again until the key's row is the same twice: it
-        may have moved between the two reads.
+        A row that is not found may have moved between the two reads: both are repeated until the
+        key's row is the same twice.
 
         Args:
             asked: The names.
-            watched_ms: For how long the caller has seen these pending.
+            watched_ms: How long the caller has seen these names pending.
 
         Returns:
-            By name, each that was asked for.
+            Name -> its standing, for each name asked for.
         """
         standings: dict[str, Standing] = {}
         left = self.look(asked)
@@ -129,14 +129,14 @@ class Keys(KeyChanges):
         return standings | {name: Standing(key, None, Is.PENDING) for name, key in left.items()}
 
     def await_row(self, name: str, within_us: int) -> Standing | None:
-        """What a name stands for, once no row of it is about to be written any more.
+        """What a name stands for, once it is not pending.
 
         Args:
             name: The name.
-            within_us: How long it is waited for.
+            within_us: How long to wait.
 
         Returns:
-            None where others have kept changing the key for so long.
+            None if others have kept changing the key for that long.
         """
         since_us = begun_us = self._clock.boot_us()
         state: str | None = None
@@ -147,17 +147,17 @@ class Keys(KeyChanges):
                 return found
             now_us = self._clock.boot_us()
             if found.key.state != state:
-                # Another put or command than was watched: seen now, be it that the look took long.
+                # Another put or command has changed the key: its watch begins now.
                 state, since_us = found.key.state, now_us
             if now_us - begun_us > within_us:
                 return None
             self._clock.sleep(_POLL_S)
 
     def doomed_row(self, key: KeyRow) -> Row | None:
-        """The row of a message that was cancelled as it ran, and waits to be dropped; if it does.
+        """The row of a message that was cancelled while it ran, if it waits to be dropped.
 
         Args:
-            key: Its key's row.
+            key: The key's row.
         """
         if not key.is_doomed:
             return None
@@ -187,7 +187,7 @@ class Keys(KeyChanges):
         )
 
     def is_cancelled(self, row: Row) -> bool:
-        """Whether a row's message, which runs, is to stop: its name is not its own any more."""
+        """True if a running message must stop, because it has lost its name."""
         name = own_key(row).name
         stored = self._store.records(KEYS, self._partition(name), [name])
         live, _ = stored.get(name, (None, None))
@@ -199,26 +199,26 @@ class Keys(KeyChanges):
         """Apply each change whose name is as it was seen.
 
         Returns:
-            Of each name refused, `live` as it is now.
+            Each refused name -> its present `live`.
 
         Raises:
-            StoreTimeout: Some of them may be applied.
+            StoreTimeout: Some changes may be applied.
         """
         refused = self._store.write_records(KEYS, changes) if changes else {}
         return {key[0]: present["live"] for (_, key), present in refused.items()}
 
     def displaced(self, changes: Sequence[Change]) -> dict[str, KeyRow]:
-        """Those whose names are not theirs any more, of puts and commands whose rows are written.
+        """The names that puts and commands have lost again, though their rows are written.
 
-        To be asked before success is reported. No reads and no writes where none took long.
+        Call it before you report success. It reads and writes nothing if no change took long.
 
         Returns:
-            By name, its row as it is now.
+            Name -> its present row.
         """
         timeout_us = self._store.write_timeout_ms * 1_000
         if not timeout_us:
             return {}
-        # From the birth of the id: whoever waits for the row counts from there.
+        # Counted from the birth of the id, as callers do that wait for the row.
         oldest_us = self._clock.now_us() - timeout_us
         slow = {
             str(change.key[0]): change
@@ -230,7 +230,7 @@ class Keys(KeyChanges):
         return {name: key for name, key in found.items() if not _is_own(slow[name], key)}
 
     def refusals(self, rows: Sequence[Row]) -> dict[Position, tuple[Refusal, KeyRow]]:
-        """Why rows were refused to begin; what that means, `Refusal` says."""
+        """The place of each row -> why it was refused to begin, and its key's row."""
         keys = self.look({own_key(row).name for row in rows})
         found = self._found(keys.values(), before=False)
         view = self._view(())
@@ -249,11 +249,11 @@ class Keys(KeyChanges):
     def end(self, rows: Iterable[Row]) -> None:
         """Free the names of messages that have ended, doomed ones too, and erase their notes.
 
-        Of a dead one while its name still leads to it. Rows without a key are passed over.
-        Idempotent.
+        The name of a dead message is freed if it still leads to that message. Rows without a key
+        are passed over. Idempotent.
 
         Args:
-            rows: All of one queue.
+            rows: Rows of one queue.
         """
         keyed = [row for row in rows if row.key is not None]
         if not keyed:
@@ -288,7 +288,7 @@ class Keys(KeyChanges):
         return notes
 
     def forget(self, key: KeyRow) -> None:
-        """Erase the notes of generations that a command, whose row is written, has replaced."""
+        """Erase the notes of generations that a command has replaced, once its row is written."""
         noted = ((key.message, key.at), (key.message_before, key.before_at))
         self._erase([(key.name, message) for message, place in noted if message and place])
 
@@ -304,12 +304,12 @@ def note_of(new: Row, first: bytes | None = None) -> Note | None:
     """The note of a move, to be written after the new row and before the old one is deleted.
 
     Args:
-        new: The row as it will be.
-        first: Of a burial, the row id of the message's first placement in the queue that it leaves;
-            None of a move within a queue.
+        new: The row after the move.
+        first: For a burial, the row id of the message's first placement in the queue that it
+            leaves; None for a move within a queue.
 
     Returns:
-        None for a row without a key.
+        The note; None for a row without a key.
     """
     if new.key is None:
         return None
@@ -324,12 +324,12 @@ def note_of(new: Row, first: bytes | None = None) -> Note | None:
 
 
 def key_misses_row(standing: Standing) -> bool:
-    """Whether a name has a message, and no row of it was found."""
+    """True if a name has a message, and no row of the message was found."""
     return standing.key.first is not None and (standing.row is None or standing.state is Is.PENDING)
 
 
 def _is_own(change: Change, key: KeyRow) -> bool:
-    """Whether a name is still, or was until it went on from there, what a change has made it."""
+    """True if a name is as a change has made it, or has gone on from there."""
     row = change.insert[0]
     if not key.is_of(row):
         return False

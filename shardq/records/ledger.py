@@ -1,14 +1,14 @@
-"""The ledger of a queue that keeps a history: what came in, and how each message ended.
+"""The ledger of a queue that keeps a history: how each message entered and ended.
 
 ```
- put ───────────► row stored ──► put recorded ──► told
+ put ───────────► row stored ──► put recorded ──► reported
  ack, cancel ───► end recorded ──► row deleted
  bury, redrive ─► new row stored ──► put recorded ──► end recorded ──► old row deleted
 ```
 
-A crash after the row is stored leaves one without a record; after the end is recorded, a row that
-is looked up when it is found, and dropped. Where the ledger is off, all that this costs is to ask
-whether it is. What it adds up to, `audit.py` says.
+A crash after the row is stored leaves a row without a record. A crash after the end is recorded
+leaves a row that is looked up in the ledger when it is found, and dropped. A queue without a ledger
+pays only for the check that it is off. `audit.py` adds up the ledger.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from shardq.stores.store import Logs
 
 CLOCK_AHEAD_MS = 1_000
-"""Where no end is given: producers' clocks differ, and ids made at once are microseconds apart."""
+"""Without a given end, entries up to this far ahead are read, because producers' clocks differ."""
 
 SPAN_MINUTES = 30
 """Minutes of the ledger that are read at once."""
@@ -59,19 +59,19 @@ class End(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What the history says of one message.
+    """The record of one message in the history.
 
     Attributes:
         id: The message's id.
         entered: When it entered the queue, UTC.
-        due: The due first asked for; None where no put is recorded, as after a producer's crash.
-        fate: `acked`, `dead`, `cancelled` or `purged`, or what a newer shardq has recorded; None
-            where it has not ended.
-        ended: When it ended; None where it has not, as when a purge has reached it, and its row is
-            deleted only when it comes due.
+        due: The due first asked for; None if no put is recorded, as after a producer's crash.
+        fate: `acked`, `dead`, `cancelled`, `purged`, or a fate recorded by a newer shardq; None if
+            the message has not ended.
+        ended: When it ended; None if it has not. A purged row ends when it is deleted as it comes
+            due.
         attempt: Deliveries until it ended.
-        member: Who recorded the end; empty where it has not ended.
-        task: The task that it is a job of; None of any other message, or where no put is recorded.
+        member: The member that recorded the end; empty if it has not ended.
+        task: The task whose job it is; None for any other message, and if no put is recorded.
     """
 
     id: str
@@ -85,13 +85,13 @@ class Record:
 
 
 def record_of(mark: Mark, purged_before_us: int) -> Record:
-    """A mark as people read it.
+    """The record, for people, in a mark.
 
     Args:
-        purged_before_us: What entered before this epoch microsecond a purge has reached.
+        purged_before_us: Messages that entered before this epoch microsecond are purged.
 
     Raises:
-        StoreCorrupt: If it has been damaged.
+        StoreCorrupt: If the mark is damaged.
     """
     mark.checked()
     entered_us = birth_us(mark.entry.id)
@@ -108,10 +108,10 @@ def record_of(mark: Mark, purged_before_us: int) -> Record:
 
 
 class Ledger:
-    """Records what becomes of the messages of one queue, where its settings ask for it.
+    """Records puts and ends of one queue's messages, if its settings ask for a history.
 
     Args:
-        member: Who records.
+        member: The member that records.
     """
 
     def __init__(self, store: Logs, clock: Clock, register: Register, member: str) -> None:
@@ -126,11 +126,11 @@ class Ledger:
 
     @property
     def is_on(self) -> bool:
-        """Whether the queue keeps a history."""
+        """True if the queue keeps a history."""
         return self._register.settings.history_ms > 0
 
     def covers(self, queue: str) -> bool:
-        """Whether this queue or its dead-letter queue keeps a history."""
+        """True if `queue`, this one or its dead-letter queue, keeps a history."""
         return self._register.settings_of(queue).history_ms > 0
 
     def enter(self, rows: Sequence[Row]) -> None:
@@ -140,9 +140,9 @@ class Ledger:
             self._store.record(map(put_of, rows), ttl_ms)
 
     def make_up(self, rows: Sequence[Row]) -> None:
-        """Record puts of messages whose rows were replaced, of those that are not recorded.
+        """Record puts of replaced rows that a crash of their producers left unrecorded.
 
-        Who put them crashed before that. Others are not recorded again: they were due otherwise.
+        Recorded puts are not recorded again, because the replacing row may have another due.
         """
         if rows and self.covers(rows[0].shard.queue):
             marks = self._store.recorded({entry_of(row) for row in rows})
@@ -152,11 +152,11 @@ class Ledger:
     def end(self, rows: Sequence[Row], fate: End, attempts: Sequence[int]) -> None:
         """Record ends, before the rows are deleted. Of several ends of a message the first stands.
 
-        With that of a message whose id was given, its put: who put it may have died before that was
-        recorded, and by its id nobody would find it. One with a key may have been due otherwise.
+        The put of a message with a given id is recorded too: if its producer died before that, the
+        id would not be found. The put of a message with a key is not: its row may have another due.
 
         Args:
-            rows: The rows, wherever they are by now.
+            rows: The rows, at any place.
             attempts: Deliveries of each.
         """
         ttl_ms = self._register.settings_of(rows[0].shard.queue).history_ms if rows else 0
@@ -170,24 +170,24 @@ class Ledger:
             self._store.record(marks, ttl_ms)
 
     def first_ms(self) -> int:
-        """From when on something of this queue may be recorded, epoch milliseconds.
+        """The earliest time of entry that this queue's history may have, epoch milliseconds.
 
         Raises:
             HistoryOff: If the queue keeps no history.
         """
         settings = self._register.settings
-        # What was recorded of a dropped queue of this name is none of this one's.
+        # Earlier records are of a dropped queue of this name.
         former_ms = settings.former_until_us // 1_000
         return max(self._clock.now_ms() - kept_for(settings, self._register.name), former_ms)
 
     def asked(
         self, message_id: str | None, since: Due | Duration | None, until: Due | Duration | None
     ) -> Iterator[Record]:
-        """What is recorded, as `Queue.history` is asked for it.
+        """The records that `Queue.history` asks for.
 
         Raises:
             HistoryOff: If the queue keeps no history.
-            BadName: If the id is none.
+            BadName: If the id is no id.
             BadTime: If nothing lies between `since` and `until`.
         """
         first_ms, now_ms = self.first_ms(), self._clock.now_ms()
@@ -198,19 +198,19 @@ class Ledger:
         return self.records(message_id, since_ms, until_ms + ahead_ms)
 
     def records(self, message_id: str | None, since_ms: int, until_ms: int) -> Iterator[Record]:
-        """What is recorded of a message, or of all that entered in a span, minute by minute.
+        """The records of a message, or of all that entered in a span, minute by minute.
 
         Args:
-            message_id: An id that `put` made is found at once; one that was given to it, or under
-                which it came from another queue, or back from the dead, is looked for in the span.
+            message_id: An id that `put` made is found at once. A given id, and one from another
+                queue or back from the dead, is looked for in the span.
             since_ms: Begin of the span, epoch milliseconds.
-            until_ms: Its end, exclusive.
+            until_ms: End of the span, exclusive.
         """
         queue, settings = self._register.name, self._register.settings
         purged_before_us, former_us = settings.purged_before_us, settings.former_until_us
         row_id = ids.from_text(message_id) if message_id is not None else None
         if row_id is not None and birth_us(row_id) < former_us:
-            # It may be of a dropped queue of this name, which is none of this one's.
+            # The id is of a dropped queue of this name.
             row_id = None
         since_us, until_us = since_ms * 1_000, until_ms * 1_000
         found: list[Mark] = []
@@ -220,7 +220,7 @@ class Ledger:
             if any(mark.fate != End.DEAD.value for mark in found):
                 return
             if found:
-                # It may have been put back since, which made another entry of it.
+                # The message may have been put back since, which made another entry.
                 since_us = birth_us(row_id)
         minutes = range(since_us // MINUTE_US, -(-until_us // MINUTE_US))
         for part in spans(minutes, SPAN_MINUTES):
@@ -235,7 +235,7 @@ class Ledger:
 
     def finished(self, rows: Iterable[Row]) -> set[bytes]:
         """The ids of those rows whose messages have ended."""
-        # A message that is there twice has two rows under one entry.
+        # A message that exists twice has two rows under one entry.
         asked = {row.id: entry_of(row) for row in rows}
         marks = self._store.recorded(set(asked.values()))
         ended = {mark.entry for mark in marks if mark.fate is not None}
@@ -246,7 +246,7 @@ def kept_for(settings: Settings, queue: str) -> int:
     """How long a queue keeps its history, milliseconds.
 
     Raises:
-        HistoryOff: If it keeps none.
+        HistoryOff: If the queue keeps no history.
     """
     if not settings.history_ms:
         raise HistoryOff(
@@ -264,20 +264,20 @@ def span_of(
     first_ms: int,
     now_ms: int,
 ) -> tuple[int, int]:
-    """The time that is asked about, as far as it is over and there is a history of it.
+    """The part of a span of time that has passed and that the history covers.
 
     Args:
-        since: From when on; where None, from `first_ms`.
-        until: Up to when; where None, to now.
-        first_ms: From when on there is a history, epoch milliseconds.
-        now_ms: Now, likewise. Nothing has entered later, and no years are walked through to see it.
+        since: Begin of the span; None: `first_ms`.
+        until: End of the span; None: now.
+        first_ms: Begin of the history, epoch milliseconds.
+        now_ms: Now, likewise: later minutes are not searched.
 
     Returns:
-        Its begin and its end, epoch milliseconds. Both are now where nothing but `first_ms`, which
-        is ahead when the history was turned on just now, leaves nothing between them.
+        Begin and end, epoch milliseconds. Both are now if the history begins later, as just after
+        it was turned on.
 
     Raises:
-        BadTime: If one cannot be read, or nothing lies between them.
+        BadTime: If a time cannot be read, or nothing lies between the two.
     """
     asked_ms = first_ms if since is None else moment_or_ago_ms(since, now_ms, name="since")
     until_ms = now_ms if until is None else moment_or_ago_ms(until, now_ms, name="until")
@@ -295,10 +295,10 @@ def _by_entry(record: Record) -> datetime:
 
 
 def put_of(row: Row) -> Mark:
-    """What is recorded of a put, by its row."""
+    """The mark of the put of a row."""
     return Mark(entry_of(row), row.order[0], row.name, task=task_of(row))
 
 
 def entry_of(row: Row) -> Entry:
-    """Whose record a row's message has: by its first row, wherever it has moved."""
+    """The entry of a row's message: the id of its first row, wherever it has moved."""
     return Entry(row.shard.queue, row.first or row.id)

@@ -1,12 +1,12 @@
 """The members that should read each lane: rendezvous hashing, of bounded load, over the open ones.
 
-The hash says who should; the lease says who does. Heartbeats are rows with a TTL; nothing here is
-ever decisive.
+The hash says which member should read a lane; the lease decides which one does. Heartbeats are rows
+with a TTL, and no promise depends on them.
 
 ```
- written   every 3 s; at once where it opens, closes, leaves, or somebody begins to leave;
-           ten times a second at most where its free slots have changed, or it has surplus; and
-           soon after where none are left
+ written   every 3 s; at once when the member opens, closes or leaves, or another begins to leave;
+           ten times a second at most while its free slots change, or it has surplus; and soon
+           after it has none left
  read      every 3 s; every second beside others, or with surplus (0.25 s on one machine); every
            50 ms (10 ms) while it has surplus beside others, or leaves; beside more than 16 of them
            more rarely
@@ -41,30 +41,30 @@ log = logging.getLogger(__name__)
 
 BEAT_MS = 3_000
 _HURRIED_MS = 500
-"""How soon after another a heartbeat comes early."""
+"""Pause between two heartbeats after `hurry`."""
 _NEWS_MS = 100
-"""How soon where slots have become free, or there is surplus."""
+"""Pause between two heartbeats when slots have become free, or there is surplus."""
 _GONE_MS = 20
-"""How soon where all slots are taken, or all surplus is gone: others count on what was told."""
+"""Pause when all slots are taken, or all surplus is gone: others count on the last heartbeat."""
 _BESIDE_MS = 1_000
 _BESIDE_LOCAL_MS = 250
 _CLOSE_MS = 50
 _CLOSE_LOCAL_MS = 10
-"""How often the others are read while it has surplus, or leaves."""
+"""Pause between two reads of the others while the member has surplus, or leaves."""
 _CLOSE_MEMBERS = 16
-"""Beside twice as many it is half as often, and so on: each of them reads them all."""
+"""Beside twice as many members the pause is twice as long, and so on: each of them reads all."""
 _OLDER_MS = 250
-"""By how much the oldest surplus has to change to be told early; who gives first it tells."""
+"""An oldest surplus that changes by this much is news; by it members decide who gives first."""
 FREE_MAX = 512
 _RANKED_MAX = 4
-"""Lanes in use and lanes that are not are ranked apart, and their number changes now and then."""
+"""Rankings that are kept: of lanes in use and of others, whose numbers change now and then."""
 _PASSED_OVER_MAX = 1_000
 _passed_over: set[tuple[str, str, str]] = set()
 """Queue, member and text of heartbeats that this process has warned of."""
 _PARTED_MAX = 16
 _TTL_MS = 10_000
 PASS_ON_MS = 1_000
-"""Where members outnumber lanes, a lane goes to the next of them after so long."""
+"""If members outnumber lanes, a lane goes to the next of them after this time."""
 _RUNS_MAX = 32
 _RUNS_CHARS_MAX = 3_072
 """Characters of what a member runs in its heartbeat: all heartbeats are read every 3 s."""
@@ -77,7 +77,7 @@ def member_name() -> str:
 
 
 def name_in_child(member: str) -> str:
-    """What a member is called in a forked child, which is one of its own.
+    """The member's name in a forked child, which is a member of its own.
 
     >>> name_in_child("mailer") == f"mailer:{os.getpid()}"
     True
@@ -86,16 +86,16 @@ def name_in_child(member: str) -> str:
 
 
 def rankings(lanes: Sequence[int], members: Sequence[str]) -> dict[int, list[str]]:
-    """For each lane the members in the order in which they should read it.
+    """Lane -> the members in the order in which they should read it; the same in every process.
 
-    The same in every process. No member comes first for more than its share of the lanes, rounded
-    up, nor for fewer than that rounded down: with few lanes plain rendezvous hashing leaves some
-    members without any, and who has none can be given nothing. That holds for the first 8 lanes,
-    16, 32 and so on as well: who reads them stays where a queue grows to twice as many.
+    No member is first for more than its share of the lanes, rounded up, nor for less than that,
+    rounded down. With few lanes plain rendezvous hashing would leave some members without any, and
+    nobody could share messages with these. The same holds for the first 8 lanes, 16, 32 and so on,
+    so that a queue that doubles its lanes keeps the readers of the present ones.
 
     Args:
         lanes: The lanes.
-        members: Who reads them; one at the least.
+        members: The members that read them, at least one.
 
     Source:
         Mirrokni, Thorup and Zadimoghaddam, "Consistent hashing with bounded loads" (2016).
@@ -103,11 +103,11 @@ def rankings(lanes: Sequence[int], members: Sequence[str]) -> dict[int, list[str
     first = dict.fromkeys(members, 0)
     ranked = {}
     for place, lane in enumerate(lanes):
-        # As a queue grows whose number of lanes is left to its consumers.
+        # Doubles from 8, as a queue with `lanes="auto"` grows.
         until = min(max(AUTO_LANES_MIN, 1 << place.bit_length()), len(lanes))
         most, least = -(-until // len(members)), until // len(members)
         owed = sum(max(least - count, 0) for count in first.values())
-        # Once all lanes that are left are owed to those with too few, nobody else gets one.
+        # Once the lanes left are all owed to members with too few, no other member gets one.
         share = least if owed and owed >= until - place else most
         full = {member for member, count in first.items() if count >= share}
         order = ranking(lane, members)
@@ -118,7 +118,7 @@ def rankings(lanes: Sequence[int], members: Sequence[str]) -> dict[int, list[str
 
 
 def ranking(lane: int | str, members: Iterable[str]) -> list[str]:
-    """Members in the order of their rendezvous hash with a lane, or with what else is theirs."""
+    """Members in the order of their rendezvous hash with a lane, or with another name."""
     return sorted(
         members, key=lambda m: hashlib.blake2b(f"{lane}/{m}".encode(), digest_size=8).digest()
     )
@@ -145,30 +145,30 @@ def runs_told(runs: Iterable[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """What a member tells of itself.
+    """The heartbeat of a member.
 
     Attributes:
         threads: Handlers that it can run at once.
-        busy: Deliveries handed out whose rows are where they were: neither settled nor parked.
+        busy: Deliveries handed out that are neither settled nor parked.
         running: Handlers that run, `threads` at most.
-        longest_ms: How long the one that began first has run.
-        shortest_ms: How long the one that began last has run.
+        longest_ms: How long the handler that began first has run.
+        shortest_ms: How long the handler that began last has run.
         ready: Messages that it holds for its handlers.
         lanes: Lanes that it reads.
-        demand: Whether it is open: neither paused, stuck, leaving, nor without callers for 2 s.
-        isolated: Whether it reads only minutes that ended at least the offset ago.
-        runs: What its handlers run, parked ones too: (message id, begun at, epoch milliseconds),
+        demand: True if it is open: neither paused, stuck, leaving, nor without callers for 2 s.
+        isolated: True if it reads only minutes that ended at least the offset ago.
+        runs: The runs of its handlers, parked ones too: (message id, begun at, epoch milliseconds),
             the first begun first, as many as `runs_told` has room for.
         free: Slots that could begin a message now: handler threads, or callers of `receive`, that
             wait while nothing is due here.
-        surplus: Due messages that it holds beyond what its own slots begin soon.
-        oldest_ms: The due from which the first of these has waited, epoch milliseconds; 0: of none.
+        surplus: Due messages that it holds beyond those that its own slots begin soon.
+        oldest_ms: The due from which the first surplus has waited, epoch milliseconds; 0 for none.
         begun: Deliveries begun since it started.
-        number: Of this heartbeat; counts up.
-        version: Of the settings that it follows.
-        leaving: Whether it is about to end.
-        parted: Leaving members without whom it has assigned the lanes, 16 at most.
-        holder: With what the locks of its leases begin.
+        number: The number of this heartbeat; counts up.
+        version: The version of the settings that it follows.
+        leaving: True if it is about to end.
+        parted: Leaving members without which it has assigned the lanes, 16 at most.
+        holder: The beginning of the locks of its leases.
         gave: Group lanes that it has given to others lately: (lane, member).
     """
 
@@ -199,10 +199,10 @@ class Heartbeat:
 
     @classmethod
     def from_json(cls, text: str) -> Heartbeat:
-        """A heartbeat from its stored form; what a newer shardq tells besides is passed over.
+        """A heartbeat from its stored form, without the fields that only a newer shardq knows.
 
         Raises:
-            ValueError: If it is no such form.
+            ValueError: If shardq never writes such a form.
         """
         try:
             told = json.loads(text)
@@ -235,9 +235,9 @@ _TOLD = tuple(one.name for one in fields(Heartbeat))
 
 
 def heartbeats(store: Registers, queue: str) -> dict[str, Heartbeat]:
-    """What the members of a queue tell of themselves, by name.
+    """Member -> its heartbeat, for the members of a queue.
 
-    One that cannot be read is left out, with a warning: it lapses, or is written anew, in seconds.
+    An unreadable one is left out, with a warning: it expires, or is written anew, in seconds.
     """
     beats = {}
     for name, text in store.notes(MEMBERS, (queue,)).items():
@@ -245,7 +245,7 @@ def heartbeats(store: Registers, queue: str) -> dict[str, Heartbeat]:
             beats[name] = Heartbeat.from_json(text)
         except ValueError as error:
             if (queue, name, text) not in _passed_over:
-                # Once: it is met at each reading.
+                # Warned of once, though each read finds it.
                 if len(_passed_over) >= _PASSED_OVER_MAX:
                     _passed_over.clear()
                 _passed_over.add((queue, name, text))
@@ -254,13 +254,13 @@ def heartbeats(store: Registers, queue: str) -> dict[str, Heartbeat]:
 
 
 class Membership:
-    """The members of one queue as this one knows them.
+    """The members of one queue, as this one last read them.
 
     Args:
         member: This member's name.
 
     Attributes:
-        beats: What the others told when they were last read, by name; those too that are not open.
+        beats: The name of each other member, open or not -> its heartbeat.
     """
 
     def __init__(self, store: Store, clock: Clock, queue: str, member: str) -> None:
@@ -273,7 +273,7 @@ class Membership:
         self._ranked_of: list[str] = []
         self._ranked: dict[tuple[int, ...], dict[int, list[str]]] = {}
         self._dead: dict[tuple[str, str], int | None] = {}
-        """Name and holder, and the number of the heartbeat that was there after its death."""
+        """Name and holder of a dead member -> the number of its heartbeat, as read after that."""
         self._returned: list[str] = []
         self._number = 0
         self._told = Heartbeat()
@@ -291,7 +291,7 @@ class Membership:
 
     @property
     def told(self) -> Heartbeat:
-        """What this one told last."""
+        """This member's last heartbeat."""
         return self._told
 
     @property
@@ -301,7 +301,7 @@ class Membership:
 
     @property
     def is_awaited(self) -> bool:
-        """Whether a leaving member waits to be told that the lanes are assigned without it."""
+        """True if a leaving member waits for a heartbeat that assigns the lanes without it."""
         return self._parted != self._told.parted
 
     def beat(
@@ -317,24 +317,24 @@ class Membership:
         leaving: bool = False,
         lanes: Collection[int] = (),
     ) -> bool:
-        """Heartbeat and look who else is there, each where its time has come.
+        """Write a heartbeat, and read the others', each if it is due.
 
-        Within 0.5 s after `hurry` too.
+        After `hurry` a heartbeat is due within 0.5 s.
 
         Args:
-            told: Gives what else to tell.
-            demand: Whether this member is open.
+            told: Returns the heartbeat's other fields.
+            demand: True if this member is open.
             free: Slots that wait.
-            surplus: Due messages beyond what these begin soon.
-            oldest_ms: The due from which the first of these has waited.
+            surplus: Due messages beyond those that its slots begin soon.
+            oldest_ms: The due from which the first surplus message has waited.
             begun: Deliveries begun since it started.
-            given_us: When it was last given a row by another, time since boot.
-            leaving: Whether it is about to end.
-            lanes: Those that it reads, which `told` tells: where slots are free, others have to
-                know them.
+            given_us: When another member last gave it a row, time since boot.
+            leaving: True if it is about to end.
+            lanes: The lanes that it reads, as `told` returns them: others have to know them while
+                it has free slots.
 
         Returns:
-            Whether lanes are to be assigned anew: others have come or gone, or 3 s are over.
+            True if lanes are to be assigned anew: members have changed, or 3 s have passed.
         """
         now = self._clock.boot_us()
         turned = (demand, leaving) != (self._told.demand, self._told.leaving)
@@ -354,7 +354,7 @@ class Membership:
             self._store.note(MEMBERS, (self._queue,), {self.member: mine.to_json()}, _TTL_MS)
             self._number += 1
             if turned or is_first:
-                # Whoever asks learns of it from what is returned below: failing, it is asked anew.
+                # Adopted only once the read below succeeds: else the next call does both again.
                 mine = replace(mine, demand=self._told.demand, leaving=self._told.leaving)
             self._told, self._beat_us = mine, now
             self._is_hurried = False
@@ -372,7 +372,7 @@ class Membership:
         return True
 
     def look(self) -> None:
-        """Look who is there, unless that was just read; the next `beat` tells what follows."""
+        """Read the other members, unless just read; the next `beat` returns what follows."""
         now = self._clock.boot_us()
         if now - self._read_us >= self._close_us:
             self._read(now)
@@ -386,7 +386,7 @@ class Membership:
         given_us: int,
         lanes: Collection[int],
     ) -> bool:
-        """Whether a heartbeat is due."""
+        """True if a heartbeat is due."""
         since_us = now_us - (self._beat_us or 0)
         if self.is_awaited or since_us >= BEAT_MS * 1_000:
             return True
@@ -400,8 +400,8 @@ class Membership:
         has_changed = min(free, FREE_MAX) != told.free
         has_changed |= abs(oldest_ms - told.oldest_ms) >= _OLDER_MS
         has_changed |= free > 0 and {*lanes} != {*told.lanes}
-        # Free again, of which nobody has seen that it was not. Surplus that is given away by the
-        # step that has read it is never told: what it has brought here tells of it.
+        # A slot is free again, and no heartbeat has shown that it was taken. If a member gives its
+        # surplus in the step that read it, only the rows given here show that there was surplus.
         is_given = self._is_given or 0 < (self._beat_us or 0) <= given_us
         has_changed |= free > 0 and begun != told.begun and is_given
         return has_changed and since_us >= _NEWS_MS * 1_000
@@ -443,9 +443,9 @@ class Membership:
         self._has_changed |= before != (self._others, self._parted)
 
     def bury(self, names: Iterable[str]) -> None:
-        """Others are known to be dead: they are no members any more, though their time is not up.
+        """Remove members that are known to be dead, though their heartbeats have not expired.
 
-        The lanes are to be assigned anew. One that starts again under a name is another.
+        The caller then assigns the lanes anew. A new process of such a name is another member.
         """
         for name in names:
             beat = self.beats.pop(name, None)
@@ -454,12 +454,12 @@ class Membership:
         self._others = [name for name in self._others if name in self.beats]
 
     def take_returned(self) -> list[str]:
-        """Holders that were buried and have beaten again since, each once: they are not dead."""
+        """Holders that were buried and have written heartbeats since, each once: they live."""
         returned, self._returned = self._returned, []
         return returned
 
     def hurry(self) -> None:
-        """Let the next heartbeat come early: what the last one told has changed."""
+        """Let the next heartbeat be due early, because the last one is outdated."""
         self._is_hurried = True
 
     def ranks(
@@ -472,10 +472,9 @@ class Membership:
         Args:
             lanes: All lanes of the queue, in their order.
             now_ms: Epoch milliseconds.
-            bands: Its priorities.
-            filled: How many lanes of a band producers fill, of which each member is to have its
-                share, whoever has the others: quiet ones, and those that are read already, but not
-                filled yet. None: all.
+            bands: The queue's bands.
+            filled: How many lanes of a band producers fill; None: all. These are shared among the
+                members apart from the others, which are quiet or not filled yet.
         """
         ranked = self._ranked_lanes(lanes, now_ms, bands, filled)
         return {lane: order.index(self.member) for lane, order in ranked.items()}
@@ -490,7 +489,7 @@ class Membership:
     def _ranked_lanes(
         self, lanes: Sequence[int], now_ms: int, bands: int, filled: int | None
     ) -> dict[int, list[str]]:
-        """The members of each lane, those first whose turn it is."""
+        """Lane -> its members, beginning with the one whose turn it is."""
         members = [*self._others, self.member]
         stop = len(lanes) if filled is None else filled * bands
         ranked = {}
@@ -504,7 +503,7 @@ class Membership:
         return ranked
 
     def _rankings(self, lanes: list[int], members: list[str]) -> dict[int, list[str]]:
-        # Asked every second, and the same until members come or go: a hash for each lane of each.
+        # Called every second, and the same until members change: a hash for each lane and member.
         if self._ranked_of != members or len(self._ranked) > _RANKED_MAX:
             self._ranked_of, self._ranked = members, {}
         asked = tuple(lanes)
@@ -513,7 +512,7 @@ class Membership:
         return self._ranked[asked]
 
     def leave(self) -> None:
-        """Take this member off."""
+        """Erase this member's heartbeat."""
         if self._beat_us is not None:
             self._store.erase(MEMBERS, (self._queue,), [self.member])
             self._beat_us = None

@@ -1,17 +1,17 @@
-"""Whether a member of this machine is dead, told by a lock that ends with its process.
+"""Finds out that a member of this machine is dead, by a lock that ends with its process.
 
 ```
- jobs.db-members/ ─┬─ mailer:4711%2F5b1c09aa   locked: nothing is known, its member's leases count
+ jobs.db-members/ ─┬─ mailer:4711%2F5b1c09aa   locked: its member may live, and its leases count
                    └─ mailer:4712%2F77e01c3b   free: its member is dead, and its leases are over
 ```
 
 A member locks a file of its own for as long as it works. POSIX ends such a lock with the process,
-however that ends, and gives none to forked children. So who can lock the file of another knows that
-this one is dead. What is locked, missing or unreadable tells nothing: a process that stands still
-has its lock, and where files or locks are not to be had, leases decide alone.
+however the process ends, and forked children do not inherit it. So a member that can lock another's
+file knows that the other is dead. A file that is locked, missing or unreadable proves nothing: a
+frozen process keeps its lock. If files or locks are not available, leases decide alone.
 
-A process that closes a file, by whatever descriptor, loses its locks on it. So none opens the files
-of its own members a second time, and each takes its lock again and again, in case others have.
+A process that closes a file, by any descriptor, loses its locks on it. So shardq never opens the
+files of its own members a second time, and each member renews its lock, in case other code has.
 """
 
 from __future__ import annotations
@@ -42,21 +42,21 @@ _EVERY_US = 100_000
 _TEND_EVERY_US = 60_000_000
 """How often a member marks its file as in use, and removes files of the dead."""
 _LEFT_OVER_US = 180_000_000
-"""A free file that was marked so long ago is of use to nobody: a lease lasts a minute at most."""
+"""A free file that was marked this long ago is removed: a lease lasts a minute at most."""
 _KNOWN_MAX = 1_000
-"""Dead members, and such as only seemed dead, that are kept in mind."""
+"""Dead members, and members that only seemed dead, that are remembered."""
 _MAKE_TRIES = 3
 
 _own: dict[str, int] = {}
-"""Files of this process's own members, by name, and their descriptors."""
+"""File name of each member of this process -> the descriptor."""
 
 
 class Presence:
-    """The file of one member, and a look at those of others.
+    """The file of one member, and checks of other members' files.
 
     Args:
         beside: The directory of these files; None: there are none.
-        holder: With what the locks of this member's leases begin. No other has the same.
+        holder: The beginning of the locks of this member's leases, which no other member has.
     """
 
     def __init__(self, beside: Path | None, holder: str, clock: Clock) -> None:
@@ -73,7 +73,7 @@ class Presence:
         locks.in_child(self, Presence._begin_child)
 
     def keep(self) -> None:
-        """Be seen to be alive, from the first call on: it comes before the first lease."""
+        """Lock the own file, before the first lease and then every 0.1 s."""
         now_us = self._clock.boot_us()
         if self._beside is None or not _is_over(self._kept_us, _EVERY_US, now_us):
             return
@@ -89,10 +89,10 @@ class Presence:
             self._tend(self._beside)
 
     def dead_of(self, holders: Mapping[str, str]) -> list[str]:
-        """Those members that are dead; it is looked for ten times a second, else there are none.
+        """The members that are dead, checked every 0.1 s; empty in between.
 
         Args:
-            holders: Member -> with what the locks of its leases begin.
+            holders: Member -> the beginning of the locks of its leases.
         """
         now_us = self._clock.boot_us()
         if self._beside is None or not _is_over(self._looked_us, _EVERY_US, now_us):
@@ -101,7 +101,7 @@ class Presence:
         return [member for member, holder in holders.items() if self.is_dead(holder)]
 
     def is_dead(self, holder: str) -> bool:
-        """Whether the process of a member is known to have ended; 20 us."""
+        """True if the process of a member is known to have ended; 20 us."""
         if self._beside is None or not holder or holder in self._doubted:
             return False
         if holder in self._dead:
@@ -114,7 +114,7 @@ class Presence:
         return True
 
     def doubt(self, holder: str) -> None:
-        """One that seemed dead lives: from now on its file tells nothing."""
+        """Ignore the file of a member from now on, because the member lives and seemed dead."""
         if self._dead.pop(holder, holder) is None:
             log.warning(
                 "%s is alive, though its file in %s is not locked: from now on leases decide alone",
@@ -128,12 +128,12 @@ class Presence:
         close, self._close = self._close, None
         if close is None or self._beside is None:
             return
-        # Before it is free: who finds it free takes over what was released long ago.
+        # Removed before the lock ends: another member would take a free file for a death.
         with suppress(OSError):
             os.unlink(self._beside / self._name)
         close()
         with suppress(OSError):
-            # Where others have files there, it stays.
+            # A directory with files of other members stays.
             os.rmdir(self._beside)
 
     def _make(self, beside: Path) -> None:
@@ -142,7 +142,7 @@ class Presence:
                 _make_directory(beside)
                 made = os.open(beside / self._name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
             except FileNotFoundError:
-                # Another has left at this moment, and removed the directory as the last.
+                # The last other member has just left, and removed the directory.
                 continue
             except OSError as error:
                 self._log_none(error)
@@ -157,7 +157,7 @@ class Presence:
                 return
             _own[self._name] = made
             self._close = finalize(self, _close, self._name)
-            # At the end of the interpreter handlers may still run.
+            # Handlers may still run when the interpreter ends.
             self._close.atexit = False
             return
 
@@ -172,14 +172,14 @@ class Presence:
         )
 
     def _lock_again(self) -> None:
-        # It may be closed, and the number another file's: it is a file that this directory has.
+        # The descriptor may be closed, and its number another file's: compare the files first.
         with suppress(OSError):
             fd = _own[self._name]
             if os.path.samestat(os.fstat(fd), os.stat(f"{self._beside}/{self._name}")):
                 fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def _tend(self, beside: Path) -> None:
-        """Mark the own file as in use, and remove those of which nobody needs to know any more."""
+        """Mark the own file as in use, and remove old files of dead members."""
         with suppress(OSError):
             if self._name in _own:
                 os.utime(beside / self._name)
@@ -193,7 +193,7 @@ class Presence:
                     os.unlink(entry.path)
 
     def _begin_child(self) -> None:
-        """The member is the parent's, and so is its lock, which no close in the child ends."""
+        """Leave member and lock to the parent; a close in the child does not end the lock."""
         self._beside = None
         if self._close is not None:
             self._close.detach()
@@ -211,15 +211,15 @@ def _make_directory(beside: Path) -> None:
     with suppress(FileExistsError):
         os.mkdir(beside)
         with suppress(OSError):
-            # Whoever may make files beside the database is to have one here.
+            # Every user that may make files beside the database may make one here.
             os.chmod(beside, os.stat(beside.parent).st_mode & 0o7777)
     if not _is_directory(beside):
-        # The store refuses a link as it opens; this one has come since.
+        # The store refuses a link as it opens, so this one was made since.
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(beside))
 
 
 def _is_directory(beside: Path) -> bool:
-    """True if it is a directory itself, and no link to one."""
+    """True if it is a directory, and no link to one."""
     try:
         return stat.S_ISDIR(os.lstat(beside).st_mode)
     except OSError:
@@ -227,15 +227,15 @@ def _is_directory(beside: Path) -> bool:
 
 
 def _is_free(path: str) -> bool:
-    """Whether a file is there, can be read, and nobody has locked it."""
-    # What is no file of ours, a pipe say, is not to be waited for.
+    """True if a file exists, can be read, and nobody has locked it."""
+    # Not blocking, as the name may be a pipe's.
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW
     try:
         fd = os.open(path, flags)
     except OSError:
         return False
     try:
-        # Shared, so that several may look at once.
+        # Shared, so that several members may check at once.
         fcntl.lockf(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         return stat.S_ISREG(os.fstat(fd).st_mode)
     except OSError:

@@ -1,6 +1,6 @@
-"""A queue's record in the store: settings and secret, shared and re-read every 3 s.
+"""A queue's record in the store: settings and secret, shared and reread every 3 s.
 
-What each setting means, `settings.py` says.
+`settings.py` explains the settings.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 REFRESH_US = 3_000_000
-"""A purge holds once every member has re-read the settings: 5 s at most, with a slow read."""
+"""A purge holds once every member has reread the settings: 5 s at most, with a slow read."""
 
 _TRIES = 20
 
 _warned: set[tuple[str, str]] = set()
-"""Store and warning, of what this process has been warned of."""
+"""Store and text of each warning that this process has logged."""
 
 DEAD_SETTINGS = {"minute": "1h", "lanes": 1, "group_lanes": 1, "bands": 1, "attempts": 10_000}
 """Dead messages wait for people, so their shards are long: a year is found in 9,000 probes."""
@@ -49,8 +49,8 @@ class Register:
         layout: Where its rows live.
         signer: Makes and reads its receipts.
         members_key: The name under which its members are stored.
-        totals_key: The name under which its totals are stored. Those of a dropped queue of this
-            name are under another.
+        totals_key: The name under which its totals are stored. The totals of a dropped queue of
+            this name are under another.
     """
 
     def __init__(self, store: Store, clock: Clock, name: str, record: QueueRecord) -> None:
@@ -74,22 +74,22 @@ class Register:
         defaults: Mapping[str, Any] | None = None,
         is_clock_known: bool = False,
     ) -> Register:
-        """The record of a queue, made where there is none.
+        """The record of a queue, made if the queue does not exist.
 
         Args:
-            given: Settings asked for; of a queue that exists, the stored ones hold.
-            create: Whether to make the queue where there is none.
-            defaults: Settings of one that is made, where none are given.
-            is_clock_known: Whether this clock has been checked against the offset.
+            given: Settings asked for; if the queue exists, its stored ones hold.
+            create: True to make the queue if it does not exist.
+            defaults: Settings of a new queue that are not in `given`.
+            is_clock_known: True if this clock has been checked against the offset.
 
         Raises:
             BadName: If the name is outside its alphabet.
             BadSetting: If a setting is unknown, out of bounds, or fixed and not what the queue has.
-            UnknownQueue: If there is none and none is to be made.
+            UnknownQueue: If the queue does not exist and is not to be made.
             ClockError: If this clock is further off than the queue's offset.
         """
         names.queue_name(name)
-        # Before the store is asked: what nobody could set is an error, whatever the queue has.
+        # Checked first: a bad setting is an error whatever the queue has.
         settings.read_choices(given)
         record = stored_record(store, name)
         held = settings_in(record, name)
@@ -99,7 +99,7 @@ class Register:
             usual = DEAD_SETTINGS if names.is_dead_queue(name) else {}
             held = settings.create({**usual, **(defaults or {}), **given}, clock.now_ms())
         if not is_clock_known:
-            # Before it is made: its record holds its maker's time.
+            # Checked before the queue is made, because its record holds this clock's time.
             clock.check(held.offset_ms)
         for _ in range(_TRIES):
             if record is not None and settings_in(record, name) is not None:
@@ -123,11 +123,11 @@ class Register:
 
     @property
     def version(self) -> int:
-        """How often the record was stored, as last read."""
+        """How often the record had been stored when it was last read."""
         return self._record.version
 
     def refresh(self, *, force: bool = False) -> bool:
-        """Read the record anew where it is 3 s old; returns whether it has changed."""
+        """Reread the record if it is 3 s old; returns True if it has changed."""
         if not force and self._clock.boot_us() - self._read_us < REFRESH_US:
             return False
         record = stored_record(self._store, self.name)
@@ -147,16 +147,16 @@ class Register:
             StoreCorrupt: If it cannot be read.
         """
         with self._lock:
-            # A plain read may be behind what this process has changed itself.
+            # A plain read may lack this process's own last change.
             if record.version > self._record.version:
                 self._adopt(record)
             self._read_us = self._clock.boot_us()
 
     def change(self, step: Callable[[Settings], list[Settings]]) -> None:
-        """Change the settings by compare-and-set, from whatever they are by then.
+        """Change the settings by compare-and-set, each try from the stored ones.
 
         Args:
-            step: Gives the settings to store, one after another; none for no change.
+            step: Returns the settings to store, one after another; none for no change.
 
         Raises:
             StoreUnavailable: If other processes keep changing them.
@@ -173,17 +173,17 @@ class Register:
         )
 
     def use_band(self, band: int) -> None:
-        """A band is about to be put to: from the first time on, consumers poll it.
+        """Record that a row is about to be put into a band, which consumers poll from then on.
 
-        That first time it is a read and an LWT.
+        The first time costs a read and an LWT.
         """
         if band >= self.layout.bands_used:
             self.change(lambda now: settings.use_band(now, band))
 
     def use_groups(self) -> None:
-        """A message with a group is about to be put: from the first on, consumers poll its lanes.
+        """Record that a message with a group is about to be put: consumers then poll group lanes.
 
-        That first time it is a read and an LWT.
+        The first time costs a read and an LWT.
         """
         if not self.layout.groups_used:
             self.change(settings.use_groups)
@@ -191,10 +191,10 @@ class Register:
     def use_keys(self) -> None:
         """Record that a message is about to be put under a key.
 
-        The first time it is a read and an LWT; as much again for the dead, who keep their keys.
+        The first time costs a read and an LWT, twice if there are dead messages: they keep keys.
         """
         if not self.settings.keys_used:
-            # Theirs first: until ours is stored, the next put does both.
+            # The dead-letter queue first: until this queue's is stored, the next put does both.
             dead = self.dead_if_made()
             if dead is not None:
                 dead.use_keys()
@@ -202,7 +202,7 @@ class Register:
 
     @property
     def has_unused_lanes(self) -> bool:
-        """True if there are bands or groups without a put, as far as this process has read."""
+        """True if bands or groups are unused so far, by the settings last read."""
         return self.layout.bands_used < self.layout.bands or not self.layout.groups_used
 
     def use_lanes_of(self, shards: Iterable[Shard]) -> None:
@@ -218,7 +218,7 @@ class Register:
     def made_minute(self, lane: int) -> int:
         """The first minute in which a lane can have rows of this queue.
 
-        What a seal says of minutes before it is of a dropped queue of this name.
+        A seal of an earlier minute is of a dropped queue of this name.
         """
         layout = self.layout
         index = 0 if layout.is_of_groups(lane) else layout.index_of(lane)
@@ -234,23 +234,23 @@ class Register:
     def first_minute(self) -> int:
         """The first minute in which readers look for rows, whatever clocks were set to.
 
-        Numbers of minutes of another length, as a dropped queue of this name had, mean nothing. Of
-        one whose minutes were as long, what is found is purged.
+        If a dropped queue of this name had minutes of another length, its earlier shards mean
+        nothing now. If they were as long, its rows are found and purged.
         """
         return self.made_minute(self.layout.first_lane) if self.layout.first_lane else 0
 
     @property
     def life_minute(self) -> int:
-        """The first minute whose rows are counted: those before are of a dropped queue."""
+        """The first minute whose rows are counted: earlier ones are of a dropped queue."""
         is_first = not self.settings.former_until_us
         return 0 if is_first else self.made_minute(self.layout.first_lane)
 
     def is_former(self, row: Row) -> bool:
-        """Whether a row is of a dropped queue of this name."""
+        """True if a row is of a dropped queue of this name."""
         return row.entered_us < self.settings.former_until_us
 
     def dead(self) -> Register:
-        """The record of the queue that keeps this one's dead messages, made where there is none."""
+        """The record of this queue's dead-letter queue, which is made if it does not exist."""
         if self._dead is not None:
             self._dead.refresh()
         if self._dead is None or self._dead.settings.dropped:
@@ -260,7 +260,7 @@ class Register:
         return self._dead
 
     def dead_if_made(self) -> Register | None:
-        """The record of the queue that keeps this one's dead messages, where there is one."""
+        """The record of this queue's dead-letter queue; None if it does not exist."""
         if self._dead is None and not names.is_dead_queue(self.name):
             with suppress(UnknownQueue):
                 self._dead = self._open_dead(create=False)
@@ -278,12 +278,12 @@ class Register:
                 name: settings.said(place, getattr(self.settings, place))
                 for name, place in stored.items()
             },
-            # By whoever opened this one, whose offset it has.
+            # The clock was checked when this queue was opened, which has the same offset.
             is_clock_known=True,
         )
 
     def is_spent(self, attempts: int) -> bool:
-        """Whether a message with so many deliveries has had all; one that is dead never has."""
+        """True if a message has had all its deliveries; a dead message never has."""
         return attempts >= self.settings.attempts and not names.is_dead_queue(self.name)
 
     def layout_of(self, queue: str) -> Layout:
@@ -296,7 +296,7 @@ class Register:
             return self.settings
         dead = self.dead()
         if self.settings.history_ms:
-            # Without a history nothing is asked that may change, and no burial pays for a read.
+            # Without a history, callers ask for nothing that may change: burials save this read.
             dead.refresh()
         return dead.settings
 
@@ -317,7 +317,7 @@ class Register:
             )
         read = Settings.from_json(record.settings, self.name)
         self.layout: Layout = settings.layout_of(read, self.name)
-        # Only now: what cannot be read is said each time.
+        # Set last: a record that cannot be read is an error each time.
         self.settings: Settings = read
         self._record = record
         self._read_us = self._clock.boot_us()
@@ -327,10 +327,10 @@ class Register:
         self.totals_key: str = _key(self.name, former_us)
 
     def check_same(self, given: Mapping[str, Any]) -> None:
-        """Compare settings asked for with those that the queue has, which hold.
+        """Compare settings asked for with those of the queue, which hold.
 
-        Processes of a deployment that changes one start while others run with the old one: each
-        that asks for something else is warned of it, once.
+        If they differ, a warning is logged once. It is no error, because a deployment that changes
+        a setting starts new processes while old ones run.
 
         Raises:
             BadSetting: If one is unknown, unreadable or out of bounds, or fixed at creation and
@@ -362,7 +362,7 @@ class Register:
 
 
 def stored_record(store: Registers, name: str) -> QueueRecord | None:
-    """A queue's record as last decided; None where there is none."""
+    """A queue's record, by a SERIAL read; None if there is none."""
     return store.records(QUEUES, (), [name]).get(name)
 
 
@@ -373,13 +373,13 @@ def _write(store: Registers, name: str, record: QueueRecord, seen: QueueRecord |
 
 
 def settings_in(record: QueueRecord | None, name: str) -> Settings | None:
-    """The settings of a queue that has been made, and not dropped."""
+    """The settings of a queue that exists and is not dropped; else None."""
     found = None if record is None else Settings.from_json(record.settings, name)
     return None if found is None or found.dropped else found
 
 
 def _key(name: str, life: int) -> str:
-    # No name has such a sign, so no two queues share a key.
+    # No queue's name may have a '#', so no two queues share a key.
     return f"{name}#{life}" if life else name
 
 
@@ -393,12 +393,12 @@ def _unknown(store: Registers, name: str) -> UnknownQueue:
 
 
 def _revived(name: str, chosen: Settings, dropped: QueueRecord) -> QueueRecord:
-    """A dropped queue made anew: what was in it stays purged, and lanes mean what they meant.
+    """The record of a dropped queue that is made anew; its former messages stay purged.
 
-    With minutes of another length the same lanes would mean other shards: a seal of theirs could
-    hide every minute to come. Then the queue gets lanes that never were. Else it keeps them and
-    reads them all: what was purged is deleted as it comes due, and what a process that has not read
-    of the drop yet still puts there is delivered. The lanes for groups are new in any case.
+    If minutes have another length, the same lanes would mean other shards, and an old seal could
+    hide every minute to come: the queue gets new lanes. Otherwise it keeps its lanes and reads them
+    all: purged rows are deleted as they come due, and messages that a process puts because it has
+    not read of the drop yet are delivered. Group lanes are new in any case.
     """
     before = Settings.from_json(dropped.settings, name)
     made_ms = chosen.lanes_made[0][1]
@@ -408,7 +408,7 @@ def _revived(name: str, chosen: Settings, dropped: QueueRecord) -> QueueRecord:
     covering = max(lanes_read, -(-len(former) // chosen.bands))
     if chosen.minute_ms == before.minute_ms and covering <= settings.LANES_MAX:
         lanes_read = covering
-        # Who has not read of the drop yet puts as before for 5 s.
+        # A process that has not read of the drop yet puts as before, for 5 s.
         is_same = chosen.bands == before.bands
         bands_used = max(chosen.bands_used, before.bands_used) if is_same else settings.BANDS_MAX
     else:
@@ -422,15 +422,15 @@ def _revived(name: str, chosen: Settings, dropped: QueueRecord) -> QueueRecord:
         chosen,
         bands_used=bands_used,
         lanes_read=lanes_read,
-        # As of now: since the drop, nothing has been in them that is to be delivered.
+        # Made now: since the drop no row in them was to be delivered.
         lanes_made=((lanes_read, made_ms),),
         purged_before_us=before.purged_before_us,
-        # Of its former life the ledger may know but a part.
+        # The ledger may have only a part of its former life.
         history_from_ms=made_ms,
         first_lane=first_lane,
         first_group_lane=first_group_lane,
         former_until_us=before.purged_before_us,
-        # Rows and keys of its former life may still be there.
+        # Rows and keys of its former life may still exist.
         keys_used=chosen.keys_used or before.keys_used,
         needs=max(chosen.needs, before.needs),
         unknown=before.unknown,

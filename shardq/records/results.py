@@ -1,13 +1,13 @@
-"""Results: how the last attempt of a message stands, and what it returned.
+"""Results: the state of a message's last attempt, and the value that it returned.
 
 ```
- running ──► running: further on ──► done: its value
-    ▲                          ├───► retrying: its error ──► running ..
-    └── put back, once it died ┴───► failed: its error
+ running ──► running: progress ──► done: its value
+    ▲                        ├───► retrying: its error ──► running ..
+    └── put back from dead ──┴───► failed: its error
 ```
 
-One row for a message whose result is kept, by queue and id, until its time to live is over. Whoever
-runs the message writes it, whole each time; others read. What a task is, `tasks/` knows.
+A message whose result is kept has one row, by queue and id, with a time to live. The process that
+runs the message writes it, whole each time; others read it. `tasks/` knows about tasks.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ RETRYING: Final = "retrying"
 DONE: Final = "done"
 FAILED: Final = "failed"
 EXPIRED: Final = "expired"
-"""It was of no use any more when it was to run."""
+"""The job had expired before it was to run."""
 CANCELLED: Final = "cancelled"
-"""It was cancelled while it ran, and has stopped."""
+"""The job was cancelled while it ran, and has stopped."""
 ENDS: Final = frozenset({DONE, FAILED, EXPIRED, CANCELLED})
-"""What no attempt follows, unless the message is put back."""
+"""States that no attempt follows, unless the message is put back."""
 _STATES = frozenset({RUNNING, RETRYING}) | ENDS
 
 VALUE_BYTES_MAX = BODY_BYTES_MAX
@@ -55,19 +55,19 @@ before it, wrote by another clock."""
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """How an attempt of a message stands.
+    """The state of a message's attempt.
 
     Attributes:
         state: `running`, `retrying`, `done`, `failed`, `expired` or `cancelled`.
-        attempt: Its number, from 1; 0 where none was begun.
-        value: What it returned, JSON, to 1 MiB; None while it has returned nothing.
-        error: Why it failed, cut after 8,000 characters; empty where it has not.
-        traceback: Of that, cut before its last 8,000 characters.
-        progress: How far it is, 0 to 1; None where it does not say.
-        note: What it says of its progress, cut after 1,000 characters.
-        entered_us: When the message entered its queue, epoch microseconds: of two puts under one id
-            it tells which one this is of.
-        at_ms: When it was written, epoch milliseconds, as it is read; a writer need not give it.
+        attempt: The attempt's number, from 1; 0 if none was begun.
+        value: The value that it returned, JSON, to 1 MiB; None if it has returned nothing.
+        error: Why it failed, cut after 8,000 characters; empty if it has not failed.
+        traceback: The error's traceback, its last 8,000 characters.
+        progress: Progress, 0 to 1; None if not reported.
+        note: The job's note on its progress, cut after 1,000 characters.
+        entered_us: When the message entered its queue, epoch microseconds; two puts under one id
+            differ in it.
+        at_ms: When the result was written, epoch milliseconds; set by a read, ignored by a write.
     """
 
     state: str
@@ -82,7 +82,7 @@ class Result:
 
     @property
     def is_end(self) -> bool:
-        """Whether no attempt follows, unless the message is put back."""
+        """True if no attempt follows, unless the message is put back."""
         return self.state in ENDS
 
 
@@ -90,7 +90,7 @@ class Results:
     """The results of one queue's messages.
 
     Args:
-        queue: The queue that is served, also of messages that have died.
+        queue: The served queue, also for messages that have died.
     """
 
     def __init__(self, store: Store, clock: Clock, queue: str) -> None:
@@ -100,27 +100,27 @@ class Results:
 
     @property
     def patience_ms(self) -> int:
-        """After so long a row that is not found is none that was being moved; 0 on SQLite."""
+        """A row not found for this long is not just being moved, milliseconds; 0 on SQLite."""
         return 2 * self._store.write_timeout_ms
 
     def write(self, message_id: str, result: Result, keep_ms: int) -> None:
-        """Say how a message stands; `write_many` says what that is."""
+        """Write the result of a message; see `write_many`."""
         self.write_many({message_id: result}, keep_ms)
 
     def write_many(self, by_id: Mapping[str, Result], keep_ms: int) -> None:
-        """Say how messages stand, in place of what was said before.
+        """Write the results of messages, in place of earlier ones.
 
         SQLite: one transaction. Cassandra: a write each, side by side.
 
         Args:
-            by_id: Message id -> how it stands.
-            keep_ms: How long that is kept, 1 ms to 5 years. Cassandra keeps whole seconds.
+            by_id: Message id -> its result.
+            keep_ms: How long results are kept, 1 ms to 5 years. Cassandra keeps whole seconds.
 
         Raises:
             BadBody: If a value is larger than 1 MiB; nothing was written.
-            BadTime: If it cannot be kept for so long; likewise.
-            StoreTimeout: Maybe written, some of it; writing it again is safe.
-            StoreUnavailable: Not written, or on Cassandra some of it.
+            BadTime: If `keep_ms` is out of bounds; nothing was written.
+            StoreTimeout: Some may be written; writing again is safe.
+            StoreUnavailable: None is written, or on Cassandra some.
         """
         for message_id, result in by_id.items():
             if result.value is not None and len(result.value) > VALUE_BYTES_MAX:
@@ -141,18 +141,18 @@ class Results:
         self._store.note(RESULTS, (), notes, keep_ms)
 
     def read(self, message_id: str) -> Result | None:
-        """How a message stands; None where nothing was written, or it is not kept any more.
+        """The result of a message; None if none was written, or it has expired.
 
         Raises:
-            StoreCorrupt: If what stands there is none that shardq writes.
+            StoreCorrupt: If shardq never writes such a result.
         """
         return self.read_many([message_id]).get(message_id)
 
     def read_many(self, message_ids: Iterable[str]) -> dict[str, Result]:
-        """How messages stand, by id: those of which anything is kept. A read each, side by side.
+        """Message id -> the result, for messages that have one. A read each, side by side.
 
         Raises:
-            StoreCorrupt: If what stands there of one is none that shardq writes.
+            StoreCorrupt: If shardq never writes such a result.
         """
         keys = [(self._queue, message_id) for message_id in dict.fromkeys(message_ids)]
         found = self._store.notes(RESULTS, (), keys) if keys else {}
@@ -175,11 +175,11 @@ class Results:
         )
 
     def _written(self, by_id: Mapping[str, Result]) -> dict[str, int]:
-        """The times by which it is decided which of two notes stands, by message id."""
+        """Message id -> the time of its note; of two notes the later one stands."""
         at_us = birth_us(row_ids.next(self._clock.now_us()))
         if not self._store.is_local:
             return {one: at_us + _AHEAD_US * result.is_end for one, result in by_id.items()}
-        # There calls follow each other, but the clock may have been set back since the last.
+        # On SQLite writes follow each other, but the clock may have been set back since the last.
         keys = [(self._queue, message_id) for message_id in by_id]
         before = self._store.notes(RESULTS, (), keys)
         stood_us = {message_id: note.written for (_, message_id), note in before.items()}
@@ -207,7 +207,7 @@ class Results:
 
 
 def _damaged(note: ResultNote) -> str | None:
-    """The first column that holds what shardq never writes; None where all is sound."""
+    """The first column with a value that shardq never writes; None if all are sound."""
     is_sound = {
         "state": note.state in _STATES,
         "attempt": type(note.attempt) is int and note.attempt >= 0,

@@ -1,4 +1,4 @@
-"""What a name stands for, and why a row may not begin: judged by its row and what is there. Pure.
+"""What a name stands for, and why a row may not begin, by the key's row and the rows found. Pure.
 
 ```
  nobody's ────────────────────────────────► FREE
@@ -32,40 +32,40 @@ class Is(Enum):
     """What a name stands for."""
 
     FREE = "free"
-    """Nothing."""
+    """No message."""
     HELD = "held"
-    """Nothing any more, and it is held for a while."""
+    """No message; the name is held for a while after the last one."""
     PENDING = "pending"
-    """A message whose row is about to be written, as far as can be told."""
+    """A message whose row is probably about to be written."""
     WAITING = "waiting"
-    """A message whose delivery has not begun, or that waits for the next one."""
+    """A message that waits for its first or next delivery."""
     RUNNING = "running"
-    """A message whose delivery has begun, as far as can be told."""
+    """A message whose delivery has probably begun."""
     DEAD = "dead"
     """A message in the dead-letter queue."""
     ENDED = "ended"
-    """A message that is not there any more."""
+    """A message that no longer exists."""
 
     @property
     def is_absent(self) -> bool:
-        """Whether a put may take the name."""
+        """True if a put may take the name."""
         return self in {Is.FREE, Is.DEAD, Is.ENDED}
 
 
 Found: TypeAlias = "Mapping[Position, Row]"
-"""Rows that are there, of those that were looked for."""
+"""The rows found at the places that were read."""
 
 
 class View(NamedTuple):
-    """By what keys are judged.
+    """The times by which keys are judged.
 
     Attributes:
         now_us: The corrected clock.
-        purged_before_us: What entered the queue before that counts as absent.
-        former_until_us: What entered before that is of a dropped queue of this name.
-        dead_purged_before_us: As `purged_before_us`, of the dead-letter queue.
-        patience_ms: After so long a row that should be there is not written any more; 0: at once.
-        watched_ms: For how long the caller has seen that it is not there.
+        purged_before_us: Messages that entered the queue before that count as absent.
+        former_until_us: Messages that entered before that are of a dropped queue of this name.
+        dead_purged_before_us: Like `purged_before_us`, for the dead-letter queue.
+        patience_ms: A row still missing after this time is never written; 0: at once.
+        watched_ms: How long the caller has seen that the row is missing.
     """
 
     now_us: int
@@ -76,9 +76,9 @@ class View(NamedTuple):
     watched_ms: int = 0
 
     def is_over(self, place: Position) -> bool:
-        """Whether nobody is any more about to write a row.
+        """True if nobody can still be about to write the row at a place.
 
-        By its birth, or by the caller's own watch: the clock of who made the id may be ahead.
+        The birth decides, or the time watched, because the clock of the id's maker may be ahead.
         """
         age_us = self.now_us - ids.birth_us(place.id)
         return max(age_us, self.watched_ms * 1_000) >= self.patience_ms * 1_000 or (
@@ -86,17 +86,17 @@ class View(NamedTuple):
         )
 
     def is_half_over(self, place: Position) -> bool:
-        """Whether a row may have been written so late that others have given it up."""
+        """True if the row may have been written so late that others counted it as missing."""
         return self._replace(patience_ms=self.patience_ms // 2).is_over(place)
 
 
 class Standing(NamedTuple):
-    """What a name stands for, as it was read.
+    """What a name stands for, at the time of the read.
 
     Attributes:
-        key: Its row of the table.
-        row: The message's; None where there is none.
-        state: What it stands for.
+        key: The key's row.
+        row: The message's row; None if there is none.
+        state: What the name stands for.
     """
 
     key: KeyRow
@@ -105,12 +105,12 @@ class Standing(NamedTuple):
 
 
 def judge(key: KeyRow, found: Found, view: View) -> Standing:
-    """What a name stands for.
+    """Judge what a name stands for.
 
     Args:
-        key: As it was read after `found` was looked for, where nothing was there.
-        found: The rows that are there, of `places` and `places_before`.
-        view: By what it is judged.
+        key: The key's row; if no row was found, read after that.
+        found: The rows found at the key's `places` and `places_before`.
+        view: The times by which to judge.
     """
     if key.first is None:
         is_held = (
@@ -124,7 +124,7 @@ def judge(key: KeyRow, found: Found, view: View) -> Standing:
     if entered_us < view.former_until_us:
         state = Is.ENDED
     elif key.at is not None and is_dead(key.at):
-        # A copy that its burial has left is not the message.
+        # A row outside the dead-letter queue is a copy that the burial has left.
         is_there = row is not None and is_dead(row.position)
         is_there = is_there and row.entered_us >= view.dead_purged_before_us  # type: ignore[union-attr]
         state = Is.DEAD if is_there else Is.ENDED
@@ -133,7 +133,7 @@ def judge(key: KeyRow, found: Found, view: View) -> Standing:
     elif row is not None:
         state = _doing(key, row, view)
     elif key.does is Does.BEGUN or key.at is not None:
-        # Its row was there.
+        # Its row existed, and is gone.
         state = Is.ENDED
     else:
         row = _last(key.places_before, found)
@@ -145,13 +145,13 @@ def judge(key: KeyRow, found: Found, view: View) -> Standing:
 
 
 def _doing(key: KeyRow, row: Row, view: View) -> Is:
-    # A row of a group stays where it is: retried or snoozed it was edited since it began.
+    # A row of a group stays at its place: a retry or a snooze has edited it since it began.
     is_again = row.serial > key.serial and row.claim is None and row.not_before_ms is not None
     has_begun = key.does is Does.BEGUN and row.position == key.place and not is_again
     is_claimed = row.claim is not None and row.ready_ms * 1_000 > view.now_us
     if has_begun or is_claimed:
         return Is.RUNNING
-    # Cancelled as it ran, it only waits to be dropped.
+    # A message cancelled while it ran only waits to be dropped.
     return Is.ENDED if key.is_doomed else Is.WAITING
 
 
@@ -161,39 +161,39 @@ def _last(places: Collection[Position], found: Found) -> Row | None:
 
 
 class Refusal(Enum):
-    """Why a row may not begin, and so what becomes of it."""
+    """Why a row may not begin, and what to do with it."""
 
     OVER = "over"
-    """Its name is nobody's or another message's: it is dropped, as cancelled."""
+    """Its name is nobody's or another message's: drop it as cancelled."""
     CANCELLED = "cancelled"
-    """It was cancelled as it ran: it is dropped, and its name is freed."""
+    """The message was cancelled while it ran: drop the row, and free the name."""
     COPY = "copy"
-    """A command by key has replaced it: it is deleted, and its message goes on elsewhere."""
+    """A command by key has replaced it: delete it; its message has another row."""
     LATER = "later"
-    """A command by key is about to replace it: it is left, and read again in a while."""
+    """A command by key is about to replace it: reread it in a while."""
     REPLACED = "replaced"
-    """A copy, if its key's row is still as it was read: a command that has not found the row which
-    replaces this one may be about to go by it."""
+    """A copy, if the key's row is unchanged since the read. Else a command that has not found the
+    replacing row may be about to use this one."""
     STRANDED = "stranded"
-    """A command by key was to replace it and crashed: it is placed anew."""
+    """A command by key was to replace it and crashed: place it anew."""
     AGAIN = "again"
-    """It may begin by now."""
+    """The row may begin by now."""
 
 
 def refusal_of(row: Row, key: KeyRow, found: Found, view: View) -> Refusal:
-    """Why a row was refused to begin.
+    """Judge why a row was refused to begin.
 
     Args:
-        row: It, with a key.
-        key: Its key's row, as it was read after that.
-        found: Those of `key.places` at which there are rows.
-        view: By what it is judged.
+        row: The row, with a key.
+        key: The key's row, read after the refusal.
+        found: The rows found at `key.places`.
+        view: The times by which to judge.
     """
     generation = own_key(row).generation
     if not key.is_of(row):
         return Refusal.OVER
     if generation > key.generation:
-        # The key is written first: a replica is behind, or was restored from a copy.
+        # The key is written before the row: a replica is behind, or was restored from a copy.
         return Refusal.LATER
     if generation == key.generation:
         return Refusal.CANCELLED if key.is_doomed else Refusal.AGAIN

@@ -1,6 +1,6 @@
-"""What happened in a stretch of time, counted: totals and a histogram of lateness.
+"""Counts of a stretch of time: totals and a histogram of lateness.
 
-One process writes one row; sums and rates over rows are `observer.py`'s.
+One process writes one row; `observer.py` makes sums and rates of the rows.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ _STORE_EVERY_US = 2_000_000
 _STORE_UNTIMED_US = 5_000_000
 _CLOSE_AFTER_US = 4_000_000
 _LATE_US = 5_000_000
-"""A process that stores nothing for so long counts as crashed."""
+"""A process that stores nothing for this long counts as crashed."""
 _REST_US = 300_000_000
-"""Half of the age at which rows are folded."""
+"""A row gets no more counts after this rest: half of the age at which rows are folded."""
 _SET_US = 2_000_000
 _FIRST_S = 0.05
-"""A process that puts one message and ends stores its totals once."""
+"""Pause before the first store: a process that puts one message and ends stores totals once."""
 _MINUTE_MS = 60_000
 RECENT_MINUTES = 5
 NEAR_MS = 300_000
-"""What is placed no further ahead is not noted: `depth` always counts at least so far."""
+"""Rows due within this time are not noted as far: `depth` always counts at least so far ahead."""
 _SUB = 8
 """Buckets for each doubling: a quantile is right to within 9 %."""
 _Stored: TypeAlias = "tuple[str, tuple[int, str], str]"
@@ -59,7 +59,7 @@ class Lateness:
 
     def add(self, late_us: int) -> None:
         """Count one delivery."""
-        # bit_length finds the doubling; the three bits below it, the eighth of it.
+        # bit_length gives the doubling, and the three bits below it the eighth of that.
         value = max(100, late_us)
         shift = value.bit_length() - 4
         bucket = shift * _SUB + (value >> shift) - _SUB
@@ -77,7 +77,7 @@ class Lateness:
         return sum(self.buckets.values())
 
     def quantile(self, fraction: float) -> float | None:
-        """Milliseconds that this fraction of the deliveries was at most late; None without any.
+        """Milliseconds by which this fraction of the deliveries was late at most; None without any.
 
         Args:
             fraction: 0 to 1; 0.5 is the median.
@@ -105,7 +105,7 @@ class Totals:
         delivered: Deliveries begun.
         acked: Messages finished.
         retried: Deliveries that failed and were placed again.
-        snoozed: Deliveries that were put off without an attempt.
+        snoozed: Deliveries that were postponed without an attempt.
         parked: Deliveries that outlived `hold` or a shutdown.
         buried: Messages moved to the dead-letter queue.
         cancelled: Messages cancelled by receipt.
@@ -113,9 +113,8 @@ class Totals:
         dropped: Rows of messages that had ended already, deleted instead of delivered.
         late_repaired: Late writes that their writer moved to now.
         replaced: Messages that were moved, edited or put anew by their key.
-        mended: Messages that a full count has found beside those counted here; below 0: so many
-            were missing.
-        farthest_ms: No due that was ever placed is later, epoch milliseconds.
+        mended: Messages that full counts have found beyond the other counts; below 0: fewer.
+        farthest_ms: An upper bound of all dues ever placed, epoch milliseconds.
         lateness: Lateness of the deliveries.
     """
 
@@ -150,14 +149,14 @@ class Totals:
 
     @property
     def present(self) -> int:
-        """Messages that are in the queue; below 0 where what they entered by is not counted yet."""
+        """Messages in the queue; below 0 while puts are counted later than the ends."""
         return self.put - self.gone + self.mended
 
     def to_json(self, **more: object) -> str:
         """The stored form; counts of zero are left out.
 
         Args:
-            more: What else to store; what is None or empty is left out as well.
+            more: Further values to store; None and empty ones are left out too.
         """
         stored = {name: getattr(self, name) for name in (*_COUNTS, "mended", "farthest_ms")}
         stored |= {"lateness": self.lateness.buckets} | more
@@ -168,11 +167,11 @@ class Totals:
         """Totals from their stored form.
 
         Args:
-            text: That form.
-            queue: Whose they are, for an error.
+            text: The stored form.
+            queue: The queue's name, for an error.
 
         Raises:
-            StoreCorrupt: If it is no such form.
+            StoreCorrupt: If shardq never writes such a form.
         """
         try:
             return cls.of(json.loads(text))
@@ -181,10 +180,10 @@ class Totals:
 
     @classmethod
     def of(cls, stored: dict[str, Any]) -> Totals:
-        """Totals of what their stored form says.
+        """Totals from their stored form, read as JSON.
 
         Raises:
-            ValueError, TypeError, AttributeError: If it is no such form.
+            ValueError, TypeError, AttributeError: If shardq never writes such a form.
         """
         counts = {name: whole(stored.get(name, 0)) for name in _COUNTS}
         return cls(
@@ -196,10 +195,10 @@ class Totals:
 
 
 def whole(value: Any, *, least: int = 0) -> int:
-    """A stored number.
+    """A stored number, checked.
 
     Raises:
-        ValueError: If it is none, or below the least.
+        ValueError: If it is no whole number, or below the least.
     """
     if type(value) is not int or value < least:
         raise ValueError(f"no count: {shown(value)}")
@@ -207,10 +206,10 @@ def whole(value: Any, *, least: int = 0) -> int:
 
 
 def histogram(stored: dict[str, Any]) -> Lateness:
-    """A stored histogram.
+    """A histogram from its stored form.
 
     Raises:
-        ValueError, AttributeError: If it is none.
+        ValueError, AttributeError: If it is no histogram.
     """
     buckets = {whole(int(bucket)): whole(count) for bucket, count in stored.items()}
     if any(bucket >= _BUCKETS_MAX for bucket in buckets):
@@ -221,13 +220,13 @@ def histogram(stored: dict[str, Any]) -> Lateness:
 def damaged(
     text: object, queue: str, *, minute: int | None = None, member: str = ""
 ) -> StoreCorrupt:
-    """The error of totals that cannot be read.
+    """The error for totals that cannot be read.
 
     Args:
-        text: Them.
-        queue: Whose they are.
-        minute: Of their row; None where it is not known.
-        member: Of their row.
+        text: Their stored form.
+        queue: The queue's name.
+        minute: The minute of their row; None if not known.
+        member: The member of their row.
     """
     row = "" if minute is None else f" in the row of minute {minute} and member {shown(member)}"
     return StoreCorrupt(
@@ -249,27 +248,26 @@ class StatsLog:
         at most 50 ms    each 2 s at most         4 s
     ```
 
-    So a row that is open and over 5 s old is of a process that has crashed, or was stopped: counts
-    of its last 2 s are missing. A stopped one that comes back marks what it stores late, and goes
-    on in another row, for a full count may have found the same by then.
+    An open row that is over 5 s old belongs to a process that has crashed or was frozen: counts of
+    its last 2 s are missing. A frozen process that continues marks the row as late and begins
+    another, because a full count may have found the missing messages by then.
 
-    A row covers an hour at most. Once it was stored and nothing is missing in it, nothing is added
-    after its hour or 5 minutes of rest, or where the clock was set: it may be folded by then.
+    A row covers an hour at most. After its hour, after 5 minutes of rest, or once the clock was
+    set, a closed row gets no more counts, because it may be folded by then.
 
     Args:
-        key: Gives the name under which the queue's totals are stored, which changes when it is
-            dropped and made anew; its own name where None.
-        keeper: Calls `keep` in time, where something is counted. None: its owner does.
-        is_timed: Whether `keep` is called in time at all. Else no row is ever marked, and totals
-            are due every 5 s.
+        key: Returns the name under which the queue's totals are stored, which changes when the
+            queue is dropped and made anew; None: the queue's own name.
+        keeper: Calls `keep` in time while something is counted. None: the owner calls it.
+        is_timed: True if `keep` is called in time. Else no row is ever open, and totals are due
+            every 5 s.
 
     Attributes:
-        totals: What has happened in the hour that is under way, but for the lateness of its last
-            minute; count through `add`.
-        farthest_ms: No due that was noted is later, epoch milliseconds.
+        totals: Counts of this hour, without the lateness of the last minute; count through `add`.
+        farthest_ms: An upper bound of all dues noted, epoch milliseconds.
         row_name: The member of the row under way.
-        on_hour: Called when a row was ended by its hour, in whatever thread stores; only asks for
-            something to be done.
+        on_hour: Called by the thread that stores when a row has ended with its hour; it must only
+            schedule work.
     """
 
     def __init__(
@@ -298,7 +296,7 @@ class StatsLog:
         self._added: deque[dict[str, int]] = deque()
         self._is_adding = False
         locks.in_child(self, StatsLog._begin_child)
-        # How long what is counted has been missing, and what the store was told last.
+        # Since when counts are not stored, and the state of the row as last stored.
         self._changed = self._is_open = self._is_written = False
         self._first_us = self._stored_us = self._since_boot_us = 0
         self._ended: _Stored | None = None
@@ -307,13 +305,13 @@ class StatsLog:
 
     @property
     def member(self) -> str:
-        """The name under which it is stored."""
+        """The name under which this process stores its totals."""
         return self._member
 
     # Counting -------------------------------------------------------------------------------------
 
     def add(self, **counts: int) -> None:
-        """Count. From any thread, and from a signal's handler."""
+        """Add counts, from any thread, and from a signal's handler."""
         self._added.append(counts)
         with self._lock:
             is_first = self._add_up()
@@ -321,23 +319,23 @@ class StatsLog:
             self._keeper.within(max(self._seconds_left() or 0, _FIRST_S), self.keep, self._about)
 
     def note_farthest(self, due_ms: int) -> None:
-        """Note where a row is placed, if that is more than `NEAR_MS` ahead.
+        """Raise the bound of the dues to that of a row, if it is lower.
 
         Args:
-            due_ms: Epoch milliseconds.
+            due_ms: The row's due, epoch milliseconds.
         """
         if due_ms > self.farthest_ms:
-            # Further than that, or each of a row of timers would be the farthest.
+            # Raised by more than needed, or each of many timers in order would raise it.
             self.add(farthest_ms=due_ms + NEAR_MS)
 
     @property
     def has_rows(self) -> bool:
-        """Whether anything of this process was stored."""
+        """True if this process has stored anything."""
         return self._is_written or self._rows > 1
 
     @property
     def lateness(self) -> Lateness:
-        """The histogram of this minute, for deliveries that are counted next; of one thread."""
+        """The histogram of this minute, to which one thread adds the next deliveries."""
         minute = self._clock.now_ms() // _MINUTE_MS
         if minute != self._late_minute:
             with self._lock:
@@ -349,35 +347,35 @@ class StatsLog:
     # Storing --------------------------------------------------------------------------------------
 
     def is_due(self) -> bool:
-        """Whether the owner is to call `keep`: never, where a keeper does."""
+        """True if the owner must call `keep`: never, if a keeper does."""
         return self._keeper is None and self._seconds_left() == 0
 
     def keep(self) -> float | None:
-        """Store what is due.
+        """Store the totals if they are due.
 
         Returns:
-            Seconds until something is due again; None while nothing is counted.
+            Seconds until totals are due again; None while nothing is counted.
 
         Raises:
-            StoreUnavailable, StoreTimeout: It is still due.
+            StoreUnavailable, StoreTimeout: The totals are still due.
         """
         if self._seconds_left() == 0:
             self._write(is_last=not self._changed)
         return self._seconds_left()
 
     def store(self) -> None:
-        """Store the totals, where they have changed; when this returns, the store has them.
+        """Store the totals if they have changed; when this returns, the store has them.
 
         Raises:
-            StoreUnavailable, StoreTimeout: They are stored with what is counted next.
+            StoreUnavailable, StoreTimeout: They are stored with the next counts.
         """
         self._write(is_last=False)
 
     def close(self) -> None:
-        """Store the totals, and that nothing is missing in them. Idempotent.
+        """Store the totals as complete. Idempotent.
 
         Raises:
-            StoreUnavailable, StoreTimeout: As for `store`.
+            StoreUnavailable, StoreTimeout: They are stored with the next counts.
         """
         self._write(is_last=True)
 
@@ -403,7 +401,7 @@ class StatsLog:
                         was_changed, self._is_open, self._first_us = before
                         self._changed = self._changed or was_changed
                         if self._keeper is not None:
-                            # It backs off by itself; an engine does so for all that it does.
+                            # A keeper backs off by itself, and so does an engine.
                             self._stored_us = stored_us
                 raise
 
@@ -412,7 +410,7 @@ class StatsLog:
         self._store.note(STATS, (queue,), {key: text})
 
     def _row_to_write(self, *, is_last: bool) -> _Stored | None:
-        """What the store lacks of the row under way; one that is over becomes `_ended`."""
+        """The row under way, if the store lacks counts of it; a row that is over is `_ended`."""
         if not self._changed and not (is_last and self._is_open):
             return None
         boot_us, now_ms = self._clock.boot_us(), self._clock.now_ms()
@@ -422,7 +420,7 @@ class StatsLog:
         if is_timed and (is_late or (self._is_open and self._was_set())):
             self._late_ms = now_ms
         is_hour_over = self._hour() != self._minute
-        # A row that is over is stored before the next one is.
+        # A row that has ended is stored before the next one.
         is_over = (is_hour_over or self._late_ms > 0) and self._ended is None
         is_open = is_timed and not is_last and not is_over
         text = self._text(now_ms, is_open=is_open)
@@ -440,7 +438,7 @@ class StatsLog:
     def _text(self, now_ms: int, *, is_open: bool) -> str:
         self._turn(now_ms // _MINUTE_MS)
         self._note_puts(now_ms // _MINUTE_MS)
-        # A copy is one step, beside a thread that adds to it.
+        # A copy is atomic; another thread may add to the histogram meanwhile.
         running = Lateness(dict(self._late.buckets))
         lateness = Lateness(dict(self.totals.lateness.buckets))
         lateness.merge(running)
@@ -459,7 +457,7 @@ class StatsLog:
     # Rows -----------------------------------------------------------------------------------------
 
     def _begin_queue(self, key: str) -> None:
-        """Count for the queue that has the name now: nobody reads the totals of a dropped one."""
+        """Count for the queue that has the name now; nobody reads totals of a dropped queue."""
         self._stored_key = key
         self.farthest_ms = 0
         self._ended = None
@@ -468,8 +466,8 @@ class StatsLog:
         self._begin_row()
 
     def _begin_row(self) -> None:
-        """Begin a row; the lock is held, and what was counted is stored, or in `_ended`."""
-        # No two of a process have one name, wherever the clock is set to.
+        """Begin a row. The caller has the lock; all counts are stored, or in `_ended`."""
+        # No two rows of a process share a name, whatever the clock is set to.
         self.row_name: str = f"{self._member}~{self._rows}" if self._rows else self._member
         self._rows += 1
         self._minute = self._hour()
@@ -482,7 +480,7 @@ class StatsLog:
         self._is_open = self._is_written = False
 
     def _is_over(self) -> bool:
-        """Whether nothing is to be added to a row that is stored: it may be folded soon."""
+        """True if a stored row may be folded soon, so that it gets no more counts."""
         if not self._is_written:
             return False
         if self._clock.boot_us() - self._stored_us > _REST_US:
@@ -490,27 +488,27 @@ class StatsLog:
         return not self._is_open and (self._hour() != self._minute or self._was_set())
 
     def _leave_row(self) -> None:
-        """Begin another row, beside one that is over; the lock is held."""
+        """Begin another row after one that is over; the caller has the lock."""
         if self._is_open and self._ended is None:
-            # This process was stopped for minutes, or what keeps it.
+            # This process, or its keeper, was stopped for minutes.
             text = self._text(self._clock.now_ms(), is_open=False)
             self._ended = self._stored_key, (self._minute, self.row_name), text
         self._begin_row()
 
     def _was_set(self) -> bool:
-        """Whether the clock was set since the row was stored."""
+        """True if the clock was set since the row was stored."""
         since_boot_us = self._clock.now_us() - self._clock.boot_us()
         return abs(since_boot_us - self._since_boot_us) > _SET_US
 
     def _add_up(self) -> bool:
-        """Add what was counted to the totals; the lock is held.
+        """Move counts into the totals; the caller has the lock.
 
         Returns:
-            Whether that is the first that the store lacks.
+            True if these are the first counts that the store lacks.
         """
         added = self._added
         if self._is_adding:
-            # A signal's handler: what it has interrupted goes on to this.
+            # Called by a signal's handler: the interrupted call moves these counts too.
             return False
         self._is_adding = True
         try:
@@ -542,7 +540,7 @@ class StatsLog:
                 setattr(totals, name, getattr(totals, name) + count)
 
     def _turn(self, minute: int) -> None:
-        """Begin the histogram of a minute; the lock is held."""
+        """Begin the histogram of a minute; the caller has the lock."""
         if minute == self._late_minute:
             return
         if self._late.buckets:
@@ -554,7 +552,7 @@ class StatsLog:
         }
 
     def _note_puts(self, minute: int) -> None:
-        """Count what was put since the last text to a minute: none is asked for at each put."""
+        """Count the puts since the last text for this minute, so that puts read no clock."""
         put, self._put_before = self.totals.put - self._put_before, self.totals.put
         if put:
             self._recent_put[minute] = self._recent_put.get(minute, 0) + put
@@ -565,7 +563,7 @@ class StatsLog:
         }
 
     def _seconds_left(self) -> float | None:
-        """Until something is to be stored; 0: it is due; None: nothing is."""
+        """Seconds until totals are due; 0: now; None: nothing is to be stored."""
         if self._changed and self._is_timed and not self._is_open:
             return 0
         if self._changed:
@@ -583,7 +581,7 @@ class StatsLog:
         return self._layout.hour_of(self._clock.now_ms())
 
     def _begin_child(self) -> None:
-        """A forked child counts for itself: one writer a row."""
+        """Count for the child alone: a row has one writer."""
         self._added.clear()
         self._is_adding = False
         self._member, self._rows = name_in_child(self._member), 0

@@ -74,8 +74,8 @@ class Move(NamedTuple):
     """A row's step to another place: `new` is written, then `old` is deleted.
 
     Attributes:
-        old: Where the row is.
-        new: The row as it will be.
+        old: The row's place.
+        new: The row after the move.
         note: Written after the new row and before the old row's delete. On Cassandra such a move is
             never one batch: a batch half applied shows neither row for a while.
         beside: Further rows, of any queue, that are written with the new one. Their ids are fixed,
@@ -92,7 +92,7 @@ class LeaseState(NamedTuple):
     """The static cells of a shard.
 
     Attributes:
-        lock: The token of the lease in force; None where there is none.
+        lock: The token of the lease in force; None without one.
         holder: The member that leased the shard last and has not released it; None after a release.
         window: The most rows that `holder`, or a member it took over from, may have handed out
             without a record.
@@ -259,9 +259,8 @@ class Rows(Protocol):
     def move(self, moves: Iterable[Move]) -> set[Position]:
         """Write each new row and its note, and delete the old row; atomically, or in that order.
 
-        Repeating it is safe. The caller has checked that the old rows exist. For moves with rows
-        `beside`, SQLite checks once more within the transaction and leaves out those whose old row
-        is gone.
+        Repeating it is safe. The caller has checked that the old rows exist. SQLite checks again
+        for moves with rows `beside`, in the transaction, and leaves out those whose row is gone.
 
         Returns:
             The old positions of the moves left out. On Cassandra none.

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from shardq.model.shard import Position
 
 Partition: TypeAlias = tuple[Any, ...]
-"""The values of a table's partition columns; empty where each key is a partition of its own."""
+"""The values of a table's partition columns; empty if each key is a partition of its own."""
 
 K = TypeVar("K")
 V = TypeVar("V")

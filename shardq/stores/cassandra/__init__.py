@@ -99,7 +99,7 @@ class CassandraStore(Rows, Leases, Registers, History):
                 `timeout=10s`, `replication=3`.
 
         Raises:
-            BadUrl: If it cannot be used.
+            BadUrl: If the url cannot be used.
         """
         return cls(read_url(url))
 

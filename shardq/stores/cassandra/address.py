@@ -1,4 +1,4 @@
-"""The url of a Cassandra keyspace, read into what the driver needs. Connects to nothing."""
+"""The url of a Cassandra keyspace, read into the driver's parameters. Connects to nothing."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TLS = ("off", "on", "any-host")
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a keyspace is and how to speak to it.
+    """The address of a keyspace, and how to connect to it.
 
     Attributes:
         hosts: Contact points.

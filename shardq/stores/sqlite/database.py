@@ -52,13 +52,13 @@ class _Channel(Opened):
         self.connected = 0
 
     def use(self, connection: sqlite3.Connection) -> sqlite3.Connection:
-        """Take a new connection; the lock is held."""
+        """Take a new connection; the caller has the lock."""
         self.connection = connection
         self.connected += 1
         return connection
 
     def close(self) -> None:
-        """Close the connection; the lock is held."""
+        """Close the connection; the caller has the lock."""
         if self.connection is not None:
             self.connection.close()
             self.connection = None
@@ -167,7 +167,7 @@ class Database:
                 # Another process writes by now, and this connection would see a part of that.
                 reader.close()
             elif self._file.only_reads is not None and self._file.is_gone():
-                # A reader goes on with the file that has the name now.
+                # A reader continues with the file that has the name now.
                 self._file.find()
                 reader.close()
             connection = reader.connection or self._reconnect(reader)

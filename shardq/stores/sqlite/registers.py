@@ -26,8 +26,7 @@ _CHANGES_MAX = 2_000
 """Changes of a transaction, for which others wait: 30 us each."""
 _VOID_EVERY_US = 60_000_000
 _VOID_A_NOTE = 10
-"""Expired rows deleted with a note: more than one, so that they do not pile up; few, because
-others wait, and each may have 1 MiB."""
+"""Expired rows deleted with each note: over one, or they pile up; few, because others wait."""
 _SWEPT_MINUTES = 512
 """The last sweep of a sealed shard is after 256 minutes; after twice that nobody leases it."""
 

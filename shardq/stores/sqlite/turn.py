@@ -15,8 +15,7 @@ keeps its turn for a while, though others wait. The process that has just unlock
 again before the woken one does. So the next process has a lock of its own, taken before that of the
 turn: a process that finds it taken lets the other go first.
 
-SQLite locks nothing in the log, and the log stays the same file while any process has the database
-open.
+SQLite locks nothing in the log, which stays the same file while a process has the database open.
 """
 
 from __future__ import annotations
