@@ -22,6 +22,7 @@ import shardq
 from shardq import aio, tasks
 from shardq.errors import BadName, BadSetting, BadTime, UnknownQueue, UsageError
 from shardq.schedules.face import Scheduled
+from shardq.testing import Stage
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
@@ -358,6 +359,20 @@ def test_a_receive_that_cannot_be_is_refused_as_by_a_queue(local: str) -> None:
                 await queue.receive(0, wait="10s")
 
     run(main)
+
+
+def test_a_receive_waits_no_longer_than_it_was_told_for_a_store_that_does_not_answer() -> None:
+    async def main() -> None:
+        async with asyncio.timeout(A_MINUTE), aio.connect(db) as shared:
+            assert await shared.queue("mail").receive(wait="0.1s") == []
+            may_answer.set()
+
+    with Stage(threaded=True) as stage:
+        may_answer = threading.Event()
+        db = shardq.Connection(stage._store, stage.clock)
+        stage.faults.call("read", lambda: may_answer.wait(A_MINUTE), after=False)
+        run(main)
+        db.close()
 
 
 def test_many_that_wait_take_one_thread_and_get_one_message_each(url: str) -> None:

@@ -800,6 +800,24 @@ def test_a_close_answers_those_that_wait(tmp_path: Path) -> None:
         assert got == [[], [], []]
 
 
+def test_a_caller_that_arrives_as_leases_are_released_is_served() -> None:
+    with Stage(threaded=True) as stage:
+        db = shardq.Connection(stage._store, stage.clock)
+        queue = db.queue("mail")
+        queue.put("a")
+        queue.ack(*queue.receive())
+        with held(stage, "release") as (arrived, may_go_on), stage.ticking(0.02):
+            assert arrived.wait(60)
+            over = threading.Event()
+            late = Caller(1, 3_600_000, stage.clock.boot_us(), on_over=over.set)
+            queue._receiver.ask(late)
+            queue.put("b")
+            may_go_on.set()
+            assert over.wait(60)
+            assert [message.text for message in late.answer()] == ["b"]
+        db.close()
+
+
 def test_what_was_claimed_for_a_caller_that_has_gone_is_the_next_one_s(tmp_path: Path) -> None:
     with shardq.connect(f"sqlite:///{tmp_path}/jobs.db") as db:
         queue = db.queue("mail")

@@ -176,9 +176,8 @@ class Queue:
                 async with asyncio.timeout(wait_ms / 1_000 or None):
                     await over.wait()
             except TimeoutError:
-                # The next look answers it; here where one has been since it came.
-                caller.is_brief = True
-                if not (caller.is_looked and receiver.leave(caller)):
+                # Looked for or not; out of line already, it is answered soon.
+                if not receiver.leave(caller):
                     await over.wait()
         except BaseException:
             receiver.abandon(caller)

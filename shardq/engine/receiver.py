@@ -224,7 +224,8 @@ class Receiver:
                 if engine is None:
                     return None
                 if self._clock.boot_us() - self._called_us > _LINGER_US:
-                    self._close()
+                    # A caller that arrives meanwhile is stepped for, by another engine.
+                    self._release()
                     return None
                 self._step(engine)
                 return _SHARE_S if engine.sharing.is_awake else min(self._ticked_s, _KEEP_S)
@@ -395,14 +396,19 @@ class Receiver:
             engine.let_go()
 
     def _close(self) -> None:
-        engine, self._engine = self._engine, None
+        if self._stepper is not None:
+            # First: a caller that is in line before is answered here, one after it is stepped for.
+            self._stepper.remove(self)
         for caller in list(self._line):
             if self.leave(caller):
                 caller.give([])
         with suppress(StoreUnavailable, StoreTimeout):
             self._return_unwanted()
-        if self._stepper is not None:
-            self._stepper.remove(self)
+        self._release()
+
+    def _release(self) -> None:
+        """Release the leases, and stop firing schedules, until the next call."""
+        engine, self._engine = self._engine, None
         if self._ticker is not None:
             self._ticker.close()
         if engine is not None:

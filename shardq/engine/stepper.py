@@ -56,7 +56,7 @@ class Stepper:
         self._news = locks.condition(self._lock)
         self._due_us: dict[Stepped, int] = {}
         self._asked_us: dict[Stepped, int] = {}
-        """By when a next turn was asked for since the last one began."""
+        """By when a turn was asked for since the last one began."""
         self._turned_us: dict[Stepped, int] = {}
         self._token: int | None = None
         self._blind_us = 0
@@ -81,11 +81,8 @@ class Stepper:
             if not self._is_running:
                 threading.Thread(target=self._run, name=self._name, daemon=True).start()
                 self._is_running = True
-            if one in self._due_us:
-                self._within(one, seconds)
-            else:
-                self._due_us[one] = self._clock.boot_us() + round(seconds * 1e6)
-                self._news.notify()
+            # Also while a turn is under way that was to be the last one.
+            self._within(one, seconds)
 
     def wake(self, one: Stepped) -> None:
         """Let the next turn of one come at once, where it is stepped."""
@@ -109,12 +106,15 @@ class Stepper:
         """Step nothing more. Idempotent; what is added later is stepped."""
         with self._lock:
             self._due_us.clear()
+            self._asked_us.clear()
+            self._turned_us.clear()
             self._news.notify()
 
     def _within(self, one: Stepped, seconds: float) -> None:
         at_us = self._clock.boot_us() + round(seconds * 1e6)
         at_us = max(at_us, self._turned_us.get(one, 0) + _SPACING_US)
-        if at_us < self._due_us[one]:
+        due_us = self._due_us.get(one)
+        if due_us is None or at_us < due_us:
             self._due_us[one] = at_us
             self._news.notify()
         # A turn that is under way says later when the next is: not after this.

@@ -1,0 +1,70 @@
+"""One thread that steps several, and forgets none of them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+import shardq
+from shardq.engine.stepper import Stepper
+
+WAIT_S = 60
+
+
+class Walker:
+    """One that is stepped; each turn does what the test says."""
+
+    def __init__(self, *acts: Callable[[], float | None]) -> None:
+        self._acts = list(acts)
+        self.turns = 0
+        self.ended = threading.Event()
+
+    def turn(self) -> float | None:
+        self.turns += 1
+        if self._acts:
+            return self._acts.pop(0)()
+        self.ended.set()
+        return None
+
+    def on_change(self) -> bool:
+        return False
+
+
+@pytest.fixture
+def stepper() -> Iterator[Stepper]:
+    with shardq.connect("sqlite://") as db:
+        made = Stepper(db._home.store, db._home.clock, "shardq-walking")
+        yield made
+        made.close()
+
+
+def test_one_that_is_added_while_its_last_turn_is_under_way_is_stepped_again(
+    stepper: Stepper,
+) -> None:
+    def ask_meanwhile() -> None:
+        adding = threading.Thread(target=stepper.add, args=(walker,))
+        adding.start()
+        adding.join(WAIT_S)
+
+    def ask_after_it_was_removed() -> None:
+        stepper.remove(walker)
+        ask_meanwhile()
+
+    walker = Walker(ask_meanwhile, ask_after_it_was_removed)
+    stepper.add(walker)
+    assert walker.ended.wait(WAIT_S)
+    assert walker.turns == 3
+
+
+def test_one_that_is_removed_is_stepped_no_more(stepper: Stepper) -> None:
+    def leave() -> float:
+        stepper.remove(left)
+        return 0.0
+
+    left, other = Walker(leave), Walker()
+    stepper.add(left)
+    stepper.add(other, 0.05)
+    assert other.ended.wait(WAIT_S)
+    assert left.turns == 1
