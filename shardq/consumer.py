@@ -251,6 +251,12 @@ class Consumer:
         self._ticker.stop()
         self._engine.ready.refuse()
         self._engine.wake()
+        if self._stepper is not None and self._is_running and not self._is_ending:
+            try:
+                # Also where it is stepped no more: its next turn begins its end.
+                self._stepper.add(self._turns)
+            except RuntimeError:
+                self._begin_to_end()
 
     def join(self, timeout: float | None = None) -> None:
         """Wait until the consumer has ended.

@@ -818,6 +818,39 @@ def test_a_caller_that_arrives_as_leases_are_released_is_served() -> None:
         db.close()
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_fault_in_a_step_fails_those_that_wait_and_the_next_call_begins_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with shardq.connect(f"sqlite:///{tmp_path}/jobs.db") as db:
+        queue = db.queue("mail")
+        failures: list[ShardqError] = []
+
+        def call() -> None:
+            try:
+                queue.receive(wait="1h")
+            except ShardqError as error:
+                failures.append(error)
+
+        threads = begun([call] * 3)
+        in_line(queue._receiver, 3)
+        while not all(caller.is_looked for caller in list(queue._receiver._line)):
+            threading.Event().wait(0.001)
+
+        def fail(_engine: Engine) -> float:
+            raise ZeroDivisionError("a fault")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Engine, "step", fail)
+            for thread in threads:
+                thread.join(60)
+        assert len(failures) == 3
+        assert all("ended by a fault of its own, ZeroDivision" in str(one) for one in failures)
+        queue.put("a")
+        [message] = queue.receive(wait="50s")
+        queue.ack(message)
+
+
 def test_what_was_claimed_for_a_caller_that_has_gone_is_the_next_one_s(tmp_path: Path) -> None:
     with shardq.connect(f"sqlite:///{tmp_path}/jobs.db") as db:
         queue = db.queue("mail")

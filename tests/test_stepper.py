@@ -68,3 +68,17 @@ def test_one_that_is_removed_is_stepped_no_more(stepper: Stepper) -> None:
     stepper.add(other, 0.05)
     assert other.ended.wait(WAIT_S)
     assert left.turns == 1
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_an_error_of_one_turn_ends_the_turns_of_that_one_alone(stepper: Stepper) -> None:
+    def fail() -> float:
+        raise ZeroDivisionError
+
+    broken, other = Walker(fail), Walker(lambda: 0.0, lambda: 0.05)
+    stepper.add(other, 0.05)
+    stepper.add(broken)
+    assert other.ended.wait(WAIT_S)
+    assert (broken.turns, other.turns) == (1, 3)
+    stepper.add(broken)
+    assert broken.ended.wait(WAIT_S)

@@ -25,6 +25,21 @@ def names_of(prefix: str) -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith(prefix)]
 
 
+def ended_by(worker: Worker) -> tuple[threading.Thread, list[shardq.ShardqError]]:
+    """Run a worker in a thread; and what it ends by."""
+    errors: list[shardq.ShardqError] = []
+
+    def run() -> None:
+        try:
+            worker.run()
+        except shardq.ShardqError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread, errors
+
+
 def test_threads_bound_the_jobs_of_all_queues_together(db: shardq.Connection) -> None:
     app = App(db)
     both, lock = threading.Barrier(2), threading.Lock()
@@ -98,20 +113,65 @@ def test_a_queue_that_is_dropped_ends_the_worker_with_its_error(db: shardq.Conne
     begun = threading.Event()
     for name in QUEUES:
         app.task(name=name, queue=name)(begun.set)
-    worker = Worker(app, threads=2)
-    errors: list[shardq.ShardqError] = []
-
-    def run() -> None:
-        try:
-            worker.run()
-        except shardq.ShardqError as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
+    thread, errors = ended_by(Worker(app, threads=2))
     app.tasks["mail"].put()
     assert begun.wait(WAIT_S)
     db.queue("sms").drop()
     thread.join(WAIT_S)
     assert [type(error) for error in errors] == [shardq.UnknownQueue]
     assert names_of("shardq-jobs") == []
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_fault_in_the_step_of_one_queue_ends_the_worker_and_loses_nothing_of_the_others(
+    db: shardq.Connection, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = App(db)
+    begun, may_end, ended = threading.Event(), threading.Event(), list[str]()
+
+    def work(name: str) -> None:
+        begun.set()
+        may_end.wait(WAIT_S)
+        ended.append(name)
+
+    for name in QUEUES:
+        app.task(name=name, queue=name)(work)
+    worker = Worker(app, threads=2)
+    [sms] = [one for one in worker._consumers if one._queue.name == "sms"]
+
+    def fail() -> float:
+        raise ZeroDivisionError("a fault")
+
+    thread, errors = ended_by(worker)
+    app.tasks["mail"].put("first")
+    assert begun.wait(WAIT_S)
+    monkeypatch.setattr(sms._engine, "step", fail)
+    app.tasks["sms"].put("second")
+    may_end.set()
+    thread.join(WAIT_S)
+    assert not thread.is_alive()
+    [error] = errors
+    assert "of queue 'sms' ended by a fault of its own, ZeroDivisionError" in str(error)
+    assert str(error) in caplog.messages
+    assert ended == ["first"]
+    assert db.queue("mail").depth(exact=True).total == 0
+    assert db.queue("sms").depth(exact=True).total == 1
+    assert names_of("shardq-jobs") == names_of("shardq-stepper") == []
+
+
+def test_a_worker_whose_queues_are_stepped_no_more_ends_when_it_is_told_to(
+    db: shardq.Connection,
+) -> None:
+    app = App(db)
+    begun = threading.Event()
+    for name in QUEUES:
+        app.task(name=name, queue=name)(begun.set)
+    worker = Worker(app, threads=2)
+    thread, errors = ended_by(worker)
+    app.tasks["mail"].put()
+    assert begun.wait(WAIT_S)
+    worker._consumers[0]._stepper.close()
+    worker.stop()
+    thread.join(WAIT_S)
+    assert not thread.is_alive()
+    assert errors == []

@@ -28,6 +28,7 @@ from shardq.errors import (
     StoreUnavailable,
     UnknownQueue,
     UsageError,
+    shown,
 )
 from shardq.lifecycle.hub import BATCH_ROWS
 
@@ -237,6 +238,15 @@ class Receiver:
                     log.warning("queue %s: leases are no longer kept: %s", name, error)
                 self._end(error)
                 return None
+            except BaseException as fault:
+                error = ShardqError(
+                    f"receiving from queue {self._register.name!r} ended by a fault of its own, "
+                    f"{shown(fault)}; call receive() again."
+                )
+                error.__cause__ = fault
+                log.error("%s", error)
+                self._end(error)
+                raise
 
     def on_change(self) -> bool:
         """Another process has written into the store; True if callers wait for that."""
@@ -389,6 +399,7 @@ class Receiver:
         """After an error for good: the next caller makes another engine."""
         self._fail(error)
         engine = self._engine
+        self._was_interrupted = False
         if isinstance(error, UnknownQueue) and engine is not None:
             self._discard(engine)
         elif engine is not None:

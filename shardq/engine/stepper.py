@@ -7,7 +7,8 @@
  the store has changed ─┘  asked once for all of them, where the store tells
 ```
 
-The thread lives while there is something to step. In a forked child there is neither.
+The thread lives while there is something to step. In a forked child there is neither. An unforeseen
+error of a turn ends the thread: one that is made anew steps the others.
 """
 
 from __future__ import annotations
@@ -78,9 +79,7 @@ class Stepper:
             RuntimeError: If no thread can be started; it is not stepped.
         """
         with self._lock:
-            if not self._is_running:
-                threading.Thread(target=self._run, name=self._name, daemon=True).start()
-                self._is_running = True
+            self._start()
             # Also while a turn is under way that was to be the last one.
             self._within(one, seconds)
 
@@ -120,16 +119,33 @@ class Stepper:
         # A turn that is under way says later when the next is: not after this.
         self._asked_us[one] = min(at_us, self._asked_us.get(one, at_us))
 
+    def _start(self) -> None:
+        if not self._is_running:
+            threading.Thread(target=self._run, name=self._name, daemon=True).start()
+            self._is_running = True
+
     def _run(self) -> None:
+        one: Stepped | None = None
         try:
             while (one := self._next()) is not None:
                 self._step(one)
+                one = None
         except BaseException:
-            # Whoever adds one makes another thread.
-            with self._lock:
-                self._is_running = False
-                self._due_us.clear()
+            # Of the thread's end Python prints why; the others are stepped by another thread.
+            self._go_on_without(one)
             raise
+
+    def _go_on_without(self, one: Stepped | None) -> None:
+        """Step the others in another thread; None: no turn was under way."""
+        with self._lock:
+            self._is_running = False
+            if one is not None:
+                self._turned(one, None)
+            # What was raised between turns is not to be raised again and again.
+            self._blind_us = self._clock.boot_us() + _BLIND_US
+            if self._due_us:
+                # Where it cannot be started, whoever adds one next tries again.
+                self._start()
 
     def _step(self, one: Stepped) -> None:
         with self._lock:
@@ -137,15 +153,21 @@ class Stepper:
             self._turned_us[one] = self._clock.boot_us()
         delay = one.turn()
         with self._lock:
-            if one not in self._due_us:
-                return
-            asked_us = self._asked_us.get(one)
-            if delay is None and asked_us is None:
-                del self._due_us[one]
-                self._turned_us.pop(one, None)
-                return
-            at_us = self._clock.boot_us() + round((delay or 0.0) * 1e6)
+            self._turned(one, delay)
+
+    def _turned(self, one: Stepped, delay: float | None) -> None:
+        """A turn is over; the next is in so many seconds; None: never, unless it was asked for."""
+        if one not in self._due_us:
+            return
+        asked_us = self._asked_us.get(one)
+        if delay is not None:
+            at_us = self._clock.boot_us() + round(delay * 1e6)
             self._due_us[one] = at_us if asked_us is None else min(at_us, asked_us)
+        elif asked_us is not None:
+            self._due_us[one] = asked_us
+        else:
+            del self._due_us[one]
+            self._turned_us.pop(one, None)
 
     def _next(self) -> Stepped | None:
         """Wait for the next whose turn it is; None where there is nobody left."""
