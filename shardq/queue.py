@@ -37,7 +37,7 @@ from shardq.lifecycle.redrive import Redriver
 from shardq.lifecycle.settle import Settler
 from shardq.model import names, settings
 from shardq.model.message import Message
-from shardq.model.times import ceil_ms, due_ms, duration_ms, moment_of
+from shardq.model.times import due_ms, duration_ms, moment_of
 from shardq.records.ledger import Record
 from shardq.records.membership import member_name
 from shardq.records.stats import StatsLog
@@ -799,9 +799,8 @@ class Queue(Scheduled):
             return self._keyed.move(found.key, wanted, None)
         if found.state.where is Where.RUNNING:
             return Answer.RUNNING
-        delay_ms = due_ms(wanted) - ceil_ms(self._home.clock.now_us())
         try:
-            self._receipts.settle(found, Outcome(Fate.SNOOZE, max(delay_ms, 0)))
+            self._receipts.move(found, due_ms(wanted))
         except StaleReceipt:
             return Answer.NOT_THERE
         return Answer.DONE

@@ -7,9 +7,10 @@ import random
 import pytest
 from reading import write
 
-from shardq import Bury, Consumer, Message, Queue, Retry, Snooze
+from shardq import Answer, Bury, Consumer, Message, Queue, Retry, Snooze
 from shardq.engine.delivery import Delivery
 from shardq.engine.outcome import ACKED
+from shardq.model.times import moment_of
 from shardq.testing import Recorder, Stage
 
 
@@ -196,6 +197,25 @@ def test_a_note_counts_neither_as_purged_nor_as_an_end(stage: Stage) -> None:
     assert queue.totals().purged == 0
     audit = queue.audit()
     assert (audit.total.put, audit.total.purged, audit.misfits) == (2, 0, [])
+
+
+@pytest.mark.parametrize("seconds", [0, 5])
+def test_one_that_is_moved_to_an_earlier_time_comes_first(stage: Stage, seconds: int) -> None:
+    queue = stage.connect().queue("mail")
+    queue.put("first", group="g", delay="20s")
+    second = queue.put("second", group="g", delay="40s")
+    seen = Recorder(stage.clock)
+    consumer = Consumer(queue, seen)
+    stage.drive(consumer, seconds=1)
+    other = stage.connect().queue("mail")
+    assert other.move(ids=[second.id], delay=f"{seconds}s") == {second.id: Answer.DONE}
+    asked_ms = stage.clock.now_ms() + seconds * 1_000
+    [found] = [one for one in other.peek() if one.id == second.id]
+    assert found.due == moment_of(asked_ms)
+    stage.drive(consumer, seconds=seconds + 1)
+    assert seen.texts == ["second"]
+    stage.drain(queue, consumer)
+    assert seen.texts == ["second", "first"]
 
 
 def test_a_head_left_in_a_listed_minute_is_found_by_the_next_owner(stage: Stage) -> None:

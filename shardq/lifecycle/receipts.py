@@ -20,8 +20,9 @@ from shardq.lifecycle.settle import CLAIM_MARGIN_MS
 from shardq.model import names
 from shardq.model.message import Message, key_of
 from shardq.model.receipt import Receipt
-from shardq.model.times import moment_of
+from shardq.model.times import ceil_ms, moment_of
 from shardq.records.ledger import End
+from shardq.stores.store import Move
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from shardq.model.message import Row
     from shardq.model.shard import Position
     from shardq.records.home import QueueHome
-    from shardq.stores.store import Move
 
 
 class _End(Call):
@@ -164,6 +164,28 @@ class Receipts:
             self._home.stats.add(retried=1)
         else:
             self._home.stats.add(snoozed=1)
+
+    def move(self, message: Message, wanted_ms: int) -> None:
+        """Let a message that waits be due at another time, as best it can be told by its row.
+
+        Args:
+            message: As it was found.
+            wanted_ms: When it is to be due, epoch milliseconds.
+
+        Raises:
+            StaleReceipt: If it is not there any more.
+        """
+        [row] = self.present([self.receipt_of(message)])
+        now_ms = ceil_ms(self._clock.now_us())
+        wanted_ms = max(wanted_ms, now_ms)
+        if not self._register.layout.is_of_groups(row.shard.lane) or wanted_ms >= row.due_ms:
+            self.settle(message, Outcome(Fate.SNOOZE, wanted_ms - now_ms))
+            return
+        # Edited where it is, it would be read no earlier than there.
+        new = self._planner.asked(row, wanted_ms)._replace(first=row.first or row.id)
+        self._carry_out(row, Move(row.position, new))
+        self._settler.tell([row, new])
+        self._home.stats.add(snoozed=1)
 
     def extend(self, delivery: Message | str, visibility_ms: int) -> str:
         """Extend a delivery to `visibility_ms` from now; returns the receipt in place of the old.
