@@ -5,14 +5,16 @@ The life of a message is `message.py`'s drawing; what follows is the door to it.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal, NoReturn, Unpack, overload
+from typing import TYPE_CHECKING, Literal, NoReturn, TypeAlias, Unpack, overload
 
 from shardq import locks
 from shardq.engine.handler import check_function, undone
 from shardq.engine.receiver import Receiver
 from shardq.errors import (
+    BadReceipt,
     BadSetting,
     BadTime,
     StaleReceipt,
@@ -45,7 +47,7 @@ from shardq.schedules.face import Scheduled
 from shardq.schedules.ticker import Ticker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from datetime import datetime
 
     from shardq.engine.stepper import Stepper
@@ -66,6 +68,9 @@ if TYPE_CHECKING:
 RECEIVE_MAX = 1_000
 WAIT_MS_MAX = 3_600_000
 _PEEK_MAX = 10_000
+
+Several: TypeAlias = Message | str | Iterable[Message | str]
+"""A delivery: a message that was received, or its receipt. Or several of them."""
 
 
 class Queue(Scheduled):
@@ -296,51 +301,110 @@ class Queue(Scheduled):
         self._receipts.ack(deliveries)
         return None
 
+    @overload
     def retry(
         self, delivery: Message | str, delay: Duration | None = None, *, reason: str = ""
-    ) -> None:
+    ) -> None: ...
+    @overload
+    def retry(
+        self,
+        delivery: Several,
+        delay: Duration | None = None,
+        *,
+        reason: str = "",
+        partial: Literal[True],
+    ) -> list[ReceiptError | None]: ...
+    def retry(
+        self,
+        delivery: Several,
+        delay: Duration | None = None,
+        *,
+        reason: str = "",
+        partial: bool = False,
+    ) -> list[ReceiptError | None] | None:
         """End a delivery as failed: it is delivered again, or buried if it was the last attempt.
 
         Args:
-            delivery: The message or its receipt.
+            delivery: The message or its receipt; where `partial`, a list of them.
             delay: How long to wait; None takes the queue's back-off.
             reason: Why, for the message's `last_error` and, in the end, the dead-letter queue.
+            partial: True ends those that can be ended, though others cannot.
+
+        Returns:
+            None; where `partial`, for each delivery the error that it failed by, or None.
         """
         _check_reason(reason)
         delay_ms = None if delay is None else duration_ms(delay, name="delay")
-        self._receipts.settle(delivery, Outcome(Fate.RETRY, delay_ms, reason))
+        return self._settle(delivery, Outcome(Fate.RETRY, delay_ms, reason), partial)
 
-    def snooze(self, delivery: Message | str, delay: Duration) -> None:
+    @overload
+    def snooze(self, delivery: Message | str, delay: Duration) -> None: ...
+    @overload
+    def snooze(
+        self, delivery: Several, delay: Duration, *, partial: Literal[True]
+    ) -> list[ReceiptError | None]: ...
+    def snooze(
+        self, delivery: Several, delay: Duration, *, partial: bool = False
+    ) -> list[ReceiptError | None] | None:
         """Deliver a message again later. Costs no attempt.
 
         Args:
-            delivery: The message or its receipt.
+            delivery: The message or its receipt; where `partial`, a list of them.
             delay: How long to wait.
+            partial: As for `retry`.
+
+        Returns:
+            As `retry`.
         """
         delay_ms = duration_ms(delay, name="delay")
-        self._receipts.settle(delivery, Outcome(Fate.SNOOZE, delay_ms))
+        return self._settle(delivery, Outcome(Fate.SNOOZE, delay_ms), partial)
 
-    def extend(self, delivery: Message | str, visibility: Duration = "30s") -> str:
+    @overload
+    def extend(self, delivery: Message | str, visibility: Duration = "30s") -> str: ...
+    @overload
+    def extend(
+        self, delivery: Several, visibility: Duration = "30s", *, partial: Literal[True]
+    ) -> list[str | ReceiptError]: ...
+    def extend(
+        self, delivery: Several, visibility: Duration = "30s", *, partial: bool = False
+    ) -> str | list[str | ReceiptError]:
         """Keep a received message for longer.
 
         Args:
-            delivery: The message or its receipt.
+            delivery: The message or its receipt; where `partial`, a list of them.
             visibility: How long from now, from 0 s.
+            partial: True keeps those that can be kept, though others cannot.
 
         Returns:
-            The new receipt; the old one is stale.
+            The new receipt; the old one is stale. Where `partial`, for each delivery its new
+            receipt, or the error that it failed by.
         """
-        return self._receipts.extend(delivery, duration_ms(visibility, name="visibility"))
+        visibility_ms = duration_ms(visibility, name="visibility")
+        many = _each_delivery(delivery, partial)
+        answers = self._receipts.extend(many, visibility_ms, is_partial=partial)
+        return answers if partial else str(answers[0])
 
-    def bury(self, delivery: Message | str, reason: str = "buried") -> None:
+    @overload
+    def bury(self, delivery: Message | str, reason: str = "buried") -> None: ...
+    @overload
+    def bury(
+        self, delivery: Several, reason: str = "buried", *, partial: Literal[True]
+    ) -> list[ReceiptError | None]: ...
+    def bury(
+        self, delivery: Several, reason: str = "buried", *, partial: bool = False
+    ) -> list[ReceiptError | None] | None:
         """Move a message to the dead-letter queue, under the same id.
 
         Args:
-            delivery: The message or its receipt.
+            delivery: The message or its receipt; where `partial`, a list of them.
             reason: Why; kept in the header `shardq-reason`.
+            partial: As for `retry`.
+
+        Returns:
+            As `retry`.
         """
         _check_reason(reason)
-        self._receipts.settle(delivery, Outcome(Fate.BURY, None, reason))
+        return self._settle(delivery, Outcome(Fate.BURY, None, reason), partial)
 
     # By key ---------------------------------------------------------------------------------------
 
@@ -808,10 +872,17 @@ class Queue(Scheduled):
     def _whereabouts(self) -> Whereabouts:
         return Whereabouts(self._home.store, self._home.clock, self._home.register)
 
+    def _settle(
+        self, delivery: Several, outcome: Outcome, partial: bool
+    ) -> list[ReceiptError | None] | None:
+        many = _each_delivery(delivery, partial)
+        answers = self._receipts.settle(many, outcome, is_partial=partial)
+        return answers if partial else None
+
     def _put_back(self, message: Message) -> None:
         """Let a message that was received for nobody be delivered at once, without an attempt."""
         # Without a margin: what has only a moment left must not cost an attempt either.
-        self._receipts.settle(message, Outcome(Fate.SNOOZE, 0), margin_ms=0)
+        self._receipts.settle([message], Outcome(Fate.SNOOZE, 0), margin_ms=0)
 
     def _ticker(self) -> Ticker:
         return Ticker(self._home, self._receiver.on_put)
@@ -856,6 +927,15 @@ def received(count: int, visibility: Duration, wait: Duration) -> tuple[int, int
     if wait_ms > WAIT_MS_MAX:
         raise BadTime(f"wait must be at most 1 h, not {shown(wait)}.")
     return count, duration_ms(visibility, name="visibility"), wait_ms
+
+
+def _each_delivery(given: Several, partial: bool) -> list[Message | str]:
+    """The deliveries that are given: one, or where `partial` any number of them."""
+    if isinstance(given, Message | str | bytes) or not isinstance(given, Iterable):
+        return [given]
+    if not partial:
+        raise BadReceipt("give one message or its receipt; several only with partial=True.")
+    return list(given)
 
 
 def _check_reason(reason: object) -> None:

@@ -613,6 +613,33 @@ def test_a_partial_ack_ends_what_it_can_and_answers_for_each(stage: Stage) -> No
     assert queue.ack(partial=True) == []
 
 
+@pytest.mark.parametrize("group", [None, "g"])
+def test_a_partial_settlement_answers_for_each_of_several(stage: Stage, group: str | None) -> None:
+    queue = stage.connect().queue("mail")
+    for n in range(5):
+        queue.put(f"{n}", group=None if group is None else f"{group}{n}")
+    extended = queue.extend(receive(stage, queue), "1m", partial=True)
+    assert all(isinstance(receipt, str) for receipt in extended)
+    queue.ack(str(extended[0]))
+    other = stage.connect().queue("other").put("x")
+    answers = queue.retry([*extended[:3], "damaged", other], "5s", partial=True)
+    assert [type(answer) for answer in answers] == [
+        StaleReceipt, type(None), type(None), BadReceipt, BadReceipt,
+    ]  # fmt: skip
+    assert queue.snooze(str(extended[3]), "5s") is None
+    stale, buried = queue.bury(extended[3:], "of no use", partial=True)
+    assert (type(stale), buried) == (StaleReceipt, None)
+    assert type(queue.extend([extended[4]], partial=True)[0]) is StaleReceipt
+    totals = queue.totals()
+    assert (totals.acked, totals.retried, totals.snoozed, totals.buried) == (1, 2, 1, 1)
+    again = receive(stage, queue, seconds=6)
+    assert sorted(message.attempt for message in again) == [1, 2, 2]
+    assert len(queue.dead.peek()) == 1
+    for settle in (queue.retry, queue.extend, queue.bury):
+        with pytest.raises(BadReceipt, match="several only with partial=True"):
+            settle(again)
+
+
 def test_of_many_acks_in_one_call_a_stale_one_keeps_all_from_ending(stage: Stage) -> None:
     queue = stage.connect().queue("mail")
     queue.put_many(["a", "b"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, Unpack, cast, overload
 
 from shardq.aio.feed import fed
 from shardq.aio.schedules import Schedule, Schedules
@@ -41,6 +41,9 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 
 _RECORDS_FIRST, _RECORDS = 10, 1_000
+
+Several: TypeAlias = "Message | str | Iterable[Message | str]"
+"""A delivery, a message or its receipt; or several."""
 
 
 class Queue:
@@ -200,23 +203,73 @@ class Queue:
         """End deliveries as done, as `shardq.Queue.ack`."""
         return await self._call(lambda queue: queue.ack(*deliveries, partial=partial))
 
+    @overload
     async def retry(
         self, delivery: Message | str, delay: Duration | None = None, *, reason: str = ""
-    ) -> None:
+    ) -> None: ...
+    @overload
+    async def retry(
+        self,
+        delivery: Several,
+        delay: Duration | None = None,
+        *,
+        reason: str = "",
+        partial: Literal[True],
+    ) -> list[ReceiptError | None]: ...
+    async def retry(
+        self,
+        delivery: Several,
+        delay: Duration | None = None,
+        *,
+        reason: str = "",
+        partial: bool = False,
+    ) -> list[ReceiptError | None] | None:
         """End a delivery as failed, as `shardq.Queue.retry`."""
-        await self._call(lambda queue: queue.retry(delivery, delay, reason=reason))
+        return await self._call(
+            lambda queue: cast("Any", queue).retry(delivery, delay, reason=reason, partial=partial)
+        )
 
-    async def snooze(self, delivery: Message | str, delay: Duration) -> None:
+    @overload
+    async def snooze(self, delivery: Message | str, delay: Duration) -> None: ...
+    @overload
+    async def snooze(
+        self, delivery: Several, delay: Duration, *, partial: Literal[True]
+    ) -> list[ReceiptError | None]: ...
+    async def snooze(
+        self, delivery: Several, delay: Duration, *, partial: bool = False
+    ) -> list[ReceiptError | None] | None:
         """Deliver a message again later, as `shardq.Queue.snooze`."""
-        await self._call(lambda queue: queue.snooze(delivery, delay))
+        return await self._call(
+            lambda queue: cast("Any", queue).snooze(delivery, delay, partial=partial)
+        )
 
-    async def extend(self, delivery: Message | str, visibility: Duration = "30s") -> str:
+    @overload
+    async def extend(self, delivery: Message | str, visibility: Duration = "30s") -> str: ...
+    @overload
+    async def extend(
+        self, delivery: Several, visibility: Duration = "30s", *, partial: Literal[True]
+    ) -> list[str | ReceiptError]: ...
+    async def extend(
+        self, delivery: Several, visibility: Duration = "30s", *, partial: bool = False
+    ) -> str | list[str | ReceiptError]:
         """Keep a received message for longer, as `shardq.Queue.extend`."""
-        return await self._call(lambda queue: queue.extend(delivery, visibility))
+        return await self._call(
+            lambda queue: cast("Any", queue).extend(delivery, visibility, partial=partial)
+        )
 
-    async def bury(self, delivery: Message | str, reason: str = "buried") -> None:
+    @overload
+    async def bury(self, delivery: Message | str, reason: str = "buried") -> None: ...
+    @overload
+    async def bury(
+        self, delivery: Several, reason: str = "buried", *, partial: Literal[True]
+    ) -> list[ReceiptError | None]: ...
+    async def bury(
+        self, delivery: Several, reason: str = "buried", *, partial: bool = False
+    ) -> list[ReceiptError | None] | None:
         """Move a message to the dead-letter queue, as `shardq.Queue.bury`."""
-        await self._call(lambda queue: queue.bury(delivery, reason))
+        return await self._call(
+            lambda queue: cast("Any", queue).bury(delivery, reason, partial=partial)
+        )
 
     # By key ---------------------------------------------------------------------------------------
 

@@ -239,13 +239,7 @@ class Receiver:
                 self._end(error)
                 return None
             except BaseException as fault:
-                error = ShardqError(
-                    f"receiving from queue {self._register.name!r} ended by a fault of its own, "
-                    f"{shown(fault)}; call receive() again."
-                )
-                error.__cause__ = fault
-                log.error("%s", error)
-                self._end(error)
+                self._end_by(fault)
                 raise
 
     def on_change(self) -> bool:
@@ -405,6 +399,16 @@ class Receiver:
         elif engine is not None:
             self._engine = None
             engine.let_go()
+
+    def _end_by(self, fault: BaseException) -> None:
+        """End a turn by what should not have happened; threading prints that."""
+        error = ShardqError(
+            f"receiving from queue {self._register.name!r} ended by a fault of its own, "
+            f"{shown(fault)}; call receive() again."
+        )
+        error.__cause__ = fault
+        log.error("%s", error)
+        self._end(error)
 
     def _close(self) -> None:
         if self._stepper is not None:

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -18,20 +19,22 @@ from shardq.lifecycle.hub import Call, Hub, Hubs
 from shardq.lifecycle.planner import counted
 from shardq.lifecycle.settle import CLAIM_MARGIN_MS
 from shardq.model import names
-from shardq.model.message import Message, key_of
+from shardq.model.message import Message, Row, key_of
 from shardq.model.receipt import Receipt
 from shardq.model.times import ceil_ms, moment_of
 from shardq.records.ledger import End
 from shardq.stores.store import Move
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from shardq.lifecycle.keyed import Keyed
     from shardq.lifecycle.settle import Settler
-    from shardq.model.message import Row
     from shardq.model.shard import Position
     from shardq.records.home import QueueHome
+
+_COUNTED = {Fate.BURY: "buried", Fate.RETRY: "retried"}
+"""Fate -> as what it is counted; any other counts as snoozed."""
 
 
 class _End(Call):
@@ -95,12 +98,7 @@ class Receipts:
 
     def ack_each(self, deliveries: Iterable[Message | str]) -> list[ReceiptError | None]:
         """End deliveries as done, each by itself; returns each one's error, None if it ended."""
-        given: list[Receipt | BadReceipt] = []
-        for delivery in deliveries:
-            try:
-                given.append(self.receipt_of(delivery))
-            except BadReceipt as error:
-                given.append(error)
+        given = [self._read(delivery, is_partial=True) for delivery in deliveries]
         call = _End((one for one in given if isinstance(one, Receipt)), is_partial=True)
         self._do(call)
         return [call.stale.get(one.position) if isinstance(one, Receipt) else one for one in given]
@@ -133,37 +131,43 @@ class Receipts:
             self._home.stats.add(acked=len(ended))
 
     def settle(
-        self, delivery: Message | str, outcome: Outcome, *, margin_ms: int = CLAIM_MARGIN_MS
-    ) -> None:
-        """Settle a delivery that is not acked.
+        self,
+        deliveries: Iterable[Message | str],
+        outcome: Outcome,
+        *,
+        is_partial: bool = False,
+        margin_ms: int = CLAIM_MARGIN_MS,
+    ) -> list[ReceiptError | None]:
+        """Settle deliveries that are not acked; returns each one's error, None if it ended.
 
         Args:
-            delivery: The delivery, or its receipt.
-            outcome: The outcome.
-            margin_ms: How long before the delivery's time is up it is refused.
+            deliveries: The deliveries, or their receipts.
+            outcome: The outcome of each.
+            is_partial: True if a delivery that fails does not fail the others.
+            margin_ms: How long before a delivery's time is up it is refused.
 
         Raises:
-            BadReceipt: If its receipt is damaged or of another queue.
-            StaleReceipt: If it was settled before, or its time is up.
-            UsageError: If it is to be buried in a dead-letter queue.
+            BadReceipt: If a receipt is damaged or of another queue. Not where `is_partial`.
+            StaleReceipt: If one was settled before, or its time is up. Not where `is_partial`.
+            UsageError: If they are to be buried in a dead-letter queue.
         """
-        receipt, row = self._present(delivery, margin_ms)
         if outcome.fate is Fate.BURY and names.is_dead_queue(self._register.name):
             raise UsageError(
                 f"queue {self._register.name!r} keeps dead messages; ack or redrive them instead."
             )
-        fate, move, edit = self._planner.settle(row, outcome, receipt.attempt)
-        if edit is not None:
-            self._edit(row, edit, margin_ms)
-        elif move is not None:
-            self._carry_out(row, move, margin_ms)
-        if fate is Fate.BURY:
-            self._settler.tell([row])
-            self._home.stats.add(buried=1)
-        elif fate is Fate.RETRY:
-            self._home.stats.add(retried=1)
-        else:
-            self._home.stats.add(snoozed=1)
+        fates: dict[Position, Fate] = {}
+
+        def plan(row: Row, attempt: int) -> Move | Row:
+            fate, move, edit = self._planner.settle(row, outcome, attempt)
+            fates[row.position] = fate
+            return move or edit or row
+
+        answers, ended = self._change(deliveries, plan, is_partial=is_partial, margin_ms=margin_ms)
+        self._settler.tell([row for row in ended if fates[row.position] is Fate.BURY])
+        counts = Counter(_COUNTED.get(fates[row.position], "snoozed") for row in ended)
+        if counts:
+            self._home.stats.add(**counts)
+        return [answer if isinstance(answer, ReceiptError) else None for answer in answers]
 
     def move(self, message: Message, wanted_ms: int) -> None:
         """Let a message that waits be due at another time, as best it can be told by its row.
@@ -179,33 +183,40 @@ class Receipts:
         now_ms = ceil_ms(self._clock.now_us())
         wanted_ms = max(wanted_ms, now_ms)
         if not self._register.layout.is_of_groups(row.shard.lane) or wanted_ms >= row.due_ms:
-            self.settle(message, Outcome(Fate.SNOOZE, wanted_ms - now_ms))
+            self.settle([message], Outcome(Fate.SNOOZE, wanted_ms - now_ms))
             return
         # Edited where it is, it would be read no earlier than there.
         new = self._planner.asked(row, wanted_ms)._replace(first=row.first or row.id)
-        self._carry_out(row, Move(row.position, new))
+        if self._carry_out([Move(row.position, new)])[0]:
+            raise self._stale()
         self._settler.tell([row, new])
         self._home.stats.add(snoozed=1)
 
-    def extend(self, delivery: Message | str, visibility_ms: int) -> str:
-        """Extend a delivery to `visibility_ms` from now; returns the receipt in place of the old.
+    def extend(
+        self, deliveries: Iterable[Message | str], visibility_ms: int, *, is_partial: bool = False
+    ) -> list[str | ReceiptError]:
+        """Extend deliveries to `visibility_ms` from now.
+
+        Returns:
+            Each delivery's new receipt, in place of the old, or its error.
 
         Raises:
-            BadReceipt: If its receipt is damaged or of another queue.
-            StaleReceipt: If it was settled before, or its time is up.
+            BadReceipt: If a receipt is damaged or of another queue. Not where `is_partial`.
+            StaleReceipt: If one was settled before, or its time is up. Not where `is_partial`.
         """
-        receipt, row = self._present(delivery)
-        holder = row.holder or "receipt"
-        if self._register.layout.is_of_groups(row.shard.lane):
+
+        def plan(row: Row, attempt: int) -> Move | Row:
+            holder = row.holder or "receipt"
+            if not self._register.layout.is_of_groups(row.shard.lane):
+                return self._planner.claim(row, visibility_ms, attempt, holder=holder)
             kept = row.claim_of(holder)
-            claim = self._planner.claimed(row, visibility_ms, receipt.attempt, holder=kept)
-            self._edit(row, claim)
-        else:
-            move = self._planner.claim(row, visibility_ms, receipt.attempt, holder=holder)
-            self._carry_out(row, move)
-            claim = move.new
-        serial = claim.begun_serial if claim.attempt else 0
-        return self._register.signer.sign(claim.position, claim.attempt, serial)
+            return self._planner.claimed(row, visibility_ms, attempt, holder=kept)
+
+        answers, _ = self._change(deliveries, plan, is_partial=is_partial)
+        return [
+            answer if isinstance(answer, ReceiptError) else self._signed(answer)
+            for answer in answers
+        ]
 
     def cancel(self, delivery: Message | str) -> bool:
         """Remove a message; returns True if it existed.
@@ -309,22 +320,72 @@ class Receipts:
         # A consumer in this process runs the message, and writes no claim.
         return row.ready_ms > self._clock.now_ms()
 
-    def _present(
-        self, delivery: Message | str, margin_ms: int = CLAIM_MARGIN_MS
-    ) -> tuple[Receipt, Row]:
-        receipt = self.receipt_of(delivery)
-        return receipt, self.present([receipt], margin_ms)[0]
+    def _change(
+        self,
+        deliveries: Iterable[Message | str],
+        plan: Callable[[Row, int], Move | Row],
+        *,
+        is_partial: bool,
+        margin_ms: int = CLAIM_MARGIN_MS,
+    ) -> tuple[list[Row | ReceiptError], list[Row]]:
+        """Move or edit the rows of deliveries.
 
-    def _edit(self, row: Row, edited: Row, margin_ms: int = CLAIM_MARGIN_MS) -> None:
-        if self.is_over(row, margin_ms):
-            raise self._stale()
-        self._settler.edit(row, edited)
+        Args:
+            deliveries: Messages or their receipts.
+            plan: Takes a row and the number of its delivery; returns its move, or the edited row.
+            is_partial: True if a delivery that fails does not fail the others.
+            margin_ms: How long before a delivery's time is up it is refused.
 
-    def _carry_out(self, row: Row, move: Move, margin_ms: int = CLAIM_MARGIN_MS) -> None:
+        Returns:
+            Of each delivery the row as it is now, or the error; and the rows that were changed, as
+            they were.
+        """
+        given = [self._read(delivery, is_partial=is_partial) for delivery in deliveries]
+        receipts = {one.position: one for one in given if isinstance(one, Receipt)}
+        there = {row.position: row for row in self._store.find(receipts)}
+        found, stale = self._sorted(there, receipts.values(), margin_ms=margin_ms)
+        if stale and not is_partial:
+            raise next(iter(stale.values()))
+        planned = [(row, plan(row, receipts[row.position].attempt)) for row in found]
         # Checked again, because the steps before may have taken long.
-        if self.is_over(row, margin_ms) or self._settler.carry_out([move])[0]:
-            raise self._stale()
-        self._home.on_put(move.new.due_ms)
+        live = [(row, new) for row, new in planned if not self.is_over(row, margin_ms)]
+        self._settler.edit([(row, new) for row, new in live if isinstance(new, Row)])
+        moves = [new for _, new in live if isinstance(new, Move)]
+        gone, repaired = self._carry_out(moves)
+        changed: dict[Position, Row | ReceiptError] = {}
+        for row, new in live:
+            if row.position not in gone:
+                now = new.new if isinstance(new, Move) else new
+                changed[row.position] = repaired.get(now.id, now)
+        for row in found:
+            if row.position not in changed:
+                stale[row.position] = self._stale()
+        if stale and not is_partial:
+            raise next(iter(stale.values()))
+        answers = changed | stale
+        return (
+            [answers[one.position] if isinstance(one, Receipt) else one for one in given],
+            [row for row in found if row.position in changed],
+        )
+
+    def _signed(self, row: Row) -> str:
+        serial = row.begun_serial if row.attempt else 0
+        return self._register.signer.sign(row.position, row.attempt, serial)
+
+    def _read(self, delivery: Message | str, *, is_partial: bool) -> Receipt | BadReceipt:
+        try:
+            return self.receipt_of(delivery)
+        except BadReceipt as error:
+            if not is_partial:
+                raise
+            return error
+
+    def _carry_out(self, moves: Sequence[Move]) -> tuple[set[Position], dict[bytes, Row]]:
+        gone, repaired = self._settler.carry_out(moves)
+        for move in moves:
+            if move.old not in gone:
+                self._home.on_put(move.new.due_ms)
+        return gone, repaired
 
     def _stale(self) -> StaleReceipt:
         return StaleReceipt(

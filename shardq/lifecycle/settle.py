@@ -317,15 +317,18 @@ class Settler:
         except (StoreTimeout, StoreUnavailable) as error:
             log.warning("what waits behind %s goes on later: %s", rows[0].message_id, error)
 
-    def edit(self, row: Row, edited: Row) -> None:
-        """Edit a row of a group lane in place, for a caller that does not own the lane.
+    def edit(self, edits: Sequence[tuple[Row, Row]]) -> None:
+        """Edit rows of group lanes in place, for one who is not the owner of the lanes.
 
         Args:
-            row: The row, which the caller has just read.
-            edited: The row after the edit; its serial is set here.
+            edits: Rows as they are, which the caller has read just now, and as they are to be; the
+                serials are set here.
         """
-        self._store.edit([edited._replace(serial=row.serial + SERIALS_OF_OTHERS)])
-        self.tell([row])
+        if edits:
+            self._store.edit(
+                [new._replace(serial=row.serial + SERIALS_OF_OTHERS) for row, new in edits]
+            )
+            self.tell([row for row, _ in edits])
 
     def drop(self, rows: Sequence[Row]) -> None:
         """Remove rows of one queue whose messages have ended; the rows may be gone.
