@@ -251,6 +251,8 @@ class Queue(Scheduled):
         max: int = 10,  # noqa: A002 - the word that users expect
         visibility: Duration = "30s",
         wait: Duration = "0s",
+        *,
+        per_group: int = 1,
     ) -> list[Message]:
         """Take messages that are due; the caller settles them.
 
@@ -261,11 +263,16 @@ class Queue(Scheduled):
             visibility: How long they are the caller's, from 0 s. `ack` them until its end; `retry`,
                 `snooze`, `bury` or `extend` them until 1 s before it.
             wait: How long to wait for the first one, to 1 h.
+            per_group: The most of one group, 1 to 1,000: they are claimed together, in order. What
+                comes after one that is not over waits for it: a retry of the first of them does not
+                hold up the ack of the second, and whoever is given the first again gets nothing
+                that is still claimed.
 
         Returns:
-            The messages, first due first; none if none was due within `wait`.
+            The messages, first due first, those of a group after one another; none if none was due
+            within `wait`.
         """
-        return self._receiver.receive(*received(max, visibility, wait))
+        return self._receiver.receive(*received(max, visibility, wait, per_group))
 
     @overload
     def ack(self, *deliveries: Message | str, partial: Literal[False] = False) -> None: ...
@@ -915,18 +922,22 @@ def _each(named: Iterable[str] | None, command: Callable[[str], Answer]) -> dict
     return answers
 
 
-def received(count: int, visibility: Duration, wait: Duration) -> tuple[int, int, int]:
-    """The arguments of `receive`, checked: how many, and two times in milliseconds.
+def received(
+    count: int, visibility: Duration, wait: Duration, per_group: int
+) -> tuple[int, int, int, int]:
+    """The arguments of `receive`, checked, with times in milliseconds.
 
     Raises:
         BadSetting, BadTime: If one cannot be used.
     """
     if type(count) is not int or not 1 <= count <= RECEIVE_MAX:
         raise BadSetting(f"max must be 1 to {RECEIVE_MAX}, not {shown(count)}.")
+    if type(per_group) is not int or not 1 <= per_group <= RECEIVE_MAX:
+        raise BadSetting(f"per_group must be 1 to {RECEIVE_MAX:,}, not {shown(per_group)}.")
     wait_ms = duration_ms(wait, name="wait")
     if wait_ms > WAIT_MS_MAX:
         raise BadTime(f"wait must be at most 1 h, not {shown(wait)}.")
-    return count, duration_ms(visibility, name="visibility"), wait_ms
+    return count, duration_ms(visibility, name="visibility"), wait_ms, per_group
 
 
 def _each_delivery(given: Several, partial: bool) -> list[Message | str]:

@@ -10,6 +10,7 @@ from reading import write
 from shardq import Answer, Bury, Consumer, Message, Queue, Retry, Snooze
 from shardq.engine.delivery import Delivery
 from shardq.engine.outcome import ACKED
+from shardq.errors import StaleReceipt, StoreTimeout, StoreUnavailable
 from shardq.model.times import moment_of
 from shardq.testing import Recorder, Stage
 
@@ -472,3 +473,145 @@ def test_what_was_stored_late_while_the_lane_was_another_s_goes_first_once_it_is
         other.reader.poll()
         taken += [one.row.body for one in iter(other.ready.take, None)]
     assert sorted(taken) == [b"1", b"keeps the lane"]
+
+
+# Several of a group at once -----------------------------------------------------------------------
+
+
+def texts_of(messages: list[Message]) -> list[str]:
+    return [message.text for message in messages]
+
+
+def test_a_caller_gets_several_of_a_group_in_their_order(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    queue.put_many({"body": f"{n}", "group": "g"} for n in range(25))
+    got: list[str] = []
+    for _ in range(3):
+        messages = queue.receive(100, per_group=10)
+        assert queue.receive(100, per_group=10) == []
+        queue.ack(*messages)
+        got += texts_of(messages)
+        assert len(messages) <= 10
+    assert got == [f"{n}" for n in range(25)]
+    assert stage.is_empty(queue)
+    assert (queue.totals().delivered, queue.totals().acked) == (25, 25)
+
+
+def test_groups_share_what_a_caller_takes_and_none_gives_more_than_asked_for(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    queue.put_many({"body": f"{g}{n}", "group": g} for n in range(5) for g in "abcdef")
+    queue.put_many(["x", "y", "z"])
+    first = queue.receive(7, per_group=3)
+    assert len(first) == 7
+    rest = queue.receive(1_000, per_group=3)
+    by_group: dict[str | None, list[str]] = {}
+    for message in (*first, *rest):
+        by_group.setdefault(message.group, []).append(message.text)
+    assert sorted(by_group.pop(None)) == ["x", "y", "z"]
+    assert set(by_group) == set("abcdef")
+    assert all(texts == [f"{g}{n}" for n in range(len(texts))] for g, texts in by_group.items())
+    assert max(map(len, by_group.values())) == 3
+
+
+def test_what_comes_after_one_that_is_not_over_waits_for_it(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    queue.put_many({"body": f"{n}", "group": "g"} for n in range(6))
+    zero, one, two = queue.receive(per_group=3, visibility="1m")
+    # The second ends, and the first is tried again: the third is still its caller's.
+    queue.retry(zero, "10s")
+    queue.ack(one)
+    stage.clock.advance(5)
+    assert queue.receive(per_group=3) == []
+    stage.clock.advance(6)
+    [again] = queue.receive(per_group=3)
+    assert (again.text, again.attempt) == ("0", 2)
+    queue.ack(again)
+    assert queue.receive(per_group=3) == []
+    queue.ack(two)
+    assert texts_of(queue.receive(per_group=3)) == ["3", "4", "5"]
+
+
+def test_several_of_a_group_that_nobody_settles_come_again_in_their_order(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    queue.put_many({"body": f"{n}", "group": "g"} for n in range(4))
+    messages = queue.receive(per_group=3, visibility="10s")
+    receipt = queue.extend(messages[2], "1m")
+    stage.clock.advance(9)
+    assert queue.receive(per_group=3) == []
+    stage.clock.advance(2)
+    again = queue.receive(per_group=3, visibility="2m")
+    assert [(one.text, one.attempt) for one in again] == [("0", 2), ("1", 2)]
+    queue.ack(*again)
+    assert queue.receive(per_group=3) == []
+    queue.ack(receipt)
+    assert texts_of(queue.receive(per_group=3)) == ["3"]
+
+
+def test_several_of_a_group_are_ended_by_others_in_any_order(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    queue.put_many({"body": f"{n}", "group": "g"} for n in range(6))
+    messages = queue.receive(per_group=4, visibility="1h")
+    other = stage.connect().queue("mail")
+    for place in (2, 0, 3):
+        other.ack(messages[place])
+        stage.clock.advance(1)
+        assert queue.receive(per_group=4) == []
+    other.bury(messages[1])
+    stage.clock.advance(1)
+    assert texts_of(queue.receive(per_group=4)) == ["4", "5"]
+
+
+def test_one_with_a_key_begins_no_sooner_than_as_a_head(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    for n in range(4):
+        queue.put(f"{n}", group="g", key="k" if n == 2 else None)
+        stage.clock.advance(0.01)
+    first = queue.receive(per_group=4)
+    assert texts_of(first) == ["0", "1"]
+    assert queue.cancel(key="k") is Answer.DONE
+    queue.ack(*first)
+    assert texts_of(queue.receive(per_group=4)) == ["3"]
+
+
+@pytest.mark.parametrize("verb", ["edit", "find"])
+@pytest.mark.parametrize("applied", [False, True])
+def test_a_claim_of_several_that_fails_keeps_their_order(
+    stage: Stage, verb: str, applied: bool
+) -> None:
+    queue = stage.connect().queue("mail", attempts=20)
+    queue.put_many({"body": f"{n}", "group": "g"} for n in range(12))
+    got: list[str] = []
+    for round_ in range(40):
+        if round_ % 2 == 0:
+            stage.faults.fail(verb, nth=1 + round_ % 3, applied=applied, times=1 + round_ % 4)
+        try:
+            messages = queue.receive(per_group=4, visibility="3s", wait="4s")
+            got += texts_of(messages)
+            queue.ack(*messages)
+        except (StoreTimeout, StoreUnavailable, StaleReceipt):
+            stage.clock.advance(1)
+        if stage.is_empty(queue):
+            break
+    assert stage.is_empty(queue)
+    firsts = list(dict.fromkeys(got))
+    assert firsts == sorted(firsts, key=int)
+
+
+def test_what_was_claimed_of_a_group_is_held_by_its_next_owner_too(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    queue.put_many({"body": f"{n}", "group": "g"} for n in range(4))
+    zero, one, two = queue.receive(per_group=3, visibility="20s")
+    queue.close()
+    seen = Recorder(stage.clock)
+    consumer = Consumer(stage.connect().queue("mail"), seen)
+    queue.ack(zero)
+    stage.drive(consumer, seconds=5)
+    queue.ack(two)
+    stage.drive(consumer, seconds=5)
+    assert seen.texts == []
+    receipt = queue.extend(one, "1m")
+    stage.drive(consumer, seconds=20)
+    assert seen.texts == []
+    queue.ack(receipt)
+    stage.drive(consumer, seconds=1)
+    assert seen.texts == ["3"]

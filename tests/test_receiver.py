@@ -322,6 +322,9 @@ def test_a_thread_keeps_the_leases_between_calls_and_releases_them_in_the_end() 
         ({"visibility": "-1s"}, BadTime),
         ({"visibility": 30}, BadTime),
         ({"wait": "2h"}, BadTime),
+        ({"per_group": 0}, BadSetting),
+        ({"per_group": 1_001}, BadSetting),
+        ({"per_group": True}, BadSetting),
     ],
 )
 def test_bad_input_is_refused(stage: Stage, options: dict, error: type[Exception]) -> None:

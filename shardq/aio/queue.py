@@ -148,20 +148,23 @@ class Queue:
         max: int = 10,  # noqa: A002 - the word that users expect
         visibility: Duration = "30s",
         wait: Duration = "0s",
+        *,
+        per_group: int = 1,
     ) -> list[Message]:
         """Take messages that are due, as `shardq.Queue.receive`.
 
         Any number of tasks may wait: none of them takes a thread. Cancelled, it ends at once; what
         it has taken is released, and costs no attempt.
         """
-        count, visibility_ms, wait_ms = received(max, visibility, wait)
+        count, visibility_ms, wait_ms, per_group = received(max, visibility, wait, per_group)
         queue = self._queue
         if queue is None:
             queue = await self._call(lambda opened: opened)
         receiver = queue._receiver
         if not receiver.has_stepper:
             return await self._call(
-                lambda opened: opened.receive(count, visibility, wait), kind=Kind.LONG
+                lambda opened: opened.receive(count, visibility, wait, per_group=per_group),
+                kind=Kind.LONG,
             )
         self._threads.check()
         loop = asyncio.get_running_loop()
@@ -170,6 +173,7 @@ class Queue:
             count,
             visibility_ms,
             queue._home.clock.boot_us(),
+            per_group=per_group,
             on_over=lambda: _tell(loop, over),
             is_brief=not wait_ms,
         )

@@ -25,6 +25,7 @@ class Caller:
 
     Attributes:
         count: How many messages it takes at most.
+        per_group: How many of one group.
         visibility_ms: How long they are its own.
         since_us: When it came, time since boot.
         is_over: True if it was answered.
@@ -43,6 +44,7 @@ class Caller:
         "is_gone",
         "is_looked",
         "is_over",
+        "per_group",
         "since_us",
         "visibility_ms",
     )
@@ -53,10 +55,12 @@ class Caller:
         visibility_ms: int,
         since_us: int,
         *,
+        per_group: int = 1,
         on_over: Callable[[], object] | None = None,
         is_brief: bool = False,
     ) -> None:
         self.count = count
+        self.per_group = per_group
         self.visibility_ms = visibility_ms
         self.since_us = since_us
         self.is_brief = is_brief

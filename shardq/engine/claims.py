@@ -1,7 +1,8 @@
 """Claims of what is due for callers of `receive`: one batch for all that are in line.
 
 ```
- ready ─► take: ten rows a caller and round ─► begin what has a key ─► plan: due now + visibility
+ ready ─► take: ten rows a caller and round ─► begin what has a key ─► what follows heads of groups
+       ─► plan: due now + visibility
        ─► move them all ─► each caller gets its own
 ```
 
@@ -11,6 +12,7 @@ A batch that is refused for one row is repeated caller by caller.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -57,11 +59,13 @@ class Claims:
         self._engine.groups.look()
         left_rows, left_bytes = BATCH_ROWS, BATCH_BYTES
         wanting = list(line)
+        rows: Counter[Caller] = Counter()
         while wanting and left_rows > 0 and left_bytes > 0:
             still: list[Caller] = []
             for caller in wanting:
                 mine = taken.get(caller, [])
-                due = self._due(min(_ROUND_ROWS, caller.count - len(mine), left_rows))
+                most = min(caller.count - rows[caller], left_rows)
+                due, due_rows, due_bytes = self._due(most, caller.per_group)
                 if due and caller not in taken and line.pop(caller, caller) is not None:
                     # It has just gone: the next one gets them.
                     for one in due:
@@ -70,12 +74,13 @@ class Claims:
                 if due:
                     taken[caller] = mine
                     mine += due
-                    left_rows -= len(due)
-                    left_bytes -= sum(len(one.row.body) for one in due)
+                    rows[caller] += due_rows
+                    left_rows -= due_rows
+                    left_bytes -= due_bytes
                 if not due or left_rows <= 0 or left_bytes <= 0:
                     still.clear()
                     break
-                if len(mine) < caller.count:
+                if rows[caller] < caller.count:
                     still.append(caller)
             wanting = still
         try:
@@ -92,9 +97,13 @@ class Claims:
         """
         ones = list(chain.from_iterable(taken.values()))
         try:
+            if not self._engine.outbox.is_empty:
+                # What is buried is not to wait for the next call.
+                self._engine.outbox.flush()
+            given = {caller: self._with_groups(caller, mine) for caller, mine in taken.items()}
             planned = {
                 one: self._plan(one, caller.visibility_ms)
-                for caller, mine in taken.items()
+                for caller, mine in given.items()
                 for one in mine
             }
             claimed = self._carry_out(planned)
@@ -113,7 +122,7 @@ class Claims:
                 caller.fail(error)
             raise
         unwanted: list[Message] = []
-        for caller, mine in taken.items():
+        for caller, mine in given.items():
             messages = self._messages(
                 [claimed[one] for one in mine if one in claimed], caller.visibility_ms
             )
@@ -121,15 +130,41 @@ class Claims:
                 unwanted += caller.give(messages)
         return unwanted
 
-    def _due(self, count: int) -> list[Delivery]:
+    def _due(self, most: int, per_group: int) -> tuple[list[Delivery], int, int]:
+        """Rows that are due; and how many rows and bytes they are with those that follow heads.
+
+        Args:
+            most: How many rows at most. There are 10, or more where those of one group are.
+            per_group: The most of one group.
+        """
         engine = self._engine
         due: list[Delivery] = []
-        while len(due) < count and (one := engine.ready.take()) is not None:
-            if engine.leases.is_valid(one.lease):
-                due.append(one)
-            else:
+        rows = size_bytes = 0
+        while rows < min(most, _ROUND_ROWS) and (one := engine.ready.take()) is not None:
+            if not engine.leases.is_valid(one.lease):
                 engine.outbox.give_up(one)
-        return due
+                continue
+            due.append(one)
+            more = self._behind(one, min(per_group, most - rows))
+            rows += 1 + len(more)
+            size_bytes += sum(len(each.row.body) for each in (one, *more))
+        return due, rows, size_bytes
+
+    def _behind(self, one: Delivery, per_group: int) -> list[Delivery]:
+        """Rows of its group that a caller gets with a head, which are `per_group` together."""
+        if per_group == 1 or not one.grouped:
+            return []
+        return self._engine.groups.behind(one, per_group - 1)
+
+    def _with_groups(self, caller: Caller, mine: Sequence[Delivery]) -> list[Delivery]:
+        """What a caller gets: what was taken for it, and what follows heads, up to its count."""
+        all_of_it: list[Delivery] = []
+        left = caller.count - len(mine)
+        for one in mine:
+            more = self._behind(one, min(caller.per_group, left + 1))
+            all_of_it += [one, *more]
+            left -= len(more)
+        return all_of_it
 
     def _begin(self, taken: dict[Caller, list[Delivery]]) -> None:
         """Let all begin together that have keys; leave out what may not, or has no attempt left."""
@@ -163,31 +198,21 @@ class Claims:
             Delivery -> the due from which its lateness counts, and the row of its claim.
         """
         engine, outbox = self._engine, self._engine.outbox
-        if not outbox.is_empty:
-            # What is buried is not to wait for the next call.
-            outbox.flush()
         # All this took its time, and another may have leased a shard since.
         lapsed = [one for one in planned if not engine.leases.is_valid(one.lease)]
         claims = {one: plan for one, plan in planned.items() if one not in lapsed}
         edits = {one: plan for one, plan in claims.items() if isinstance(plan, Row)}
         moves = {one: plan for one, plan in claims.items() if isinstance(plan, Move)}
-        changed = self._edit(list(edits.items()))
+        done, changed = self._edit(edits)
         try:
             gone, unknown, left = self._move(list(moves.values()))
         except ShardqError:
-            engine.groups.unclaim((one, row) for one, row in edits.items() if row.id not in changed)
+            engine.groups.unclaim(done.items())
             raise
-        self._give_up([*lapsed, *(one for one, move in moves.items() if move.old in unknown)])
-        claimed: dict[Delivery, tuple[int, Row]] = {}
-        for one, row in edits.items():
-            if row.id not in changed:
-                claimed[one] = one.row.wanted_ms, row
-                outbox.hand_over(one, row)
-            elif (now := changed[row.id]) is None:
-                outbox.give_up(one, is_settled=True)
-            else:
-                self._give_back([one])
-                outbox.hand_over(one, now)
+        lapsed += [one for one, move in moves.items() if move.old in unknown]
+        self._give_up(one for one in lapsed if one.begun_us)
+        claimed = {one: (one.row.wanted_ms, row) for one, row in done.items()}
+        self._conclude(edits, done, changed)
         for one, move in moves.items():
             if move.old in unknown:
                 continue
@@ -199,30 +224,70 @@ class Claims:
                 claimed[one] = one.row.wanted_ms, move.new
         return claimed
 
-    def _edit(self, claims: Sequence[tuple[Delivery, Row]]) -> dict[bytes, Row | None]:
-        """Claim heads of groups in place.
+    def _conclude(
+        self,
+        edits: Mapping[Delivery, Row],
+        done: Mapping[Delivery, Row],
+        changed: Mapping[bytes, Row | None],
+    ) -> None:
+        """Let groups go by what became of the claims of their rows.
+
+        Args:
+            edits: The claims that were asked for.
+            done: Those that were made.
+            changed: As `_edit` returns it.
+        """
+        engine = self._engine
+        # A head last: where it is over, what comes after it is the head.
+        for one, planned in reversed(list(edits.items())):
+            if one not in done and planned.id not in changed:
+                continue
+            row = done.get(one, changed.get(planned.id))
+            if not one.begun_us:
+                engine.groups.follow(one, row)
+            elif row is None:
+                engine.outbox.give_up(one, is_settled=True)
+            else:
+                if one not in done:
+                    self._give_back([one])
+                engine.outbox.hand_over(one, row)
+
+    def _edit(
+        self, claims: Mapping[Delivery, Row]
+    ) -> tuple[dict[Delivery, Row], dict[bytes, Row | None]]:
+        """Claim rows of groups in place.
 
         Returns:
-            The rows that others have settled or edited, as `GroupLanes.changed` returns them.
+            What was claimed; and the rows that others have settled or edited, as
+            `GroupLanes.changed` returns them. What follows one of a group that was edited, and is
+            not over, is in neither.
         """
         groups = self._engine.groups
         if not claims:
-            return {}
-        changed = groups.changed(claims)
-        left = [(one, row) for one, row in claims if row.id not in changed]
+            return {}, {}
+        changed = groups.changed(list(claims.items()))
+        left: dict[Delivery, Row] = {}
+        blocked: set[str | None] = set()
+        for one, row in claims.items():
+            if changed.get(row.id) is not None:
+                blocked.add(one.row.group)
+            elif row.id not in changed and one.row.group not in blocked:
+                left[one] = row
+        edits = list(left.items())
         try:
-            return changed | groups.edit(left)
+            changed |= groups.edit(edits)
         except StoreTimeout as unknown:
             try:
                 # The very same once more, which tells what became of it.
-                return changed | groups.edit(left)
+                changed |= groups.edit(edits)
             except ShardqError as error:
                 # Whatever the repeat has met, the claims may have been made before.
-                groups.unclaim(left)
+                groups.unclaim(edits)
                 raise unknown from error
         except StoreUnavailable:
-            groups.unclaim(left)
+            groups.unclaim(edits)
             raise
+        return {one: row for one, row in edits if row.id not in changed}, changed
 
     def _move(self, moves: Sequence[Move]) -> tuple[set[Position], set[Position], set[Position]]:
         """Move rows to their claims.

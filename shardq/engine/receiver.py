@@ -115,10 +115,19 @@ class Receiver:
         """True if callers need not step."""
         return self._stepper is not None
 
-    def receive(self, count: int, visibility_ms: int, wait_ms: int) -> list[Message]:
-        """Up to `count` due messages, claimed for `visibility_ms`; waits for the first one."""
+    def receive(
+        self, count: int, visibility_ms: int, wait_ms: int, per_group: int = 1
+    ) -> list[Message]:
+        """Up to `count` due messages, claimed for `visibility_ms`; waits for the first one.
+
+        Args:
+            count: The most.
+            visibility_ms: How long they are the caller's.
+            wait_ms: How long to wait.
+            per_group: The most of one group.
+        """
         clock = self._clock
-        caller = Caller(count, visibility_ms, clock.boot_us())
+        caller = Caller(count, visibility_ms, clock.boot_us(), per_group=per_group)
         until_us = caller.since_us + wait_ms * 1_000
         delay = 0.0
         locks.refuse_to_wait(self._lock)

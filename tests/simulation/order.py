@@ -54,6 +54,7 @@ def _overlaps(case: Case, puts: list[Put]) -> Iterator[Breach]:
         held = [one for one in held if _held_until_us(case, one, second) > second.begun_us]
         for first in held:
             is_other = first.token != second.token and not _is_let_go(case, first, second)
+            is_other = is_other and not _came_along(case, first, second)
             if not is_other or _lay_behind(case, first, second) or _lay_behind(case, second, first):
                 continue
             if not _group_is_excused(case, first, second):
@@ -65,6 +66,21 @@ def _overlaps(case: Case, puts: list[Put]) -> Iterator[Breach]:
                 )
         # What is delivered again, goes by that: whether it may be, `duplicated` judges.
         held = [*(one for one in held if one.token != second.token), second]
+
+
+def _came_along(case: Case, first: Delivery, second: Delivery) -> bool:
+    """Whether a caller got the first along with the second, and after it, in one call.
+
+    It may settle them in any order: so the second may come again while it still has the first.
+    """
+    return any(_is_of_one_call(first, one) for one in case.by_token[second.token])
+
+
+def _is_of_one_call(one: Delivery, other: Delivery) -> bool:
+    return one.kind == other.kind == "receive" and (one.process, one.begun_us) == (
+        other.process,
+        other.begun_us,
+    )
 
 
 def _lay_behind(case: Case, one: Delivery, other: Delivery) -> bool:
@@ -168,7 +184,10 @@ def _inversions(case: Case, puts: list[Put]) -> Iterator[Breach]:
     for early_put in puts:
         for late_put in puts:
             first, second = first_of[early_put.letter.number], first_of[late_put.letter.number]
-            if second.begun_us >= first.begun_us or not _comes_before(case, early_put, late_put):
+            is_later = second.begun_us >= first.begun_us
+            if _is_of_one_call(first, second):
+                is_later = case.place_of[id(second)] >= case.place_of[id(first)]
+            if is_later or not _comes_before(case, early_put, late_put):
                 continue
             if _change_places(case, second, early_put, late_put):
                 continue

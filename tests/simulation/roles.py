@@ -242,7 +242,11 @@ class Roles(Watch, ABC):
         while not self.stopping[process.name]:
             try:
                 got = queue.receive(
-                    machine.count, f"{round(machine.visibility_s * 1e3)}ms", wait="2s"
+                    machine.count,
+                    f"{round(machine.visibility_s * 1e3)}ms",
+                    wait="2s",
+                    # Of two callers the first takes several of a group at once.
+                    per_group=machine.count if machine.name == "r0" else 1,
                 )
             except StoreError:
                 self.simulation.sleep(0.3)
@@ -250,6 +254,9 @@ class Roles(Watch, ABC):
             except ClockError:
                 self.history.reached.add("clock refused later")
                 break
+            grouped = [message.group for message in got if message.group is not None]
+            if len(set(grouped)) < len(grouped):
+                self.history.reached.add("several of a group claimed")
             ones = [self._begin(process, "receive", message) for message in got]
             for one, message in zip(ones, got, strict=True):
                 self._settle(process, queue, one, message)

@@ -104,6 +104,16 @@ class Group:
             self.waits = 0
         return self.head
 
+    def behind(self, count: int, is_wanted: Callable[[Row], bool]) -> list[Delivery]:
+        """The first rows behind the head, up to one that is not wanted; they stay here."""
+        rows = self.rows
+        taken: list[tuple[Place, Delivery]] = []
+        while rows and len(taken) < count and is_wanted(rows[0][1].row):
+            taken.append(heapq.heappop(rows))
+        for entry in taken:
+            heapq.heappush(rows, entry)
+        return [one for _, one in taken]
+
     def is_passed(self) -> bool:
         """True if a row in memory comes before a head that no handler has."""
         head = self.head

@@ -627,6 +627,32 @@ class GroupLanes:
 
     # Edits ----------------------------------------------------------------------------------------
 
+    def behind(self, head: Delivery, count: int) -> list[Delivery]:
+        """Rows of a group that may be claimed along with its head, in order.
+
+        Up to the first that waits for its time, is claimed, has a key or no attempt left, or is
+        purged: that is to be a head first.
+        """
+        now_ms, register = self._clock.now_ms(), self._register
+        before_us = register.settings.purged_before_us
+
+        def may_follow(row: Row) -> bool:
+            return (
+                row.ready_ms <= now_ms
+                and row.key is None
+                and row.entered_us >= before_us
+                and not register.is_spent(row.attempt)
+            )
+
+        with self._lock:
+            _, group = self._group_of(head.row)
+            is_head = group is not None and group.head is head
+            return group.behind(count, may_follow) if group is not None and is_head else []
+
+    def follow(self, one: Delivery, row: Row | None) -> None:
+        """A row behind a head is as this, by now; None: it is gone."""
+        self._apply(one, row)
+
     def numbered(self, one: Delivery, row: Row) -> Row:
         """An edit of a delivery's row, with its serial.
 
