@@ -528,9 +528,16 @@ class Case:
                     yield Spent(written.at_us, row_id, self._claim_of(written))
 
     def _is_extended(self, written: Written, had: set[bytes]) -> bool:
-        """Whether a claim is one that its caller has, as it was or as its time was extended."""
-        claims = (self.history.written[i] for i in self.line_of(written.row.id) if i in had)
-        return any(self._claim_of(claim) == self._claim_of(written) for claim in claims)
+        """Whether a claim is one that its caller has, as it was or as its time was extended.
+
+        One that was snoozed or retried since is another, though it may have the number of this one.
+        """
+        at: Written | None = written
+        while at is not None and at.row.claim is not None:
+            if at.row.id in had and self._claim_of(at) == self._claim_of(written):
+                return True
+            at = self.source_of(at)
+        return False
 
     def _claim_of(self, written: Written) -> tuple[str, int, int]:
         """What tells a claim from every other of its message: by whom, of what number and life."""

@@ -182,6 +182,12 @@ MUTANTS: dict[str, Edits] = {
     "a group lane is sealed over a minute that is not listed": (
         (GroupLanes, "pass_by", "return first is None or", "return True or"),
     ),
+    "several of a group are claimed last first": (
+        (lane.Group, "behind", "[one for _, one in taken]", "[one for _, one in taken[::-1]]"),
+    ),
+    "what another caller has of a group is claimed with its head": (
+        (GroupLanes, "behind", "row.ready_ms <= now_ms", "True"),
+    ),
     "what is due together goes last first": (
         (lane, "place_of", "order_key(row.id)", "bytes(255 - part for part in order_key(row.id))"),
     ),
