@@ -185,9 +185,6 @@ MUTANTS: dict[str, Edits] = {
     "several of a group are claimed last first": (
         (lane.Group, "behind", "[one for _, one in taken]", "[one for _, one in taken[::-1]]"),
     ),
-    "what another caller has of a group is claimed with its head": (
-        (GroupLanes, "behind", "row.ready_ms <= now_ms", "True"),
-    ),
     "what is due together goes last first": (
         (lane, "place_of", "order_key(row.id)", "bytes(255 - part for part in order_key(row.id))"),
     ),
