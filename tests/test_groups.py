@@ -475,6 +475,31 @@ def test_what_was_stored_late_while_the_lane_was_another_s_goes_first_once_it_is
     assert sorted(taken) == [b"1", b"keeps the lane"]
 
 
+@pytest.mark.parametrize("is_ahead", [False, True], ids=["", "and then looks ahead"])
+def test_a_group_keeps_its_order_when_a_step_takes_again_its_lane_s_lease_that_has_lapsed(
+    stage: Stage, *, is_ahead: bool
+) -> None:
+    queue = stage.connect().queue("mail", lanes=1, group_lanes=1)
+
+    def fail(message: Message) -> None:
+        if message.text == "head" and message.attempt == 1:
+            raise Retry("5s")
+
+    seen = Recorder(stage.clock, fail)
+    consumer = Consumer(queue, seen)
+    queue.put("head", group="g")
+    stage.drive(consumer, seconds=1)
+    stage.clock.advance(0.01)
+    queue.put("next", group="g")
+    queue.put("last", group="g", delay="29s")
+    if is_ahead:
+        queue.put("ahead", group="h", delay="31s")
+    # The poll takes long, and the read of what came before "next" renews the lease too late.
+    stage.faults.call("read", lambda: stage.clock.advance(30))
+    stage.drain(queue, consumer)
+    assert [text for text in seen.texts if text != "ahead"] == ["head", "head", "next", "last"]
+
+
 # Several of a group at once -----------------------------------------------------------------------
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from reading import reading, write
 
-from shardq import Consumer
+from shardq import Consumer, Message, Retry
 from shardq.engine.lane import RUNGS, SEALED_RUNGS
 from shardq.engine.lease import Leases
 from shardq.errors import StoreUnavailable
@@ -551,6 +551,29 @@ def test_what_news_of_a_put_finds_does_not_go_before_what_was_passed_in_its_grou
     one = engine.ready.take()
     assert one is not None
     assert one.row.body == b"first"
+
+
+def test_a_second_page_of_what_news_finds_does_not_go_before_what_a_lapse_gave_back(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail", lanes=1, group_lanes=1)
+
+    def fail(message: Message) -> None:
+        if len(seen) == 1:
+            raise Retry("5s")
+
+    seen = Recorder(stage.clock, fail)
+    consumer = Consumer(queue, seen)
+    queue.put("head", group="g")
+    stage.drive(consumer, seconds=1)
+    for number in range(150):
+        write(stage, queue, stage.clock.now_ms() - 20, f"{number}".encode(), group="g")
+    # The first page takes long, and its lane is taken again for it.
+    stage.faults.call("read", lambda: stage.clock.advance(30))
+    consumer._engine.sweeper.look_back()
+    assert consumer._engine.ready.take() is None
+    stage.drain(queue, consumer)
+    assert seen.texts == ["head", "head", *(f"{number}" for number in range(150))]
 
 
 def test_a_lane_that_nobody_has_read_for_days_is_sealed_before_its_looks_are_made_up_for(

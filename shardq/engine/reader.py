@@ -207,6 +207,8 @@ class Reader:
             and lane.retry_ms <= now_ms
             and self._room_ahead(lane) > 0
             and lane.is_current(now_ms, self._layout)
+            # Nor has one whose cursor went back since, behind what is read again here.
+            and not (lane.of_groups and lane.read_ms < self._missed_since_ms(lane, now_ms))
         ]
         if lanes:
             after_ms = min(lane.cursor_ms for lane in lanes)

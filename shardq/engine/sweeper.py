@@ -167,7 +167,9 @@ class Sweeper:
             for page in self._reader.pages(lanes, after_ms, end_ms, "look back"):
                 new = [row for row in page if row.id not in known]
                 # What comes before these in their groups may have been passed a little earlier.
-                self._intake.accept(self._reader.with_missed(new, after_ms, end_ms))
+                whole = self._reader.with_missed(new, after_ms, end_ms)
+                # A lease taken for the page before may have moved the cursor back.
+                self._intake.accept(self._reader.without_unread(whole))
 
     def _sweep_sealed(self, now_ms: int) -> None:
         if now_ms < self._sealed_next_ms:

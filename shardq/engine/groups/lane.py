@@ -214,8 +214,15 @@ class GroupLane:
         }
 
     def left_ms(self) -> int | None:
-        """The due of the first row that is left in the store, or one before it; None: none is."""
-        dues_ms = (group.after[0] for group in self.groups.values() if group.after is not None)
+        """The due of the first row that has not begun, or one before it; None: there is none."""
+        dues_ms: list[int] = []
+        for group in self.groups.values():
+            if group.after is not None:
+                dues_ms.append(group.after[0])
+            if group.head is not None and not group.head.begun_us:
+                dues_ms.append(group.head.row.due_ms)
+            elif group.rows:
+                dues_ms.append(group.rows[0][0][0])
         return min(dues_ms, default=None)
 
     def wake(self, dues_ms: Collection[int] | None = None) -> bool:

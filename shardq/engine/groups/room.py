@@ -203,10 +203,16 @@ class GroupLanes:
         """Begin to own lanes: read their lists.
 
         Returns:
-            Lane -> the due from which on it is to be read anew, where something is listed.
+            Lane -> the due from which on it is to be read anew: something is listed, or this member
+            owned the lane before, and had rows that have not begun.
         """
         found = self._store.waiting(self._layout.queue, sorted(leases)) if leases else {}
-        left_ms = {n: mine.left_ms() for n in leases if (mine := self._lanes.get(n)) is not None}
+        former = {n: mine for n in leases if (mine := self._lanes.get(n)) is not None}
+        with self._lock:
+            left_ms = {n: mine.left_ms() for n, mine in former.items()}
+        if former:
+            # The former lease was lost within this step, and its rows are not given up yet.
+            self.intake.give_up(lambda one: one.grouped and one.row.shard.lane in former)
         self.drop(leases)
         first_ms: dict[int, int] = {}
         with self._lock:
