@@ -500,6 +500,23 @@ def test_a_group_keeps_its_order_when_a_step_takes_again_its_lane_s_lease_that_h
     assert [text for text in seen.texts if text != "ahead"] == ["head", "head", "next", "last"]
 
 
+def test_a_lane_whose_head_runs_keeps_its_lease_when_an_error_ends_its_reader(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail", group_lanes=1)
+    queue.put_many({"body": text, "group": "g"} for text in ("head", "next"))
+    engine = Consumer(queue, lambda _: None)._engine
+    while engine.ready.take() is None:
+        stage.clock.advance(max(engine.step(), 0.001))
+    assert engine.let_go() == 1
+    seen = Recorder(stage.clock)
+    other = Consumer(stage.connect().queue("mail"), seen)
+    stage.drive(other, seconds=5)
+    assert seen.texts == []
+    stage.drain(queue, other)
+    assert seen.texts == ["head", "next"]
+
+
 # Several of a group at once -----------------------------------------------------------------------
 
 

@@ -624,7 +624,7 @@ class Engine:
             # As `close` does, and why.
             lease.deadline_us = 0
         begun = self.outbox.handed_out()
-        running = {one.row.shard for one in begun if not one.ended}
+        running = {one.lease.shard for one in begun if not (one.ended or one.claimed)}
         idle = [lease.shard for lease in held if lease.shard not in running]
         try:
             self.leases.release(idle)
