@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from contextlib import suppress
 
 import pytest
 from reading import write
@@ -515,6 +516,30 @@ def test_a_lane_whose_head_runs_keeps_its_lease_when_an_error_ends_its_reader(
     assert seen.texts == []
     stage.drain(queue, other)
     assert seen.texts == ["head", "next"]
+
+
+def test_a_repeated_park_does_not_take_the_edit_of_another_for_its_own(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", group_lanes=1, hold="1s")
+    queue.put("head", group="g")
+    elsewhere = stage.connect().queue("mail")
+
+    def outlive_the_lease(message: Message) -> None:
+        if len(seen) > 1:
+            return
+        stage.clock.advance(30)
+        stage.faults.fail("edit")
+        with suppress(StoreUnavailable):
+            consumer._engine.step()
+        elsewhere.snooze(message, "5m")
+        consumer._engine.step()
+        raise Retry("5s")
+
+    seen = Recorder(stage.clock, outlive_the_lease)
+    consumer = Consumer(queue, seen)
+    stage.drive(consumer, seconds=200, stride=1)
+    assert seen.texts == ["head"]
+    stage.drain(queue, consumer)
+    assert seen.texts == ["head", "head"]
 
 
 # Several of a group at once -----------------------------------------------------------------------

@@ -24,6 +24,7 @@ from __future__ import annotations
 import heapq
 import logging
 from itertools import count
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from shardq import locks
@@ -70,6 +71,7 @@ _PROBE_MINUTES = 1_440
 _TIDY_MS = 1_000
 _HINT_MS = 60_000
 _NEVER_MS = 1 << 62
+_edit_of = attrgetter("serial", "attempt", "not_before_ms", "claim")
 
 
 class GroupLanes:
@@ -686,7 +688,9 @@ class GroupLanes:
         return {
             row.id: now
             for one, row in edits
-            if (now := there.get(row.id)) is None or now.serial not in (one.row.serial, row.serial)
+            if (now := there.get(row.id)) is None
+            # Edits of two members may have the same serial.
+            or _edit_of(now) not in (_edit_of(one.row), _edit_of(row))
         }
 
     def edit(self, edits: Sequence[tuple[Delivery, Row]]) -> dict[bytes, Row | None]:
