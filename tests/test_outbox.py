@@ -299,6 +299,7 @@ def taken(stage: Stage) -> tuple[Consumer, Delivery]:
     consumer._engine.step()
     one = consumer._engine.ready.take()
     assert one is not None
+    assert one.run(one.begun_us)
     return consumer, one
 
 

@@ -80,7 +80,7 @@ class Care:
                         serial=row.serial + SERIALS_AFTER_TAKEOVER,
                     )
                     self._store.edit([edit])
-                    one.row = edit._replace(attempt=row.attempt)
+                    one.replace(edit)
                     one.is_edited = True
             except StoreTimeout as error:
                 # Maybe recorded: given up now, each new try could use up one more attempt.

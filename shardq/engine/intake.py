@@ -166,7 +166,7 @@ class Intake:
                 lane.eager_until_ms = self._clock.now_ms() + _EAGER_MS
                 self.lanes[number] = lane
                 for one in self.known.values():
-                    if one.row.shard.lane == number and not one.claimed:
+                    if one.row.shard.lane == number and not one.is_claim:
                         lane.rows += 1
         self._groups.look_for_listed([self.lanes[number] for number in new])
         self.polled = [lane for lane in self.lanes.values() if not lane.quiet]
@@ -214,9 +214,10 @@ class Intake:
         """Deliveries are over."""
         gone: dict[Shard, int] = {}
         for one in ended:
+            one.forget()
             if self.known.pop(one.row.id, None) is not None:
                 self.body_bytes -= len(one.row.body)
-                if not one.claimed:
+                if not one.is_claim:
                     shard = one.lease.shard
                     gone[shard] = gone.get(shard, 0) + 1
         for shard, count in gone.items():
@@ -225,7 +226,7 @@ class Intake:
     def replace(self, one: Delivery, row: Row) -> None:
         """A row in memory was edited in place, or is kept without its body from now on."""
         self.body_bytes += len(row.body) - len(one.row.body)
-        one.row = row
+        one.replace(row)
 
     def park(self, one: Delivery, claim: Row) -> bool:
         """A delivery's row has become a claim, which no lease of ours is kept for.
@@ -238,10 +239,9 @@ class Intake:
             if not self._ready.remove(lambda other: other is again):
                 return False
             self.forget(again)
-        if self.known.pop(one.row.id, None) is not None and not one.claimed:
+        if self.known.pop(one.row.id, None) is not None and not one.is_claim:
             self._uncount(one.lease.shard, 1)
-        one.row = claim
-        one.claimed = one.counted = True
+        one.become_claim(claim)
         self.known[claim.id] = one
         return True
 
@@ -262,7 +262,7 @@ class Intake:
 
     def is_ending(self, lane: Lane) -> bool:
         """True if a lane has a row whose handler is through, and which is about to be settled."""
-        return any(one.ended and one.row.shard.lane == lane.number for one in self.known.values())
+        return any(one.has_ended and one.row.shard.lane == lane.number for one in self.known.values())
 
     # Rows -----------------------------------------------------------------------------------------
 
