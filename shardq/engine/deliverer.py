@@ -90,20 +90,20 @@ class Deliverer:
 
     def deliver(self, one: Delivery) -> None:
         """Give a delivery to the handler, if it may begin; its outcome goes to the outbox."""
-        engine = self._engine
+        engine, row = self._engine, one.row
         try:
             if one.begun_us >= one.lease.deadline_us:
                 engine.outbox.finish(one, GIVEN_UP)
                 return
-            if self._register.is_spent(one.row.attempt):
+            if self._register.is_spent(row.attempt):
                 # One that was cancelled by its key is not to be found among the dead.
-                if one.row.key is None or engine.starts.begin(one) is not None:
+                if row.key is None or engine.starts.begin(one) is not None:
                     engine.outbox.bury_spent(one)
                 return
-            if one.careful and _is_suspect(one.row):
+            if one.careful and _is_suspect(row):
                 self._wait_for_turn(one)
-            needs_look = one.doubtful or one.row.key is not None
-            if not (self._may_begin(one) if needs_look else one.run(one.begun_us)):
+            is_sure = not one.careful and row.claim is None and row.key is None
+            if not (one.run(one.begun_us) if is_sure else self._may_begin(one)):
                 return
             outcome = self._handle(one)
             if outcome is None:
@@ -209,7 +209,7 @@ class Deliverer:
             outcome = Outcome(Fate.RETRY, None, f"the handler returned {left}.")
             self._engine.failures.note(one, outcome, level=logging.ERROR)
             return self._told(one, outcome)
-        return self._told(one, ACKED)
+        return ACKED if self._endings.on_end is None else self._told(one, ACKED)
 
     def _told(self, one: Delivery, outcome: Outcome, error: BaseException | None = None) -> Outcome:
         if (on_end := self._endings.on_end) is not None:

@@ -16,8 +16,9 @@ wins: the table says which steps exist, and at which stages one comes too late.
 from __future__ import annotations
 
 import threading
+from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from shardq import locks
 
@@ -50,7 +51,8 @@ class Stage(IntEnum):
 WAITING, CLAIMED, RUNNING, PARKED, SAVING, ENDED, STORED, GONE = Stage
 
 
-class Step(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Step:
     """A step in the life of a delivery.
 
     Attributes:
@@ -73,7 +75,7 @@ PARK: Final = Step((RUNNING, PARKED), PARKED, (CLAIMED, SAVING, ENDED, STORED))
 SAVE: Final = Step((RUNNING,), SAVING, (PARKED,))
 KEEP: Final = Step((SAVING,), STORED)
 END: Final = Step((RUNNING, CLAIMED, PARKED, SAVING, WAITING), ENDED, (GONE,))
-FORGET: Final = Step((ENDED, STORED, WAITING, CLAIMED), GONE, (GONE,))
+FORGET: Final = Step((ENDED, STORED, WAITING, CLAIMED, GONE), GONE)
 
 _lock = locks.new()
 
@@ -158,21 +160,23 @@ class Delivery:
         Raises:
             RuntimeError: If there is no such step from its stage.
         """
-        before, after, refused = step
         with _lock:
-            if self.stage in before:
-                self.stage = after
+            if self.stage in step.before:
+                self.stage = step.after
                 return True
-            if self.stage in refused:
+            if self.stage in step.refused:
                 return False
-            raise RuntimeError(
-                f"the delivery of message {self.row.message_id} is {self.stage.name}: from there "
-                f"no step leads to {after.name}."
-            )
+        raise self._illegal(step)
 
     def claim(self, now_us: int) -> None:
-        """A thread, or a caller, has taken it out of `ready`."""
-        self.take(CLAIM)
+        """A thread, or a caller, has taken it out of `ready`, under the lock of that.
+
+        Raises:
+            RuntimeError: As for `take`.
+        """
+        if self.stage is not WAITING:
+            raise self._illegal(CLAIM)
+        self.stage = CLAIMED
         self.begun_us = now_us
         self.attempt = self.row.attempt + 1
 
@@ -187,10 +191,22 @@ class Delivery:
         return True
 
     def forget(self) -> None:
-        """Its row is settled, or another's."""
-        self.take(FORGET)
+        """Its row is settled, or another's; the engine alone says so.
+
+        Raises:
+            RuntimeError: As for `take`.
+        """
+        if self.stage not in FORGET.before:
+            raise self._illegal(FORGET)
+        self.stage = GONE
         if self.settled is not None:
             self.settled.set()
+
+    def _illegal(self, step: Step) -> RuntimeError:
+        return RuntimeError(
+            f"the delivery of message {self.row.message_id} is {self.stage.name}, from where no "
+            f"step leads to {step.after.name}."
+        )
 
     # Facts ----------------------------------------------------------------------------------------
 

@@ -20,9 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from shardq.engine.courier import Errand
 from shardq.engine.delivery import (
-    CLAIMED,
     END,
-    ENDED,
     KEEP,
     LOSE,
     PARK,
@@ -313,7 +311,9 @@ class Outbox:
                 50 ms: deleted before the poll, they would be tombstones that it reads.
         """
         self._take_back(wait=everything)
-        self._sort(everything=everything)
+        self._sort()
+        if self._unread:
+            self._choose_acks(everything=everything)
         if self._acks:
             self._send_acks()
             self._take_back(wait=everything)
@@ -337,12 +337,14 @@ class Outbox:
         """Park deliveries that outlive `hold`, and move on the claims of those that still run."""
         now_us = self._clock.boot_us()
         for one in list(self._running.values()):
+            if one.stage is not RUNNING and one.stage is not PARKED:
+                continue
             if one.is_claim:
-                if one.stage is PARKED and self._is_half_over(one.row.ready_ms):
-                    self._park(one)
-            elif one.stage is RUNNING or one.stage is PARKED:
-                if now_us - one.begun_us >= 1_000 * self._hold_ms(one) and one.take(PARK):
-                    self._park(one)
+                is_over = self._is_half_over(one.row.ready_ms)
+            else:
+                is_over = now_us - one.begun_us >= 1_000 * self._hold_ms(one)
+            if is_over and one.take(PARK):
+                self._park(one)
 
     def park_all(self, *, counted: bool) -> None:
         """Park all that runs; at a shutdown without counting the attempt."""
@@ -379,13 +381,9 @@ class Outbox:
         # A lane that is another's by now is not kept from it by a row that still runs here.
         return hold_ms if one.row.shard.lane in self.intake.lanes else min(hold_ms, _LET_GO_MS)
 
-    def _sort(self, *, everything: bool) -> None:
+    def _sort(self) -> None:
         """Sort the outcomes that came in; plan each move once."""
         done = self._done
-        now_ms = self._clock.now_ms()
-        unread, self._unread = self._unread, []
-        for one in unread:
-            self._sort_ack(one, now_ms, everything=everything)
         if not done:
             # Nor is anything counted: totals that change are stored, in a write of their own.
             return
@@ -400,7 +398,10 @@ class Outbox:
                 if one.stage is STORED:
                     stored.append(one)
                 elif outcome.fate is Fate.ACK:
-                    self._sort_ack(one, now_ms, everything=everything)
+                    if one.is_claim and not one.grouped:
+                        self._checked.append(one)
+                    else:
+                        self._unread.append(one)
                 elif outcome.fate in _NOT_BEGUN:
                     self._not_begun(one, outcome.fate)
                 else:
@@ -421,25 +422,27 @@ class Outbox:
                 self._stats.add(delivered=delivered, acked=len(stored))
             self._conclude(stored)
 
-    def _sort_ack(self, one: Delivery, now_ms: int, *, everything: bool) -> None:
-        if one.is_claim and not one.grouped:
-            self._checked.append(one)
-        elif everything or self._is_passed(one, now_ms):
-            self._acks.append(one)
-        else:
-            self._unread.append(one)
-
-    def _is_passed(self, one: Delivery, now_ms: int) -> bool:
-        """True if no poll is to come that could be spared the tombstone of an ack."""
-        lane = self.intake.lanes.get(one.row.shard.lane)
-        return (
-            one.careful
-            or one.grouped
-            or lane is None
-            or lane.has_passed(one.row, now_ms - _UNREAD_MS)
-            # The clock was set back while it ran: no poll comes there for as long.
-            or one.row.due_ms > now_ms
-        )
+    def _choose_acks(self, *, everything: bool) -> None:
+        """Choose the acks of rows whose tombstones no poll is to read."""
+        unread, self._unread = self._unread, []
+        if everything:
+            self._acks += unread
+            return
+        now_ms = self._clock.now_ms()
+        lanes = self.intake.lanes.items()
+        passed_ms = {number: lane.passed_ms(now_ms, now_ms - _UNREAD_MS) for number, lane in lanes}
+        for one in unread:
+            row = one.row
+            if (
+                row.due_ms <= passed_ms.get(row.shard.lane, now_ms)
+                # The clock was set back while it ran: no poll comes there for as long.
+                or row.due_ms > now_ms
+                or one.careful
+                or one.grouped
+            ):
+                self._acks.append(one)
+            else:
+                self._unread.append(one)
 
     def _park_first(self, one: Delivery) -> None:
         """Repeat a park whose answer was lost: it decides where the row is."""
