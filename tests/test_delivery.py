@@ -17,6 +17,8 @@ from shardq.engine.delivery import (
     FORGET,
     GONE,
     KEEP,
+    LOSE,
+    LOST,
     PARK,
     PARKED,
     RUN,
@@ -44,6 +46,7 @@ WAYS: dict[Stage, tuple[Step, ...]] = {
     CLAIMED: (),
     RUNNING: (RUN,),
     PARKED: (RUN, PARK),
+    LOST: (RUN, PARK, LOSE),
     SAVING: (RUN, SAVE),
     ENDED: (RUN, END),
     STORED: (RUN, SAVE, KEEP),
@@ -54,15 +57,17 @@ LEGAL = {
     RUN: {CLAIMED},
     WITHDRAW: {CLAIMED},
     PARK: {RUNNING, PARKED},
+    LOSE: {PARKED},
     SAVE: {RUNNING},
     KEEP: {SAVING},
-    END: {WAITING, CLAIMED, RUNNING, PARKED, SAVING},
+    END: {WAITING, CLAIMED, RUNNING, PARKED, LOST, SAVING},
 }
 LATE = {
     RUN: {GONE},
     WITHDRAW: {RUNNING, PARKED, SAVING, ENDED, STORED},
     PARK: {CLAIMED, SAVING, ENDED, STORED},
-    SAVE: {PARKED},
+    LOSE: {ENDED},
+    SAVE: {PARKED, LOST},
     KEEP: set(),
     END: {GONE},
 }
@@ -121,7 +126,8 @@ def test_what_a_handler_has_is_not_forgotten_before_it_has_ended(stage: Stage) -
             one.forget()
     else:
         one.forget()
-        assert one.stage is GONE
+        # The handler of one that is lost still runs.
+        assert one.stage is (LOST if stage is LOST else GONE)
 
 
 def test_a_delivery_is_waited_for_until_its_end_is_decided() -> None:
@@ -199,19 +205,20 @@ def test_of_two_threads_one_takes_its_step(stage: Stage, step: Step, other: Step
 
 
 @pytest.mark.usefixtures("switching")
-def test_what_ends_while_it_is_parked_has_ended() -> None:
-    ones = [at(RUNNING) for _ in range(500)]
+@pytest.mark.parametrize(("stage", "step"), [(RUNNING, PARK), (PARKED, LOSE)], ids=name_of)
+def test_what_ends_while_it_is_parked_has_ended(stage: Stage, step: Step) -> None:
+    ones = [at(stage) for _ in range(500)]
     ready = threading.Barrier(2)
-    slow = replace(PARK, before=Slow(PARK.before))
+    slow = replace(step, before=Slow(step.before))
 
-    def park() -> None:
+    def take() -> None:
         ready.wait()
         for one in ones:
             one.take(slow)
 
-    parking = threading.Thread(target=park)
-    parking.start()
+    taking = threading.Thread(target=take)
+    taking.start()
     ready.wait()
     assert all(one.take(END) for one in ones)
-    parking.join()
+    taking.join()
     assert {one.stage for one in ones} == {ENDED}

@@ -1,12 +1,13 @@
 """A delivery: a row in memory, until it is settled here or is another's.
 
 ```
- waiting ─claim─► claimed ─run─► running ───────────── end ─────────────► ended ───┐
-    │                │ │            ├─ park ──► parked ── end ──────────────▲      │
-    │                │ └─ end ──────┼────────────────────────────────────► ─┤      ├─ forget ─► gone
-    │                │              └─ save ──► saving ── end ────────────► ─┘      │
-    │                │                             └───── keep ───► stored ────────┤
-    └─ forget ───────┴─ forget, withdraw ──────────────────────────────────────────┘
+ waiting ─claim─► claimed ─run─► running ─────────── end ──────────► ended ─forget─► gone
+                     │              ├─park─► parked ─────── end ──────► │               ▲
+                     │              │          └─lose─► lost ── end ──► │               │
+                     │              └─save─► saving ── end ──► ended    │               │
+                     │                         └─keep─► stored ─────── forget ─────────►┤
+                     ├─ end: it may not begin ────────────────────────► │               │
+                     └─ withdraw, at a close ──────────────────────────────────────────►┘
 ```
 
 Handlers' threads and the engine race for a delivery. What both may do is a step, and the first step
@@ -38,17 +39,19 @@ class Stage(IntEnum):
     """Its handler has been called."""
     PARKED = 3
     """It outlived `hold`: the engine keeps its row as a claim, and alone stores its end."""
-    SAVING = 4
+    LOST = 4
+    """Its row was settled by another, and its handler still runs."""
+    SAVING = 5
     """Its thread stores its ack, so its row is to stay where it is."""
-    ENDED = 5
+    ENDED = 6
     """What it comes to is decided, and is stored by the engine."""
-    STORED = 6
+    STORED = 7
     """Its thread has stored its ack."""
-    GONE = 7
+    GONE = 8
     """It is forgotten here: its row is settled, or another's."""
 
 
-WAITING, CLAIMED, RUNNING, PARKED, SAVING, ENDED, STORED, GONE = Stage
+WAITING, CLAIMED, RUNNING, PARKED, LOST, SAVING, ENDED, STORED, GONE = Stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +75,10 @@ RUN: Final = Step((CLAIMED,), RUNNING, (GONE,))
 WITHDRAW: Final = Step((CLAIMED,), GONE, (RUNNING, PARKED, SAVING, ENDED, STORED))
 """By a close: what its thread has not begun, it does not begin any more."""
 PARK: Final = Step((RUNNING, PARKED), PARKED, (CLAIMED, SAVING, ENDED, STORED))
-SAVE: Final = Step((RUNNING,), SAVING, (PARKED,))
+LOSE: Final = Step((PARKED,), LOST, (ENDED,))
+SAVE: Final = Step((RUNNING,), SAVING, (PARKED, LOST))
 KEEP: Final = Step((SAVING,), STORED)
-END: Final = Step((RUNNING, CLAIMED, PARKED, SAVING, WAITING), ENDED, (GONE,))
+END: Final = Step((RUNNING, CLAIMED, PARKED, LOST, SAVING, WAITING), ENDED, (GONE,))
 FORGET: Final = Step((ENDED, STORED, WAITING, CLAIMED, GONE), GONE)
 
 _lock = locks.new()
@@ -191,11 +195,15 @@ class Delivery:
         return True
 
     def forget(self) -> None:
-        """Its row is settled, or another's; the engine alone says so.
+        """Its row is settled, or another's; one that is lost is gone once it has ended.
+
+        The thread that steps the engine alone forgets deliveries.
 
         Raises:
             RuntimeError: As for `take`.
         """
+        if self.stage is LOST:
+            return
         if self.stage not in FORGET.before:
             raise self._illegal(FORGET)
         self.stage = GONE

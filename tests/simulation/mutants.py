@@ -157,7 +157,7 @@ MUTANTS: dict[str, Edits] = {
         (Layout, "group_lane", "% self.group_lanes", "% self.group_lanes - self.group_lanes"),
     ),
     "what is handed out is forgotten": (
-        (Outbox, "begin", "self.begun += 1", "self.begun += 1\n    self.intake.lose(one)"),
+        (Outbox, "begin", "self.begun += 1", "self.begun += 1\n    self.intake.known.pop(one.row.id)"),
     ),
     "a claim is handed out early": (
         (Reader, "look_ahead", "if row.claim is None", "if row"),
