@@ -81,7 +81,7 @@ class Care:
                     )
                     self._store.edit([edit])
                     one.replace(edit)
-                    one.is_edited = True
+                    one.note_edit()
             except StoreTimeout as error:
                 # Maybe recorded: given up now, each new try could use up one more attempt.
                 log.warning("message %s waits: %s", row.message_id, error)
@@ -106,8 +106,8 @@ class Care:
         there = {row.id: row for row in self._store.find(each.row.position for each in asked)}
         for each in asked:
             if (row := there.get(each.row.id)) is not None:
-                each.there_until_us = now_us + _LOOKED_US
-                each.is_stale = each.grouped and row.serial != each.row.serial
+                is_stale = each.grouped and row.serial != each.row.serial
+                each.note_look(now_us + _LOOKED_US, is_stale=is_stale)
         return one.row.id in there
 
     def _with_next(self, one: Delivery) -> list[Delivery]:

@@ -226,6 +226,22 @@ class Delivery:
         """Its row was edited in place, or is kept without its body from now on."""
         self.row = row
 
+    def note_edit(self) -> None:
+        """Its row of a group was edited under its lease."""
+        self.is_edited = True
+
+    def note_look(self, until_us: int, *, is_stale: bool) -> None:
+        """Its row was there just now, and is taken to be until then."""
+        self.there_until_us, self.is_stale = until_us, is_stale
+
+    def wait(self) -> None:
+        """It is the head of its group, and waits for its time."""
+        self.is_stale = True
+
+    def lead(self, *, careful: bool) -> None:
+        """It is the head of its group, and is handed out next."""
+        self.careful, self.is_stale = careful, False
+
     def become_claim(self, claim: Row) -> None:
         """Its row was parked: it is this claim from now on."""
         self.row, self.is_claim = claim, True
