@@ -528,7 +528,7 @@ class Consumer:
         while True:
             late = self._clock.boot_us() >= deadline_us or self._hurried.is_set()
             try:
-                if engine.outbox.has_unended and not late:
+                if engine.outbox.unended and not late:
                     engine.watch()
                     engine.leases.renew()
                     engine.outbox.park_overdue()
@@ -551,7 +551,7 @@ class Consumer:
                     self._error, is_broken = self._error or error, True
                 if is_broken:
                     # Handlers end here all the same: the store may take what they come to by then.
-                    tries -= not engine.outbox.has_unended
+                    tries -= not engine.outbox.unended
                     if late or not tries:
                         self._give_up(self._error or error)
                         return

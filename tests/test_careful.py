@@ -258,7 +258,7 @@ def test_what_is_about_to_begin_with_care_does_not_when_its_consumer_is_closed(
     begins, runs = engine.ready.take(), engine.ready.take()
     assert begins is not None
     assert runs is not None
-    runs.recording = False
+    assert runs.run(runs.begun_us)
     # Its thread goes on once it has been passed over, and the other is being parked.
     stage.faults.call("move", lambda: consumer._deliver(begins))
     engine.close()
@@ -275,12 +275,12 @@ def test_who_stops_waits_for_an_ack_that_a_handler_s_thread_stores(stage: Stage)
     read(stage, consumer, rows=1)
     one = consumer._engine.ready.take()
     assert one is not None
-    waits: list[bool] = []
+    waits: list[int] = []
     outbox = consumer._engine.outbox
-    stage.faults.call("delete", lambda: waits.append(outbox.has_unended), after=False)
+    stage.faults.call("delete", lambda: waits.append(outbox.unended), after=False)
     consumer._deliver(one)
-    assert waits == [True]
-    assert not outbox.has_unended
+    assert waits == [1]
+    assert not outbox.unended
 
 
 @pytest.mark.parametrize(("body_bytes", "looks"), [(10, 1), (60_000, 5)])
@@ -316,4 +316,4 @@ def test_who_stops_does_not_wait_for_what_ended_before_it_was_looked_at(
     if not is_spent:
         one.begun_us = one.lease.deadline_us
     consumer._deliver(one)
-    assert not consumer._engine.outbox.has_unended
+    assert not consumer._engine.outbox.unended

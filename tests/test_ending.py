@@ -101,7 +101,7 @@ def test_what_is_held_takes_no_slot_once_its_handler_has_returned(busy: Stage) -
         told = consumer._engine._told()
         assert (told.busy, told.running, len(told.runs)) == (5, 0, 5)
         assert outbox.slots_taken == 0
-        assert outbox.has_unended
+        assert outbox.unended
         for ending in endings:
             ending.end(None)
         consumer.end()

@@ -299,6 +299,7 @@ def taken(stage: Stage) -> tuple[Consumer, Delivery]:
     consumer._engine.step()
     one = consumer._engine.ready.take()
     assert one is not None
+    assert one.run(one.begun_us)
     return consumer, one
 
 
@@ -354,6 +355,21 @@ def test_an_ack_that_a_handler_s_thread_could_not_store_is_the_engine_s(stage: S
     consumer._engine.outbox.flush()
     assert stage.is_empty(queue)
     assert stage.faults.calls["delete"] == 2
+
+
+def test_what_has_not_begun_when_its_consumer_is_closed_comes_again_at_once(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", visibility="1m")
+    queue.put("x")
+    seen = Recorder(stage.clock)
+    consumer = Consumer(queue, seen)
+    consumer._engine.step()
+    one = consumer._engine.ready.take()
+    assert one is not None
+    consumer._engine.close()
+    consumer._deliver(one)
+    assert not seen.texts
+    stage.drive(Consumer(stage.connect().queue("mail"), seen), seconds=1)
+    assert [message.attempt for message in seen.messages] == [1]
 
 
 def test_what_is_counted_is_what_happened(stage: Stage) -> None:

@@ -42,7 +42,9 @@ class Busy:
         self.held.take(self.layout.shard(now_ms, number) for number in self.others)
         self.put("runs")
         self.step()
-        assert self.engine.ready.take() is not None
+        runs = self.engine.ready.take()
+        assert runs is not None
+        assert runs.run(runs.begun_us)
         self.step(0.2)
 
     def beat(self, **told: Any) -> None:

@@ -157,8 +157,8 @@ class Witness:
 
     def _settle(self, ended: Iterable[Delivery]) -> None:
         ended = list(ended)
-        # Rows that were given up, and never handed out, are still fresh.
-        ids = [one.row.message_id for one in ended if one.ended and not one.is_fresh]
+        # Rows that were given up have run in no thread.
+        ids = [one.row.message_id for one in ended if one.has_ended and one.thread_id]
         _write_ids(self._settled, ids)
         self._forget(ended)
 

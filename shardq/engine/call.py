@@ -42,7 +42,9 @@ class Call:
         """
         try:
             try:
-                return undone(_own_context().run(self._function, message)), None
+                returned = _own_context().run(self._function, message)
+                # Most handlers return nothing.
+                return "" if returned is None else undone(returned), None
             finally:
                 if self._is_parents:
                     end_child(sys.exception())

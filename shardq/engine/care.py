@@ -80,8 +80,8 @@ class Care:
                         serial=row.serial + SERIALS_AFTER_TAKEOVER,
                     )
                     self._store.edit([edit])
-                    one.row = edit._replace(attempt=row.attempt)
-                    one.is_edited = True
+                    one.replace(edit)
+                    one.note_edit()
             except StoreTimeout as error:
                 # Maybe recorded: given up now, each new try could use up one more attempt.
                 log.warning("message %s waits: %s", row.message_id, error)
@@ -106,8 +106,8 @@ class Care:
         there = {row.id: row for row in self._store.find(each.row.position for each in asked)}
         for each in asked:
             if (row := there.get(each.row.id)) is not None:
-                each.there_until_us = now_us + _LOOKED_US
-                each.is_stale = each.grouped and row.serial != each.row.serial
+                is_stale = each.grouped and row.serial != each.row.serial
+                each.note_look(now_us + _LOOKED_US, is_stale=is_stale)
         return one.row.id in there
 
     def _with_next(self, one: Delivery) -> list[Delivery]:

@@ -90,20 +90,20 @@ class Deliverer:
 
     def deliver(self, one: Delivery) -> None:
         """Give a delivery to the handler, if it may begin; its outcome goes to the outbox."""
-        engine = self._engine
+        engine, row = self._engine, one.row
         try:
             if one.begun_us >= one.lease.deadline_us:
                 engine.outbox.finish(one, GIVEN_UP)
                 return
-            if self._register.is_spent(one.row.attempt):
+            if self._register.is_spent(row.attempt):
                 # One that was cancelled by its key is not to be found among the dead.
-                if one.row.key is None or engine.starts.begin(one) is not None:
+                if row.key is None or engine.starts.begin(one) is not None:
                     engine.outbox.bury_spent(one)
                 return
-            if one.careful and _is_suspect(one.row):
+            if one.careful and _is_suspect(row):
                 self._wait_for_turn(one)
-            # As set when it was taken: where it is doubtful, or has a key.
-            if one.recording and not self._may_begin(one):
+            is_sure = not one.careful and row.claim is None and row.key is None
+            if not (one.run(one.begun_us) if is_sure else self._may_begin(one)):
                 return
             outcome = self._handle(one)
             if outcome is None:
@@ -131,10 +131,8 @@ class Deliverer:
         """
         one = self._here.get(threading.get_ident())
         ending = None if one is None else self._held.get(one)
-        if one is None or one.ended or (ending is not None and ending.has_returned):
+        if one is None or one.has_ended or (ending is not None and ending.has_returned):
             raise UsageError("a delivery is held by its handler, in the thread that runs that.")
-        if one.careful and one.settled is None:
-            one.settled = threading.Event()
         return self._endings.hold(one, self._conclude)
 
     def _wait_for_turn(self, one: Delivery) -> None:
@@ -146,7 +144,7 @@ class Deliverer:
         while not self._is_stopping() and self._clock.boot_us() < until_us:
             with self._lock:
                 other = self._suspect
-                if other is None or other.claimed:
+                if other is None or other.is_claim:
                     self._suspect = one
                     return
             self._clock.sleep(_POLL_S)
@@ -163,26 +161,20 @@ class Deliverer:
             if start is None:
                 return False
         not_begun = self._care.begin(one) if one.doubtful else None
-        if one.careful:
-            one.row = one.row._replace(attempt=row.attempt + 1)
-            one.counted = True
-        one.begun_us = self._clock.boot_us()
-        # Before the deadline is looked at, which a close puts to 0 before it looks at this: so at
-        # least one of the two threads sees the other.
-        one.recording = False
-        if not_begun is None and one.begun_us >= one.lease.deadline_us:
+        now_us = self._clock.boot_us()
+        if not_begun is None and now_us >= one.lease.deadline_us:
             # Recording may take long: the shard may be another's by now.
             not_begun = GIVEN_UP
-        if not_begun is not None:
-            if start is not None:
-                engine.starts.give_back([start])
-            engine.outbox.finish(one, not_begun)
-        return not_begun is None
+        if not_begun is None and one.run(now_us):
+            return True
+        if start is not None:
+            engine.starts.give_back([start])
+        engine.outbox.finish(one, not_begun or GIVEN_UP)
+        return False
 
     def _settle_carefully(self, one: Delivery, outcome: Outcome) -> None:
         """After another's crash: store the outcome before the next is handed out."""
         engine = self._engine
-        one.settled = threading.Event()
         # Through the engine's next step it would take ten times as long, and what came due while
         # the lease ran out is much.
         is_stored = outcome.fate is Fate.ACK and engine.outbox.store_ack(one)
@@ -203,8 +195,7 @@ class Deliverer:
         row = one.row
         watch = None if row.key is None else self._engine.starts.watch(row)
         message = Message(row, one.attempt, self._register.signer, watch)
-        one.thread_id = me = threading.get_ident()
-        self._here[me] = one
+        self._here[one.thread_id] = one
         left, error = self._call(message)
         if self._held and (ending := self._held.get(one)) is not None:
             if error is not None and not ending.end(error):
@@ -218,7 +209,7 @@ class Deliverer:
             outcome = Outcome(Fate.RETRY, None, f"the handler returned {left}.")
             self._engine.failures.note(one, outcome, level=logging.ERROR)
             return self._told(one, outcome)
-        return self._told(one, ACKED)
+        return ACKED if self._endings.on_end is None else self._told(one, ACKED)
 
     def _told(self, one: Delivery, outcome: Outcome, error: BaseException | None = None) -> Outcome:
         if (on_end := self._endings.on_end) is not None:
@@ -270,7 +261,7 @@ class Deliverer:
         """End one whose thread was interrupted: else it would be held for ever, as if it ran."""
         ending = self._held.get(one)
         if ending is None:
-            if not one.ended:
+            if not one.has_ended:
                 self._engine.outbox.finish(one, outcome)
             return
         ending.note_return()

@@ -1,59 +1,125 @@
-"""A delivery: a row on its way through a handler, and what is known of it meanwhile."""
+"""A delivery: a row in memory, until it is settled here or is another's.
+
+```
+ waiting ─claim─► claimed ─run─► running ─────────── end ──────────► ended ─forget─► gone
+                     │              ├─park─► parked ─────── end ──────► │               ▲
+                     │              │          └─lose─► lost ── end ──► │               │
+                     │              └─save─► saving ── end ──► ended    │               │
+                     │                         └─keep─► stored ─────── forget ─────────►┤
+                     ├─ end: it may not begin ────────────────────────► │               │
+                     └─ withdraw, at a close ──────────────────────────────────────────►┘
+```
+
+Handlers' threads and the engine race for a delivery. What both may do is a step, and the first step
+wins: the table says which steps exist, and at which stages one comes too late.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import threading
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TYPE_CHECKING, Final
+
+from shardq import locks
 
 if TYPE_CHECKING:
-    import threading
-
     from shardq.engine.lease import Lease
     from shardq.model.message import Row
 
 
-class Delivery:
-    """A row on its way through a handler.
+class Stage(IntEnum):
+    """How far a delivery has come. Before `ENDED` its thread, or its caller, is waited for."""
+
+    WAITING = 0
+    """Nothing has taken it: it is in `ready`, behind a head of its group, or being moved away."""
+    CLAIMED = 1
+    """A thread or a caller of `receive` has taken it, and may still have to ask if it may begin."""
+    RUNNING = 2
+    """Its handler has been called."""
+    PARKED = 3
+    """It outlived `hold`: the engine keeps its row as a claim, and alone stores its end."""
+    LOST = 4
+    """Its row was settled by another, and its handler still runs."""
+    SAVING = 5
+    """Its thread stores its ack, so its row is to stay where it is."""
+    ENDED = 6
+    """What it comes to is decided, and is stored by the engine."""
+    STORED = 7
+    """Its thread has stored its ack."""
+    GONE = 8
+    """It is forgotten here: its row is settled, or another's."""
+
+
+WAITING, CLAIMED, RUNNING, PARKED, LOST, SAVING, ENDED, STORED, GONE = Stage
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A step in the life of a delivery.
 
     Attributes:
-        row: The row, where it is now: parking and claiming move it.
+        before: The stages that it leads from.
+        after: The stage that it leads to.
+        refused: The stages at which another has been first, or the step comes too early. From all
+            others there is no such step.
+    """
+
+    before: tuple[Stage, ...]
+    after: Stage
+    refused: tuple[Stage, ...] = ()
+
+
+CLAIM: Final = Step((WAITING,), CLAIMED)
+RUN: Final = Step((CLAIMED,), RUNNING, (GONE,))
+WITHDRAW: Final = Step((CLAIMED,), GONE, (RUNNING, PARKED, SAVING, ENDED, STORED))
+"""By a close: what its thread has not begun, it does not begin any more."""
+PARK: Final = Step((RUNNING, PARKED), PARKED, (CLAIMED, SAVING, ENDED, STORED))
+LOSE: Final = Step((PARKED,), LOST, (ENDED,))
+SAVE: Final = Step((RUNNING,), SAVING, (PARKED, LOST))
+KEEP: Final = Step((SAVING,), STORED)
+END: Final = Step((RUNNING, CLAIMED, PARKED, LOST, SAVING, WAITING), ENDED, (GONE,))
+FORGET: Final = Step((ENDED, STORED, WAITING, CLAIMED, GONE), GONE)
+
+_lock = locks.new()
+
+
+class Delivery:
+    """A row in memory, and how far its delivery has come.
+
+    Only the methods here set what it knows.
+
+    Attributes:
+        row: The row, where it is now: parks move it.
         band: Its priority.
         lease: The lease under which it was read.
-        careful: Whether its attempt is recorded before it is handed out, and its ack before the
-            next.
-        counted: Whether the row's `attempt` counts this delivery already.
-        claimed: Whether the row is a claim of ours, no longer covered by the lease.
+        grouped: True if its row lives in a group lane, where it stays.
+        careful: True if its attempt is recorded before its handler is called, and its ack before
+            the next is handed out.
+        stage: How far it has come.
+        attempt: The number of the delivery, from 1; 0 before it is claimed.
         begun_us: Time since boot of the hand-out; 0 before.
-        is_fresh: Whether its hand-out is still to be counted.
-        ended: Whether the handler is through with it.
-        parking: Whether the engine was about to park it.
-        stored: Whether its ack is stored already, by the handler's thread.
-        recording: Whether its thread is looking whether it may begin, and recording that it does,
-            or its ack: of one that is doubtful, or has a key.
-        settled: Set once a careful delivery's outcome is stored.
-        thread_id: Of the thread that its handler runs in; 0 before.
+        thread_id: The thread that its handler runs in; 0 before.
+        is_claim: True if its row is a claim of ours, which the lease does not cover any more.
+        settled: Set once a careful delivery's outcome is stored; None before its handler is called.
         there_until_us: Of a doubtful one: time since boot until which it is taken to be there.
-        grouped: Whether its row lives in a group lane, where it stays.
-        is_stale: Of the head of a group: whether its row is read again before it is handed out.
-        is_edited: Of one of a group: whether its row was edited under its lease.
+        is_stale: Of the head of a group: True if its row is read again before it is handed out.
+        is_edited: Of one of a group: True if its row was edited under its lease.
     """
 
     __slots__ = (
+        "attempt",
         "band",
         "begun_us",
         "careful",
-        "claimed",
-        "counted",
-        "ended",
         "grouped",
+        "is_claim",
         "is_edited",
-        "is_fresh",
         "is_stale",
         "lease",
-        "parking",
-        "recording",
         "row",
         "settled",
-        "stored",
+        "stage",
         "there_until_us",
         "thread_id",
     )
@@ -70,28 +136,112 @@ class Delivery:
         self.row = row
         self.band = band
         self.lease = lease
-        self.careful = careful
         self.grouped = grouped
-        self.counted = False
-        self.claimed = False
-        self.begun_us = 0
-        self.is_fresh = False
-        self.ended = False
-        self.parking = False
-        self.stored = False
-        self.recording = False
+        self.careful = careful
+        self.stage = WAITING
+        self.attempt = self.begun_us = self.thread_id = self.there_until_us = 0
+        self.is_claim = self.is_stale = self.is_edited = False
         self.settled: threading.Event | None = None
-        self.thread_id = 0
-        self.there_until_us = 0
-        self.is_stale = False
-        self.is_edited = False
+
+    @property
+    def has_ended(self) -> bool:
+        """True if nobody is waited for: its end is decided, or its row is another's."""
+        return self.stage >= ENDED
 
     @property
     def doubtful(self) -> bool:
-        """Whether another may settle its row: it is looked at again before it is handed out."""
+        """True if another may settle its row: it is looked at again before it is handed out."""
         return self.careful or self.row.claim is not None
 
-    @property
-    def attempt(self) -> int:
-        """The number of this delivery, from 1."""
-        return self.row.attempt if self.counted else self.row.attempt + 1
+    # Steps ----------------------------------------------------------------------------------------
+
+    def take(self, step: Step) -> bool:
+        """Take a step, if nobody was first. From any thread.
+
+        Returns:
+            Whether it was taken.
+
+        Raises:
+            RuntimeError: If there is no such step from its stage.
+        """
+        with _lock:
+            if self.stage in step.before:
+                self.stage = step.after
+                return True
+            if self.stage in step.refused:
+                return False
+        raise self._illegal(step)
+
+    def claim(self, now_us: int) -> None:
+        """A thread, or a caller, has taken it out of `ready`, under the lock of that.
+
+        Raises:
+            RuntimeError: As for `take`.
+        """
+        if self.stage is not WAITING:
+            raise self._illegal(CLAIM)
+        self.stage = CLAIMED
+        self.begun_us = now_us
+        self.attempt = self.row.attempt + 1
+
+    def run(self, now_us: int) -> bool:
+        """Begin to run in the calling thread; False if it is not to begin any more."""
+        if not self.take(RUN):
+            return False
+        self.begun_us = now_us
+        self.thread_id = threading.get_ident()
+        if self.careful:
+            self.settled = threading.Event()
+        return True
+
+    def forget(self) -> None:
+        """Its row is settled, or another's; one that is lost is gone once it has ended.
+
+        The thread that steps the engine alone forgets deliveries.
+
+        Raises:
+            RuntimeError: As for `take`.
+        """
+        if self.stage is LOST:
+            return
+        if self.stage not in FORGET.before:
+            raise self._illegal(FORGET)
+        self.stage = GONE
+        if self.settled is not None:
+            self.settled.set()
+
+    def _illegal(self, step: Step) -> RuntimeError:
+        return RuntimeError(
+            f"the delivery of message {self.row.message_id} is {self.stage.name}, from where no "
+            f"step leads to {step.after.name}."
+        )
+
+    # Facts ----------------------------------------------------------------------------------------
+
+    def uncount(self) -> None:
+        """It is none of the deliveries of its message: its row is buried instead."""
+        self.attempt -= 1
+
+    def replace(self, row: Row) -> None:
+        """Its row was edited in place, or is kept without its body from now on."""
+        self.row = row
+
+    def note_edit(self) -> None:
+        """Its row of a group was edited under its lease."""
+        self.is_edited = True
+
+    def note_look(self, until_us: int, *, is_stale: bool) -> None:
+        """Its row was there just now, and is taken to be until then."""
+        self.there_until_us, self.is_stale = until_us, is_stale
+
+    def wait(self) -> None:
+        """It is the head of its group, and waits for its time."""
+        self.is_stale = True
+
+    def lead(self, *, careful: bool) -> None:
+        """It is the head of its group, and is handed out next."""
+        self.careful, self.is_stale = careful, False
+
+    def become_claim(self, claim: Row) -> None:
+        """Its row was parked: it is this claim from now on."""
+        self.row, self.is_claim = claim, True

@@ -169,7 +169,7 @@ class Endings:
         """
         held = list(self.held.values())
         return sum(ending.has_returned for ending in held) - sum(
-            ending.one.ended for ending in held
+            ending.one.has_ended for ending in held
         )
 
     def _begin_child(self) -> None:

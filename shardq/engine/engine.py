@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from shardq import locks
 from shardq.engine.courier import Courier
+from shardq.engine.delivery import STORED
 from shardq.engine.failures import Failures
 from shardq.engine.groups.gifts import Gifts
 from shardq.engine.groups.room import GroupLanes
@@ -595,8 +596,9 @@ class Engine:
         self.intake.give_up(lambda _: True)
         self.outbox.flush(everything=True)
         for lease in self.leases.held():
-            # Before it is looked at what runs: what is just about to begin, with care, does not.
+            # What is just about to begin, with care, is given up before it is written to.
             lease.deadline_us = 0
+        self.outbox.withdraw()
         self.outbox.park_all(counted=False)
         self.intake.keep([], dict)
         self.starts.close()
@@ -624,14 +626,14 @@ class Engine:
             # As `close` does, and why.
             lease.deadline_us = 0
         begun = self.outbox.handed_out()
-        running = {one.lease.shard for one in begun if not (one.ended or one.claimed)}
+        running = {one.lease.shard for one in begun if not (one.has_ended or one.is_claim)}
         idle = [lease.shard for lease in held if lease.shard not in running]
         try:
             self.leases.release(idle)
             self._membership.leave()
         except ShardqError as error:
             log.info("queue %s: others take over later: %s", self._register.name, error)
-        return sum(not one.stored for one in begun)
+        return sum(one.stage is not STORED for one in begun)
 
     # Members --------------------------------------------------------------------------------------
 

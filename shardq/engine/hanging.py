@@ -59,7 +59,7 @@ class Hanging:
         if now_us - self._looked_us < _LOOK_EVERY_US and not everything:
             return
         self._looked_us = now_us
-        for one in [one for one in self._again_us if one.ended]:
+        for one in [one for one in self._again_us if one.has_ended]:
             del self._again_us[one]
             # It was given up.
             runs_on = one in self._outbox.endings.held
@@ -100,7 +100,7 @@ class Hanging:
                 thread = f", in thread {names.get(one.thread_id, one.thread_id)}"
                 place = place_of(one.thread_id)
             # Its thread may have begun another meanwhile.
-            if one.ended:
+            if one.has_ended:
                 continue
             log.warning(
                 "message %s of queue %s has run for %s, longer than %s%s%s",

@@ -166,7 +166,7 @@ class Intake:
                 lane.eager_until_ms = self._clock.now_ms() + _EAGER_MS
                 self.lanes[number] = lane
                 for one in self.known.values():
-                    if one.row.shard.lane == number and not one.claimed:
+                    if one.row.shard.lane == number and not one.is_claim:
                         lane.rows += 1
         self._groups.look_for_listed([self.lanes[number] for number in new])
         self.polled = [lane for lane in self.lanes.values() if not lane.quiet]
@@ -212,20 +212,22 @@ class Intake:
 
     def forget_all(self, ended: Iterable[Delivery]) -> None:
         """Deliveries are over."""
-        gone: dict[Shard, int] = {}
+        known = self.known
+        gone: dict[Lease, int] = {}
         for one in ended:
-            if self.known.pop(one.row.id, None) is not None:
-                self.body_bytes -= len(one.row.body)
-                if not one.claimed:
-                    shard = one.lease.shard
-                    gone[shard] = gone.get(shard, 0) + 1
-        for shard, count in gone.items():
-            self._uncount(shard, count)
+            one.forget()
+            row = one.row
+            if known.pop(row.id, None) is not None:
+                self.body_bytes -= len(row.body)
+                if not one.is_claim:
+                    gone[one.lease] = gone.get(one.lease, 0) + 1
+        for lease, count in gone.items():
+            self._uncount(lease.shard, count)
 
     def replace(self, one: Delivery, row: Row) -> None:
         """A row in memory was edited in place, or is kept without its body from now on."""
         self.body_bytes += len(row.body) - len(one.row.body)
-        one.row = row
+        one.replace(row)
 
     def park(self, one: Delivery, claim: Row) -> bool:
         """A delivery's row has become a claim, which no lease of ours is kept for.
@@ -238,10 +240,9 @@ class Intake:
             if not self._ready.remove(lambda other: other is again):
                 return False
             self.forget(again)
-        if self.known.pop(one.row.id, None) is not None and not one.claimed:
+        if self.known.pop(one.row.id, None) is not None and not one.is_claim:
             self._uncount(one.lease.shard, 1)
-        one.row = claim
-        one.claimed = one.counted = True
+        one.become_claim(claim)
         self.known[claim.id] = one
         return True
 
@@ -262,7 +263,9 @@ class Intake:
 
     def is_ending(self, lane: Lane) -> bool:
         """True if a lane has a row whose handler is through, and which is about to be settled."""
-        return any(one.ended and one.row.shard.lane == lane.number for one in self.known.values())
+        return any(
+            one.has_ended and one.row.shard.lane == lane.number for one in self.known.values()
+        )
 
     # Rows -----------------------------------------------------------------------------------------
 
@@ -339,15 +342,16 @@ class Intake:
         lane.rows += len(rows)
         lane.used[minute] = lane.used.get(minute, 0) + len(rows)
         lane.stirred = lane.stirred or lane.quiet
+        may_need_care = lease.careful > 0 and not is_grouped
+        band, body_bytes = lane.band, 0
         for row in rows:
-            one = Delivery(
-                row, row.priority if is_grouped else lane.band, lease, grouped=is_grouped
-            )
-            if row.due_ms <= lease.taken_ms and not is_grouped:
-                one.careful = lease.needs_care()
-            known[row.id] = one
-            self.body_bytes += len(row.body)
+            if is_grouped:
+                band = row.priority
+            careful = may_need_care and row.due_ms <= lease.taken_ms and lease.needs_care()
+            known[row.id] = one = Delivery(row, band, lease, careful=careful, grouped=is_grouped)
+            body_bytes += len(row.body)
             taken.append(one)
+        self.body_bytes += body_bytes
         return taken
 
     def _lease(self, rows: Sequence[Row], unheld: set[Shard]) -> dict[int, int]:

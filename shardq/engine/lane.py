@@ -23,7 +23,6 @@ from shardq.model.ids import order_key
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from shardq.model.message import Row
     from shardq.model.shard import Layout, Position
 
 SWEPT = 1 << 62
@@ -116,9 +115,9 @@ class Lane:
         """The due up to which every row has been read once."""
         return self.cursor_ms - (self.cursor_id is not None)
 
-    def has_passed(self, row: Row, read_ms: int) -> bool:
-        """Whether a poll has passed a row, or none will soon that could be spared its tombstone."""
-        return self.stalled or row.due_ms <= max(self.cursor_ms, read_ms)
+    def passed_ms(self, now_ms: int, read_ms: int) -> int:
+        """The due that polls have passed; now where none comes soon that could be spared a row."""
+        return now_ms if self.stalled else max(self.cursor_ms, read_ms)
 
     def advance(self, cursor_ms: int, cursor_id: bytes | None = None) -> None:
         """Everything up to here has been read; the cursor never goes back."""

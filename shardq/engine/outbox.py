@@ -19,6 +19,17 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from shardq.engine.courier import Errand
+from shardq.engine.delivery import (
+    END,
+    KEEP,
+    LOSE,
+    PARK,
+    PARKED,
+    RUNNING,
+    SAVE,
+    STORED,
+    WITHDRAW,
+)
 from shardq.engine.discards import Discards
 from shardq.engine.ending import Endings
 from shardq.engine.intake import READ_AHEAD_MS
@@ -122,6 +133,8 @@ class Outbox:
         self._on_first = on_first
         self._done: deque[tuple[Delivery, Outcome]] = deque()
         self._acks: list[Delivery] = []
+        self._unread: list[Delivery] = []
+        """Acks of rows that no poll has passed yet."""
         self._sent: deque[tuple[Errand, list[Delivery]]] = deque()
         self._has_failed = False
         self._checked: list[Delivery] = []
@@ -150,23 +163,19 @@ class Outbox:
 
     def begin(self, one: Delivery) -> None:
         """A delivery has been handed out."""
-        one.begun_us = self._clock.boot_us()
-        one.is_fresh = True
-        # Known to the outbox, but not parked: where it is must not change while that is written to.
-        row = one.row
-        one.recording = one.careful or row.claim is not None or row.key is not None
-        self._running[row.id] = one
+        one.claim(self._clock.boot_us())
+        self._running[one.row.id] = one
         self.begun += 1
 
     def finish(self, one: Delivery, outcome: Outcome) -> None:
         """A delivery has ended; its outcome is stored by the next flush."""
-        one.ended = True
-        is_first = not self._done
+        is_stored = one.stage is STORED
+        if not (is_stored or one.take(END)):
+            return
+        is_first = not (self._done or self._unread)
         self._done.append((one, outcome))
-        # It may have ended before it was looked at.
-        one.recording = False
         # Once a batch: those who finish while the engine is at it need not wake it again.
-        is_awaited = one.careful and not one.stored
+        is_awaited = one.careful and not is_stored
         delay_ms = outcome.delay_ms
         is_soon = delay_ms is not None and delay_ms < READ_AHEAD_MS
         if is_awaited or is_soon or len(self._done) % self._batch == 0:
@@ -178,8 +187,7 @@ class Outbox:
 
     def bury_spent(self, one: Delivery) -> None:
         """A row has had all its attempts: it is buried, and not handed out."""
-        one.counted = True
-        one.is_fresh = False
+        one.uncount()
         outcome = Outcome(Fate.BURY, reason=spent_reason(one.row, LOST))
         self._failures.note(one, outcome, kind=LOST)
         self.finish(one, outcome)
@@ -190,22 +198,15 @@ class Outbox:
         Returns:
             Whether it is stored; else the engine is to store it. To be finished either way.
         """
-        one.ended = True
-        # The engine says that it is parking before it looks whether it has ended: so at least one
-        # of the two threads sees the other, and the row does not move while it is deleted.
-        if one.parking or one.claimed or self._clock.boot_us() >= one.lease.deadline_us:
-            return False
         # Whoever stops waits for it: its shard, released before, would be read with the row in it.
-        one.recording = True
+        if self._clock.boot_us() >= one.lease.deadline_us or not one.take(SAVE):
+            return False
         try:
             self._finish([one.row], [one])
         except ShardqError as error:
             log.info("the ack of message %s is tried again: %s", one.row.message_id, error)
             return False
-        finally:
-            one.recording = False
-        one.stored = True
-        return True
+        return one.take(KEEP)
 
     @property
     def running(self) -> int:
@@ -219,9 +220,9 @@ class Outbox:
     def at_work(self) -> list[Delivery]:
         """Deliveries whose handlers run, those too whose rows others have settled."""
         if self._astray:
-            self._astray = [one for one in self._astray if not one.ended]
+            self._astray = [one for one in self._astray if not one.has_ended]
         running = (*self._running.values(), *self._astray)
-        return [one for one in running if one.thread_id and not one.ended]
+        return [one for one in running if one.thread_id and not one.has_ended]
 
     @property
     def slots_taken(self) -> int:
@@ -229,18 +230,13 @@ class Outbox:
 
         But for those whose handlers have returned, and whose work goes on elsewhere.
         """
-        astray = sum(not one.ended for one in self._astray)
+        astray = sum(not one.has_ended for one in self._astray)
         return len(self._running) + astray - self.endings.freed
 
     @property
-    def has_unended(self) -> bool:
-        """Whether a handler is still at work, or its thread is storing its ack."""
-        return any(not one.ended or one.recording for one in list(self._running.values()))
-
-    @property
     def unended(self) -> int:
-        """How many deliveries have begun and not ended."""
-        return sum(not one.ended for one in list(self._running.values()))
+        """How many deliveries have begun and not ended, or are being stored by their threads."""
+        return sum(not one.has_ended for one in list(self._running.values()))
 
     @property
     def is_empty(self) -> bool:
@@ -248,6 +244,7 @@ class Outbox:
         return not (
             self._done
             or self._acks
+            or self._unread
             or self._sent
             or self._checked
             or self._moves
@@ -314,7 +311,9 @@ class Outbox:
                 50 ms: deleted before the poll, they would be tombstones that it reads.
         """
         self._take_back(wait=everything)
-        self._sort(everything=everything)
+        self._sort()
+        if self._unread:
+            self._choose_acks(everything=everything)
         if self._acks:
             self._send_acks()
             self._take_back(wait=everything)
@@ -338,25 +337,26 @@ class Outbox:
         """Park deliveries that outlive `hold`, and move on the claims of those that still run."""
         now_us = self._clock.boot_us()
         for one in list(self._running.values()):
-            if one.ended or one.recording:
+            if one.stage is not RUNNING and one.stage is not PARKED:
                 continue
-            if one.claimed:
-                if self._is_half_over(one.row.ready_ms):
-                    self._park(one)
-            elif now_us - one.begun_us >= 1_000 * self._hold_ms(one) and self._still_runs(one):
+            if one.is_claim:
+                is_over = self._is_half_over(one.row.ready_ms)
+            else:
+                is_over = now_us - one.begun_us >= 1_000 * self._hold_ms(one)
+            if is_over and one.take(PARK):
                 self._park(one)
 
     def park_all(self, *, counted: bool) -> None:
         """Park all that runs; at a shutdown without counting the attempt."""
         for one in list(self._running.values()):
-            if not one.recording and self._still_runs(one):
+            if one.take(PARK):
                 self._park(one, is_counted=counted)
 
-    @staticmethod
-    def _still_runs(one: Delivery) -> bool:
-        """Whether it is to be parked; `store_ack` says why in this order."""
-        one.parking = True
-        return not one.ended
+    def withdraw(self) -> None:
+        """Give up all that has been handed out and has not begun: its thread does not begin it."""
+        for one in list(self._running.values()):
+            if one.take(WITHDRAW):
+                self.give_up(one)
 
     def hand_over(self, one: Delivery, now: Row | None = None) -> None:
         """A delivery goes on elsewhere, or was settled.
@@ -373,7 +373,7 @@ class Outbox:
 
     def leave_behind(self, one: Delivery) -> None:
         """A delivery goes on elsewhere once its row is deleted: its claim is there beside that."""
-        one.ended = True
+        one.take(END)
         self._left_behind.append(one)
 
     def _hold_ms(self, one: Delivery) -> int:
@@ -381,7 +381,7 @@ class Outbox:
         # A lane that is another's by now is not kept from it by a row that still runs here.
         return hold_ms if one.row.shard.lane in self.intake.lanes else min(hold_ms, _LET_GO_MS)
 
-    def _sort(self, *, everything: bool) -> None:
+    def _sort(self) -> None:
         """Sort the outcomes that came in; plan each move once."""
         done = self._done
         if not done:
@@ -389,54 +389,60 @@ class Outbox:
             return
         lateness = self._stats.lateness
         since_boot_us = self._clock.now_us() - self._clock.boot_us()
-        now_ms = self._clock.now_ms()
-        waiting: list[tuple[Delivery, Outcome]] = []
         stored: list[Delivery] = []
         delivered = 0
         try:
             for _ in range(len(done)):
                 one, outcome = done[0]
                 self._park_first(one)
-                row = one.row
-                if one.is_fresh and (outcome.fate not in _NOT_BEGUN or one.thread_id):
-                    delivered += 1
-                    # As `wanted_ms` says. Of each delivery: no call.
-                    since_ms = row.since_ms
-                    wanted_ms = row.due_ms if since_ms is None else since_ms
-                    if row.not_before_ms is not None and not one.claimed:
-                        wanted_ms = row.ready_ms
-                    lateness.add(one.begun_us + since_boot_us - wanted_ms * 1_000)
-                    one.is_fresh = False
-                if one.stored:
+                if one.stage is STORED:
                     stored.append(one)
                 elif outcome.fate is Fate.ACK:
-                    if one.claimed and not one.grouped:
+                    if one.is_claim and not one.grouped:
                         self._checked.append(one)
-                    elif everything or self._is_passed(one, now_ms):
-                        self._acks.append(one)
                     else:
-                        waiting.append((one, outcome))
+                        self._unread.append(one)
                 elif outcome.fate in _NOT_BEGUN:
                     self._not_begun(one, outcome.fate)
                 else:
                     self._plan(one, outcome)
                 # Only now: planning may do I/O, and what it fails on must be here the next time.
                 done.popleft()
+                if one.thread_id:
+                    delivered += 1
+                    # As `wanted_ms` says. Of each delivery: no call.
+                    row = one.row
+                    wanted_ms = row.due_ms if row.since_ms is None else row.since_ms
+                    if row.not_before_ms is not None and not one.is_claim:
+                        wanted_ms = row.ready_ms
+                    lateness.add(one.begun_us + since_boot_us - wanted_ms * 1_000)
         finally:
-            done.extendleft(reversed(waiting))
-            self._count_sorted(delivered, stored)
+            # What only waits for its poll changes nothing, and what is counted is stored.
+            if delivered or stored:
+                self._stats.add(delivered=delivered, acked=len(stored))
+            self._conclude(stored)
 
-    def _is_passed(self, one: Delivery, now_ms: int) -> bool:
-        """True if no poll is to come that could be spared the tombstone of an ack."""
-        lane = self.intake.lanes.get(one.row.shard.lane)
-        return (
-            one.careful
-            or one.grouped
-            or lane is None
-            or lane.has_passed(one.row, now_ms - _UNREAD_MS)
-            # The clock was set back while it ran: no poll comes there for as long.
-            or one.row.due_ms > now_ms
-        )
+    def _choose_acks(self, *, everything: bool) -> None:
+        """Choose the acks of rows whose tombstones no poll is to read."""
+        unread, self._unread = self._unread, []
+        if everything:
+            self._acks += unread
+            return
+        now_ms = self._clock.now_ms()
+        lanes = self.intake.lanes.items()
+        passed_ms = {number: lane.passed_ms(now_ms, now_ms - _UNREAD_MS) for number, lane in lanes}
+        for one in unread:
+            row = one.row
+            if (
+                row.due_ms <= passed_ms.get(row.shard.lane, now_ms)
+                # The clock was set back while it ran: no poll comes there for as long.
+                or row.due_ms > now_ms
+                or one.careful
+                or one.grouped
+            ):
+                self._acks.append(one)
+            else:
+                self._unread.append(one)
 
     def _park_first(self, one: Delivery) -> None:
         """Repeat a park whose answer was lost: it decides where the row is."""
@@ -448,12 +454,6 @@ class Outbox:
             self.discards.cancel(one, is_counted=fate is Fate.CANCEL)
         else:
             self.give_up(one, is_settled=fate is Fate.LEAVE)
-
-    def _count_sorted(self, delivered: int, stored: list[Delivery]) -> None:
-        # What only waits for its poll changes nothing, and what is counted is stored.
-        if delivered or stored:
-            self._stats.add(delivered=delivered, acked=len(stored))
-        self._conclude(stored)
 
     def _plan(self, one: Delivery, outcome: Outcome) -> None:
         fate, move, edit = self._planner.settle(one.row, outcome, one.attempt)
@@ -473,7 +473,7 @@ class Outbox:
         move = self._parking.get(was)
         again = move is not None
         if move is None:
-            if one.claimed and one.row.due_ms <= now_ms and not self._leases.holds(one.row.shard):
+            if one.is_claim and one.row.due_ms <= now_ms and not self._leases.holds(one.row.shard):
                 # It came due before it was moved on: another may have it, and it would come anew.
                 # In a shard of ours nobody else may, and we pass it by.
                 return
@@ -525,12 +525,13 @@ class Outbox:
     def _note_parked(
         self, one: Delivery, claim: Row, *, is_lost: bool, now: Row | None = None
     ) -> None:
-        was_claimed = one.claimed
+        was_claim = one.is_claim
         if is_lost or not self.intake.park(one, claim):
             log.warning("message %s was settled by somebody else while it ran", one.row.message_id)
+            one.take(LOSE)
             self.hand_over(one, now)
             self._astray.append(one)
-        elif not was_claimed:
+        elif not was_claim:
             log.info("delivery of message %s parked: it still runs", one.row.message_id)
             self._stats.add(parked=1)
             self.on_park()
@@ -629,8 +630,6 @@ class Outbox:
             if row.id in changed:
                 log.info("message %s was settled already", row.message_id)
             self.hand_over(one, changed.get(row.id, row))
-            if one.settled is not None:
-                one.settled.set()
 
     def _flush_moves(self) -> None:
         self._leave_lapsed()
@@ -681,13 +680,11 @@ class Outbox:
     def _conclude(self, ended: list[Delivery]) -> None:
         """The outcomes of these are stored: their groups go on, and their rows are forgotten."""
         running = self._running
-        self.intake.forget_all(ended)
         for one in ended:
             running.pop(one.row.id, None)
             if one.grouped:
                 self._groups.stored(one)
-            if one.settled is not None:
-                one.settled.set()
+        self.intake.forget_all(ended)
 
 
 def _nothing(*_told: object) -> None:

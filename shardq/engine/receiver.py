@@ -464,10 +464,6 @@ class Receiver:
         self._called_us = self._clock.boot_us()
         if self._engine is not None and self._was_interrupted:
             self._was_interrupted = False
-            for one in self._engine.outbox.handed_out():
-                if not one.ended:
-                    # Parked, as a close would, it would wait for its visibility.
-                    self._engine.outbox.give_up(one)
             self._discard(self._engine)
         if self._engine is None:
             self._engine = Engine(

@@ -237,7 +237,7 @@ class Sharing:
         return Heartbeat(
             threads=self._threads,
             # A parked row is a claim, which is counted where it lies.
-            busy=sum(not one.claimed for one in handed_out),
+            busy=sum(not one.is_claim for one in handed_out),
             # A caller of `receive` runs no handler.
             running=min(max(len(run) - outbox.endings.freed, 0), self._threads),
             longest_ms=longest_us // 1_000 if self._threads else 0,

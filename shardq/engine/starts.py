@@ -17,6 +17,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from shardq import locks
+from shardq.engine.delivery import END
 from shardq.engine.outcome import CANCELLED, DROPPED, GIVEN_UP, LEFT
 from shardq.errors import ShardqError, StoreCorrupt, StoreTimeout, StoreUnavailable
 from shardq.model import names
@@ -212,7 +213,7 @@ class Starts:
             due = [start for at_us, start in self._late if at_us <= now_us]
             self._late = [(at_us, start) for at_us, start in self._late if at_us > now_us]
         for start in due:
-            self._outbox.finish(start.one, start.outcome)
+            self._outbox.give_up(start.one)
         self.give_back(unused)
         self._write_back()
 
@@ -440,11 +441,10 @@ class Starts:
         if not start.after_us:
             self._outbox.finish(one, start.outcome)
             return
-        # Nobody is to wait for its handler, nor to park it.
-        one.ended = True
-        one.recording = False
-        with self._lock:
-            self._late.append((self._clock.boot_us() + start.after_us, start))
+        # Nobody is to wait for its handler.
+        if one.take(END):
+            with self._lock:
+                self._late.append((self._clock.boot_us() + start.after_us, start))
 
 
 class Watch:

@@ -310,8 +310,8 @@ class Ticker:
             raise
         due = []
         for one in taken:
-            one.recording = False
             if one in starts:
+                one.run(one.begun_us)
                 due.append(one)
             elif one.row.key is None:
                 # None of ours: whoever put it here sees it among the dead.

@@ -157,7 +157,7 @@ MUTANTS: dict[str, Edits] = {
         (Layout, "group_lane", "% self.group_lanes", "% self.group_lanes - self.group_lanes"),
     ),
     "what is handed out is forgotten": (
-        (Outbox, "begin", "self.begun += 1", "self.begun += 1\n    self.intake.forget(one)"),
+        (Outbox, "begin", "self.begun += 1", "self.begun += 1\n    self.intake.known.pop(one.row.id)"),
     ),
     "a claim is handed out early": (
         (Reader, "look_ahead", "if row.claim is None", "if row"),
@@ -208,7 +208,7 @@ MUTANTS: dict[str, Edits] = {
         (Settler, "carry_out", "if move.old in there]", "if move.old]"),
     ),
     "a parked claim is not moved on": (
-        (Outbox, "park_overdue", "if self._is_half_over(one.row.ready_ms):", "if False:"),
+        (Outbox, "park_overdue", "self._is_half_over(one.row.ready_ms)", "False"),
     ),
     "what was parked late is not followed": (
         (Outbox, "_park", "repaired.get(move.new.id, move.new)", "move.new"),

@@ -300,7 +300,7 @@ class GroupLanes:
             elif one.is_stale or one.row.ready_ms > now_ms:
                 self._wait(group, one, one.row.ready_ms)
             else:
-                one.careful = mine.needs_care(one.row)
+                one.lead(careful=mine.needs_care(one.row))
                 heads.append(one)
             self._is_hungry = self._is_hungry or group.is_hungry
         return heads
@@ -315,7 +315,7 @@ class GroupLanes:
     def _wait(self, group: Group, one: Delivery, until_ms: int) -> None:
         # Of several entries of a head the last one counts.
         number = group.waits = next(self._numbers)
-        one.is_stale = True
+        one.wait()
         is_far = until_ms > self._clock.now_ms() + _FAR_MS
         is_left = is_far and self._far_heads + len(self._far) >= FAR_MAX
         heapq.heappush(self._waiting, (until_ms, number, group, None if is_left else one))
@@ -345,7 +345,7 @@ class GroupLanes:
                 place, head = heapq.heappop(rows)
                 group.head = head
                 if mine.lease.window:
-                    head.careful = mine.needs_care(head.row)
+                    head.lead(careful=mine.needs_care(head.row))
                 self._ready.offer(place, head, is_taken=is_last)
             else:
                 self._ready.add(self._offer(mine, (name,)))
@@ -389,7 +389,8 @@ class GroupLanes:
                 self._forget_begun(one)
                 return
             (head,) = self.intake.take_in([row], mine.lease)
-            head.is_edited = one.is_edited and one.lease is mine.lease
+            if one.is_edited and one.lease is mine.lease:
+                head.note_edit()
             group.head = head
             self._wait(group, head, max(row.ready_ms, after_ms))
 
@@ -524,8 +525,8 @@ class GroupLanes:
                 until_ms = max(row.ready_ms, self._clock.now_ms() + _AGAIN_MS)
                 self._wait(group, one, until_ms)
                 return
-            group.waits, one.is_stale = 0, False
-            one.careful = mine.needs_care(row)
+            group.waits = 0
+            one.lead(careful=mine.needs_care(row))
             heads = [one]
             if group.is_passed():
                 group.take_back()
@@ -709,7 +710,8 @@ class GroupLanes:
         self._store.edit([row for _, row in edits if row.id not in changed])
         lapsed = {one for one, _ in others}
         for one, _ in edits:
-            one.is_edited = one.is_edited or one not in lapsed
+            if one not in lapsed:
+                one.note_edit()
         self.tell(one for one, row in others if row.id not in changed)
         return changed
 
