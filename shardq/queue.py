@@ -174,7 +174,8 @@ class Queue(Scheduled):
             on_conflict: What to do where a message has the key: `keep` leaves it as it is,
                 `reject` raises `KeyTaken`, `replace` puts this body, due, headers, priority and
                 group in its place, under its id; `debounce` does too, no later than `max_wait`
-                after that one was put first.
+                after that one was put first. Of one that runs, `replace` raises `KeyTaken` as well,
+                and `debounce` puts one message that follows it.
             max_wait: Of a debounce; None: for ever.
             unique_for: How long the key is held after the message's end.
 
@@ -184,7 +185,7 @@ class Queue(Scheduled):
 
         Raises:
             UsageError: If an argument cannot be used; nothing was written.
-            KeyTaken: Another message has the key and was not to be replaced, or runs now; or the
+            KeyTaken: Another message has the key, and was not to be replaced or runs now; or the
                 key is held. Nothing was written.
             StoreTimeout: Maybe stored; it carries the message, to be put again.
             StoreUnavailable: Not stored.
@@ -867,7 +868,7 @@ class Queue(Scheduled):
         if found is None:
             return Answer.NOT_THERE
         if found.key is not None and not names.is_dead_queue(self.name):
-            return self._keyed.move(found.key, wanted, None)
+            return self._keyed.move(found.key, wanted, None, found._row)
         if found.state.where is Where.RUNNING:
             return Answer.RUNNING
         try:

@@ -73,7 +73,7 @@ class Names:
             self._queue.cancel(key=name)
             return found.state
         runs = found.state is Is.RUNNING
-        change = self.keys.doom(found) if runs else self.keys.cancel(found)
+        change = self.keys.doom(found.key) if runs else self.keys.cancel(found)
         assert self.keys.write([change]) == {}
         return found.state
 

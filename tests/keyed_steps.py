@@ -59,5 +59,5 @@ def left(queue: Queue) -> list[Row]:
 
 def refusal(queue: Queue, row: Row) -> Refusal:
     assert not may_begin(queue, row)
-    [(why, _)] = keys_of(queue).refusals([row]).values()
-    return why
+    [refused] = keys_of(queue).refusals([row]).values()
+    return refused.why

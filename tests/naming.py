@@ -58,8 +58,8 @@ class Names:
         return not self.keys.write([self.keys.begin(row)])
 
     def refusal(self, row: Row) -> Refusal:
-        [(refusal, _)] = self.keys.refusals([row]).values()
-        return refusal
+        [refused] = self.keys.refusals([row]).values()
+        return refused.why
 
     def is_there(self, row: Row) -> bool:
         return self.store.find([row.position]) == [row]

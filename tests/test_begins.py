@@ -573,7 +573,7 @@ def test_dead_messages_are_delivered_without_their_names(stage: Stage) -> None:
     found = names.of("order-7")
     row = names.row("order-7", delay_ms=3_600_000)
     if found.state.is_absent:
-        names.keys.write([names.keys.put(row, found.key)])
+        names.keys.write([names.keys.put(row, found)])
     seen = Recorder(stage.clock)
     dead = stage.connect().queue("mail").dead
     stage.drain(dead, Consumer(dead, seen))

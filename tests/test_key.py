@@ -49,7 +49,7 @@ def take_name(queue: Queue, row: Row) -> None:
     home = queue._home
     keys = Keys(home.store, home.clock, home.register)
     name = Key.read(row.key).name
-    assert keys.write([keys.put(row, keys.look([name])[name])]) == {}
+    assert keys.write([keys.put(row, keys.seek([name])[name])]) == {}
 
 
 def received(world: World, queue: Queue) -> Message:

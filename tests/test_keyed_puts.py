@@ -79,17 +79,6 @@ def test_a_put_that_replaces_keeps_the_message_s_id_and_nothing_else_of_it(queue
     assert (taken.text, taken.id) == ("third", "mine")
 
 
-def test_a_message_that_runs_is_neither_replaced_nor_debounced(queue: Queue) -> None:
-    queue.put("first", key="order-7")
-    [taken] = queue.receive(wait="10s")
-    for choice in ("replace", "debounce"):
-        with pytest.raises(KeyTaken, match="which runs now") as error:
-            queue.put("second", key="order-7", delay="1h", on_conflict=choice)
-        assert error.value.message.id == taken.id
-    assert queue.put("second", key="order-7").id == taken.id
-    assert texts(queue) == ["first"]
-
-
 def test_a_name_is_free_as_soon_as_its_message_ends_in_whatever_way(queue: Queue) -> None:
     ends: dict[str, Callable[[Message], object]] = {
         "acked": queue.ack,
@@ -481,7 +470,7 @@ def test_each_put_that_is_under_way_is_given_its_time(apart: Stage) -> None:
         # The look takes long, and meanwhile another put takes the name over.
         apart.clock.advance(PATIENCE_S - 0.5)
         names = Names(other)
-        over = names.keys.look(["order-7"])["order-7"]
+        over = names.of("order-7")
         late = names.keys.put(names.row("order-7"), over)
         assert names.keys.write([late._replace(insert=())]) == {}
 
@@ -617,14 +606,6 @@ TWIN = """
         queue = db.queue(name)
         print(*{queue.put(str(n), key="order-7", delay="1h").id for n in range(puts)})
 """
-
-
-@pytest.fixture
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path}/jobs.db"
-    url: str = request.getfixturevalue("cassandra_url")
-    return url
 
 
 @pytest.mark.parametrize(

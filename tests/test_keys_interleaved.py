@@ -43,6 +43,7 @@ class Book:
     """(step, generation)."""
     cancelled: dict[bytes, int] = field(default_factory=dict)
     doomed: dict[bytes, int] = field(default_factory=dict)
+    followed: dict[bytes, int] = field(default_factory=dict)
     replaced: dict[bytes, list[tuple[int, int]]] = field(default_factory=dict)
     missed: list[tuple[int, int]] = field(default_factory=list)
     """From and until when something was looked for by key, and was not there."""
@@ -54,14 +55,18 @@ class Book:
             freed: `live` of what cancels have freed, those too that never learned of it.
         """
         for first, at in self.put.items():
-            is_cancelled = first in self.doomed or any(
+            is_cancelled = first in {*self.doomed, *self.followed} or any(
                 live.startswith(first.hex()) for live in freed
             )
             if first not in self.began and not is_cancelled:
                 yield f"{first.hex()}, put at {at}, is lost"
         for first, beginnings in self.began.items():
             for at, generation in beginnings:
-                for what, when in (("cancelled", self.cancelled), ("doomed", self.doomed)):
+                for what, when in (
+                    ("cancelled", self.cancelled),
+                    ("doomed", self.doomed),
+                    ("followed", self.followed),
+                ):
                     # A put that had not ended yet may come after the cancel.
                     since = self.put.get(first, at)
                     if since < when.get(first, at) < at:
@@ -98,8 +103,8 @@ class Process:
         return self.keys.seek([NAME])[NAME]
 
     def put(self) -> None:
-        """Put, and keep or replace what is there."""
-        keeps = self.random.random() < 0.5
+        """Put, and keep, replace or follow what is there."""
+        keeps, follows = self.random.random() < 0.5, self.random.random() < 0.5
         over, pending_us = None, 0
         new = Row(Shard("", 0, 0), 0, b"", b"", key=Key(NAME).text())
         for _ in range(TRIES):
@@ -108,18 +113,19 @@ class Process:
                 return
             watched_ms = (self.clock.boot_us() - pending_us) // 1_000 if pending_us else 0
             found = self.keys.seek([NAME], watched_ms=watched_ms)[NAME]
-            over = found.key if found.state.is_absent else None
+            runs_behind = follows and found.state is Is.RUNNING
+            over = found if found.state.is_absent or runs_behind else None
             if found.state is Is.PENDING:
                 pending_us = pending_us or self.clock.boot_us()
                 self.turns.rest(POLL_S)
-            elif found.row is not None and not found.state.is_absent:
+            elif found.row is not None and over is None:
                 is_kept = keeps or found.state is Is.RUNNING
                 if is_kept or self.commanded(found.key, found.row):
                     self.book.put.setdefault(found.key.first or b"", self.turns.steps)
                     return
         pytest.fail("no put in so many tries")
 
-    def took(self, row: Row, over: keyrow.KeyRow | None) -> bool:
+    def took(self, row: Row, over: Standing | None) -> bool:
         change = self.keys.put(row, over)
         if self.keys.write([change]):
             return False
@@ -127,6 +133,8 @@ class Process:
             self.store.delete([row.position])
             return False
         self.book.put[keyrow.first_of(row)] = self.turns.steps
+        if over is not None and (running := over.running) is not None:
+            self.book.followed.setdefault(running.first or b"", self.turns.steps)
         return True
 
     def commanded(self, key: keyrow.KeyRow, old: Row) -> bool:
@@ -157,9 +165,11 @@ class Process:
         for _ in range(TRIES):
             found = self.found()
             first = found.key.first or b""
-            if found.state is Is.RUNNING:
-                if not self.keys.write([self.keys.doom(found)]):
-                    self.book.doomed.setdefault(first, self.turns.steps)
+            if (running := found.running) is not None:
+                if not self.keys.write([self.keys.doom(running)]):
+                    self.book.doomed.setdefault(running.first or b"", self.turns.steps)
+                    if found.state is not Is.RUNNING:
+                        self.book.cancelled.setdefault(first, self.turns.steps)
                     return
             elif found.state in {Is.WAITING, Is.PENDING, Is.DEAD}:
                 if not self.keys.write([self.keys.cancel(found)]):
@@ -187,7 +197,7 @@ class Process:
         for dead in self.rows(dead=True):
             found = self.found()
             row = self.placed(dead, self.due_ms(), row_ids.next(self.clock.now_us()))
-            if found.state.is_absent and self.took(row, found.key):
+            if found.state.is_absent and self.took(row, found):
                 self.store.delete([dead.position])
                 if found.key.leads_to(dead):
                     self.keys.forget(found.key)
@@ -203,11 +213,17 @@ class Process:
         self.turns.rest(POLL_S)
 
     def refused(self, row: Row) -> None:
-        [(why, key)] = self.keys.refusals([row]).values()
+        [(why, key, superseded)] = self.keys.refusals([row]).values()
         if why in {Refusal.OVER, Refusal.COPY, Refusal.CANCELLED}:
             self.store.delete([row.position])
         if why is Refusal.CANCELLED:
             self.keys.end([row])
+        elif why is Refusal.AGAIN:
+            if superseded is not None:
+                self.store.delete([superseded.position])
+            begun = self.keys.begin(row, key)
+            if not self.keys.write([begun]):
+                self.run(row, begun, is_calm=False)
         elif why is Refusal.STRANDED:
             self.settler.replace([self.keys.re_place(key, row)])
 

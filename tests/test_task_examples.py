@@ -18,7 +18,7 @@ import pytest
 from fastapi.testclient import TestClient
 from supervised import wait_for
 
-from shardq import Answer, Where
+from shardq import Answer
 from shardq.tasks import JobState, Worker
 from shardq.testing import Sandbox
 
@@ -161,20 +161,15 @@ def test_changes_are_indexed_once_and_one_while_it_is_indexed_once_more(
         ran.append("begun")
         if len(ran) == 1:
             for _ in range(3):
-                reindex.changed(doc)
-            again = f"index-{doc}-again"
-            assert reindex.app.move(again, delay="0s") is Answer.DONE
-            # By their group it waits for this run, however soon it is due.
-            queue = reindex.app.queue("index")
-            wait_for(
-                lambda: queue.state_of(key=again).where is Where.BEHIND, "it waits for this run"
-            )
+                reindex.index.put(doc)
+            # It waits for this run, however soon it is due.
+            assert reindex.app.move(f"index-{doc}", delay="0s") is Answer.DONE
         ran.append("ended")
 
     monkeypatch.setattr(reindex.index._task, "function", run)
     for _ in range(20):
-        reindex.changed(7)
-    reindex.changed(8)
+        reindex.index.put(7)
+    reindex.index.put(8)
     assert reindex.app.queue("index").depth(exact=True).total == 2
     assert from_now(reindex.app, "index-7", "index") > timedelta(seconds=20)
     assert reindex.app.cancel("index-8")

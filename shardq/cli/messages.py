@@ -79,7 +79,8 @@ if TYPE_CHECKING:
     default=CHOICES[0],
     show_default=True,
     help="What to do where a message has the key: keep it and put none, put this in its place "
-    "(replace), fail (reject), or replace it and push its due out (debounce).",
+    "(replace), fail (reject), or replace it and push its due out (debounce), "
+    "which follows one that runs.",
 )
 @click.option(
     "--max-wait", metavar="DURATION", help="How long a debounced message waits at the most."

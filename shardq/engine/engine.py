@@ -180,7 +180,7 @@ class Engine:
             on_put_off=self.outbox.defer,
         )
         self.starts = Starts(
-            store, clock, register, self.ready, self.intake, self.outbox, self.settler
+            store, clock, register, self.ready, self.intake, self.outbox, self.settler, self.stats
         )
         self._hanging = Hanging(clock, register, self.outbox)
         self.outbox.intake = self.groups.intake = self.intake

@@ -20,8 +20,11 @@ from shardq import locks
 from shardq.engine.delivery import END
 from shardq.engine.outcome import CANCELLED, DROPPED, GIVEN_UP, LEFT
 from shardq.errors import ShardqError, StoreCorrupt, StoreTimeout, StoreUnavailable
+from shardq.lifecycle.fate import BEHIND_A_RUN, Fate, Outcome
 from shardq.model import names
-from shardq.records.keys import Keys
+from shardq.records.keyrow import live_of
+from shardq.records.keys import Keys, Refused
+from shardq.records.ledger import End
 from shardq.records.standing import Refusal
 
 if TYPE_CHECKING:
@@ -32,11 +35,10 @@ if TYPE_CHECKING:
     from shardq.engine.intake import Intake
     from shardq.engine.outbox import Outbox
     from shardq.engine.ready import Ready
-    from shardq.lifecycle.fate import Outcome
     from shardq.lifecycle.settle import Settler
     from shardq.model.message import Row
-    from shardq.records.keyrow import KeyRow
     from shardq.records.register import Register
+    from shardq.records.stats import StatsLog
     from shardq.stores.store import Store
     from shardq.stores.tables import Change
 
@@ -58,6 +60,8 @@ _WAIT_S = 1.0
 _PAUSE_S = 0.2
 _LATER_US = 500_000
 """After so long a row is read again that a command by key is about to replace."""
+_BEHIND_MS = 10_000
+"""How long a message that follows a long run is postponed."""
 _DAMAGED_US = 60_000_000
 _BACK_MAX = 10_000
 _ASK_US = 250_000
@@ -101,6 +105,7 @@ class Starts:
         intake: Has their rows in memory.
         outbox: Stores what those come to that may not begin.
         settler: The engine's.
+        stats: Counts messages that never begin again because another follows them.
     """
 
     def __init__(
@@ -112,6 +117,7 @@ class Starts:
         intake: Intake,
         outbox: Outbox,
         settler: Settler,
+        stats: StatsLog,
     ) -> None:
         self._clock = clock
         self._register = register
@@ -120,6 +126,7 @@ class Starts:
         self._intake = intake
         self._outbox = outbox
         self._settler = settler
+        self._stats = stats
         self._keys = Keys(store, clock, register)
         # Those of a dead-letter queue have ended where they had their names.
         self._has_keys = not names.is_dead_queue(register.name)
@@ -393,9 +400,9 @@ class Starts:
         """Find out why these were refused, and what they come to; returns those to begin again."""
         if not starts:
             return []
-        why: dict[Refusal, list[tuple[Start, KeyRow | None]]] = {}
-        for start, refusal, key in self._refusals(starts):
-            why.setdefault(refusal, []).append((start, key))
+        why: dict[Refusal, list[tuple[Start, Refused]]] = {}
+        for start, refused in self._refusals(starts):
+            why.setdefault(refused.why, []).append((start, refused))
         self._place_anew(why.get(Refusal.STRANDED, ()))
         copies = [start for start, _ in why.get(Refusal.COPY, ())]
         if copies:
@@ -410,9 +417,35 @@ class Starts:
             start.refuse(DROPPED if start.one.row.position in there else LEFT)
         for start, _ in why.get(Refusal.CANCELLED, ()):
             start.refuse(CANCELLED)
-        return [start for start, _ in why.get(Refusal.AGAIN, ())]
+        for start, _ in why.get(Refusal.BEHIND, ()):
+            self._put_off(start)
+        return self._again(why.get(Refusal.AGAIN, ()))
 
-    def _refusals(self, starts: list[Start]) -> list[tuple[Start, Refusal, KeyRow | None]]:
+    def _put_off(self, start: Start) -> None:
+        """Postpone a message that follows a running one: in place, or by moves after a while.
+
+        A row that stays in place holds back the seal of its minute.
+        """
+        late_ms = self._clock.now_ms() - start.one.row.order[0]
+        if late_ms < self._register.settings.hold_ms:
+            start.refuse(GIVEN_UP, _LATER_US)
+        else:
+            start.refuse(Outcome(Fate.SNOOZE, _BEHIND_MS, BEHIND_A_RUN))
+
+    def _again(self, refused: Sequence[tuple[Start, Refused]]) -> list[Start]:
+        """Prepare another begin of each, from its key's row as it was just read."""
+        superseded = [found.superseded for _, found in refused if found.superseded is not None]
+        if superseded:
+            # End them here: after the begin, nothing records that their ends are to be counted.
+            self._settler.end(superseded, End.CANCELLED)
+            self._stats.add(cancelled=len(superseded))
+        for start, found in refused:
+            own, key = start.one.row, found.key
+            over = None if key.live == live_of(own) else key
+            start.change = self._keys.begin(own, over)
+        return [start for start, _ in refused]
+
+    def _refusals(self, starts: list[Start]) -> list[tuple[Start, Refused]]:
         """Why each was refused; a key's row that is damaged keeps its own message alone."""
         try:
             found = self._keys.refusals([start.one.row for start in starts])
@@ -422,11 +455,11 @@ class Starts:
             log.error("%s", error)  # noqa: TRY400 - likewise
             starts[0].refuse(GIVEN_UP, _DAMAGED_US)
             return []
-        return [(start, *found[start.one.row.position]) for start in starts]
+        return [(start, found[start.one.row.position]) for start in starts]
 
-    def _place_anew(self, stranded: Sequence[tuple[Start, KeyRow | None]]) -> None:
+    def _place_anew(self, stranded: Sequence[tuple[Start, Refused]]) -> None:
         commands = {
-            start: self._keys.re_place(key, start.one.row) for start, key in stranded if key
+            start: self._keys.re_place(refused.key, start.one.row) for start, refused in stranded
         }
         changed = set().union(*self._settler.replace(list(commands.values())))
         for start in commands:
@@ -438,6 +471,8 @@ class Starts:
     def _pass_on(self, start: Start) -> None:
         """Let what does not begin come to its outcome."""
         one = start.one
+        # It was not handed out, so no outcome counts as a delivery.
+        one.is_fresh = False
         if not start.after_us:
             self._outbox.finish(one, start.outcome)
             return

@@ -69,7 +69,9 @@ class Orphans:
         taken = [name for name, (live, _) in stored.items() if live is not None]
         for n in range(0, len(taken), _PAGE):
             found = self._keys.seek(taken[n : n + _PAGE])
-            ended = [one.key for one in found.values() if one.state is Is.ENDED]
+            ended = [
+                one.key for one in found.values() if one.state is Is.ENDED and one.running is None
+            ]
             refused = self._keys.write([self._keys.clear(key) for key in ended])
             gone = [key for key in ended if key.name not in refused]
             for key in gone:
@@ -91,4 +93,4 @@ def _led_to(key: KeyRow) -> Iterable[str | None]:
     at = key.at
     is_dead = at is not None and keyrow.is_dead(at)
     buried = keyrow.message_in(at.id, key.generation) if at is not None and is_dead else None
-    return key.message, key.message_before, buried
+    return key.message, key.message_before, buried, key.message_behind

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 OUT_OF_ATTEMPTS = "out of attempts"
 LOST = f"{OUT_OF_ATTEMPTS}: its consumer died, or its time ran out"
 """Why a message dies whose last attempt ended without an outcome."""
+BEHIND_A_RUN = "the message that had its key before still runs"
+"""Why a message is postponed that follows a long run."""
 _NO_REASON = "retried without a reason"
 """The error of a retry without one, in place of the error of an earlier attempt."""
 

@@ -157,9 +157,16 @@ class Keyed:
                 removed = row.message_id
             elif not is_meant or state is Is.HELD or state.is_absent:
                 return Answer.NOT_THERE if removed is None else Answer.DONE
-            elif state is Is.RUNNING:
-                if found.key.is_doomed or not self._keys.write([self._keys.doom(found)]):
-                    return Answer.RUNNING
+            elif (running := found.running) is not None:
+                is_one = state is Is.RUNNING
+                if (is_one and running.is_doomed) or not self._keys.write(
+                    [self._keys.doom(running)]
+                ):
+                    if is_one:
+                        return Answer.RUNNING
+                    # The cancelled message was to follow the running one.
+                    self._end(row, found.key)
+                    return Answer.RUNNING if of is None else Answer.DONE
             elif not self._keys.write([self._keys.cancel(found)]):
                 self._end(row, found.key)
                 return Answer.DONE
@@ -167,10 +174,19 @@ class Keyed:
                 pauses.wait()
         raise self._outrun(name)
 
-    def move(self, name: str, due: Due | None, delay: Duration | None) -> Answer:
-        """See `Queue.move`."""
+    def move(
+        self, name: str, due: Due | None, delay: Duration | None, of: Row | None = None
+    ) -> Answer:
+        """See `Queue.move`.
+
+        Args:
+            name: The key.
+            due: The new due.
+            delay: The new due, from now.
+            of: A row of the message to move; None: any message that has the key.
+        """
         wanted_ms = self.wanted_ms(due, delay)
-        return self.replace(name, lambda row: self._settler.planner.asked(row, wanted_ms))
+        return self.replace(name, lambda row: self._settler.planner.asked(row, wanted_ms), of)
 
     def wanted_ms(self, due: Due | None, delay: Duration | None) -> int:
         """The due that a move asks for, epoch milliseconds.
@@ -199,13 +215,14 @@ class Keyed:
 
         return self.replace(name, edited)
 
-    def replace(self, name: str, plan: Callable[[Row], Row]) -> Answer:
+    def replace(self, name: str, plan: Callable[[Row], Row], of: Row | None = None) -> Answer:
         """Replace the row of a waiting message by another row of the same message.
 
         Args:
             name: The key.
             plan: Returns the new row, with a fresh id, for the present one; called again if that
                 has changed meanwhile.
+            of: A row of the message to replace; None: any message that has the key.
         """
         self._keep_up(name)
         pauses = Pauses(self._clock)
@@ -213,6 +230,9 @@ class Keyed:
             found = self._seek(name)
             if found.state is Is.RUNNING:
                 return Answer.RUNNING
+            if of is not None and not found.key.is_of(of):
+                is_running = found.running is not None and found.running.is_of(of)
+                return Answer.RUNNING if is_running else Answer.NOT_THERE
             if found.state is not Is.WAITING or found.row is None:
                 return Answer.NOT_THERE
             command = self._keys.command(found.key, found.row, plan(found.row.checked()))

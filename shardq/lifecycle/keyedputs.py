@@ -5,6 +5,7 @@
           └─ refused: the name has ─┬─ no message any more ──► taken over
                                     ├─ a row about to be written ──► watched, 2 write timeouts
                                     └─ a message ──► keep | reject | replace | debounce
+                                            └─ it runs: a debounce follows it
 ```
 
 Names are taken in bulk, and conflicts with existing messages are settled in bulk. All other
@@ -414,7 +415,7 @@ class KeyedPuts:
     def _resolve(self, asked: Asked) -> None:
         """Take a key, or settle the conflict with the message that has it."""
         name = asked.name
-        over: KeyRow | None = None
+        over: Standing | None = None
         is_free = True
         pauses = Pauses(self._clock)
         for _ in range(_TRIES):
@@ -427,8 +428,8 @@ class KeyedPuts:
                     continue
                 if not refused:
                     asked.found, asked.is_new = asked.row, True
-                    if over is not None:
-                        self._keys.forget(over)
+                    if over is not None and over.state.is_absent:
+                        self._keys.forget(over.key)
                     return
                 if over is not None:
                     pauses.wait()
@@ -436,14 +437,16 @@ class KeyedPuts:
             found = self._standing(name)
             if asked.is_again and self._is_done(asked, found):
                 return
-            is_free = found.state.is_absent
+            # A debounce follows a running message.
+            follows = found.state is Is.RUNNING and asked.conflict.choice == "debounce"
+            is_free = found.state.is_absent or follows
             if (doomed := self._keys.doomed_row(found.key)) is not None:
                 # Ended here: without its name nobody would count its end.
                 self._settler.end([doomed], End.CANCELLED)
                 self._stats.add(cancelled=1)
                 is_free, over = True, None
             elif is_free:
-                over = found.key
+                over = found
                 self._renew(asked)
             elif found.state is Is.HELD or found.row is None:
                 raise KeyTaken(self._held(name, found.key))
@@ -468,7 +471,11 @@ class KeyedPuts:
         if choice == "keep":
             asked.found = row
             return []
-        if choice == "reject" or found.state is Is.RUNNING:
+        is_running = found.state is Is.RUNNING
+        if is_running and choice == "debounce":
+            # `put` lets it follow.
+            return []
+        if choice == "reject" or is_running:
             raise KeyTaken(self._taken(found, row), Message(row, 0, self._register.signer))
         command = self._keys.command(found.key, row, self._successor(asked, row))
         return [_Planned(asked, asked.row, row, command)]

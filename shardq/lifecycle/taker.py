@@ -104,7 +104,7 @@ class Taker:
                 taken.displaced.update(displaced)
             elif found[name].state.is_absent:
                 chosen[name] = (last or wanted)[0]
-                changes.append(self._keys.put(chosen[name].new, key))
+                changes.append(self._keys.put(chosen[name].new, found[name]))
         refused, displaced = self.take(changes)
         taken.refused.update(refused)
         taken.displaced.update(displaced)

@@ -7,6 +7,8 @@
  cancel ─────► (F, n) waiting ─► nobody's              then the row is deleted
  doom ───────► (F, n) begun  ─► (F, n)!                it never begins again
  end ────────► (F, n), (F, n)! ─► nobody's, or held
+ follow ─────► (F, n) begun  ─► (G, 1)+ waiting at Q   then the row at Q; (F, n) never begins again
+ begin ──────► (G, n)+       ─► (G, n) begun           once the run of (F, n) has ended
 ```
 
 Each is one conditional write of one row; a refused caller rereads the row. The name is written
@@ -70,17 +72,18 @@ class KeyChanges:
         self._queue = names.served_queue(register.name)
         self._partitions = [(self._queue, bucket) for bucket in range(BUCKETS)]
 
-    def put(self, row: Row, over: KeyRow | None = None) -> Change:
+    def put(self, row: Row, over: Standing | None = None) -> Change:
         """Take a name, and write its message's row, for a put or a redrive.
 
         Args:
             row: The row, with its key.
-            over: The key's row of a standing that `is_absent`; None: assume that nobody has it.
+            over: A standing that `is_absent`, or whose message runs: then the row follows that
+                message. None: assume that nobody has the name.
         """
         seen: dict[str, str | None] = {"live": None}
-        if over is not None and over.live is not None:
-            seen = {"live": over.live, "state": over.state}
-        return self._placed(row, seen, before=None)
+        if over is not None and over.key.live is not None:
+            seen = {"live": over.key.live, "state": over.key.state}
+        return self._placed(row, seen, before=None, behind=over.running if over else None)
 
     def command(self, key: KeyRow, old: Row, new: Row) -> Command:
         """Replace the row of a waiting message, for a move, an edit, a replace or a debounce.
@@ -96,6 +99,7 @@ class KeyChanges:
             new._replace(first=key.first, key=named.text()),
             {"live": key.live, "state": key.state},
             before=before,
+            behind=key.behind,
         )
         if not self._store.write_timeout_ms:
             change = change._replace(delete=(old.position,))
@@ -151,16 +155,27 @@ class KeyChanges:
         )
 
     def undo(self, change: Change) -> Change:
-        """Free a name that a put has taken, because its row was refused for good."""
-        new = dict(change.new or {})
-        return change._replace(seen=new, new=None, insert=(), delete=())
+        """Give back a name that a put has taken, because its row was refused for good.
 
-    def begin(self, row: Row) -> Change:
-        """Record that a row's delivery begins, before it is handed out or claimed."""
+        If a message had the name before, it has the name again.
+        """
+        new, before = dict(change.new or {}), change.seen
+        is_others = before["live"] not in (None, new["live"])
+        return change._replace(seen=new, new=before if is_others else None, insert=(), delete=())
+
+    def begin(self, row: Row, over: KeyRow | None = None) -> Change:
+        """Record that a row's delivery begins, before it is handed out or claimed.
+
+        Args:
+            row: The row, with its key.
+            over: The key's row as it was read, if the message follows a run that has ended, or if
+                the message that was to follow it was never written; None if it has its name.
+        """
         key = own_key(row)
         state = keyrow.begun(row.position, _nonce(), row.serial)
         live = keyrow.message_in(first_of(row), key.generation)
-        return self._change(key.name, {"live": live}, {"live": live, "state": state})
+        seen = {"live": live} if over is None else {"live": over.live, "state": over.state}
+        return self._change(key.name, seen, {"live": live, "state": state})
 
     def give_back(self, change: Change) -> Change:
         """Record that a delivery recorded as begun did not begin. Refused if it was cancelled."""
@@ -181,16 +196,17 @@ class KeyChanges:
             new, ttl_ms = {"live": None, "state": keyrow.cancelled(_nonce())}, _PROOF_MS
         return self._change(key.name, {"live": key.live, "state": key.state}, new, ttl_ms)
 
-    def doom(self, found: Standing) -> Change:
-        """Cancel a message while it runs, so that it never begins again."""
-        key = found.key
+    def doom(self, key: KeyRow) -> Change:
+        """Cancel a message while it runs, so that it never begins again.
+
+        Args:
+            key: The key's row. If another message follows this one, this one gets the name back,
+                which cancels the other.
+        """
         return self._change(
             key.name,
             {"live": key.live, "state": key.state},
-            {
-                "live": keyrow.doomed(str(key.live)),
-                "state": keyrow.renewed(str(key.state), _nonce()),
-            },
+            {"live": keyrow.doomed(str(key.message)), "state": keyrow.runs_on(key, _nonce())},
         )
 
     def free(self, row: Row, *, is_doomed: bool = False) -> Change:
@@ -204,10 +220,19 @@ class KeyChanges:
         """Free the name of a message that no longer exists, if its row is as it was read."""
         return self._change(key.name, {"live": key.live, "state": key.state}, None)
 
-    def _placed(self, row: Row, seen: Mapping[str, str | None], *, before: Before | None) -> Change:
-        key = own_key(row)
-        state = keyrow.waiting(row.position, _nonce(), before=before, unique_ms=key.unique_ms)
-        new = {"live": keyrow.live_of(row), "state": state}
+    def _placed(
+        self,
+        row: Row,
+        seen: Mapping[str, str | None],
+        *,
+        before: Before | None,
+        behind: KeyRow | None,
+    ) -> Change:
+        key, live = own_key(row), keyrow.live_of(row)
+        state = keyrow.waiting(
+            row.position, _nonce(), before=before, unique_ms=key.unique_ms, behind=behind
+        )
+        new = {"live": live if behind is None else keyrow.following(live), "state": state}
         return self._change(key.name, seen, new, insert=(row,))
 
     def _freed(self, unique_ms: int | None) -> tuple[dict[str, str | None] | None, int | None]:

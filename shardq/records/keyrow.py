@@ -2,7 +2,8 @@
 
 ```
  keys     name ──► live   "<first row id>.<generation>"   "..!": cancelled while it runs
-                          "free": nobody's, but held      unset: nobody's
+                          "..+": follows one that runs    "free": nobody's, but held
+                          unset: nobody's
                    state  waiting | begun, and where; both written by LWT alone
  places   name, live ──► the place its row has moved to; written plainly, after that row
 ```
@@ -31,7 +32,8 @@ if TYPE_CHECKING:
 
 _FREE = "free"
 _DOOMED = "!"
-_LIVE = re.compile(r"([0-9a-f]{32})\.([1-9][0-9]{0,17})(!?)", re.ASCII)
+_FOLLOWS = "+"
+_LIVE = re.compile(r"([0-9a-f]{32})\.([1-9][0-9]{0,17})([!+]?)", re.ASCII)
 _PLACE = re.compile(
     r"(dead\.)?([0-9]{1,18})\.([0-9]{1,9})\.([0-9]{1,16})\.([0-9a-f]{32})", re.ASCII
 )
@@ -78,6 +80,8 @@ class KeyRow:
         at: The place that the message has moved to since, by the note of its generation.
         dead_at: The place that it has moved to within the dead-letter queue.
         before_at: The place that the row to be replaced has moved to.
+        behind: The running message that this message follows, as a key's row of its own; None once
+            this message has begun, and if it was put under a free name.
     """
 
     queue: str
@@ -97,6 +101,7 @@ class KeyRow:
     at: Position | None = None
     dead_at: Position | None = None
     before_at: Position | None = None
+    behind: KeyRow | None = None
 
     @classmethod
     def read(cls, queue: str, name: str, live: object, state: object) -> KeyRow:
@@ -123,12 +128,13 @@ class KeyRow:
                         state,
                         first=bytes.fromhex(found[1]),
                         generation=int(found[2]),
-                        is_doomed=bool(found[3]),
+                        is_doomed=found[3] == _DOOMED,
                         does=Does(said["is"]),
                         place=place_in(said["place"], queue),
                         serial=_whole(said.get("serial", 0)),
                         before=_before(said.get("before"), queue),
                         unique_ms=None if (ms := said.get("unique")) is None else _whole(ms),
+                        behind=_behind(said, queue, name, live, state),
                     )
             except (KeyError, TypeError, ValueError):
                 pass
@@ -161,6 +167,11 @@ class KeyRow:
         if self.first is None or self.before is None:
             return None
         return message_in(self.first, self.before.generation)
+
+    @property
+    def message_behind(self) -> str | None:
+        """The followed message and its generation, as `message`; None if this follows none."""
+        return None if self.behind is None else self.behind.message
 
     def is_of(self, row: Row) -> bool:
         """True if it names the message of a row, in any generation."""
@@ -200,6 +211,17 @@ def doomed(live: str) -> str:
     return live.removesuffix(_DOOMED) + _DOOMED
 
 
+def following(live: str) -> str:
+    """The column `live` of a message that follows a running one; no begin matches it."""
+    return live + _FOLLOWS
+
+
+def may_run_on(row: Row, live: str | None, state: str | None) -> bool:
+    """True if a row's running message has the name, or the message that has it follows this one."""
+    own = live_of(row)
+    return own == live or own == ((_object(state) or {}).get("behind") or {}).get("live")
+
+
 def is_dead(place: Position) -> bool:
     """True if a place is in a dead-letter queue."""
     return names.is_dead_queue(place.shard.queue)
@@ -230,7 +252,14 @@ def place_in(text: object, queue: str) -> Position:
     return Position(Shard(whose, int(minute), int(lane)), int(due_ms), bytes.fromhex(row_id))
 
 
-def waiting(place: Position, nonce: str, *, before: Before | None, unique_ms: int | None) -> str:
+def waiting(
+    place: Position,
+    nonce: str,
+    *,
+    before: Before | None,
+    unique_ms: int | None,
+    behind: KeyRow | None = None,
+) -> str:
     """The state of a waiting message that a put or command writes.
 
     Args:
@@ -238,14 +267,18 @@ def waiting(place: Position, nonce: str, *, before: Before | None, unique_ms: in
         nonce: Makes the state different from any other.
         before: The row that it replaces.
         unique_ms: How long to hold its name after its end.
+        behind: The running message that it follows.
     """
-    if before is None and unique_ms is None:
+    if before is None and unique_ms is None and behind is None:
         return _placed(Does.WAITING, place, nonce)
     said: dict[str, object] = {"is": Does.WAITING.value, "place": place_text(place)}
     if before is not None:
         said["before"] = f"{before.generation}@{place_text(before.place)}"
     if unique_ms is not None:
         said["unique"] = unique_ms
+    if behind is not None:
+        live = str(behind.message)
+        said["behind"] = {"live": doomed(live) if behind.is_doomed else live, **_run_of(behind)}
     return _text(said, nonce)
 
 
@@ -262,6 +295,11 @@ def begun(place: Position, nonce: str, serial: int = 0) -> str:
         return _placed(Does.BEGUN, place, nonce)
     said = {"is": Does.BEGUN.value, "place": place_text(place), "serial": serial}
     return _text(said, nonce)
+
+
+def runs_on(key: KeyRow, nonce: str) -> str:
+    """The state of a running message, as its begin has written it."""
+    return _text({"is": Does.BEGUN.value, **_run_of(key)}, nonce)
 
 
 def renewed(state: str, nonce: str) -> str:
@@ -323,6 +361,10 @@ def _object(state: object) -> dict[str, Any] | None:
     return said if isinstance(said, dict) else None
 
 
+def _run_of(key: KeyRow) -> dict[str, object]:
+    return {"place": key.place and place_text(key.place), "serial": key.serial}
+
+
 def _whole(value: object) -> int:
     if type(value) is int and value >= 0:
         return value
@@ -334,3 +376,25 @@ def _before(text: object, queue: str) -> Before | None:
         return None
     generation, _, place = str(text).partition("@")
     return Before(int(generation), place_in(place, queue))
+
+
+def _behind(said: dict[str, Any], queue: str, name: str, live: str, state: str) -> KeyRow | None:
+    """The message that is followed, with `live` and state as stored: changes compare those."""
+    held = said.get("behind")
+    if held is None:
+        return None
+    found = _LIVE.fullmatch(held["live"])
+    if found is None:
+        raise ValueError(f"{shown(held['live'])} is no message")
+    return KeyRow(
+        queue,
+        name,
+        live,
+        state,
+        bytes.fromhex(found[1]),
+        int(found[2]),
+        is_doomed=found[3] == _DOOMED,
+        does=Does.BEGUN,
+        place=place_in(held["place"], queue),
+        serial=_whole(held["serial"]),
+    )

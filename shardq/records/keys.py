@@ -7,7 +7,7 @@ put, hand out and settle decide when to do which.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from shardq.errors import begun
 from shardq.model import ids, names
@@ -28,6 +28,21 @@ _LOOKS_MAX = 10
 """A message that moved between each two of so many reads counts as pending."""
 _POLL_S = 0.02
 """Pause between two reads of a row that is about to be written."""
+
+
+class Refused(NamedTuple):
+    """Why a row may not begin.
+
+    Attributes:
+        why: The reason.
+        key: The key's row, as it was read.
+        superseded: The row of the message that a row which may begin now follows, if that message
+            waits for another delivery, which it never gets.
+    """
+
+    why: Refusal
+    key: KeyRow
+    superseded: Row | None = None
 
 
 class Keys(KeyChanges):
@@ -68,7 +83,7 @@ class Keys(KeyChanges):
         places = self._places(
             (name, message)
             for name, row in rows.items()
-            for message in (row.message, row.message_before)
+            for message in (row.message, row.message_before, row.message_behind)
             if message is not None
         )
         for name, row in rows.items():
@@ -76,6 +91,9 @@ class Keys(KeyChanges):
                 at = places.get((name, row.message or ""))
                 before_at = places.get((name, row.message_before or ""))
                 rows[name] = replace(row, at=at, before_at=before_at)
+                if (behind := row.behind) is not None:
+                    behind = replace(behind, at=places.get((name, behind.message or "")))
+                    rows[name] = replace(rows[name], behind=behind)
         return self._among_dead(rows)
 
     def _among_dead(self, rows: dict[str, KeyRow]) -> dict[str, KeyRow]:
@@ -120,7 +138,12 @@ class Keys(KeyChanges):
             found = self._found(left.values(), before=True)
             view = self._view(left.values(), watched_ms)
             judged = {name: judge(key, found, view) for name, key in left.items()}
-            unsure = [name for name, one in judged.items() if key_misses_row(one)]
+            unsure = [
+                name
+                for name, one in judged.items()
+                # Or the row of the message that follows was not found.
+                if key_misses_row(one) or one.key is not left[name]
+            ]
             again = self.look(unsure)
             left = {name: key for name, key in again.items() if key != left[name]}
             standings |= {name: one for name, one in judged.items() if name not in left}
@@ -167,7 +190,13 @@ class Keys(KeyChanges):
 
     def _found(self, keys: Iterable[KeyRow], *, before: bool) -> dict[Position, Row]:
         places = {
-            place for key in keys for place in (*key.places, *(key.places_before if before else ()))
+            place
+            for key in keys
+            for place in (
+                *key.places,
+                *(key.places_before if before else ()),
+                *(key.behind.places if key.behind and before else ()),
+            )
         }
         return {row.position: row for row in self._store.find(places)} if places else {}
 
@@ -187,11 +216,14 @@ class Keys(KeyChanges):
         )
 
     def is_cancelled(self, row: Row) -> bool:
-        """True if a running message must stop, because it has lost its name."""
+        """True if a running message must stop, because it has lost its name.
+
+        A message that another follows runs on.
+        """
         name = own_key(row).name
         stored = self._store.records(KEYS, self._partition(name), [name])
-        live, _ = stored.get(name, (None, None))
-        return live != keyrow.live_of(row)
+        live, state = stored.get(name, (None, None))
+        return not keyrow.may_run_on(row, live, state)
 
     # Doing ----------------------------------------------------------------------------------------
 
@@ -229,21 +261,33 @@ class Keys(KeyChanges):
         found = self.look(refused)
         return {name: key for name, key in found.items() if not _is_own(slow[name], key)}
 
-    def refusals(self, rows: Sequence[Row]) -> dict[Position, tuple[Refusal, KeyRow]]:
-        """The place of each row -> why it was refused to begin, and its key's row."""
+    def refusals(self, rows: Sequence[Row]) -> dict[Position, Refused]:
+        """The place of each row -> why it was refused to begin."""
         keys = self.look({own_key(row).name for row in rows})
+        # The row of a running message may move between two reads: `seek` reads again.
+        standings = self.seek(name for name, key in keys.items() if key.behind is not None)
+        keys |= {name: standing.key for name, standing in standings.items()}
         found = self._found(keys.values(), before=False)
         view = self._view(())
         refusals = {}
         for row in rows:
-            key = keys[own_key(row).name]
-            refusals[row.position] = (refusal_of(row, key, found, view), key)
-        replaced = {key.name: key for why, key in refusals.values() if why is Refusal.REPLACED}
+            name = own_key(row).name
+            standing = standings.get(name)
+            why = refusal_of(row, keys[name], found, view, standing)
+            behind = None if standing is None else standing.behind
+            superseded = None
+            if behind is not None and why is Refusal.AGAIN:
+                waits = behind.state is Is.WAITING
+                superseded = behind.row if waits else self.doomed_row(behind.key)
+            refusals[row.position] = Refused(why, keys[name], superseded)
+        replaced = {key.name: key for why, key, _ in refusals.values() if why is Refusal.REPLACED}
         changed = self.write([self.renew(key) for key in replaced.values()])
-        for place, (why, key) in refusals.items():
+        for row in rows:
+            why, key, _ = refusals[row.position]
             if why is Refusal.REPLACED:
-                is_sure = key.name not in changed
-                refusals[place] = (Refusal.COPY if is_sure else Refusal.LATER, key)
+                sure = Refusal.COPY if key.is_of(row) else Refusal.CANCELLED
+                why = sure if key.name not in changed else Refusal.LATER
+                refusals[row.position] = Refused(why, key)
         return refusals
 
     def end(self, rows: Iterable[Row]) -> None:
@@ -324,8 +368,12 @@ def note_of(new: Row, first: bytes | None = None) -> Note | None:
 
 
 def key_misses_row(standing: Standing) -> bool:
-    """True if a name has a message, and no row of the message was found."""
-    return standing.key.first is not None and (standing.row is None or standing.state is Is.PENDING)
+    """True if a name has a message, and no row of it, or of the one it follows, was found."""
+    is_missed = standing.row is None or standing.state is Is.PENDING
+    behind = standing.behind
+    return standing.key.first is not None and (
+        is_missed or (behind is not None and key_misses_row(behind))
+    )
 
 
 def _is_own(change: Change, key: KeyRow) -> bool:

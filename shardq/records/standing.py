@@ -97,11 +97,20 @@ class Standing(NamedTuple):
         key: The key's row.
         row: The message's row; None if there is none.
         state: What the name stands for.
+        behind: The standing of the message that this message follows; None if it follows none.
     """
 
     key: KeyRow
     row: Row | None
     state: Is
+    behind: Standing | None = None
+
+    @property
+    def running(self) -> KeyRow | None:
+        """The key's row of the running message, followed or not; None if none runs."""
+        if self.state is Is.RUNNING:
+            return self.key
+        return None if self.behind is None else self.behind.running
 
 
 def judge(key: KeyRow, found: Found, view: View) -> Standing:
@@ -112,6 +121,17 @@ def judge(key: KeyRow, found: Found, view: View) -> Standing:
         found: The rows found at the key's `places` and `places_before`.
         view: The times by which to judge.
     """
+    standing = _judge(key, found, view)
+    if key.behind is None:
+        return standing
+    behind = judge(key.behind, found, view)
+    if standing.state is Is.ENDED and key.at is None and key.before is None:
+        # The put of the message that was to follow has crashed before its row was written.
+        return behind
+    return standing._replace(behind=behind)
+
+
+def _judge(key: KeyRow, found: Found, view: View) -> Standing:
     if key.first is None:
         is_held = (
             key.until_ms is not None
@@ -166,7 +186,8 @@ class Refusal(Enum):
     OVER = "over"
     """Its name is nobody's or another message's: drop it as cancelled."""
     CANCELLED = "cancelled"
-    """The message was cancelled while it ran: drop the row, and free the name."""
+    """The message was cancelled while it ran, or another follows it: drop the row, and free the
+    name."""
     COPY = "copy"
     """A command by key has replaced it: delete it; its message has another row."""
     LATER = "later"
@@ -176,11 +197,15 @@ class Refusal(Enum):
     replacing row may be about to use this one."""
     STRANDED = "stranded"
     """A command by key was to replace it and crashed: place it anew."""
+    BEHIND = "behind"
+    """It follows a message that runs: postpone it."""
     AGAIN = "again"
     """The row may begin by now."""
 
 
-def refusal_of(row: Row, key: KeyRow, found: Found, view: View) -> Refusal:
+def refusal_of(
+    row: Row, key: KeyRow, found: Found, view: View, standing: Standing | None = None
+) -> Refusal:
     """Judge why a row was refused to begin.
 
     Args:
@@ -188,15 +213,24 @@ def refusal_of(row: Row, key: KeyRow, found: Found, view: View) -> Refusal:
         key: The key's row, read after the refusal.
         found: The rows found at `key.places`.
         view: The times by which to judge.
+        standing: The name's standing, if its message follows another.
     """
     generation = own_key(row).generation
     if not key.is_of(row):
-        return Refusal.OVER
+        return _of_another(row, standing, view)
+    if generation == key.generation:
+        if key.is_doomed:
+            return Refusal.CANCELLED
+        is_alone = standing is None or standing.behind is None or standing.running is None
+        return Refusal.AGAIN if is_alone else Refusal.BEHIND
     if generation > key.generation:
         # The key is written before the row: a replica is behind, or was restored from a copy.
         return Refusal.LATER
-    if generation == key.generation:
-        return Refusal.CANCELLED if key.is_doomed else Refusal.AGAIN
+    return _of_older(generation, key, found, view)
+
+
+def _of_older(generation: int, key: KeyRow, found: Found, view: View) -> Refusal:
+    """Judge a refused row of an older generation of its message."""
     before, place = key.before, key.place
     is_begun = key.does is Does.BEGUN
     if before is None or before.generation != generation or is_begun or place is None:
@@ -204,3 +238,16 @@ def refusal_of(row: Row, key: KeyRow, found: Found, view: View) -> Refusal:
     if place in found or key.at is not None:
         return Refusal.REPLACED if view.is_half_over(place) else Refusal.COPY
     return Refusal.STRANDED if view.is_over(place) else Refusal.LATER
+
+
+def _of_another(row: Row, standing: Standing | None, view: View) -> Refusal:
+    """Judge a refused row whose name another message has, which may follow the row's message."""
+    behind = None if standing is None else standing.key.behind
+    place = None if standing is None else standing.key.place
+    if standing is None or behind is None or place is None or not behind.is_of(row):
+        return Refusal.OVER
+    if own_key(row).generation < behind.generation:
+        return Refusal.COPY
+    if standing.state is Is.PENDING:
+        return Refusal.LATER
+    return Refusal.REPLACED if view.is_half_over(place) else Refusal.CANCELLED

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from shardq.lifecycle.fate import BEHIND_A_RUN
 from shardq.model.ids import birth_us
+from shardq.model.message import last_error
 from shardq.model.shard import FIRST_GROUP_LANE, LANE_LEASE
 from simulation.history import LATE_WRITER, is_tried
 from simulation.plan import lease_ms, machine_of
@@ -266,6 +268,8 @@ class Case:
         if source is None or not new.sender or new.sender in (STEWARD, *self.putters):
             return False
         rows = source.row, new.row
+        if last_error(new.row)[0] == BEHIND_A_RUN:
+            return False
         if any(r.claim or r.group or r.shard.queue != QUEUE or r.key != new.row.key for r in rows):
             return False
         is_late = new.row.since_ms == source.row.since_ms and self.is_late(source, new)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from simulation.history import Delivery
 
 _BEGINS_US = 1_500_000
-"""How long after it was let begin a delivery may be handed out."""
+"""How long after it was let begin a delivery may be handed out, though cancelled or followed."""
 _ASKED_US = 300_000
 """How long after it a handler may not know of a cancel: it asks every 0.25 s at most."""
 _CLOCKS_US = 250_000
@@ -114,10 +114,23 @@ def _heeded(case: Case, named: Named) -> Iterator[Breach]:
         for one in case.by_token[token]:
             for call in _overs(named, named.key_of[token], one.begun_us - 1, token):
                 is_back = named.has_come_back(token, one.row.id, call.begun_us)
+                if _had_begun(case, call, one):
+                    continue
                 if not (is_back or case.is_purged(token, one.begun_us)):
                     text = f"began at {_at(case, one.begun_us)} after {_shown(case, call)}"
                     yield _breach(case, named, "heeded", token, text)
                     break
+
+
+def _had_begun(case: Case, call: ByKey, one: Delivery) -> bool:
+    """Whether a delivery was let begin before its message was followed, which is no replacement."""
+    ids = {written.row.message_id for written in case.written(one.token)}
+    is_followed = call.errand.conflict == "debounce" and call.message_id not in ids
+    since_us = call.ended_us or 0
+    return is_followed and (
+        one.begun_us <= since_us + _BEGINS_US
+        or case.kept_up(one.process, since_us - _BEGINS_US, one.begun_us)
+    )
 
 
 def _moved(case: Case, named: Named) -> Iterator[Breach]:
