@@ -471,8 +471,6 @@ class Starts:
     def _pass_on(self, start: Start) -> None:
         """Let what does not begin come to its outcome."""
         one = start.one
-        # It was not handed out, so no outcome counts as a delivery.
-        one.is_fresh = False
         if not start.after_us:
             self._outbox.finish(one, start.outcome)
             return
