@@ -188,7 +188,9 @@ class Claims:
         planner = engine.settler.planner
         if not one.grouped:
             return planner.claim(one.row, visibility_ms, one.attempt, holder=engine.member)
-        row = planner.claimed(one.row, visibility_ms, one.attempt, holder=engine.member)
+        # One that is claimed along with its head was not taken out of `ready`.
+        attempt = one.attempt or one.row.attempt + 1
+        row = planner.claimed(one.row, visibility_ms, attempt, holder=engine.member)
         return engine.groups.numbered(one, row)
 
     def _carry_out(self, planned: Mapping[Delivery, Move | Row]) -> dict[Delivery, tuple[int, Row]]:
