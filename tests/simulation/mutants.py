@@ -183,7 +183,7 @@ MUTANTS: dict[str, Edits] = {
         (GroupLanes, "pass_by", "return first is None or", "return True or"),
     ),
     "several of a group are claimed last first": (
-        (lane.Group, "behind", "[one for _, one in taken]", "[one for _, one in taken[::-1]]"),
+        (Group, "behind", "[one for _, one in taken]", "[one for _, one in taken[::-1]]"),
     ),
     "what is due together goes last first": (
         (
