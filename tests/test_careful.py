@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 from crashing import attempts_of, crash, run_until_crash
 
-from shardq import Consumer, Message, Queue
+from shardq import Consumer, Message, Queue, Retry, Snooze
 from shardq.testing import Recorder, Stage
 
 
@@ -164,6 +164,29 @@ def test_a_group_whose_head_a_slow_holder_puts_off_late_waits_for_it(stage: Stag
     assert seen.texts == []
     stage.drain(queue, consumer)
     assert seen.texts == ["head", "next"]
+
+
+@pytest.mark.parametrize("asked", [Retry("2s"), Snooze("2s")])
+def test_a_retry_whose_consumer_died_is_due_when_that_was_asked_for(
+    stage: Stage, asked: Exception
+) -> None:
+    queue = stage.connect().queue("mail", group_lanes=1)
+    queue.put("put off", group="g")
+    queue.put("in hand", group="other", delay="1s")
+
+    def handle(message: Message) -> None:
+        if message.text == "in hand":
+            crash(message)
+        raise asked
+
+    first = Recorder(stage.clock, handle)
+    assert run_until_crash(stage, Consumer(queue, first), seconds=5)
+    put_off_ms = first.messages[0].due_ms + 2_000
+    stage.clock.advance(11)
+    seen = Recorder(stage.clock)
+    stage.drain(queue, Consumer(stage.connect().queue("mail"), seen))
+    assert seen.texts == ["put off", "in hand"]
+    assert 0 <= seen.messages[0].due_ms - put_off_ms <= 500
 
 
 def test_care_ends_after_the_window_of_the_one_that_died(stage: Stage) -> None:

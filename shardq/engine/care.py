@@ -80,7 +80,8 @@ class Care:
                         serial=row.serial + SERIALS_AFTER_TAKEOVER,
                     )
                     self._store.edit([edit])
-                    one.replace(edit)
+                    # The handler sees the due of the retry, which the recorded row has no more.
+                    one.replace(edit._replace(not_before_ms=row.not_before_ms))
                     one.note_edit()
             except StoreTimeout as error:
                 # Maybe recorded: given up now, each new try could use up one more attempt.

@@ -16,7 +16,7 @@ from shardq.engine.care import Care
 from shardq.engine.deliverer import Deliverer
 from shardq.engine.discards import Discards
 from shardq.engine.engine import Engine
-from shardq.engine.groups import lane
+from shardq.engine.groups.lane import Group
 from shardq.engine.groups.room import GroupLanes
 from shardq.engine.intake import Intake
 from shardq.engine.lane import Lane
@@ -183,10 +183,13 @@ MUTANTS: dict[str, Edits] = {
         (GroupLanes, "pass_by", "return first is None or", "return True or"),
     ),
     "several of a group are claimed last first": (
-        (lane.Group, "behind", "[one for _, one in taken]", "[one for _, one in taken[::-1]]"),
+        (Group, "behind", "[one for _, one in taken]", "[one for _, one in taken[::-1]]"),
     ),
     "what is due together goes last first": (
-        (lane, "place_of", "order_key(row.id)", "bytes(255 - part for part in order_key(row.id))"),
+        (
+            Group, "add", "(place_of(one.row), one)",
+            "((one.row.due_ms, bytes(255 - part for part in place_of(one.row)[1])), one)",
+        ),
     ),
     "a cursor passes now": (
         (Reader, "_read_current", "lane.advance(until_ms)", "lane.advance(until_ms + 5_000)"),
@@ -229,8 +232,7 @@ MUTANTS: dict[str, Edits] = {
         (settings, "layout_of", "lanes_read=settings.lanes_read", "lanes_read=settings.lanes_written"),
     ),
     "a purge goes by the due": (
-        (Intake, "_without_purged", "kept = [row for row in rows if row.entered_us >= before_us]",
-         "kept = [row for row in rows if row.due_ms * 1_000 >= before_us]"),
+        (Intake, "_without_purged", "row.entered_us < before_us", "row.due_ms * 1_000 < before_us"),
     ),
     "a hand-out does not look at its lease": (
         (Deliverer, "deliver", "if one.begun_us >= one.lease.deadline_us:", "if False:"),
@@ -322,7 +324,10 @@ MUTANTS: dict[str, Edits] = {
         (planner, "moved", "claim=claim,", "claim=claim, headers=None,"),
     ),
     "an ack by receipt deletes nothing": (
-        (Receipts, "ack", "self._settler.end(rows, End.ACKED, attempts)", "pass"),
+        (
+            Receipts, "_end_all", "self._settler.end([row for _, row in ended], End.ACKED, attempts)",
+            "pass",
+        ),
     ),
     "what a dead consumer had is tried once a minute": (
         (Intake, "_lease", "now_ms + after_ms", "now_ms + 60_000"),
@@ -336,7 +341,7 @@ MUTANTS: dict[str, Edits] = {
             "    except ShardqError:\n"
             "        given = {p.one.row.id: p.one for p in self._moves if p.move.new.since_ms}\n"
             "        self._moves = [p for p in self._moves if p.one.row.id not in given]\n"
-            "        self._ready.add(list(given.values()))\n"
+            "        self.intake._ready.add(list(given.values()))\n"
             "        raise",
         ),
     ),
