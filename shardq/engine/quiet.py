@@ -23,13 +23,12 @@ from shardq.model.settings import expected_lanes
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shardq.clock import Clock
-    from shardq.engine.intake import Intake
     from shardq.engine.lane import Lane
+    from shardq.engine.memory import Memory
     from shardq.engine.reader import Reader
+    from shardq.lifecycle.home import QueueHome
     from shardq.model.settings import Settings
     from shardq.model.shard import Layout, Shard
-    from shardq.records.register import Register
 
 log = logging.getLogger(__name__)
 
@@ -43,10 +42,10 @@ _SETTINGS_US = 100_000
 class Quiet:
     """Knows the lanes of a member that are quiet."""
 
-    def __init__(self, clock: Clock, register: Register, intake: Intake, reader: Reader) -> None:
-        self._clock = clock
-        self._register = register
-        self._intake = intake
+    def __init__(self, home: QueueHome, memory: Memory, reader: Reader) -> None:
+        self._clock = home.clock
+        self._register = home.register
+        self._memory = memory
         self._reader = reader
         self._read_us = self._look_us = 0
         self._seen: tuple[object, object] = (None, None)
@@ -70,20 +69,20 @@ class Quiet:
 
         A step of many has to do nothing here: a queue may have had 64 lanes of three bands once.
         """
-        now_us, settings, intake = self._clock.boot_us(), self._register.settings, self._intake
-        seen = settings, intake.polled
+        now_us, settings, memory = self._clock.boot_us(), self._register.settings, self._memory
+        seen = settings, memory.polled
         if now_us < self._look_us and all(map(operator.is_, seen, self._seen)):
             return
         self._look_us = now_us + _LOOK_US
         self._tell(settings)
-        intake.polled = [lane for lane in intake.lanes.values() if not lane.quiet]
-        self._seen = settings, intake.polled
+        memory.polled = [lane for lane in memory.lanes.values() if not lane.quiet]
+        self._seen = settings, memory.polled
 
     def _tell(self, settings: Settings) -> None:
         now_ms, layout = self._clock.now_ms(), self._layout
         filled = settings.lanes_polled(now_ms)
         quiet = []
-        for lane in self._intake.lanes.values():
+        for lane in self._memory.lanes.values():
             # As `expected_lanes` does.
             is_used = lane.band < layout.bands_used
             if lane.of_groups or (is_used and layout.index_of(lane.number) < filled):
@@ -152,7 +151,7 @@ class Quiet:
                 break
 
     def _found(self, shard: Shard, now_ms: int) -> None:
-        lane, layout = self._intake.lanes[shard.lane], self._layout
+        lane, layout = self._memory.lanes[shard.lane], self._layout
         is_to_come = shard.minute > layout.minute_of(now_ms)
         # Where a producer does not know better, more may come.
         until_ms = layout.end_ms(shard.minute) if is_to_come else now_ms + layout.offset_ms

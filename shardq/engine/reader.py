@@ -17,24 +17,28 @@ from collections import Counter, deque
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from shardq.engine.intake import READ_AHEAD_MS
-from shardq.engine.lane import MISSED_MS, MISSED_MS_MAX, RUNGS, SLICES, SPAN_MS_MIN
+from shardq.engine.lane import (
+    MISSED_MS,
+    MISSED_MS_MAX,
+    READ_AHEAD_MS,
+    RUNGS,
+    SLICES,
+    SPAN_MS_MIN,
+)
 from shardq.errors import StoreTimeout, StoreUnavailable
 from shardq.model.ids import order_key
 from shardq.stores.store import Slice
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from shardq.clock import Clock
     from shardq.engine.groups.room import GroupLanes
     from shardq.engine.intake import Intake
     from shardq.engine.lane import Lane
-    from shardq.engine.ready import Ready
+    from shardq.engine.lease import Lease
+    from shardq.engine.member import Member
     from shardq.model.message import Row
     from shardq.model.shard import Layout, Shard
-    from shardq.records.register import Register
-    from shardq.stores.store import Store
 
 log = logging.getLogger(__name__)
 _Found: TypeAlias = "Mapping[int, list[Row]]"
@@ -72,36 +76,23 @@ class Reader:
 
     Args:
         groups: Says whether memory has room for more rows of groups.
-        prefetch: The most rows that are in hand, over all lanes, but for those of groups.
-        isolated: Read only minutes that ended at least the offset ago.
-        before_read: Called before each read, for a step of many slow ones outlasts a lease.
 
     Attributes:
         page_rows: The most rows of a shard to read at once; adapts to 4 MiB.
+        lost: Leases that were lost, until they are taken from here.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        clock: Clock,
-        register: Register,
-        intake: Intake,
-        ready: Ready,
-        groups: GroupLanes,
-        *,
-        prefetch: int,
-        isolated: bool,
-        before_read: Callable[[], None],
-    ) -> None:
-        self._before_read = before_read
-        self._store = store
-        self._clock = clock
-        self._register = register
+    def __init__(self, member: Member, intake: Intake, groups: GroupLanes) -> None:
+        self._leases = member.leases
+        self._store = member.store
+        self._clock = member.clock
+        self._register = member.register
+        self._memory = member.memory
         self._intake = intake
-        self._ready = ready
+        self._ready = member.ready
         self._groups = groups
-        self._prefetch = prefetch
-        self._isolated = isolated
+        self._prefetch = member.prefetch
+        self._isolated = member.isolated
         self._body_bytes = 1_000.0
         self._knows_bodies = False
         self._ahead_next_us = 0
@@ -110,10 +101,15 @@ class Reader:
         self._dozed_us = 0
         self.wakes_all = False
         self.page_rows = _PAGE_ROWS_MIN
+        self.lost: list[Lease] = []
 
     @property
     def _layout(self) -> Layout:
         return self._register.layout
+
+    def renew(self) -> None:
+        """Renew the leases whose time has come; what is lost is given up by the next step."""
+        self.lost += self._leases.renew()
 
     def poll(self, back_ms: int = 0, *, at_rest: bool = False) -> int:
         """Read what has come due since the last poll.
@@ -131,7 +127,7 @@ class Reader:
         lagging: list[Lane] = []
         dozing: list[Lane] = []
         layout = self._layout
-        polled = self._intake.polled
+        polled = self._memory.polled
         self._polled = sum(not lane.of_groups for lane in polled) or 1
         for lane in polled:
             is_current = lane.is_current(until_ms, layout)
@@ -149,7 +145,7 @@ class Reader:
         ahead_ms = READ_AHEAD_MS if at_rest and has_current and self._is_ahead_due() else 0
         if not (self._wakes() or ahead_ms):
             dozing.clear()
-        before = len(self._intake.known)
+        before = len(self._memory.known)
         if current:
             self._read_current(current, until_ms, back_ms, ahead_ms)
         if dozing:
@@ -161,7 +157,7 @@ class Reader:
             self._probe(lagging, until_ms)
             self._read_lagging(lagging, until_ms)
         self._set_horizon(until_ms)
-        return len(self._intake.known) - before
+        return len(self._memory.known) - before
 
     def _wakes(self) -> bool:
         """True if group lanes in which nothing was seen for a minute are read as well."""
@@ -183,14 +179,14 @@ class Reader:
             not lane.is_current(until_ms, self._layout)
             and self._room_behind(lane) > 0
             and lane.retry_ms <= now_ms
-            for lane in self._intake.polled
+            for lane in self._memory.polled
         )
 
     def is_caught_up(self) -> bool:
         """Whether everything due up to now was read and settled."""
         until_ms = self._until_ms(self._clock.now_ms())
-        return not self._intake.known and all(
-            lane.is_current(until_ms, self._layout) for lane in self._intake.polled
+        return not self._memory.known and all(
+            lane.is_current(until_ms, self._layout) for lane in self._memory.polled
         )
 
     def look_ahead(self, *, at_once: bool = False) -> None:
@@ -201,7 +197,7 @@ class Reader:
         until_ms = now_ms + READ_AHEAD_MS
         lanes = [
             lane
-            for lane in self._intake.polled
+            for lane in self._memory.polled
             # One that this step did not poll may have rows that come before those ahead.
             if not lane.stalled
             and lane.retry_ms <= now_ms
@@ -239,9 +235,9 @@ class Reader:
             row.shard.lane: lane
             for row in rows
             # One of these lanes may have been given up while they were read.
-            if (lane := self._intake.lanes.get(row.shard.lane)) is not None
+            if (lane := self._memory.lanes.get(row.shard.lane)) is not None
             and lane.of_groups
-            and row.id not in self._intake.known
+            and row.id not in self._memory.known
         }
         if not grouped:
             return rows
@@ -261,7 +257,7 @@ class Reader:
                     lane.again_ms = max(lane.again_ms, again_ms)
         except (StoreUnavailable, StoreTimeout):
             # Those behind a cursor are looked for by no poll, were they found by a sweep just now.
-            self._intake.read_again([*rows, *again])
+            self._memory.read_again([*rows, *again])
             raise
         seen = {row.id for row in rows}
         missed = [row for row in again if row.id not in seen]
@@ -270,7 +266,7 @@ class Reader:
 
     def without_unread(self, rows: list[Row]) -> list[Row]:
         """Rows without those of group lanes that are to be read from further in front."""
-        lanes = self._intake.lanes
+        lanes = self._memory.lanes
         return [
             row
             for row in rows
@@ -288,7 +284,7 @@ class Reader:
             counts: How many of them each shard has.
             limit: Of a full page.
         """
-        lanes = self._intake.lanes
+        lanes = self._memory.lanes
         cut: dict[int, int] = {}
         for shard, count in counts.items():
             lane = lanes.get(shard.lane)
@@ -325,7 +321,7 @@ class Reader:
         """Room for rows of a lane; those of groups wait for each other, not for a handler."""
         if lane.of_groups:
             return self.page_rows if self._groups.has_room else 0
-        room = 0 if self._intake.body_bytes > _BYTES_MAX else self._share() - lane.rows
+        room = 0 if self._memory.body_bytes > _BYTES_MAX else self._share() - lane.rows
         return min(self.page_rows, room)
 
     def _room_ahead(self, lane: Lane) -> int:
@@ -635,7 +631,8 @@ class Reader:
         )
 
     def _read(self, *wanted: Slice) -> list[Row]:
-        self._before_read()
+        # A step of many slow reads outlasts a lease.
+        self.renew()
         try:
             rows = self._store.read(*wanted)
         except (StoreUnavailable, StoreTimeout):
@@ -660,7 +657,7 @@ class Reader:
         # What has been read up to now, or is another's as far as we know, holds nothing back.
         behind = [
             lane
-            for lane in self._intake.polled
+            for lane in self._memory.polled
             if not (lane.of_groups or lane.retry_ms or lane.is_current(until_ms, layout))
         ]
         full = {lane.number: lane.cursor_ms for lane in behind if lane.stalled}
@@ -669,7 +666,7 @@ class Reader:
             # A lane that is full holds back what is due after its cursor, and later bands, while
             # handlers can still take rows of it up to there, or these are about to be settled. One
             # whose rows all run, wait for their groups or were read ahead would hold up itself.
-            if lane.stalled and not (lane.number in moving or self._intake.is_ending(lane)):
+            if lane.stalled and not (lane.number in moving or self._memory.is_ending(lane)):
                 continue
             seen = horizon[lane.band]
             horizon[lane.band] = lane.cursor_ms if seen is None else min(seen, lane.cursor_ms)

@@ -28,10 +28,9 @@ from shardq.stores.store import Move
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from shardq.lifecycle.home import QueueHome
     from shardq.lifecycle.keyed import Keyed
-    from shardq.lifecycle.settle import Settler
     from shardq.model.shard import Position
-    from shardq.records.home import QueueHome
 
 _COUNTED = {Fate.BURY: "buried", Fate.RETRY: "retried"}
 """Fate -> as what it is counted; any other counts as snoozed."""
@@ -73,17 +72,16 @@ class Receipts:
 
     Args:
         home: The queue's home.
-        settler: Moves and removes the rows.
         keyed: Cancels messages that have keys.
     """
 
-    def __init__(self, home: QueueHome, settler: Settler, keyed: Keyed) -> None:
+    def __init__(self, home: QueueHome, keyed: Keyed) -> None:
         self._home = home
         self._store = home.store
         self._clock = home.clock
         self._register = home.register
-        self._settler = settler
-        self._planner = settler.planner
+        self._settler = home.settler
+        self._planner = home.settler.planner
         self._keyed = keyed
         self._ends: Hubs[_End] = Hubs(partial(Hub, self._end_all))
 

@@ -38,17 +38,13 @@ from shardq.stores.store import Slice
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-    from shardq.clock import Clock
+    from shardq.engine.delivery import Delivery
     from shardq.engine.groups.lane import Group, Place
-    from shardq.engine.intake import Intake
     from shardq.engine.lane import Lane
-    from shardq.engine.lease import Lease, Leases
-    from shardq.engine.ready import Ready
-    from shardq.lifecycle.settle import Settler
+    from shardq.engine.lease import Lease
+    from shardq.engine.member import Member
     from shardq.model.message import Row
     from shardq.model.shard import Layout, Position
-    from shardq.records.register import Register
-    from shardq.stores.store import Store
 
 log = logging.getLogger(__name__)
 
@@ -77,35 +73,20 @@ _edit_of = attrgetter("serial", "attempt", "not_before_ms", "claim")
 class GroupLanes:
     """The group lanes of one member.
 
-    Args:
-        on_purged: Takes rows that a purge has reached.
-        on_news: Called when the engine should step soon.
-
     Attributes:
-        intake: Holds the rows in memory.
         ahead_ms: The due of the first row that was read ahead, epoch milliseconds.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        clock: Clock,
-        register: Register,
-        leases: Leases,
-        ready: Ready,
-        settler: Settler,
-        *,
-        on_purged: Callable[[list[Row]], None],
-        on_news: Callable[[], None],
-    ) -> None:
-        self._store = store
-        self._clock = clock
-        self._register = register
-        self._leases = leases
-        self._ready = ready
-        self._settler = settler
-        self._on_purged = on_purged
-        self._on_news = on_news
+    def __init__(self, member: Member) -> None:
+        self._store = member.store
+        self._clock = member.clock
+        self._register = member.register
+        self._leases = member.leases
+        self._ready = member.ready
+        self._settler = member.settler
+        self._discards = member.discards
+        self._memory = member.memory
+        self._news = member.news
         self._lock = locks.new()
         self._lanes: dict[int, GroupLane] = {}
         self._begun: dict[tuple[int, str], Delivery] = {}
@@ -126,7 +107,6 @@ class GroupLanes:
         self._tidied_ms = 0
         self._wished: set[int] = set()
         self.ahead_ms = _NEVER_MS
-        self.intake: Intake
 
     @property
     def _layout(self) -> Layout:
@@ -214,7 +194,7 @@ class GroupLanes:
             left_ms = {n: mine.left_ms() for n, mine in former.items()}
         if former:
             # The former lease was lost within this step, and its rows are not given up yet.
-            self.intake.give_up(lambda one: one.grouped and one.row.shard.lane in former)
+            self._memory.give_up(lambda one: one.grouped and one.row.shard.lane in former)
         self.drop(leases)
         first_ms: dict[int, int] = {}
         with self._lock:
@@ -227,7 +207,7 @@ class GroupLanes:
                         mine.keep(one.row, ROWS_MAX)
                         mine.groups[name].head = self._begun.pop((lane, name))
                         mine.groups[name].coming = 0
-                read = self.intake.lanes.get(number)
+                read = self._memory.lanes.get(number)
                 if mine.listed and read is not None:
                     read.reread_listed(mine.listed, self._layout)
                     first_ms[number] = min(mine.listed.values())
@@ -278,7 +258,7 @@ class GroupLanes:
 
     def _take_in(self, mine: GroupLane, rows: Sequence[Row]) -> None:
         names = dict.fromkeys(row.group or "" for row in rows)
-        for one in self.intake.take_in(rows, mine.lease):
+        for one in self._memory.take_in(rows, mine.lease):
             mine.groups[one.row.group or ""].add(one)
         self._ready.add(self._offer(mine, names))
 
@@ -354,7 +334,7 @@ class GroupLanes:
                 is_awaited = is_awaited or len(rows) == GROUP_ROWS_MIN - 1
                 self._is_hungry = True
         if is_awaited:
-            self._on_news()
+            self._news.wake()
 
     def stored(self, one: Delivery) -> None:
         """A delivery's row is gone from its lane."""
@@ -382,13 +362,13 @@ class GroupLanes:
             row: The row as it is now.
             after_ms: The earliest time of its next delivery, epoch milliseconds.
         """
-        self.intake.forget(one)
+        self._memory.forget(one)
         with self._lock:
             mine, group = self._group_of(row)
             if mine is None or group is None or group.head is not one:
                 self._forget_begun(one)
                 return
-            (head,) = self.intake.take_in([row], mine.lease)
+            (head,) = self._memory.take_in([row], mine.lease)
             if one.is_edited and one.lease is mine.lease:
                 head.note_edit()
             group.head = head
@@ -443,7 +423,7 @@ class GroupLanes:
 
     def _rows(self) -> int:
         """How many rows are in memory, but for heads that wait for long."""
-        lanes = self.intake.lanes
+        lanes = self._memory.lanes
         return sum(lanes[n].rows for n in self._lanes if n in lanes) - self._far_heads
 
     def _count_far(self) -> None:
@@ -456,19 +436,23 @@ class GroupLanes:
 
     def _room(self) -> int:
         """For how many rows behind heads there is room."""
-        return 0 if self.intake.body_bytes > BYTES_MAX else ROWS_MAX - self._rows()
+        return 0 if self._memory.body_bytes > BYTES_MAX else ROWS_MAX - self._rows()
 
     # Step -----------------------------------------------------------------------------------------
 
-    def serve(self) -> None:
-        """Hand out heads whose time has come, look where notes say, and reread what was left."""
+    def serve(self, accept: Callable[[Sequence[Row]], object]) -> None:
+        """Hand out heads whose time has come, look where notes say, and reread what was left.
+
+        Args:
+            accept: Takes in late rows that notes name.
+        """
         now_ms = self._clock.now_ms()
         if self.ahead_ms <= now_ms:
             self.ahead_ms = _NEVER_MS
         self._leave_far()
         while due := self._due(now_ms):
             self._reread_heads(due)
-        self.look()
+        self.look(accept)
         if self._is_hungry:
             self._is_hungry = False
             until_us = self._clock.boot_us() + _TURN_US
@@ -513,13 +497,13 @@ class GroupLanes:
         """Place a head that waits anew, by its row as it is now; None: it is gone."""
         name = one.row.group or ""
         if row is not None and row.entered_us < self._register.settings.purged_before_us:
-            self._on_purged([row])
+            self._discards.purge([row])
             row = None
         if row is None:
-            self.intake.forget(one)
+            self._memory.forget(one)
             self.stored(one)
             return
-        self.intake.replace(one, row)
+        self._memory.replace(one, row)
         with self._lock:
             if row.ready_ms > self._clock.now_ms() or not self._leases.is_valid(mine.lease):
                 until_ms = max(row.ready_ms, self._clock.now_ms() + _AGAIN_MS)
@@ -558,9 +542,9 @@ class GroupLanes:
                     left += group.leave_all()
                     continue
                 left += group.leave()
-                self.intake.replace(one, one.row._replace(body=b""))
+                self._memory.replace(one, one.row._replace(body=b""))
                 self._far_heads += 1
-        self.intake.forget_all(left)
+        self._memory.forget_all(left)
 
     def _feed(self, mine: GroupLane, until_us: int) -> None:
         """Read on for the groups of a lane of which few rows are in memory."""
@@ -568,7 +552,7 @@ class GroupLanes:
             after = min(group.after for group in hungry.values() if group.after is not None)
             rows, until = self._read_after(mine, after)
             with self._lock:
-                known = self.intake.known
+                known = self._memory.known
                 new = [row for row in rows if row.id not in known and not row.is_note]
                 chosen = mine.reread(new, after, until, room=self._room())
             try:
@@ -582,7 +566,7 @@ class GroupLanes:
             before_us = self._register.settings.purged_before_us
             purged = [row for row in found.values() if row.entered_us < before_us]
             if purged:
-                self._on_purged(purged)
+                self._discards.purge(purged)
             kept = [
                 found[row.id] for row in chosen if row.id in found and row.entered_us >= before_us
             ]
@@ -610,10 +594,10 @@ class GroupLanes:
 
         The next rows may be minutes later: what lies between is sealed, and not in the list.
         """
-        layout, lane = self._layout, self.intake.lanes[mine.number]
+        layout, lane = self._layout, self._memory.lanes[mine.number]
         # The whole of its due: what was read of it may have been left.
         until_ms = min(lane.cursor_ms, self._clock.now_ms())
-        mean_bytes = self.intake.body_bytes // (len(self.intake.known) or 1) + _ROW_BYTES
+        mean_bytes = self._memory.body_bytes // (len(self._memory.known) or 1) + _ROW_BYTES
         limit = max(min(_PAGE, _PAGE_BYTES // mean_bytes), 1)
         minutes = {m for m in mine.listed if m >= layout.minute_of(after[0])}
         first = max(lane.sealed + 1, layout.minute_of(after[0]))
@@ -747,7 +731,7 @@ class GroupLanes:
             changed = self.edit(self._unclaimed)
             unclaimed, self._unclaimed = self._unclaimed, []
             for _, row in unclaimed:
-                one = self.intake.known.get(row.id)
+                one = self._memory.known.get(row.id)
                 if one is not None and not one.begun_us and row.id not in changed:
                     self._apply(one, row)
 
@@ -766,22 +750,22 @@ class GroupLanes:
             if mine is None or not self._leases.is_valid(mine.lease):
                 return False
             self._looks.add(position)
-        self._on_news()
+        self._news.wake()
         return True
 
-    def look(self) -> None:
+    def look(self, accept: Callable[[Sequence[Row]], object]) -> None:
         """Look at the rows that others have settled or edited."""
         if self._notes or self._looks:
-            self._look_at_noted()
+            self._look_at_noted(accept)
 
-    def _look_at_noted(self) -> None:
+    def _look_at_noted(self, accept: Callable[[Sequence[Row]], object]) -> None:
         """Read the rows again that notes name, and delete the notes."""
         with self._lock:
             looks, self._looks = self._looks, set()
         unread = {at for at in looks if self._is_unread(at)}
         unread.update(note.noted for note in self._notes.values() if self._is_unread(note.noted))
         # Where the cursor may not come by, they are looked at when it is further on.
-        lanes = self.intake.lanes
+        lanes = self._memory.lanes
         later = {at for at in unread if not lanes[at.shard.lane].comes_to(at)}
         notes = [note for note in self._notes.values() if note.noted not in later]
         noted = sorted(looks.union(note.noted for note in notes) - unread)
@@ -791,10 +775,10 @@ class GroupLanes:
             with self._lock:
                 self._looks |= looks
             raise
-        self.wake([at for at in noted if at.id not in self.intake.known])
+        self.wake([at for at in noted if at.id not in self._memory.known])
         fresh: list[Row] = []
         for at in noted:
-            row, one = there.get(at), self.intake.known.get(at.id)
+            row, one = there.get(at), self._memory.known.get(at.id)
             if one is None:
                 is_here = row is not None and at.shard.lane in self._lanes
                 fresh += [row] if is_here and row is not None else []
@@ -802,7 +786,7 @@ class GroupLanes:
                 self._apply(one, row)
         if fresh:
             # Late ones, as a rule behind the seal: their minutes are listed.
-            self.intake.accept(sorted(fresh, key=lambda row: (row.shard, *place_of(row))))
+            accept(sorted(fresh, key=lambda row: (row.shard, *place_of(row))))
         with self._lock:
             self._looks |= looks & later
         if notes:
@@ -813,8 +797,8 @@ class GroupLanes:
 
     def _is_unread(self, at: Position) -> bool:
         """True if a row is not in memory, and its lane's cursor has not come to it."""
-        lane = self.intake.lanes.get(at.shard.lane)
-        return lane is not None and at.id not in self.intake.known and lane.is_before(at)
+        lane = self._memory.lanes.get(at.shard.lane)
+        return lane is not None and at.id not in self._memory.known and lane.is_before(at)
 
     def _apply(self, one: Delivery, row: Row | None) -> None:
         """A row in memory that has not begun was settled or edited by another."""
@@ -831,9 +815,9 @@ class GroupLanes:
         if group.head is one:
             self._renew(mine, group, one, row)
         elif row is None:
-            self.intake.forget(one)
+            self._memory.forget(one)
         else:
-            self.intake.replace(one, row)
+            self._memory.replace(one, row)
 
     # List -----------------------------------------------------------------------------------------
 
@@ -864,7 +848,7 @@ class GroupLanes:
 
     def _tidy(self, mine: GroupLane) -> None:
         """Erase listed minutes in which nothing is left, and renew the hints of the others."""
-        lane = self.intake.lanes.get(mine.number)
+        lane = self._memory.lanes.get(mine.number)
         if lane is None or not self._leases.is_valid(mine.lease):
             return
         listed: dict[int, int] = {}
