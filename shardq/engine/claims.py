@@ -98,7 +98,7 @@ class Claims:
         try:
             if not self._engine.outbox.is_empty:
                 # What is buried is not to wait for the next call.
-                self._engine.outbox.flush()
+                self._engine.flush()
             given = {caller: self._with_groups(caller, mine) for caller, mine in taken.items()}
             planned = {
                 one: self._plan(one, caller.visibility_ms)
@@ -184,13 +184,11 @@ class Claims:
     def _plan(self, one: Delivery, visibility_ms: int) -> Move | Row:
         """The claim of a row: a move, or the row of a group as it will be where it stays."""
         engine = self._engine
-        planner = engine.home.settler.planner
-        if not one.grouped:
-            return planner.claim(one.row, visibility_ms, one.attempt, holder=engine.home.member)
+        planner, member = engine.home.settler.planner, engine.home.member
         # One that is claimed along with its head was not taken out of `ready`.
         attempt = one.attempt or one.row.attempt + 1
-        row = planner.claimed(one.row, visibility_ms, attempt, holder=engine.home.member)
-        return engine.groups.numbered(one, row)
+        plan = planner.claim(one.row, visibility_ms, attempt, holder=member)
+        return engine.groups.numbered(one, plan) if isinstance(plan, Row) else plan
 
     def _carry_out(self, planned: Mapping[Delivery, Move | Row]) -> dict[Delivery, tuple[int, Row]]:
         """Claim rows, and settle what becomes of those that are not claimed.

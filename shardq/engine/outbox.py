@@ -35,7 +35,7 @@ from shardq.engine.ending import Endings
 from shardq.engine.lane import READ_AHEAD_MS
 from shardq.errors import ShardqError, StoreUnavailable
 from shardq.lifecycle.fate import LOST, Fate, Outcome
-from shardq.model.message import spent_reason
+from shardq.model.message import Row, spent_reason
 from shardq.records.ledger import End
 
 if TYPE_CHECKING:
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from shardq.engine.delivery import Delivery
     from shardq.engine.groups.room import GroupLanes
     from shardq.engine.member import Member
-    from shardq.model.message import Row
     from shardq.model.shard import Position
     from shardq.stores.store import Move
 
@@ -127,8 +126,7 @@ class Outbox:
         self._moves: list[_Pending] = []
         self._edits: list[_Edit] = []
         self._left_behind: list[Delivery] = []
-        self._parking: dict[bytes, Move] = {}
-        self._parking_in_place: dict[bytes, Row] = {}
+        self._parking: dict[bytes, Move | Row] = {}
         self._running = member.memory.running
         self._astray: list[Delivery] = []
         """Whose rows others have settled, while their handlers still ran."""
@@ -433,7 +431,7 @@ class Outbox:
 
     def _park_first(self, one: Delivery) -> None:
         """Repeat a park whose answer was lost: it decides where the row is."""
-        if one.row.id in self._parking or one.row.id in self._parking_in_place:
+        if one.row.id in self._parking:
             self._park(one)
 
     def _not_begun(self, one: Delivery, fate: Fate) -> None:
@@ -452,62 +450,50 @@ class Outbox:
             self._moves.append(_Pending(one, move, fate))
 
     def _park(self, one: Delivery, *, is_counted: bool = True) -> None:
-        if one.grouped:
-            self._park_in_place(one, is_counted=is_counted)
-            return
-        now_ms = self._clock.now_ms()
         was = one.row.id
-        move = self._parking.get(was)
-        again = move is not None
-        if move is None:
-            if one.is_claim and one.row.due_ms <= now_ms and not self._leases.holds(one.row.shard):
-                # It came due before it was moved on: another may have it, and it would come anew.
-                # In a shard of ours nobody else may, and we pass it by.
+        plan = self._parking.get(was)
+        again = plan is not None
+        if plan is None:
+            if one.is_claim and not one.grouped and self._may_have_come(one):
+                # Another may have it, and it would come anew.
                 return
-            move = self._planner.claim(
+            plan = self._planner.claim(
                 one.row,
                 self._register.settings.visibility_ms,
                 one.attempt,
-                holder=self._member,
+                holder=one.row.claim_of(self._member) if one.grouped else self._member,
                 is_counted=is_counted,
             )
+            if isinstance(plan, Row):
+                plan = self._groups.numbered(one, plan)
         # Only now that it is asked for: what has not been is planned anew by the next try.
-        self._parking[was] = move
+        self._parking[was] = plan
+        if isinstance(plan, Row):
+            # A repeat after an unknown outcome is the same edit: one is under way at most.
+            changed = self._groups.edit([(one, plan)])
+            del self._parking[was]
+            self._note_parked(one, plan, is_lost=bool(changed), now=changed.get(was))
+            return
         try:
-            gone, repaired = self._settler.carry_out([move])
+            gone, repaired = self._settler.carry_out([plan])
         except StoreUnavailable:
             if not again:
                 # Nothing was done, and what has ended by the next try is settled where it is.
                 del self._parking[was]
             raise
         # One that came too late for its minute was moved to now: its ack has to find it there.
-        claim = repaired.get(move.new.id, move.new)
+        claim = repaired.get(plan.new.id, plan.new)
         if gone and again:
             # The first try may have been applied though its answer was lost.
-            gone -= {move.old for _ in self._settler.still_there([claim.position])}
+            gone -= {plan.old for _ in self._settler.still_there([claim.position])}
         del self._parking[was]
         self._note_parked(one, claim, is_lost=bool(gone))
         if self._running.pop(was, None) is not None:
             self._running[one.row.id] = one
 
-    def _park_in_place(self, one: Delivery, *, is_counted: bool) -> None:
-        """Let a row of a group be a claim where it is; its group waits for it."""
-        row_id = one.row.id
-        row = self._parking_in_place.get(row_id)
-        if row is None:
-            row = self._planner.claimed(
-                one.row,
-                self._register.settings.visibility_ms,
-                one.attempt,
-                holder=one.row.claim_of(self._member),
-                is_counted=is_counted,
-            )
-            row = self._groups.numbered(one, row)
-        self._parking_in_place[row_id] = row
-        # A repeat after an unknown outcome is the same edit: one is under way at most.
-        changed = self._groups.edit([(one, row)])
-        del self._parking_in_place[row_id]
-        self._note_parked(one, row, is_lost=bool(changed), now=changed.get(row_id))
+    def _may_have_come(self, one: Delivery) -> bool:
+        """True if a claim came due before it was moved on; in a shard of ours it is passed by."""
+        return one.row.due_ms <= self._clock.now_ms() and not self._leases.holds(one.row.shard)
 
     def _note_parked(
         self, one: Delivery, claim: Row, *, is_lost: bool, now: Row | None = None

@@ -205,10 +205,9 @@ class Receipts:
 
         def plan(row: Row, attempt: int) -> Move | Row:
             holder = row.holder or "receipt"
-            if not self._register.layout.is_of_groups(row.shard.lane):
-                return self._planner.claim(row, visibility_ms, attempt, holder=holder)
-            kept = row.claim_of(holder)
-            return self._planner.claimed(row, visibility_ms, attempt, holder=kept)
+            if self._register.layout.is_of_groups(row.shard.lane):
+                holder = row.claim_of(holder)
+            return self._planner.claim(row, visibility_ms, attempt, holder=holder)
 
         answers, _ = self._change(deliveries, plan, is_partial=is_partial)
         return [

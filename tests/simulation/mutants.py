@@ -212,7 +212,7 @@ MUTANTS: dict[str, Edits] = {
         (Outbox, "park_overdue", "self._is_half_over(one.row.ready_ms)", "False"),
     ),
     "what was parked late is not followed": (
-        (Outbox, "_park", "repaired.get(move.new.id, move.new)", "move.new"),
+        (Outbox, "_park", "repaired.get(plan.new.id, plan.new)", "plan.new"),
     ),
     "nothing is swept": (
         (Sweeper, "sweep", "self._sweep_slices(", "(lambda *_: _Swept(0, set()))("),
