@@ -52,8 +52,8 @@ if TYPE_CHECKING:
     from shardq.inspection.census import Check
     from shardq.inspection.depth import Depth
     from shardq.inspection.state import Found, State
+    from shardq.lifecycle.batch import Item
     from shardq.lifecycle.home import Home
-    from shardq.lifecycle.producer import Item
     from shardq.model.message import Row
     from shardq.model.settings import QueueOptions, Settings
     from shardq.model.times import Due, Duration
