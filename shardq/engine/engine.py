@@ -26,6 +26,7 @@ from shardq.engine.lane import RUNGS
 from shardq.engine.lanes import Lanes
 from shardq.engine.member import Member
 from shardq.engine.outbox import Outbox
+from shardq.engine.pages import Pages
 from shardq.engine.reader import Reader
 from shardq.engine.rest import Rest
 from shardq.engine.sharing import Sharing
@@ -125,9 +126,10 @@ class Engine:
         self.intake = Intake(member, self.groups)
         self.starts = Starts(member, self.outbox)
         self._hanging = Hanging(member, self.outbox)
-        self.reader = Reader(member, self.intake, self.groups)
-        self.sweeper = Sweeper(member, self.intake, self.reader, self.groups)
-        self.lanes = Lanes(member, self.intake, self.groups, self.reader, put_rate)
+        self.pages = Pages(member)
+        self.reader = Reader(member, self.intake, self.groups, self.pages)
+        self.sweeper = Sweeper(member, self.intake, self.reader, self.groups, self.pages)
+        self.lanes = Lanes(member, self.intake, self.groups, self.reader, self.pages, put_rate)
         self._gifts = Gifts(member, self.groups, self.lanes, self.outbox)
         self.sharing = Sharing(member, self.outbox, self.starts.has_begun, callers_since)
         self.rest = Rest(
@@ -243,8 +245,8 @@ class Engine:
     def _work(self, read: Callable[[], int] | None) -> int:
         """Read, where lanes are to be read, and store what is done; gives how much is new."""
         try:
-            self.reader.renew()
-            if lost := self.reader.lost:
+            self.pages.renew()
+            if lost := self.pages.lost:
                 self.intake.give_up(lambda one: one.lease in lost)
                 lost.clear()
             return 0 if read is None else read()

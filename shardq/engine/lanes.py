@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from shardq.engine.groups.room import GroupLanes
     from shardq.engine.intake import Intake
     from shardq.engine.member import Member
+    from shardq.engine.pages import Pages
     from shardq.engine.reader import Reader
 
 log = logging.getLogger(__name__)
@@ -47,6 +48,7 @@ class Lanes:
         intake: Intake,
         groups: GroupLanes,
         reader: Reader,
+        pages: Pages,
         put_rate: Callable[[], float],
     ) -> None:
         self._home = member.home
@@ -59,6 +61,7 @@ class Lanes:
         self._groups = groups
         self._isolated = member.isolated
         self._reader = reader
+        self._pages = pages
         self._is_reading = False
         self.only_keeps = False
         self.is_leaving = False
@@ -71,7 +74,7 @@ class Lanes:
         """Make anew what remembers times of the wall clock."""
         self._assigned_turn: int | None = None
         self._looks_after = Guard(self._home)
-        self._quiet = Quiet(self._home, self._memory, self._reader)
+        self._quiet = Quiet(self._home, self._memory, self._reader, self._pages)
 
     @property
     def told(self) -> tuple[int, ...]:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from shardq.engine.lane import Lane
     from shardq.engine.memory import Memory
+    from shardq.engine.pages import Pages
     from shardq.engine.reader import Reader
     from shardq.lifecycle.home import QueueHome
     from shardq.model.settings import Settings
@@ -42,11 +43,12 @@ _SETTINGS_US = 100_000
 class Quiet:
     """Knows the lanes of a member that are quiet."""
 
-    def __init__(self, home: QueueHome, memory: Memory, reader: Reader) -> None:
+    def __init__(self, home: QueueHome, memory: Memory, reader: Reader, pages: Pages) -> None:
         self._clock = home.clock
         self._register = home.register
         self._memory = memory
         self._reader = reader
+        self._pages = pages
         self._read_us = self._look_us = 0
         self._seen: tuple[object, object] = (None, None)
         self._watched: dict[int, int] = {}
@@ -110,7 +112,7 @@ class Quiet:
         self._watched = {lane: until for lane, until in self._watched.items() if until > now_ms}
         last = self._last_minute(now_ms)
         if quiet and last > self._watched_to:
-            for shard in self._reader.occupied(range(last, last + 1), sorted(quiet)):
+            for shard in self._pages.occupied(range(last, last + 1), sorted(quiet)):
                 self._watched[shard.lane] = layout.end_ms(last) + layout.offset_ms
             self._watched_to = last
         return [lane for lane in lanes if lane not in quiet or lane in self._watched]
@@ -141,9 +143,9 @@ class Quiet:
         last, until_us = self._last_minute(now_ms), self._clock.boot_us() + TURN_US
         while lanes := [lane for lane in quiet if lane.quiet and lane.probed < last]:
             first = min(lane.probed for lane in lanes) + 1
-            first = max(first, min(self._reader.first_minute(first), last))
+            first = max(first, min(self._pages.first_minute(first), last))
             stop = min(first + max(PROBE_MINUTES // len(lanes), 1), last + 1)
-            for shard in self._reader.occupied(range(first, stop), [one.number for one in lanes]):
+            for shard in self._pages.occupied(range(first, stop), [one.number for one in lanes]):
                 self._found(shard, now_ms)
             for lane in lanes:
                 lane.probed = max(lane.probed, stop - 1)

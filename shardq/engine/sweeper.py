@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from shardq.engine.intake import Intake
     from shardq.engine.lane import Lane, Rung
     from shardq.engine.member import Member
+    from shardq.engine.pages import Pages
     from shardq.engine.reader import Reader
     from shardq.model.shard import Layout
 
@@ -54,12 +55,15 @@ class Sweeper:
         groups: Lists minutes of group lanes, so that their seals may pass.
     """
 
-    def __init__(self, member: Member, intake: Intake, reader: Reader, groups: GroupLanes) -> None:
+    def __init__(
+        self, member: Member, intake: Intake, reader: Reader, groups: GroupLanes, pages: Pages
+    ) -> None:
         self._clock = member.clock
         self._register = member.register
         self._memory = member.memory
         self._intake = intake
         self._reader = reader
+        self._pages = pages
         self._groups = groups
         self._isolated = member.isolated
         self.begin_in_time()
@@ -130,7 +134,7 @@ class Sweeper:
         elif now_us < self._behind_us:
             return
         newest = max((lane.sealed for lane in lanes.values()), default=-1)
-        while (first := self._reader.next_minute(self._behind_from)) is not None:
+        while (first := self._pages.next_minute(self._behind_from)) is not None:
             if first > newest:
                 self._behind_from = self._register.first_minute
                 break
@@ -143,7 +147,7 @@ class Sweeper:
 
     def _reopen(self, minute: int) -> None:
         lanes = self._memory.lanes
-        for shard in self._reader.occupied(range(minute, minute + 1), list(lanes)):
+        for shard in self._pages.occupied(range(minute, minute + 1), list(lanes)):
             lane = lanes[shard.lane]
             is_listed = lane.of_groups and self._groups.is_listed(shard.lane, minute)
             if minute <= lane.sealed and not is_listed:
@@ -158,7 +162,7 @@ class Sweeper:
         if lanes and not self._isolated:
             end_ms = min(now_ms, *(lane.cursor_ms for lane in lanes))
             known = self._memory.known
-            for page in self._reader.pages(lanes, after_ms, end_ms, "look back"):
+            for page in self._pages.whole(lanes, after_ms, end_ms, "look back"):
                 new = [row for row in page if row.id not in known]
                 # What comes before these in their groups may have been passed a little earlier.
                 whole = self._reader.with_missed(new, after_ms, end_ms)
@@ -169,7 +173,7 @@ class Sweeper:
         if now_ms < self._sealed_next_ms:
             return
         self._sealed_next_ms = now_ms + _SEALED_EVERY_MS
-        if self._reader.next_minute(0) is not None:
+        if self._pages.next_minute(0) is not None:
             # What comes there late is found by a look behind the seals.
             for lane in self._memory.lanes.values():
                 lane.swept = dict.fromkeys(SEALED_RUNGS, lane.sealed)
@@ -220,7 +224,7 @@ class Sweeper:
         most = max(4 * PROBE_MINUTES // (len(self._memory.lanes) or 1), 1)
         most = min(most, PROBE_MINUTES)
         for lane in self._memory.lanes.values():
-            first = self._reader.first_minute(lane.sealed + 1)
+            first = self._pages.first_minute(lane.sealed + 1)
             last = min(newest, first + most - 1)
             # A quiet one is not read, but looked through just below.
             last = last if lane.quiet else min(last, self._read_to(lane))
@@ -249,12 +253,12 @@ class Sweeper:
         together: dict[range, list[int]] = {}
         for number, minutes in wanted.items():
             # They may be millions, of which an index tells that most are empty.
-            first = min(self._reader.first_minute(minutes.start), minutes.stop)
+            first = min(self._pages.first_minute(minutes.start), minutes.stop)
             unseen = [m for m in range(first, minutes.stop) if m not in lanes[number].used]
             if unseen:
                 together.setdefault(range(unseen[0], unseen[-1] + 1), []).append(number)
         for minutes, numbers in together.items():
-            for shard in self._reader.occupied(minutes, numbers):
+            for shard in self._pages.occupied(minutes, numbers):
                 # Somebody wrote into a minute that was read already, and no sweep has seen it yet.
                 lanes[shard.lane].used.setdefault(shard.minute, 1)
 
@@ -314,7 +318,7 @@ class Sweeper:
             stop_ms = min(after_ms + length, end_ms)
             sent_us = self._clock.boot_us()
             try:
-                for page in self._reader.pages(lanes, after_ms, stop_ms, purpose):
+                for page in self._pages.whole(lanes, after_ms, stop_ms, purpose):
                     rows += len(page)
                     met = self._reader.without_unread(page)
                     if len(met) < len(page):

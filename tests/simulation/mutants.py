@@ -23,6 +23,7 @@ from shardq.engine.lane import Lane
 from shardq.engine.lease import Leases
 from shardq.engine.memory import Memory
 from shardq.engine.outbox import Outbox
+from shardq.engine.pages import Pages
 from shardq.engine.reader import Reader
 from shardq.engine.sharing import Sharing
 from shardq.engine.starts import Starts
@@ -308,7 +309,7 @@ MUTANTS: dict[str, Edits] = {
     ),
     "a lease whose renewal fails is let go": (
         (
-            Reader, "renew", "self.lost += self._leases.renew()",
+            Pages, "renew", "self.lost += self._leases.renew()",
             "self._leases.release(getattr(self, \"_failed\", ()))\n"
             "    self._failed = [lease.shard for lease in self._leases.held()]\n"
             "    self.lost += self._leases.renew()\n"
