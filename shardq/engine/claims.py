@@ -188,7 +188,7 @@ class Claims:
         # One that is claimed along with its head was not taken out of `ready`.
         attempt = one.attempt or one.row.attempt + 1
         plan = planner.claim(one.row, visibility_ms, attempt, holder=member)
-        return engine.groups.numbered(one, plan) if isinstance(plan, Row) else plan
+        return engine.groups.edits.numbered(one, plan) if isinstance(plan, Row) else plan
 
     def _carry_out(self, planned: Mapping[Delivery, Move | Row]) -> dict[Delivery, tuple[int, Row]]:
         """Claim rows, and settle what becomes of those that are not claimed.
@@ -206,7 +206,7 @@ class Claims:
         try:
             gone, unknown, left = self._move(list(moves.values()))
         except ShardqError:
-            engine.groups.unclaim(done.items())
+            engine.groups.edits.unclaim(done.items())
             raise
         lapsed += [one for one, move in moves.items() if move.old in unknown]
         self._give_up(one for one in lapsed if one.begun_us)
@@ -258,10 +258,10 @@ class Claims:
 
         Returns:
             What was claimed; and the rows that others have settled or edited, as
-            `GroupLanes.changed` returns them. What follows one of a group that was edited, and is
+            `Edits.changed` returns them. What follows one of a group that was edited, and is
             not over, is in neither.
         """
-        groups = self._engine.groups
+        groups = self._engine.groups.edits
         if not claims:
             return {}, {}
         changed = groups.changed(list(claims.items()))

@@ -297,7 +297,7 @@ class Outbox:
             self._flush_moves()
         if not self.discards.is_empty:
             cancelled = self.discards.flush()
-            self._groups.tell(cancelled)
+            self._groups.edits.tell(cancelled)
             self._conclude(cancelled)
         if self._left_behind:
             self._settler.delete(one.row.position for one in self._left_behind)
@@ -443,7 +443,7 @@ class Outbox:
     def _plan(self, one: Delivery, outcome: Outcome) -> None:
         fate, move, edit = self._planner.settle(one.row, outcome, one.attempt)
         if edit is not None:
-            self._edits.append(_Edit(one, self._groups.numbered(one, edit), fate))
+            self._edits.append(_Edit(one, self._groups.edits.numbered(one, edit), fate))
             if outcome.is_for_others:
                 self._groups.pass_on(one.row.shard.lane)
         elif move is not None:
@@ -465,12 +465,12 @@ class Outbox:
                 is_counted=is_counted,
             )
             if isinstance(plan, Row):
-                plan = self._groups.numbered(one, plan)
+                plan = self._groups.edits.numbered(one, plan)
         # Only now that it is asked for: what has not been is planned anew by the next try.
         self._parking[was] = plan
         if isinstance(plan, Row):
             # A repeat after an unknown outcome is the same edit: one is under way at most.
-            changed = self._groups.edit([(one, plan)])
+            changed = self._groups.edits.edit([(one, plan)])
             del self._parking[was]
             self._note_parked(one, plan, is_lost=bool(changed), now=changed.get(was))
             return
@@ -574,7 +574,7 @@ class Outbox:
         lost = {one.row.id for one in self._checked if one.row.position not in there}
         checked, self._checked = self._checked, []
         self._stats.add(acked=len(live))
-        self._groups.tell(live)
+        self._groups.edits.tell(live)
         self._conclude(checked)
         if lost:
             log.warning(
@@ -602,7 +602,7 @@ class Outbox:
                 self._memory.leave(pending.one)
 
     def _flush_edits(self) -> None:
-        changed = self._groups.edit([(one, row) for one, row, _ in self._edits])
+        changed = self._groups.edits.edit([(one, row) for one, row, _ in self._edits])
         edits, self._edits = self._edits, []
         for one, row, fate in edits:
             if fate is Fate.RETRY:
@@ -627,7 +627,7 @@ class Outbox:
             if pending.move.old in gone:
                 log.info("message %s was settled already", pending.one.row.message_id)
         ended = [pending.one for pending in moves]
-        self._groups.tell(ended)
+        self._groups.edits.tell(ended)
         self._conclude(ended)
         self._happened.moved += [
             repaired.get(p.move.new.id, p.move.new)

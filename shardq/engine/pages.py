@@ -23,6 +23,13 @@ log = logging.getLogger(__name__)
 PAGE_BYTES = 4 << 20
 ROW_BYTES = 100
 """The most bytes of bodies that one read is to give, and those that a row has beside its body."""
+TURN_US = 250_000
+"""How long a step goes on with minutes that ended long ago: acks wait to be stored, and claims to
+be moved on."""
+PROBE_MINUTES = 1_440
+QUICK_US = 15_000
+BYTES_MAX = 64 << 20
+"""Most bytes of bodies in memory: of ordinary lanes, and as many of group lanes."""
 _PAGE_ROWS_MIN = 100
 _PAGE_ROWS_MAX = 5_000
 

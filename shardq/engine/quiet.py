@@ -17,7 +17,7 @@ import logging
 import operator
 from typing import TYPE_CHECKING
 
-from shardq.engine.reader import PROBE_MINUTES, TURN_US
+from shardq.engine.pages import PROBE_MINUTES, TURN_US
 from shardq.model.settings import expected_lanes
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from shardq.engine.lane import (
     SLICES,
     SPAN_MS_MIN,
 )
-from shardq.engine.pages import PAGE_BYTES, ROW_BYTES
+from shardq.engine.pages import BYTES_MAX, PAGE_BYTES, PROBE_MINUTES, QUICK_US, ROW_BYTES, TURN_US
 from shardq.errors import StoreTimeout, StoreUnavailable
 from shardq.model.ids import order_key
 from shardq.stores.store import Slice
@@ -48,15 +48,9 @@ _Found: TypeAlias = "Mapping[int, list[Row]]"
 _MISSED_ROWS_MAX = 5_000
 _PAGES_AT_ONCE = 5
 """Pages for each lane: its open minutes, and one more."""
-_BYTES_MAX = 64 << 20
-TURN_US = 250_000
-"""How long a step goes on with minutes that ended long ago: acks wait to be stored, and claims to
-be moved on."""
 _DOZE_MS = 60_000
 _DOZE_US = 250_000
 """A group lane in which nothing was seen for so long is read so often."""
-QUICK_US = 15_000
-PROBE_MINUTES = 1_440
 
 
 class _Page(NamedTuple):
@@ -309,7 +303,7 @@ class Reader:
         """Room for rows of a lane; those of groups wait for each other, not for a handler."""
         if lane.of_groups:
             return self._pages.page_rows if self._groups.has_room else 0
-        room = 0 if self._memory.body_bytes > _BYTES_MAX else self._share() - lane.rows
+        room = 0 if self._memory.body_bytes > BYTES_MAX else self._share() - lane.rows
         return min(self._pages.page_rows, room)
 
     def _room_ahead(self, lane: Lane) -> int:

@@ -11,7 +11,7 @@ import logging
 from typing import TYPE_CHECKING, NamedTuple
 
 from shardq.engine.lane import SEALED_RUNGS, SLICE_MS_MIN, SLICES, SPAN_MS_MIN, SWEPT, Ladder
-from shardq.engine.reader import PROBE_MINUTES, QUICK_US, TURN_US
+from shardq.engine.pages import PROBE_MINUTES, QUICK_US, TURN_US
 from shardq.errors import StoreTimeout, StoreUnavailable
 
 if TYPE_CHECKING:

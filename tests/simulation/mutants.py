@@ -18,6 +18,7 @@ from shardq.engine.discards import Discards
 from shardq.engine.engine import Engine
 from shardq.engine.groups import lane
 from shardq.engine.groups.room import GroupLanes
+from shardq.engine.groups.waiting import WaitingList
 from shardq.engine.intake import Intake
 from shardq.engine.lane import Lane
 from shardq.engine.lease import Leases
@@ -182,7 +183,7 @@ MUTANTS: dict[str, Edits] = {
         ),
     ),
     "a group lane is sealed over a minute that is not listed": (
-        (GroupLanes, "pass_by", "return first is None or", "return True or"),
+        (WaitingList, "pass_by", "return first is None or", "return True or"),
     ),
     "several of a group are claimed last first": (
         (lane.Group, "behind", "[one for _, one in taken]", "[one for _, one in taken[::-1]]"),

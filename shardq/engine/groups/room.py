@@ -29,17 +29,18 @@ from typing import TYPE_CHECKING
 
 from shardq import locks
 from shardq.engine.delivery import Delivery
-from shardq.engine.groups.lane import GROUP_ROWS_MIN, LAST, GroupLane, place_of
+from shardq.engine.groups.edits import Edits
+from shardq.engine.groups.lane import GROUP_ROWS_MIN, GroupLane, place_of
+from shardq.engine.groups.left import Left
+from shardq.engine.groups.waiting import WaitingList
+from shardq.engine.pages import BYTES_MAX, TURN_US
 from shardq.errors import StoreTimeout, StoreUnavailable
-from shardq.model.ids import from_order_key
-from shardq.model.message import SERIALS_AFTER_TAKEOVER, SERIALS_OF_OTHERS
-from shardq.stores.store import Slice
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from shardq.engine.delivery import Delivery
-    from shardq.engine.groups.lane import Group, Place
+    from shardq.engine.groups.lane import Group
     from shardq.engine.lane import Lane
     from shardq.engine.lease import Lease
     from shardq.engine.member import Member
@@ -50,24 +51,16 @@ log = logging.getLogger(__name__)
 
 ROWS_MAX = 20_000
 HEADS_MAX = 20_000
-BYTES_MAX = 64 << 20
-"""Most rows behind heads, heads, and bytes of bodies in memory, over all group lanes."""
+"""Most rows behind heads, and heads, in memory, over all group lanes."""
 FAR_MAX = 5_000
 """Most heads in memory that wait for long; of other groups only the place is kept."""
 _FAR_MS = 2_000
 """The head of a group that waits for longer is kept without its body, and alone."""
 _AGAIN_MS = 100
 """How soon a head that could not be handed out is tried again."""
-_PAGE = 1_000
-_PAGE_BYTES = 4 << 20
-_ROW_BYTES = 100
-_TURN_US = 250_000
 _FIND_ROWS = 500
-_PROBE_MINUTES = 1_440
 _TIDY_MS = 1_000
-_HINT_MS = 60_000
 _NEVER_MS = 1 << 62
-_edit_of = attrgetter("serial", "attempt", "not_before_ms", "claim")
 
 
 class GroupLanes:
@@ -87,6 +80,9 @@ class GroupLanes:
         self._discards = member.discards
         self._memory = member.memory
         self._news = member.news
+        self._list = WaitingList(member)
+        self._left = Left(member)
+        self.edits = Edits(member)
         self._lock = locks.new()
         self._lanes: dict[int, GroupLane] = {}
         self._begun: dict[tuple[int, str], Delivery] = {}
@@ -100,9 +96,6 @@ class GroupLanes:
         self._is_hungry = False
         self._notes: dict[Position, Row] = {}
         self._looks: set[Position] = set()
-        self._untold: list[Row] = []
-        """Notes that are still to be written."""
-        self._unclaimed: list[tuple[Delivery, Row]] = []
         """Claims for callers that do not get them, and their rows as they are to be edited back."""
         self._tidied_ms = 0
         self._wished: set[int] = set()
@@ -115,7 +108,7 @@ class GroupLanes:
     @property
     def is_idle(self) -> bool:
         """True if nothing waits to be stored or looked at."""
-        return not (self._notes or self._looks or self._untold or self._unclaimed)
+        return not (self._notes or self._looks) and self.edits.is_empty
 
     @property
     def has_room(self) -> bool:
@@ -221,9 +214,8 @@ class GroupLanes:
         with self._lock:
             for number in lanes:
                 mine = self._lanes.pop(number, None)
-                planner = self._settler.planner
                 lost = sorted(at for at in self._looks if at.shard.lane == number)
-                self._untold += map(planner.note, lost)
+                self.edits.tell_of(lost)
                 self._looks.difference_update(lost)
                 # Of the next owner.
                 self._notes = {at: n for at, n in self._notes.items() if at.shard.lane != number}
@@ -455,7 +447,7 @@ class GroupLanes:
         self.look(accept)
         if self._is_hungry:
             self._is_hungry = False
-            until_us = self._clock.boot_us() + _TURN_US
+            until_us = self._clock.boot_us() + TURN_US
             try:
                 for mine in list(self._lanes.values()):
                     self._feed(mine, until_us)
@@ -466,7 +458,8 @@ class GroupLanes:
             self._tidied_ms = now_ms
             self._count_far()
             for mine in list(self._lanes.values()):
-                self._tidy(mine)
+                if mine.number in self._memory.lanes and self._leases.is_valid(mine.lease):
+                    self._list.tidy(mine)
 
     def _due(self, now_ms: int) -> list[tuple[GroupLane, Group, Delivery]]:
         due: list[tuple[GroupLane, Group, Delivery]] = []
@@ -550,13 +543,13 @@ class GroupLanes:
         """Read on for the groups of a lane of which few rows are in memory."""
         while hungry := self._hungry(mine):
             after = min(group.after for group in hungry.values() if group.after is not None)
-            rows, until = self._read_after(mine, after)
+            rows, until = self._left.page_after(mine, after)
             with self._lock:
                 known = self._memory.known
                 new = [row for row in rows if row.id not in known and not row.is_note]
                 chosen = mine.reread(new, after, until, room=self._room())
             try:
-                there = chosen if mine.is_dense else self._find_chosen(chosen)
+                there = chosen if mine.is_dense else self._left.find(chosen)
             except (StoreUnavailable, StoreTimeout):
                 with self._lock:
                     mine.leave_chosen(chosen, after)
@@ -586,38 +579,6 @@ class GroupLanes:
         with self._lock:
             return mine.hungry(self._room())
 
-    def _find_chosen(self, chosen: Iterable[Row]) -> list[Row]:
-        return self._store.find([row.position for row in chosen])
-
-    def _read_after(self, mine: GroupLane, after: Place) -> tuple[list[Row], Place | None]:
-        """A page of rows after a place, and the place up to which it reads; None: the cursor.
-
-        The next rows may be minutes later: what lies between is sealed, and not in the list.
-        """
-        layout, lane = self._layout, self._memory.lanes[mine.number]
-        # The whole of its due: what was read of it may have been left.
-        until_ms = min(lane.cursor_ms, self._clock.now_ms())
-        mean_bytes = self._memory.body_bytes // (len(self._memory.known) or 1) + _ROW_BYTES
-        limit = max(min(_PAGE, _PAGE_BYTES // mean_bytes), 1)
-        minutes = {m for m in mine.listed if m >= layout.minute_of(after[0])}
-        first = max(lane.sealed + 1, layout.minute_of(after[0]))
-        minutes.update(range(first, layout.minute_of(until_ms) + 1))
-        after_ms, last = after
-        after_id = None if last == LAST or not last else from_order_key(last)
-        part = sorted(minutes)[:_PROBE_MINUTES]
-        for _, minute, _ in self._store.occupied(layout.queue, part, [mine.number]):
-            if layout.start_ms(minute) > after_ms:
-                after_ms, after_id = layout.start_ms(minute) - 1, None
-            place = after_ms, until_ms, limit, after_id, "group", mine.is_dense
-            rows = self._store.read(Slice(layout.queue, [minute], [mine.number], *place))
-            if len(rows) >= limit:
-                return rows, place_of(rows[-1])
-            if rows:
-                end_ms = layout.end_ms(minute) - 1
-                return rows, None if end_ms >= until_ms else (end_ms, LAST)
-        is_through = len(part) == len(minutes)
-        return [], None if is_through else (layout.end_ms(part[-1]) - 1, LAST)
-
     # Edits ----------------------------------------------------------------------------------------
 
     def behind(self, head: Delivery, count: int) -> list[Delivery]:
@@ -646,94 +607,12 @@ class GroupLanes:
         """A row behind a head is as this, by now; None: it is gone."""
         self._apply(one, row)
 
-    def numbered(self, one: Delivery, row: Row) -> Row:
-        """An edit of a delivery's row, with its serial.
-
-        The first edit after a take-over skips the serials of what the former owner may have under
-        way, and an edit by another than the owner that of the owner's next one.
-        """
-        if not self._leases.is_valid(one.lease):
-            by = SERIALS_OF_OTHERS
-        elif one.lease.is_after_lapse and not one.is_edited:
-            by = SERIALS_AFTER_TAKEOVER
-        else:
-            by = 1
-        return row._replace(serial=one.row.serial + by)
-
-    def changed(self, edits: Sequence[tuple[Delivery, Row]]) -> dict[bytes, Row | None]:
-        """Read rows that are to be edited, and find those that somebody else has changed.
-
-        Args:
-            edits: Deliveries, and their rows as they are to be.
-
-        Returns:
-            Row id -> the row as somebody else has edited it; None: it is gone.
-        """
-        there = {row.id: row for row in self._store.find([row.position for _, row in edits])}
-        return {
-            row.id: now
-            for one, row in edits
-            if (now := there.get(row.id)) is None
-            # Edits of two members may have the same serial.
-            or _edit_of(now) not in (_edit_of(one.row), _edit_of(row))
-        }
-
-    def edit(self, edits: Sequence[tuple[Delivery, Row]]) -> dict[bytes, Row | None]:
-        """Edit rows in place; a repeat with the same rows is safe.
-
-        Rows whose lease is over are read first.
-
-        Args:
-            edits: Deliveries, and their rows as they are to be.
-
-        Returns:
-            The rows that were not edited, as `changed` returns them.
-        """
-        others = [(one, row) for one, row in edits if not self._leases.is_valid(one.lease)]
-        changed = self.changed(others) if others else {}
-        self._store.edit([row for _, row in edits if row.id not in changed])
-        lapsed = {one for one, _ in others}
-        for one, _ in edits:
-            if one not in lapsed:
-                one.note_edit()
-        self.tell(one for one, row in others if row.id not in changed)
-        return changed
-
-    def tell(self, ended: Iterable[Delivery]) -> None:
-        """Rows were settled or edited: let the owners of lanes that are not ours look at them."""
-        planner = self._settler.planner
-        self._untold += [
-            planner.note(one.row.position)
-            for one in ended
-            if one.grouped and not self._leases.is_valid(one.lease)
-        ]
-
-    def unclaim(self, claims: Iterable[tuple[Delivery, Row]]) -> None:
-        """Rows may be claimed for callers that do not get them: they are edited back.
-
-        Args:
-            claims: Deliveries, and the claims that may have been made of their rows.
-        """
-        for one, row in claims:
-            back = row._replace(
-                claim=None, not_before_ms=None, attempt=row.attempt - 1, serial=row.serial + 1
-            )
-            # Once the lease is over, only what is still that claim is edited back.
-            claim = Delivery(row, one.band, one.lease, grouped=True)
-            self._unclaimed.append((claim, back))
-
     def flush(self) -> None:
         """Write what is to be told others, and edit back what no caller got."""
-        if self._untold:
-            self._store.insert(self._untold)
-            self._untold = []
-        if self._unclaimed:
-            changed = self.edit(self._unclaimed)
-            unclaimed, self._unclaimed = self._unclaimed, []
-            for _, row in unclaimed:
-                one = self._memory.known.get(row.id)
-                if one is not None and not one.begun_us and row.id not in changed:
-                    self._apply(one, row)
+        for row in self.edits.flush():
+            one = self._memory.known.get(row.id)
+            if one is not None and not one.begun_us:
+                self._apply(one, row)
 
     # Notes ----------------------------------------------------------------------------------------
 
@@ -826,42 +705,4 @@ class GroupLanes:
         mine = self._lanes.get(lane)
         if mine is None or not self._leases.is_valid(mine.lease):
             return False
-        if minute in mine.listed:
-            return True
-        first = self._first_of(lane, minute)
-        return first is None or self._write_list(mine, {minute: first.due_ms}, ())
-
-    def _first_of(self, lane: int, minute: int) -> Row | None:
-        layout = self._layout
-        ends = layout.start_ms(minute) - 1, layout.end_ms(minute) - 1
-        wanted = Slice(layout.queue, [minute], [lane], *ends, 1, purpose="list", bodies=False)
-        return next(iter(self._store.read(wanted)), None)
-
-    def _write_list(self, mine: GroupLane, listed: dict[int, int], erased: Collection[int]) -> bool:
-        lease = mine.lease
-        if not self._store.list_minutes(lease.shard, lease.lock, listed, erased):
-            return False
-        mine.listed.update(listed)
-        for minute in erased:
-            mine.listed.pop(minute, None)
-        return True
-
-    def _tidy(self, mine: GroupLane) -> None:
-        """Erase listed minutes in which nothing is left, and renew the hints of the others."""
-        lane = self._memory.lanes.get(mine.number)
-        if lane is None or not self._leases.is_valid(mine.lease):
-            return
-        listed: dict[int, int] = {}
-        erased: list[int] = []
-        now_ms = self._clock.now_ms()
-        is_hint_due = now_ms - mine.looked_ms >= _HINT_MS
-        for minute in sorted(mine.touched):
-            first = self._first_of(mine.number, minute)
-            if first is None:
-                erased.append(minute)
-            elif is_hint_due or first.due_ms < mine.listed.get(minute, _NEVER_MS):
-                listed[minute] = first.due_ms
-        if (listed or erased) and not self._write_list(mine, listed, erased):
-            return
-        mine.looked_ms = now_ms if is_hint_due else mine.looked_ms
-        mine.touched = set() if is_hint_due else mine.touched.difference(erased, listed)
+        return self._list.pass_by(mine, minute)
