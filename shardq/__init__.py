@@ -134,7 +134,7 @@ else:
         "inspection.depth": ("Depth",),
         "inspection.state": ("Found", "State", "Where"),
         "lifecycle.keyed": ("Answer", "Snapshot"),
-        "lifecycle.producer": ("Item",),
+        "lifecycle.batch": ("Item",),
         "model.message": ("Message",),
         "model.settings": ("QueueOptions", "Settings"),
         "model.times": ("Due", "Duration"),
