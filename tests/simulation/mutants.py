@@ -236,7 +236,7 @@ MUTANTS: dict[str, Edits] = {
     ),
     "a hand-out does not look at its lease": (
         (Deliverer, "deliver", "if one.begun_us >= one.lease.deadline_us:", "if False:"),
-        (Deliverer, "_may_begin", "one.begun_us >= one.lease.deadline_us", "False"),
+        (Deliverer, "_may_begin", "now_us >= one.lease.deadline_us", "False"),
     ),
     "what is put again is a new row": (
         (Producer, "_again", "return message._row",

@@ -24,7 +24,6 @@ from __future__ import annotations
 import heapq
 import logging
 from itertools import count
-from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from shardq import locks
@@ -187,7 +186,8 @@ class GroupLanes:
             left_ms = {n: mine.left_ms() for n, mine in former.items()}
         if former:
             # The former lease was lost within this step, and its rows are not given up yet.
-            self._memory.give_up(lambda one: one.grouped and one.row.shard.lane in former)
+            for one in self.give_up(lambda one: one.row.shard.lane in former):
+                self._memory.leave(one)
         self.drop(leases)
         first_ms: dict[int, int] = {}
         with self._lock:
