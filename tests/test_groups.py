@@ -292,7 +292,7 @@ def test_small_groups_behind_a_large_one_go_on_while_memory_is_full(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shardq.engine.groups.room.ROWS_MAX", 10)
-    monkeypatch.setattr("shardq.engine.groups.room._PAGE", 5)
+    monkeypatch.setattr("shardq.engine.groups.left._PAGE", 5)
     queue = stage.connect().queue("mail", group_lanes=1)
     queue.put_many({"body": "a" * 1_000, "group": "a"} for _ in range(40))
     queue.put_many({"body": f"{n}", "group": "b"} for n in range(10))
@@ -315,7 +315,7 @@ def test_reading_for_one_group_skips_no_row_of_another_with_rows_further_in_fron
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shardq.engine.groups.room.ROWS_MAX", 20)
-    monkeypatch.setattr("shardq.engine.groups.room._PAGE", 5)
+    monkeypatch.setattr("shardq.engine.groups.left._PAGE", 5)
     queue = stage.connect().queue("mail", group_lanes=1)
     queue.put_many({"body": f"{n}", "group": "a"} for n in range(5))
 

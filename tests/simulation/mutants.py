@@ -18,10 +18,13 @@ from shardq.engine.discards import Discards
 from shardq.engine.engine import Engine
 from shardq.engine.groups.lane import Group
 from shardq.engine.groups.room import GroupLanes
+from shardq.engine.groups.waiting import WaitingList
 from shardq.engine.intake import Intake
 from shardq.engine.lane import Lane
 from shardq.engine.lease import Leases
+from shardq.engine.memory import Memory
 from shardq.engine.outbox import Outbox
+from shardq.engine.pages import Pages
 from shardq.engine.reader import Reader
 from shardq.engine.sharing import Sharing
 from shardq.engine.starts import Starts
@@ -109,7 +112,7 @@ MUTANTS: dict[str, Edits] = {
             "    told = self._store.take(gone, lock='?', holder='?', window=0, ttl_ms=ttl_ms)\n"
             "    for shard, state in told.items():\n"
             "        if state.lock is None:\n"
-            "            ours = {'lock': due[shard], 'holder': self._holder, 'window': state.window or 0}\n"
+            "            ours = {'lock': due[shard], 'holder': self.holder, 'window': state.window or 0}\n"
             "            self._store.take({shard: state.holder}, ttl_ms=self.ttl_ms, **ours)\n"
             "            kept.add(shard)",
         ),
@@ -157,7 +160,7 @@ MUTANTS: dict[str, Edits] = {
         (Layout, "group_lane", "% self.group_lanes", "% self.group_lanes - self.group_lanes"),
     ),
     "what is handed out is forgotten": (
-        (Outbox, "begin", "self.begun += 1", "self.begun += 1\n    self.intake.known.pop(one.row.id)"),
+        (Memory, "begin", "self.begun += 1", "self.begun += 1\n    self.known.pop(one.row.id)"),
     ),
     "a claim is handed out early": (
         (Reader, "look_ahead", "if row.claim is None", "if row"),
@@ -180,7 +183,7 @@ MUTANTS: dict[str, Edits] = {
         ),
     ),
     "a group lane is sealed over a minute that is not listed": (
-        (GroupLanes, "pass_by", "return first is None or", "return True or"),
+        (WaitingList, "pass_by", "return first is None or", "return True or"),
     ),
     "several of a group are claimed last first": (
         (Group, "behind", "[one for _, one in taken]", "[one for _, one in taken[::-1]]"),
@@ -214,7 +217,7 @@ MUTANTS: dict[str, Edits] = {
         (Outbox, "park_overdue", "self._is_half_over(one.row.ready_ms)", "False"),
     ),
     "what was parked late is not followed": (
-        (Outbox, "_park", "repaired.get(move.new.id, move.new)", "move.new"),
+        (Outbox, "_park", "repaired.get(plan.new.id, plan.new)", "plan.new"),
     ),
     "nothing is swept": (
         (Sweeper, "sweep", "self._sweep_slices(", "(lambda *_: _Swept(0, set()))("),
@@ -236,7 +239,7 @@ MUTANTS: dict[str, Edits] = {
     ),
     "a hand-out does not look at its lease": (
         (Deliverer, "deliver", "if one.begun_us >= one.lease.deadline_us:", "if False:"),
-        (Deliverer, "_may_begin", "one.begun_us >= one.lease.deadline_us", "False"),
+        (Deliverer, "_may_begin", "now_us >= one.lease.deadline_us", "False"),
     ),
     "what is put again is a new row": (
         (Producer, "_again", "return message._row",
@@ -272,7 +275,7 @@ MUTANTS: dict[str, Edits] = {
         (Care, "begin", "if not self._is_there(one):", "if one.careful and not self._is_there(one):"),
     ),
     "what is given up is left to the sweeps": (
-        (Intake, "leave", "self._go_back_to(lane, one.row.due_ms)", "pass"),
+        (Memory, "leave", "self.go_back_to(lane, one.row.due_ms)", "pass"),
     ),
     "poison is not counted": (
         (Care, "begin", "row.attempt + 1", "row.attempt"),
@@ -310,10 +313,10 @@ MUTANTS: dict[str, Edits] = {
     ),
     "a lease whose renewal fails is let go": (
         (
-            Engine, "_renew", "self._lost += self.leases.renew()",
-            "self.leases.release(getattr(self, \"_failed\", ()))\n"
-            "    self._failed = [lease.shard for lease in self.leases.held()]\n"
-            "    self._lost += self.leases.renew()\n"
+            Pages, "renew", "self.lost += self._leases.renew()",
+            "self._leases.release(getattr(self, \"_failed\", ()))\n"
+            "    self._failed = [lease.shard for lease in self._leases.held()]\n"
+            "    self.lost += self._leases.renew()\n"
             "    self._failed = []",
         ),
     ),
@@ -352,7 +355,7 @@ MUTANTS: dict[str, Edits] = {
     "surplus is given away when its lease is over": (
         (Outbox, "share", "if not self._leases.is_valid(one.lease):", "if False:"),
         (Outbox, "_leave_lapsed", "if not lapsed:", "if True:"),
-        (Engine, "_work", "self.intake.give_up(lambda one: one.lease in self._lost)", "pass"),
+        (Engine, "_work", "self.intake.give_up(lambda one: one.lease in lost)", "pass"),
     ),
     "the lateness of surplus counts anew": (
         (Planner, "share", "since_ms=row.wanted_ms", "since_ms=row.due_ms"),
