@@ -105,8 +105,8 @@ if TYPE_CHECKING:
     from shardq.inspection.census import Check
     from shardq.inspection.depth import Depth
     from shardq.inspection.state import Found, State, Where
+    from shardq.lifecycle.batch import Item
     from shardq.lifecycle.keyed import Answer, Snapshot
-    from shardq.lifecycle.producer import Item
     from shardq.model.message import Message
     from shardq.model.settings import QueueOptions, Settings
     from shardq.model.times import Due, Duration
@@ -134,7 +134,7 @@ else:
         "inspection.depth": ("Depth",),
         "inspection.state": ("Found", "State", "Where"),
         "lifecycle.keyed": ("Answer", "Snapshot"),
-        "lifecycle.producer": ("Item",),
+        "lifecycle.batch": ("Item",),
         "model.message": ("Message",),
         "model.settings": ("QueueOptions", "Settings"),
         "model.times": ("Due", "Duration"),

@@ -21,9 +21,9 @@ from shardq import locks
 from shardq.clock import SystemClock
 from shardq.engine.stepper import Stepper
 from shardq.errors import BadUrl, SchemaNewer, StoreCorrupt, StoreError, not_pickled
+from shardq.lifecycle.home import Home
 from shardq.model import names
 from shardq.queue import Queue
-from shardq.records.home import Home
 from shardq.records.keeper import Keeper
 from shardq.records.register import Register, settings_in
 from shardq.stores import store_of

@@ -47,8 +47,9 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from shardq.engine.ending import Ending
+    from shardq.engine.rest import Rest
     from shardq.lifecycle.fate import Outcome
-    from shardq.model.message import Message
+    from shardq.model.message import Message, Row
 
 log = logging.getLogger(__name__)
 
@@ -137,24 +138,22 @@ class Consumer:
         self._clock = home.clock
         self._store = home.store
         self._register = home.register
+        own = home.of_member(member)
+        self._upkeep = Upkeep(home.store, home.clock, home.register, own.member, home.chores)
         self._engine = Engine(
-            home.store,
-            home.clock,
-            home.register,
+            own,
             prefetch=prefetch,
             threads=threads,
             isolated=isolated,
-            member=member,
             on_wake=None if self._stepper is None else self._wake_stepper,
+            on_dead=None if on_dead is None else self._note_dead,
+            put_rate=self._upkeep.put_rate,
+            along=self._along,
             waiters=None if crew is None else crew.waiters,
         )
         self._crew = crew or Crew(
             home.clock, threads, f"shardq-{queue.name}", waiters=self._engine.ready.waiters
         )
-        self._upkeep = Upkeep(
-            home.store, home.clock, home.register, self._engine.member, home.chores
-        )
-        self._engine.lanes.auto.put_rate = self._upkeep.put_rate
         self._begin_again = partial(
             Consumer.__init__,
             threads=threads,
@@ -179,9 +178,7 @@ class Consumer:
         self._stopping = False
         """No event of Python's: two handlers of signals that set it could wait for each other."""
         self._deliverer = Deliverer(
-            self._store,
-            self._clock,
-            self._register,
+            home,
             self._engine,
             handler,
             is_stopping=self._is_stopping,
@@ -189,13 +186,11 @@ class Consumer:
         )
         self._deliver = self._deliverer.deliver
         self._crew.add(Work(self._engine.ready, self._deliver, self._end_by))
-        self._ticker = Ticker(home, self._engine.on_put)
+        self._ticker = Ticker(home, self._engine.news.on_put)
         self._fire = self._ticker.step
-        self._engine.rest.along = self._ticker.rest
         self._deaths: Deaths | None = None
         if on_dead is not None:
             self._deaths = Deaths(self._clock, self._register, self._engine.failures, on_dead)
-            self._engine.outbox.on_dead = self._deaths.tell
         self._was_empty = False
         self._hurried = threading.Event()
         self._error: ShardqError | None = None
@@ -208,7 +203,7 @@ class Consumer:
     @property
     def member(self) -> str:
         """This consumer's name among the queue's members."""
-        return self._engine.member
+        return self._engine.home.member
 
     def start(self) -> None:
         """Start the threads and return.
@@ -240,7 +235,7 @@ class Consumer:
                 f"`threads`, or raise what limits this process (ulimit -u, ulimit -v)."
             ) from error
         # Last: what could not be started is not joined, which would take it off again.
-        self._queue._home.listeners.append(self._engine.on_put)
+        self._queue._home.listeners.append(self._engine.news.on_put)
         self._upkeep.start()
 
     def stop(self) -> None:
@@ -250,7 +245,7 @@ class Consumer:
         self._stopping = True
         self._ticker.stop()
         self._engine.ready.refuse()
-        self._engine.wake()
+        self._engine.news.wake()
         if self._stepper is not None and self._is_running and not self._is_ending:
             try:
                 # Also where it is stepped no more: its next turn begins its end.
@@ -286,8 +281,8 @@ class Consumer:
         if self._ended.wait(timeout):
             self._engine_thread.join()
             listeners = self._queue._home.listeners
-            if self._engine.on_put in listeners:
-                listeners.remove(self._engine.on_put)
+            if self._engine.news.on_put in listeners:
+                listeners.remove(self._engine.news.on_put)
             if self._error is not None:
                 raise self._error
 
@@ -346,7 +341,7 @@ class Consumer:
                 break
         if (finish := self._engine.outbox.endings.finish) is not None:
             finish()
-        self._engine.outbox.flush()
+        self._engine.flush()
         if self._deaths is not None:
             self._deaths.run(self._clock.boot_us() + _SETTLE_EVERY_US)
             if self._deaths.is_busy:
@@ -389,6 +384,14 @@ class Consumer:
     def _judge(self, _message: Message, error: BaseException) -> Outcome:
         """What a delivery comes to whose handler raised this, or that was ended with it."""
         return outcome_of(error)
+
+    def _note_dead(self, row: Row) -> None:
+        if self._deaths is not None:
+            self._deaths.tell(row)
+
+    def _along(self) -> Rest | None:
+        """The rest of the engine of the schedules, which is stepped along."""
+        return self._ticker.rest()
 
     def _hold(self) -> Ending:
         """See `Deliverer.hold`."""
@@ -437,7 +440,7 @@ class Consumer:
         try:
             while not self._stopping:
                 if delay := self._turn():
-                    self._engine.wait(delay)
+                    self._engine.news.wait(delay)
         except ShardqError as error:
             self._error = self._error or error
         except BaseException as error:
@@ -451,7 +454,7 @@ class Consumer:
         try:
             if not self._stopping:
                 is_watched = self._stepper is not None and self._stepper.is_told
-                self._engine.take_news(is_watched=is_watched, due_us=self._due_us)
+                self._engine.news.take(is_watched=is_watched, due_us=self._due_us)
                 delay = self._turn()
                 self._due_us = self._clock.boot_us() + round(delay * 1e6)
                 if not self._stopping:
@@ -475,7 +478,7 @@ class Consumer:
             if self._company and self._are_empty():
                 self._was_empty = self._stopping = True
         except (StoreUnavailable, StoreTimeout) as error:
-            return self._engine.back_off(error)
+            return self._engine.news.back_off(error)
         return delay
 
     def _begin_to_end(self) -> None:
@@ -532,9 +535,9 @@ class Consumer:
                     engine.watch()
                     engine.leases.renew()
                     engine.outbox.park_overdue()
-                    engine.outbox.flush(everything=True)
+                    engine.flush(everything=True)
                     engine.release_idle()
-                    engine.wait(_POLL_S)
+                    engine.news.wait(_POLL_S)
                     continue
                 if (left := engine.outbox.unended) and not is_told:
                     is_told = True
@@ -560,7 +563,7 @@ class Consumer:
                     log.warning("the end was not clean, some messages will come again: %s", error)
                     return
                 else:
-                    self._clock.sleep(engine.back_off(error))
+                    self._clock.sleep(engine.news.back_off(error))
             else:
                 return
 
@@ -576,10 +579,10 @@ class Consumer:
                     delay = engine.step()
                 except (StoreUnavailable, StoreTimeout) as error:
                     # What is on its way to others is repeated.
-                    delay = engine.back_off(error)
+                    delay = engine.news.back_off(error)
                 if self._hurried.is_set():
                     return
-                engine.wait(min(delay, _POLL_S))
+                engine.news.wait(min(delay, _POLL_S))
         except ShardqError as error:
             log.info("%s leaves its messages to others a little later: %s", self._said, error)
 
@@ -646,7 +649,7 @@ class _Turns:
 
     def on_change(self) -> bool:
         """Another process has written: a step follows."""
-        self._consumer._engine.on_change()
+        self._consumer._engine.news.on_change()
         return True
 
 

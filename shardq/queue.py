@@ -33,16 +33,12 @@ from shardq.inspection.state import Where
 from shardq.inspection.whereabouts import Whereabouts
 from shardq.lifecycle.fate import Fate, Outcome
 from shardq.lifecycle.keyed import Answer, Keyed, Snapshot
-from shardq.lifecycle.producer import Producer
 from shardq.lifecycle.receipts import Receipts
 from shardq.lifecycle.redrive import Redriver
-from shardq.lifecycle.settle import Settler
 from shardq.model import names, settings
 from shardq.model.message import Message
 from shardq.model.times import due_ms, duration_ms, moment_of
 from shardq.records.ledger import Record
-from shardq.records.membership import member_name
-from shardq.records.stats import StatsLog
 from shardq.schedules.face import Scheduled
 from shardq.schedules.ticker import Ticker
 
@@ -56,11 +52,11 @@ if TYPE_CHECKING:
     from shardq.inspection.census import Check
     from shardq.inspection.depth import Depth
     from shardq.inspection.state import Found, State
-    from shardq.lifecycle.producer import Item
+    from shardq.lifecycle.batch import Item
+    from shardq.lifecycle.home import Home
     from shardq.model.message import Row
     from shardq.model.settings import QueueOptions, Settings
     from shardq.model.times import Due, Duration
-    from shardq.records.home import Home
     from shardq.records.register import Register
     from shardq.records.stats import Totals
     from shardq.stores.store import Progress
@@ -82,36 +78,24 @@ class Queue(Scheduled):
 
     def __init__(self, home: Home, register: Register, *, stepper: Stepper | None) -> None:
         store, clock = home.store, home.clock
-        member = member_name()
-        stats = StatsLog(
-            store,
-            clock,
-            register.layout,
-            member,
-            lambda: register.totals_key,
-            keeper=home.keeper,
-        )
         self.name: str = register.name
-        self._home = home.of_queue(register, stats)
+        self._home = home.of_queue(register)
         self._home.fold_hourly()
         self._stepper = stepper
         self._dead: Queue | None = None
-        self._settler = Settler(store, clock, register, member, stats.note_farthest)
-        self._keyed = Keyed(self._home, self._settler, self._cancel_dead)
-        self._receipts = Receipts(self._home, self._settler, self._keyed)
-        self._census = Census(store, clock, register, self._settler, stats)
+        self._settler = self._home.settler
+        self._producer = self._home.producer
+        self._keyed = Keyed(self._home, self._cancel_dead)
+        self._receipts = Receipts(self._home, self._keyed)
+        self._census = Census(self._home)
         self._depth = DepthCounter(store, clock, register)
-        self._mender = Mender(store, clock, register, store_own=self._store_totals, own=stats)
-        self._producer = Producer(store, clock, register, self._settler, stats, self._home.on_put)
-        self._receiver = Receiver(
-            store,
-            clock,
-            register,
-            stepper=stepper,
-            make_ticker=self._ticker,
-            put_back=self._put_back,
+        self._mender = Mender(
+            store, clock, register, store_own=self._store_totals, own=self._home.stats
         )
-        self._settler.is_looked_at = self._receiver.looks_at
+        self._receiver = Receiver(
+            self._home, stepper=stepper, make_ticker=self._ticker, put_back=self._put_back
+        )
+        self._home.lookers.append(self._receiver.looks_at)
         self._home.listeners.append(self._receiver.on_put)
 
     def __reduce__(self) -> NoReturn:
@@ -802,7 +786,7 @@ class Queue(Scheduled):
         dead: Queue = self.dead
         dead._home.register.refresh(force=True)
         signer = dead._home.register.signer
-        count = Redriver(self._home, dead._home, self._settler).run(
+        count = Redriver(self._home, dead._home).run(
             dead._rows(),
             limit,
             lambda row: where is None or _is_wanted(Message(row, 0, signer), where),

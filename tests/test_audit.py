@@ -528,7 +528,7 @@ def test_the_books_of_a_queue_on_cassandra_balance_and_show_what_is_lost(
     consumer.start()
     for _ in range(600):
         cassandra._home.clock.sleep(0.1)
-        if consumer._engine.stats.totals.gone >= 600:
+        if consumer._engine.home.stats.totals.gone >= 600:
             break
     consumer.stop()
     consumer.join()

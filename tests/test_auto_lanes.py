@@ -67,7 +67,7 @@ def test_each_open_member_has_a_lane_of_every_band(stage: Stage) -> None:
     stage.drive(*consumers, seconds=20, stride=0.05)
     layout = queue._home.register.layout
     for consumer in consumers:
-        bands = [layout.band_of(lane.number) for lane in consumer._engine.intake.polled]
+        bands = [layout.band_of(lane.number) for lane in consumer._engine.memory.polled]
         assert {bands.count(band) for band in range(3)} <= {1, 2, 3}
 
 
@@ -83,7 +83,7 @@ def test_each_member_has_lanes_that_are_filled_while_more_are_read_already(stage
     assert has_risen()
     index_of = queue._home.register.layout.index_of
     for consumer in consumers:
-        assert min(index_of(lane.number) for lane in consumer._engine.intake.polled) < 8
+        assert min(index_of(lane.number) for lane in consumer._engine.memory.polled) < 8
 
 
 def test_lanes_in_use_are_shared_evenly_beside_those_that_are_not(stage: Stage) -> None:
@@ -92,12 +92,12 @@ def test_lanes_in_use_are_shared_evenly_beside_those_that_are_not(stage: Stage) 
     stage.clock.advance(200)
     consumers = [consumer for consumer, _ in members(stage, 4)]
     stage.drive(*consumers, seconds=20, stride=0.05)
-    assert [len(consumer._engine.intake.polled) for consumer in consumers] == [2] * 4
+    assert [len(consumer._engine.memory.polled) for consumer in consumers] == [2] * 4
     # Who gives a row to a lane means the same reader.
     engines = [consumer._engine for consumer in consumers]
-    own = {lane: one.member for one in engines for lane in one.intake.lanes if lane < 8}
+    own = {lane: one.home.member for one in engines for lane in one.intake.lanes if lane < 8}
     for one in engines:
-        others = {lane: name for lane, name in own.items() if name != one.member}
+        others = {lane: name for lane, name in own.items() if name != one.home.member}
         assert one.sharing._readers() == others
 
 

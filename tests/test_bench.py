@@ -115,13 +115,13 @@ def test_what_is_acked_is_counted_beyond_a_full_hour() -> None:
     with Stage() as stage:
         queue = stage.connect().queue("mail")
         consumer = shardq.Consumer(queue, lambda _: None)
-        acked = drains.Acked(consumer._engine.stats)
+        acked = drains.Acked(consumer._engine.home.stats)
         for number in range(1, 4):
             queue.put_many([b"x"] * 10)
             stage.drive(consumer, seconds=60, stride=0.1)
             assert acked.count() == 10 * number
             stage.drive(consumer, seconds=3_600, stride=10)
-        assert consumer._engine.stats.totals.acked < 30
+        assert consumer._engine.home.stats.totals.acked < 30
 
 
 def test_a_rate_is_rows_over_the_time_that_they_took() -> None:

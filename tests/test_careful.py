@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 from crashing import attempts_of, crash, run_until_crash
 
-from shardq import Consumer, Message, Queue
+from shardq import Consumer, Message, Queue, Retry, Snooze
 from shardq.testing import Recorder, Stage
 
 
@@ -166,6 +166,29 @@ def test_a_group_whose_head_a_slow_holder_puts_off_late_waits_for_it(stage: Stag
     assert seen.texts == ["head", "next"]
 
 
+@pytest.mark.parametrize("asked", [Retry("2s"), Snooze("2s")])
+def test_a_retry_whose_consumer_died_is_due_when_that_was_asked_for(
+    stage: Stage, asked: Exception
+) -> None:
+    queue = stage.connect().queue("mail", group_lanes=1)
+    queue.put("put off", group="g")
+    queue.put("in hand", group="other", delay="1s")
+
+    def handle(message: Message) -> None:
+        if message.text == "in hand":
+            crash(message)
+        raise asked
+
+    first = Recorder(stage.clock, handle)
+    assert run_until_crash(stage, Consumer(queue, first), seconds=5)
+    put_off_ms = first.messages[0].due_ms + 2_000
+    stage.clock.advance(11)
+    seen = Recorder(stage.clock)
+    stage.drain(queue, Consumer(stage.connect().queue("mail"), seen))
+    assert seen.texts == ["put off", "in hand"]
+    assert 0 <= seen.messages[0].due_ms - put_off_ms <= 500
+
+
 def test_care_ends_after_the_window_of_the_one_that_died(stage: Stage) -> None:
     queue = stage.connect().queue("mail", lanes=1)
     for n in range(50):
@@ -190,7 +213,7 @@ def test_care_is_for_all_rows_of_groups_however_short_window_and_page_are(
     stage.clock.advance(11)
     consumer = Consumer(stage.connect().queue("mail"), lambda _: None)
     # As after reads that have failed. What is behind the page's end is read for groups' sake.
-    consumer._engine.reader.page_rows = 3
+    consumer._engine.pages.page_rows = 3
     read(stage, consumer, rows=6)
     careful = [one.row.body for one in consumer._engine.intake.known.values() if one.careful]
     # Of each group one may have been handed out, for they take up no room in the window.

@@ -139,7 +139,7 @@ def test_what_was_due_by_the_old_clock_alone_is_not_handed_out(stage: Stage) -> 
 def test_what_a_read_finds_that_the_clock_was_set_back_in_keeps_its_due(stage: Stage) -> None:
     queue, other = (stage.connect().queue("mail", minute="1s", offset="1s") for _ in range(2))
     consumer, seen = reading(stage, queue, threads=1)
-    queue._home.listeners.append(consumer._engine.on_put)
+    queue._home.listeners.append(consumer._engine.news.on_put)
     stage.drive(consumer, seconds=100, stride=0.5)
 
     def set_back() -> None:
@@ -160,7 +160,7 @@ def test_news_that_come_as_the_clock_is_set_back_are_not_looked_for_in_all_the_t
 ) -> None:
     queue = stage.connect().queue("mail", minute="1s", offset="1s")
     consumer, seen = reading(stage, queue, threads=1)
-    queue._home.listeners.append(consumer._engine.on_put)
+    queue._home.listeners.append(consumer._engine.news.on_put)
     stage.drive(consumer, seconds=30, stride=0.5)
     stage.faults.call("read", lambda: stage.clock.set(-DAY))
     queue.put("news")

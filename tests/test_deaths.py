@@ -388,4 +388,4 @@ def test_a_forked_child_has_on_dead_too(stage: Stage) -> None:
     consumer._begin_child()
     assert consumer._deaths is not None
     assert consumer._deaths is not before
-    assert consumer._engine.outbox.on_dead == consumer._deaths.tell
+    assert consumer._engine._on_dead == consumer._note_dead

@@ -316,18 +316,18 @@ def test_a_store_in_trouble_is_left_alone_for_longer_and_longer(stage: Stage) ->
     stage.connect().queue("mail")
     [(consumer, _)] = members(stage, 1)
     error = StoreUnavailable("away")
-    pauses = [consumer._engine.back_off(error) for _ in range(8)]
+    pauses = [consumer._engine.news.back_off(error) for _ in range(8)]
     assert pauses[0] <= 0.1
     assert pauses == sorted(pauses)
     assert pauses[-1] == 5.0
     consumer.step()
-    assert consumer._engine.back_off(error) == pauses[0]
+    assert consumer._engine.news.back_off(error) == pauses[0]
 
 
 def test_a_store_in_trouble_is_asked_again_before_a_short_claim_is_over(stage: Stage) -> None:
     stage.connect().queue("mail", visibility="2s")
     [(consumer, _)] = members(stage, 1)
-    pauses = [consumer._engine.back_off(StoreUnavailable("away")) for _ in range(8)]
+    pauses = [consumer._engine.news.back_off(StoreUnavailable("away")) for _ in range(8)]
     # It is moved on in its last second: twice is asked by then.
     assert pauses[-1] == 0.5
 

@@ -292,7 +292,7 @@ def test_small_groups_behind_a_large_one_go_on_while_memory_is_full(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shardq.engine.groups.room.ROWS_MAX", 10)
-    monkeypatch.setattr("shardq.engine.groups.room._PAGE", 5)
+    monkeypatch.setattr("shardq.engine.groups.left._PAGE", 5)
     queue = stage.connect().queue("mail", group_lanes=1)
     queue.put_many({"body": "a" * 1_000, "group": "a"} for _ in range(40))
     queue.put_many({"body": f"{n}", "group": "b"} for n in range(10))
@@ -315,7 +315,7 @@ def test_reading_for_one_group_skips_no_row_of_another_with_rows_further_in_fron
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shardq.engine.groups.room.ROWS_MAX", 20)
-    monkeypatch.setattr("shardq.engine.groups.room._PAGE", 5)
+    monkeypatch.setattr("shardq.engine.groups.left._PAGE", 5)
     queue = stage.connect().queue("mail", group_lanes=1)
     queue.put_many({"body": f"{n}", "group": "a"} for n in range(5))
 
@@ -351,6 +351,20 @@ def test_no_message_goes_before_those_that_a_full_page_of_an_older_minute_left_o
     queue.put("next minute", group="g")
     stage.drain(queue, consumer)
     assert seen.texts == ["first", "0", "1", "2", "next minute"]
+
+
+def test_no_message_goes_before_one_that_came_due_while_its_lane_was_caught_up_with(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail", lanes=1, group_lanes=1)
+    numbers = range(150)
+    queue.put_many({"body": f"{n}", "group": "g", "delay": f"{1 + n / 2}s"} for n in numbers)
+    seen = Recorder(stage.clock)
+    # In less than a minute it is read up to when it was begun, and then looked ahead in.
+    for nth in range(1, 200):
+        stage.faults.call("read", lambda: seen.texts or stage.clock.advance(0.4), nth=nth)
+    stage.drain(queue, Consumer(queue, seen))
+    assert seen.texts == [f"{n}" for n in numbers]
 
 
 def test_a_group_behind_a_long_backoff_costs_no_memory(stage: Stage) -> None:

@@ -41,7 +41,7 @@ def test_each_look_begins_where_the_last_one_ended(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue = stage.connect().queue("mail")
-    guard = Guard(stage._store, stage.clock, queue._home.register)
+    guard = Guard(queue._home)
     [first] = read_by(guard, queue, monkeypatch)
     assert first.until_ms - first.after_ms == 29_000
     stage.clock.advance(1)
@@ -54,7 +54,7 @@ def test_a_row_that_waits_is_looked_at_until_it_is_settled(
 ) -> None:
     queue = stage.connect().queue("mail", lanes=1, bands=1)
     waits = queue.put("x")
-    guard = Guard(stage._store, stage.clock, queue._home.register)
+    guard = Guard(queue._home)
     for _ in range(12):
         stage.clock.advance(2)
         [wanted] = read_by(guard, queue, monkeypatch)
@@ -71,7 +71,7 @@ def test_lanes_of_others_that_cannot_be_read_hold_up_nothing(stage: Stage) -> No
     queue = stage.connect().queue("mail", lanes=4, bands=1)
     queue.put("x")
     stage.clock.advance(2)
-    guard = Guard(stage._store, stage.clock, queue._home.register)
+    guard = Guard(queue._home)
     ranks = dict.fromkeys(range(4), 1)
     stage.faults.fail("read")
     assert guard.left_alone(ranks) == set()
@@ -80,7 +80,7 @@ def test_lanes_of_others_that_cannot_be_read_hold_up_nothing(stage: Stage) -> No
 
 def test_who_is_further_back_in_line_looks_more_rarely(stage: Stage) -> None:
     queue = stage.connect().queue("mail")
-    guard = Guard(stage._store, stage.clock, queue._home.register)
+    guard = Guard(queue._home)
     looked = []
     for _ in range(9):
         stage.clock.advance(1)

@@ -46,7 +46,7 @@ def test_no_lane_is_left_where_it_fails_to_ask_for_those_that_are_new(stage: Sta
 
     with pytest.raises(StoreUnavailable):
         intake.keep([first], fail)
-    assert {lane.number for lane in intake.polled} <= intake.lanes.keys()
+    assert {lane.number for lane in consumer._engine.memory.polled} <= intake.lanes.keys()
     stage.drive(consumer, seconds=1)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shardq.consumer import Consumer
-from shardq.engine.lease import TTL_MS, Leases
+from shardq.engine.lease import TTL_MS, Leases, new_holder
 from shardq.errors import StoreTimeout, StoreUnavailable
 from shardq.model.shard import Shard
 from shardq.testing import Stage
@@ -14,7 +14,7 @@ ONE, TWO = Shard("mail", 7, 0), Shard("mail", 7, 1)
 
 
 def leases_of(stage: Stage, member: str, window: int = 50) -> Leases:
-    return Leases(stage._store, stage.clock, member, window=window)
+    return Leases(stage._store, stage.clock, new_holder(member), window=window)
 
 
 def test_a_shard_has_one_lease_at_a_time(stage: Stage) -> None:

@@ -165,11 +165,11 @@ def test_a_slot_that_is_freed_as_a_member_ends_leaves_it_its_rest(stage: Stage) 
     stage.drive(one, two, seconds=4)
     stage.drive(Leaver(one), two, seconds=0.5)
     engine = one._engine
-    engine._on_free()
+    engine.news.on_free()
     stage.clock.advance(1)
     engine.retire()
     since_us = stage.clock.true_us()
-    engine.wait(0.05)
+    engine.news.wait(0.05)
     assert stage.clock.true_us() - since_us >= 50_000
 
 

@@ -82,7 +82,7 @@ def test_a_park_whose_answer_is_lost_leaves_one_message(stage: Stage) -> None:
             try:
                 consumer._engine.step()
             except (StoreTimeout, StoreUnavailable) as error:
-                consumer._engine.back_off(error)
+                consumer._engine.news.back_off(error)
         assert len(queue.peek()) == 1
 
     seen = Recorder(stage.clock, work)
@@ -186,7 +186,7 @@ def test_a_park_that_is_stored_and_over_before_it_is_known_leaves_one_delivery(
     stage.drain(queue, consumer)
     assert len(seen) == 1
     stage.drive(consumer, seconds=1)
-    assert consumer._engine.intake.leased_rows == {}
+    assert consumer._engine.memory.leased_rows == {}
 
 
 def test_what_is_taken_again_while_its_park_is_known_keeps_no_lease(stage: Stage) -> None:
@@ -208,7 +208,7 @@ def test_what_is_taken_again_while_its_park_is_known_keeps_no_lease(stage: Stage
     consumer = Consumer(queue, seen)
     stage.drive(consumer, seconds=10)
     assert len(seen) == 2
-    assert consumer._engine.intake.leased_rows == {}
+    assert consumer._engine.memory.leased_rows == {}
     assert stage.is_empty(queue)
 
 
@@ -315,7 +315,7 @@ def test_an_ack_stored_by_its_handler_s_thread_is_concluded_by_the_engine(stage:
     assert outbox.running == 0
     assert not consumer._engine.intake.known
     assert stage.faults.calls["delete"] == 1
-    assert consumer._engine.stats.totals.acked == 1
+    assert consumer._engine.home.stats.totals.acked == 1
 
 
 def test_a_handler_s_thread_does_not_ack_what_the_engine_parks(stage: Stage) -> None:

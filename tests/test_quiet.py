@@ -22,7 +22,7 @@ def stage(request: pytest.FixtureRequest) -> Iterator[Stage]:
 
 
 def polled(consumer: Consumer) -> list[int]:
-    return sorted(lane.number for lane in consumer._engine.intake.polled)
+    return sorted(lane.number for lane in consumer._engine.memory.polled)
 
 
 def test_only_priorities_that_were_put_to_are_polled(stage: Stage) -> None:
@@ -61,7 +61,7 @@ def test_settings_are_read_upon_news_only_while_a_band_is_unused_and_at_a_bounde
             before = stage.faults.calls["records queues"]
             for _ in range(100):
                 stage.clock.advance(0.01)
-                consumer._engine.on_put(stage.clock.now_ms())
+                consumer._engine.news.on_put(stage.clock.now_ms())
                 consumer.step()
             read = stage.faults.calls["records queues"] - before
             assert expected <= read <= expected + 3

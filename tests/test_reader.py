@@ -94,7 +94,7 @@ def test_a_group_s_message_that_a_poll_has_missed_goes_before_one_read_ahead_lon
     stage.drive(consumer, seconds=9.9)
     # Stored after the poll that passed its due, and before any sweep.
     write(stage, queue, stage.clock.now_ms() - late_ms, b"1", group="g")
-    consumer._engine.reader.page_rows = page_rows
+    consumer._engine.pages.page_rows = page_rows
     stage.clock.advance(0.1)
     stage.drive(consumer, seconds=2)
     assert seen.texts == ["1", "2"]
@@ -136,7 +136,7 @@ def test_a_group_s_message_is_missed_by_no_page_that_is_too_short_for_it(stage: 
     stage.clock.advance(0.001)
     write(stage, queue, stage.clock.now_ms(), b"next", group="g")
     # As after reads that have failed.
-    engine.reader.page_rows = 1
+    engine.pages.page_rows = 1
     engine.reader.poll()
     assert {one.row.body for one in engine.intake.known.values()} == {
         b"in hand",
@@ -178,7 +178,7 @@ def test_a_group_s_message_that_a_sweep_has_found_is_not_missed_where_looking_fo
     stage.clock.advance(0.1)
     write(stage, queue, stage.clock.now_ms(), b"2", group="g")
     # A full page: the lane is read on from there, without looking back.
-    engine.reader.page_rows = 2
+    engine.pages.page_rows = 2
     engine.reader.wakes_all = True
     stage.faults.fail("read", nth=3)
     with pytest.raises(StoreUnavailable):
@@ -203,7 +203,7 @@ def test_a_group_s_message_is_missed_by_no_page_that_ends_in_an_older_minute(sta
     stage.clock.advance(0.001)
     write(stage, queue, stage.clock.now_ms(), b"next", group="g")
     # As after reads that have failed.
-    engine.reader.page_rows = 1
+    engine.pages.page_rows = 1
     engine.reader.poll()
     assert {one.row.body for one in engine.intake.known.values()} == {
         b"in hand",
@@ -381,7 +381,7 @@ def test_of_groups_nothing_is_taken_in_that_comes_after_where_a_page_was_cut(
         return accept(rows)
 
     monkeypatch.setattr(engine.intake, "accept", note)
-    engine.reader.page_rows = 3
+    engine.pages.page_rows = 3
     engine.reader.wakes_all = True
     engine.intake.lanes[queue._home.register.layout.group_lane("g0")].full = lagging
     engine.reader.poll()
@@ -397,7 +397,7 @@ def test_a_page_of_large_bodies_is_made_smaller(stage: Stage) -> None:
     consumer, seen = reading(stage, queue)
     stage.drain(queue, consumer, within="1m")
     assert len(seen) == 60
-    assert consumer._engine.reader.page_rows * 500_000 <= 4 << 20
+    assert consumer._engine.pages.page_rows * 500_000 <= 4 << 20
 
 
 @pytest.mark.parametrize("verb", ["read", "occupied", "take", "notes lanes", "waiting"])

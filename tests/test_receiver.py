@@ -335,9 +335,7 @@ def test_bad_input_is_refused(stage: Stage, options: dict, error: type[Exception
 def engine_of_callers(stage: Stage, queue: Queue, away_us: list[int]) -> Engine:
     """One whose last caller was there so long ago."""
     return Engine(
-        stage._store,
-        queue._home.clock,
-        queue._home.register,
+        queue._home.of_member(),
         prefetch=1_000,
         threads=0,
         caller_away_us=lambda: away_us[0],

@@ -162,7 +162,7 @@ def test_what_time_has_passed_over_counts_as_read_and_swept() -> None:
         at_ms = rest.until_ms()
         assert at_ms is not None
         rest.pass_to(at_ms)
-        assert {lane.cursor_ms for lane in consumer._engine.intake.polled} == {at_ms - 1}
+        assert {lane.cursor_ms for lane in consumer._engine.memory.polled} == {at_ms - 1}
         advance_to(stage, at_ms)
         rest.hurry()
         reads = stage.faults.calls["read"]

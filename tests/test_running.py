@@ -158,7 +158,7 @@ def test_a_thread_that_cannot_start_is_what_a_run_raises(busy: Stage) -> None:
     finally:
         threading.stack_size(before)
     for one in consumers:
-        assert one._engine.on_put not in one._queue._home.listeners
+        assert one._engine.news.on_put not in one._queue._home.listeners
 
 
 # Misuse -------------------------------------------------------------------------------------------

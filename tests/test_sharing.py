@@ -350,7 +350,7 @@ def test_a_member_tells_of_its_surplus_and_of_its_free_slots(stage: Stage) -> No
     at_ms = stage.clock.now_ms()
     for _ in range(3):
         busy.step(0.1)
-    told = heartbeats(stage._store, "mail")[busy.engine.member]
+    told = heartbeats(stage._store, "mail")[busy.engine.home.member]
     assert (told.free, told.surplus, told.begun) == (0, 2, 1)
     assert at_ms - 2 <= told.oldest_ms <= at_ms + 1
 
@@ -363,9 +363,9 @@ def test_a_slot_that_a_step_finds_free_too_early_is_told_by_another_10_ms_after_
     # As a handler's thread does that begins to wait.
     busy.engine.ready.on_wait()
     busy.step(0.003)
-    assert busy.engine._until_us(far_us) == freed_us + 10_000
+    assert busy.engine.news._until_us(far_us) == freed_us + 10_000
     busy.step(0.007)
-    assert busy.engine._until_us(far_us) == far_us
+    assert busy.engine.news._until_us(far_us) == far_us
 
 
 @pytest.mark.parametrize("shared", [True, False])
@@ -378,7 +378,7 @@ def test_a_slot_that_has_ended_what_it_was_given_is_told_at_once_though_no_surpl
     seen = Recorder(stage.clock)
     consumer = Consumer(queue, seen, threads=1)
     stage.drive(consumer, seconds=1)
-    told = heartbeats(stage._store, "mail")[consumer._engine.member]
+    told = heartbeats(stage._store, "mail")[consumer._engine.home.member]
     assert told.free == 1
     # As a member does that shares a row in the step that has read it.
     now_ms, now_us = stage.clock.now_ms(), stage.clock.now_us()
@@ -388,7 +388,7 @@ def test_a_slot_that_has_ended_what_it_was_given_is_told_at_once_though_no_surpl
     stage._store.insert([row])
     stage.drive(consumer, seconds=0.5)
     assert seen.texts == ["given"]
-    assert heartbeats(stage._store, "mail")[consumer._engine.member].begun == shared
+    assert heartbeats(stage._store, "mail")[consumer._engine.home.member].begun == shared
 
 
 def test_alone_nothing_but_the_heartbeat_is_written_or_read(stage: Stage) -> None:
@@ -469,5 +469,5 @@ def test_all_agree_who_reads_which_lane_while_some_are_not_filled_yet(stage: Sta
     for one in engines:
         readers = one.sharing._readers()
         for other in engines:
-            theirs = {lane for lane, name in readers.items() if name == other.member}
+            theirs = {lane for lane, name in readers.items() if name == other.home.member}
             assert theirs == (set() if other is one else set(other.intake.lanes))

@@ -103,11 +103,11 @@ def test_the_lateness_of_what_was_passed_on_counts_from_its_own_due(
     seen: list[Message] = []
     consumer = Consumer(queue, seen.append, threads=1)
     until_us = world.clock.now_us() + WAIT_S * 1_000_000
-    while not consumer._engine.stats.lateness.count and world.clock.now_us() < until_us:
+    while not consumer._engine.home.stats.lateness.count and world.clock.now_us() < until_us:
         world.pass_time(consumer.step())
     [message] = seen
     assert message.due_ms == sent.due_ms
-    lateness = consumer._engine.stats.lateness
+    lateness = consumer._engine.home.stats.lateness
     assert (lateness.count, (lateness.quantile(1.0) or 0) >= LATE_MS) == (1, True)
     consumer.close()
 
@@ -119,7 +119,7 @@ def test_a_caller_gets_what_was_passed_on_counted_from_its_own_due(
     [taken] = queue.receive(1, "1m", wait="20s")
     assert (taken.id, taken._row.since_ms) == (sent.id, None)
     assert queue._receiver._engine is not None
-    lateness = queue._receiver._engine.stats.lateness
+    lateness = queue._receiver._engine.home.stats.lateness
     assert (lateness.count, (lateness.quantile(1.0) or 0) >= LATE_MS) == (1, True)
 
 

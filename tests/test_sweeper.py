@@ -224,9 +224,9 @@ def test_a_sweep_that_was_cut_short_is_no_look_at_a_group_s_message_behind_that(
     write(stage, queue, stage.clock.now_ms() - 10, b"missed", group="g")
     stage.clock.advance(0.25)
     # As after reads that have failed.
-    engine.reader.page_rows = 1
+    engine.pages.page_rows = 1
     engine.reader.poll(back_ms=500)
-    engine.reader.page_rows = 100
+    engine.pages.page_rows = 100
     for _ in range(2):
         stage.clock.advance(0.25)
         engine.reader.poll(back_ms=300)
@@ -463,7 +463,7 @@ def test_a_sweep_that_fails_asks_for_less_later_and_keeps_nothing_else_from_bein
     stage.drive(consumer, seconds=40)
     engine = consumer._engine
     lengths: list[int] = []
-    read = engine.reader.read
+    read = engine.pages.read
 
     def narrow(lanes: Any, after_ms: int, until_ms: int, purpose: str, **more: Any) -> Any:
         if purpose == "sweep 60 s":
@@ -472,7 +472,7 @@ def test_a_sweep_that_fails_asks_for_less_later_and_keeps_nothing_else_from_bein
                 raise StoreUnavailable("too slow")
         return read(lanes, after_ms, until_ms, purpose, **more)
 
-    engine.reader.read = narrow  # type: ignore[method-assign]
+    engine.pages.read = narrow  # type: ignore[method-assign]
     tried = 0
     for _ in range(40):
         stage.clock.advance(0.5)
@@ -495,7 +495,7 @@ def test_a_sweep_that_has_failed_often_is_no_longer_than_a_step_may_take(stage: 
     stage.drive(consumer, seconds=40)
     engine = consumer._engine
     asked = 0
-    read = engine.reader.read
+    read = engine.pages.read
 
     def refuse(lanes: Any, after_ms: int, until_ms: int, purpose: str, **more: Any) -> Any:
         nonlocal asked
@@ -505,7 +505,7 @@ def test_a_sweep_that_has_failed_often_is_no_longer_than_a_step_may_take(stage: 
                 raise StoreUnavailable("away")
         return read(lanes, after_ms, until_ms, purpose, **more)
 
-    engine.reader.read = refuse  # type: ignore[method-assign]
+    engine.pages.read = refuse  # type: ignore[method-assign]
     stage.drive(consumer, seconds=100)
     assert 12 < asked <= 12 + 3 * 66
 
@@ -519,14 +519,14 @@ def test_a_sweep_from_further_back_than_one_that_failed_is_of_no_more_slices(sta
     engine.sweeper._narrow_ms["sweep 0.5 s"] = 10
     engine.intake.lanes[0].unswept_ms = stage.clock.now_ms() - 30_000
     asked = 0
-    read = engine.reader.read
+    read = engine.pages.read
 
     def count(lanes: Any, after_ms: int, until_ms: int, purpose: str, **more: Any) -> Any:
         nonlocal asked
         asked += purpose == "sweep 0.5 s"
         return read(lanes, after_ms, until_ms, purpose, **more)
 
-    engine.reader.read = count  # type: ignore[method-assign]
+    engine.pages.read = count  # type: ignore[method-assign]
     engine.sweeper.sweep(RUNGS[0])
     assert 10 < asked <= 66
 

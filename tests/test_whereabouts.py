@@ -175,7 +175,7 @@ def test_one_whose_shard_is_leased_says_by_whom_and_how_many_go_first(world: Wor
             break
         world.pass_time(max(consumer.step(), 0.001))
     consumer.close()
-    assert (seen[0].where, seen[0].member) == (Where.HELD, consumer._engine.member)
+    assert (seen[0].where, seen[0].member) == (Where.HELD, consumer._engine.home.member)
     assert seen[0].ahead in {3, 4}
     assert seen[0].threads == 1
     assert f"held by {seen[0].member} (" in str(seen[0])

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from shardq.engine.delivery import Delivery
-    from shardq.engine.intake import Intake
+    from shardq.engine.engine import Engine
     from shardq.model.message import Row
 
 
@@ -139,17 +139,17 @@ class Witness:
 
     Args:
         out: The file of deliveries; `out` + `.taken` and `out` + `.settled` are these.
-        intake: Of the consumer.
+        engine: The consumer's.
     """
 
-    def __init__(self, out: str, intake: Intake) -> None:
+    def __init__(self, out: str, engine: Engine) -> None:
         self._taken = Pen(f"{out}.taken")
         self._settled = Pen(f"{out}.settled")
-        self._known = intake.known
-        self._accept = intake.accept
-        self._forget = intake.forget_all
-        intake.accept = self._take_in  # type: ignore[method-assign]
-        intake.forget_all = self._settle  # type: ignore[method-assign]
+        self._known = engine.memory.known
+        self._accept = engine.intake.accept
+        self._forget = engine.memory.forget_all
+        engine.intake.accept = self._take_in  # type: ignore[method-assign]
+        engine.memory.forget_all = self._settle  # type: ignore[method-assign]
 
     def _take_in(self, rows: Sequence[Row]) -> dict[int, int]:
         _write_ids(self._taken, [row.message_id for row in rows if row.id not in self._known])
@@ -180,7 +180,7 @@ def main(text: str) -> None:
             queue, Recorder(job), threads=job.threads, prefetch=job.prefetch, deadline="20s"
         )
         if job.settled:
-            Witness(job.out, consumer._engine.intake)
+            Witness(job.out, consumer._engine)
         consumer.run()
     life = {"main_us": main_us, "connected_us": connected_us, "peak_bytes": peak_bytes()}
     Path(f"{job.out}.life").write_text(json.dumps(life), encoding="ascii")

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from shardq.inspection.census import Check
     from shardq.inspection.depth import Depth
     from shardq.inspection.state import Found, State
+    from shardq.lifecycle.batch import Item
     from shardq.lifecycle.keyed import Answer, Snapshot
-    from shardq.lifecycle.producer import Item
     from shardq.model.message import Message
     from shardq.model.settings import QueueOptions, Settings
     from shardq.model.times import Due, Duration

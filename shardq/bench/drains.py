@@ -111,7 +111,7 @@ def drain(place: Place, queue: Queue, count: int) -> float:
     """
     clock = place.clock
     consumer = shardq.Consumer(queue, _nothing)
-    acked = Acked(consumer._engine.stats)
+    acked = Acked(consumer._engine.home.stats)
     deadline_us = clock.boot_us() + _WAIT_S * 1_000_000
 
     def work() -> int:

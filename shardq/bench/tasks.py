@@ -74,7 +74,7 @@ class Working:
 
     def __enter__(self) -> Working:
         self._worker = Worker(self._app)
-        self._acked = Acked(self._worker._consumers[0]._engine.stats)  # noqa: SLF001 - as of a drain
+        self._acked = Acked(self._worker._consumers[0]._engine.home.stats)  # noqa: SLF001 - as of a drain
         self._thread = threading.Thread(target=self._worker.run, name="shardq-bench-worker")
         self._thread.start()
         return self

@@ -17,8 +17,7 @@ from shardq.model.settings import AUTO_LANES_MAX, AUTO_LANES_MIN
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shardq.clock import Clock
-    from shardq.records.register import Register
+    from shardq.lifecycle.home import QueueHome
 
 log = logging.getLogger(__name__)
 
@@ -46,14 +45,14 @@ def lanes_needed(members: int, puts_per_s: float) -> int:
 class AutoLanes:
     """Decides for one queue, while this member is the one that does.
 
-    Attributes:
-        put_rate: Gives how many messages are put a second; set by who reads the totals.
+    Args:
+        put_rate: Gives how many messages are put a second.
     """
 
-    def __init__(self, clock: Clock, register: Register) -> None:
-        self._clock = clock
-        self._register = register
-        self.put_rate: Callable[[], float] = lambda: 0.0
+    def __init__(self, home: QueueHome, put_rate: Callable[[], float]) -> None:
+        self._clock = home.clock
+        self._register = home.register
+        self._put_rate = put_rate
         self._next_us = self._asked_us = self._below_us = 0
         self._most = 0
 
@@ -70,7 +69,7 @@ class AutoLanes:
             # Another decided meanwhile.
             self._below_us, self._most = now_us, 0
         self._asked_us = now_us
-        needed = lanes_needed(members, self.put_rate())
+        needed = lanes_needed(members, self._put_rate())
         if needed >= current.lanes_written:
             self._below_us, self._most = now_us, 0
         else:

@@ -23,11 +23,10 @@ from shardq.model.message import SERIALS_AFTER_TAKEOVER
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shardq.clock import Clock
     from shardq.engine.delivery import Delivery
-    from shardq.engine.intake import Intake
+    from shardq.engine.memory import Memory
     from shardq.lifecycle.fate import Outcome
-    from shardq.stores.store import Rows
+    from shardq.lifecycle.home import QueueHome
 
 log = logging.getLogger(__name__)
 
@@ -43,16 +42,14 @@ class Care:
     """Begins deliveries of rows that another may have handed out. From any thread.
 
     Args:
-        intake: Has them in hand.
+        memory: Holds them.
         is_stopping: Tells whether nothing is to begin any more.
     """
 
-    def __init__(
-        self, store: Rows, clock: Clock, intake: Intake, is_stopping: Callable[[], bool]
-    ) -> None:
-        self._store = store
-        self._clock = clock
-        self._intake = intake
+    def __init__(self, home: QueueHome, memory: Memory, is_stopping: Callable[[], bool]) -> None:
+        self._store = home.store
+        self._clock = home.clock
+        self._memory = memory
         self._is_stopping = is_stopping
 
     def begin(self, one: Delivery) -> Outcome | None:
@@ -80,7 +77,8 @@ class Care:
                         serial=row.serial + SERIALS_AFTER_TAKEOVER,
                     )
                     self._store.edit([edit])
-                    one.replace(edit)
+                    # The handler sees the due of the retry, which the recorded row has no more.
+                    one.replace(edit._replace(not_before_ms=row.not_before_ms))
                     one.note_edit()
             except StoreTimeout as error:
                 # Maybe recorded: given up now, each new try could use up one more attempt.
@@ -114,7 +112,7 @@ class Care:
         """A delivery, and those of its shard that come next."""
         waiting = (
             other
-            for other in list(self._intake.known.values())
+            for other in list(self._memory.known.values())
             if other.lease is one.lease and other.doubtful and not other.begun_us
         )
         asked = [one]

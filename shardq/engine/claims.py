@@ -24,13 +24,12 @@ from shardq.stores.store import Move
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from shardq.clock import Clock
     from shardq.engine.caller import Caller
     from shardq.engine.delivery import Delivery
     from shardq.engine.engine import Engine
     from shardq.engine.starts import Start
+    from shardq.lifecycle.home import QueueHome
     from shardq.model.shard import Position
-    from shardq.records.register import Register
 
 _ROUND_ROWS = 10
 """A caller gets so many rows before the next one in line gets some."""
@@ -41,9 +40,9 @@ log = logging.getLogger(__name__)
 class Claims:
     """Takes and claims rows that one engine has in memory. In the thread that steps it."""
 
-    def __init__(self, clock: Clock, register: Register, engine: Engine) -> None:
-        self._clock = clock
-        self._register = register
+    def __init__(self, home: QueueHome, engine: Engine) -> None:
+        self._clock = home.clock
+        self._register = home.register
         self._engine = engine
         self._starts: dict[Delivery, Start] = {}
 
@@ -56,7 +55,7 @@ class Claims:
         """
         # A head that was settled or edited meanwhile is not to be taken, and one that comes before
         # it is.
-        self._engine.groups.look()
+        self._engine.groups.look(self._engine.intake.accept)
         left_rows, left_bytes = BATCH_ROWS, BATCH_BYTES
         wanting = list(line)
         rows: Counter[Caller] = Counter()
@@ -99,7 +98,7 @@ class Claims:
         try:
             if not self._engine.outbox.is_empty:
                 # What is buried is not to wait for the next call.
-                self._engine.outbox.flush()
+                self._engine.flush()
             given = {caller: self._with_groups(caller, mine) for caller, mine in taken.items()}
             planned = {
                 one: self._plan(one, caller.visibility_ms)
@@ -185,11 +184,11 @@ class Claims:
     def _plan(self, one: Delivery, visibility_ms: int) -> Move | Row:
         """The claim of a row: a move, or the row of a group as it will be where it stays."""
         engine = self._engine
-        planner = engine.settler.planner
-        if not one.grouped:
-            return planner.claim(one.row, visibility_ms, one.attempt, holder=engine.member)
-        row = planner.claimed(one.row, visibility_ms, one.attempt, holder=engine.member)
-        return engine.groups.numbered(one, row)
+        planner, member = engine.home.settler.planner, engine.home.member
+        # One that is claimed along with its head was not taken out of `ready`.
+        attempt = one.attempt or one.row.attempt + 1
+        plan = planner.claim(one.row, visibility_ms, attempt, holder=member)
+        return engine.groups.edits.numbered(one, plan) if isinstance(plan, Row) else plan
 
     def _carry_out(self, planned: Mapping[Delivery, Move | Row]) -> dict[Delivery, tuple[int, Row]]:
         """Claim rows, and settle what becomes of those that are not claimed.
@@ -207,7 +206,7 @@ class Claims:
         try:
             gone, unknown, left = self._move(list(moves.values()))
         except ShardqError:
-            engine.groups.unclaim(done.items())
+            engine.groups.edits.unclaim(done.items())
             raise
         lapsed += [one for one, move in moves.items() if move.old in unknown]
         self._give_up(one for one in lapsed if one.begun_us)
@@ -259,10 +258,10 @@ class Claims:
 
         Returns:
             What was claimed; and the rows that others have settled or edited, as
-            `GroupLanes.changed` returns them. What follows one of a group that was edited, and is
+            `Edits.changed` returns them. What follows one of a group that was edited, and is
             not over, is in neither.
         """
-        groups = self._engine.groups
+        groups = self._engine.groups.edits
         if not claims:
             return {}, {}
         changed = groups.changed(list(claims.items()))
@@ -296,7 +295,7 @@ class Claims:
             Those that were gone; those of which it is not known; those that are there beside their
             claims: a large one's old row is deleted after that, and left, it comes as well.
         """
-        settler = self._engine.settler
+        settler = self._engine.home.settler
         try:
             # What came too late is due, and is not returned: so it does not matter where it is now.
             gone, _ = settler.carry_out(moves)
@@ -324,7 +323,7 @@ class Claims:
         """The messages of rows that are their caller's from now on."""
         messages = []
         now_ms = self._clock.now_ms()
-        stats = self._engine.stats
+        stats = self._engine.home.stats
         for wanted_ms, row in claimed:
             stats.lateness.add((now_ms - wanted_ms) * 1_000)
             if visibility_ms and row.ready_ms <= now_ms:

@@ -29,14 +29,12 @@ from shardq.model.message import Message, last_error
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shardq.clock import Clock
     from shardq.engine.delivery import Delivery
     from shardq.engine.ending import Ending
     from shardq.engine.engine import Engine
     from shardq.engine.starts import Start
+    from shardq.lifecycle.home import QueueHome
     from shardq.model.message import Row
-    from shardq.records.register import Register
-    from shardq.stores.store import Store
 
 log = logging.getLogger(__name__)
 
@@ -63,17 +61,15 @@ class Deliverer:
 
     def __init__(
         self,
-        store: Store,
-        clock: Clock,
-        register: Register,
+        home: QueueHome,
         engine: Engine,
         handler: Callable[[Message], object],
         *,
         is_stopping: Callable[[], bool],
         judge: Callable[[Message, BaseException], Outcome],
     ) -> None:
-        self._clock = clock
-        self._register = register
+        self._clock = home.clock
+        self._register = home.register
         self._engine = engine
         self._call = Call(handler)
         self._judge = judge
@@ -82,7 +78,7 @@ class Deliverer:
         self._here: dict[int, Delivery] = {}
         """What each thread has given to the handler last."""
         self._is_stopping = is_stopping
-        self._care = Care(store, clock, engine.intake, is_stopping=is_stopping)
+        self._care = Care(home, engine.memory, is_stopping=is_stopping)
         self._lock = locks.new()
         self._suspect: Delivery | None = None
         """One whose process died with it before, and that runs now."""
@@ -184,7 +180,7 @@ class Deliverer:
 
     def _await_settled(self, one: Delivery) -> None:
         if not self.is_threaded:
-            self._engine.outbox.flush()
+            self._engine.flush()
             return
         settled = one.settled
         while settled is not None and not settled.wait(_POLL_S) and not self._is_stopping():

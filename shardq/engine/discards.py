@@ -11,20 +11,18 @@ from shardq.records.ledger import End
 
 if TYPE_CHECKING:
     from shardq.engine.delivery import Delivery
-    from shardq.lifecycle.settle import Settler
+    from shardq.lifecycle.home import QueueHome
     from shardq.model.message import Row
     from shardq.model.shard import Position
-    from shardq.records.register import Register
-    from shardq.records.stats import StatsLog
 
 
 class Discards:
     """What one consumer is to delete."""
 
-    def __init__(self, register: Register, settler: Settler, stats: StatsLog) -> None:
-        self._register = register
-        self._settler = settler
-        self._stats = stats
+    def __init__(self, home: QueueHome) -> None:
+        self._register = home.register
+        self._settler = home.settler
+        self._stats = home.stats
         self._purged: dict[Position, Row] = {}
         self._left_over: dict[Position, Row] = {}
         self._cancelled: dict[Delivery, bool] = {}

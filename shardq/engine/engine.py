@@ -17,41 +17,33 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shardq import locks
-from shardq.engine.courier import Courier
 from shardq.engine.delivery import STORED
-from shardq.engine.failures import Failures
 from shardq.engine.groups.gifts import Gifts
 from shardq.engine.groups.room import GroupLanes
 from shardq.engine.hanging import Hanging
-from shardq.engine.intake import READ_AHEAD_MS, Intake
+from shardq.engine.intake import Intake
 from shardq.engine.lane import RUNGS
 from shardq.engine.lanes import Lanes
-from shardq.engine.lease import Lease, Leases
+from shardq.engine.member import Member
 from shardq.engine.outbox import Outbox
+from shardq.engine.pages import Pages
 from shardq.engine.reader import Reader
-from shardq.engine.ready import Ready
 from shardq.engine.rest import Rest
-from shardq.engine.sharing import FREE_US, Sharing
+from shardq.engine.sharing import Sharing
 from shardq.engine.starts import Starts
 from shardq.engine.sweeper import Sweeper
 from shardq.errors import ShardqError, UnknownQueue, UsageError
-from shardq.lifecycle.settle import Settler
 from shardq.model.ids import row_ids
-from shardq.records.membership import Membership, member_name
-from shardq.records.presence import Presence
-from shardq.records.stats import StatsLog
 from shardq.stores.tables import LANES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from shardq.clock import Clock
     from shardq.engine.waiters import Waiters
+    from shardq.lifecycle.home import QueueHome
     from shardq.model.message import Row
     from shardq.model.settings import Settings
     from shardq.records.membership import Heartbeat
-    from shardq.records.register import Register
-    from shardq.stores.store import Store
 
 log = logging.getLogger(__name__)
 
@@ -63,20 +55,12 @@ _QUIET_US = 60_000_000
 """A queue in which nothing was seen for so long is polled more seldom."""
 _IDLE_WATCHED_S = 0.5
 """Where the store tells of news, a poll that nobody has asked for finds next to nothing."""
-_SHARE_MS = 20
-_SHARE_LOCAL_MS = 5
-"""Longer than a move takes: found by the next poll of who it goes to, not by a sweep."""
-_NEWS_S = 0.013
-_STORE_US = 10_000
-"""How long the first outcome since a flush waits for others that are stored along with it."""
-_NEWS_SPACING_US = 2_000
 _STUCK_US = 5_000_000
 _STUCK_LONG_US = 30_000_000
 _SEAL_US = 1_000_000
 _LINGER_MS = 5_000
 _KEPT_MS = 60_000
 """How long a group lane's lease is kept after the last row: the next may come soon."""
-_BACK_OFF_S = (0.1, 5.0)
 _ARRIVE_US = 500_000
 _EXPECTED_US = 2_000_000
 """For this long after a caller another one is expected; then other members may have the lanes."""
@@ -86,168 +70,78 @@ class Engine:
     """One member's work on one queue.
 
     Args:
+        home: The queue's, of this member alone.
         prefetch: The most rows read and not settled, but for those of groups.
         threads: Handler slots; 0 for callers of `receive`.
         isolated: Read only minutes that ended at least the offset ago.
-        member: This member's name; made up where None.
         caller_away_us: For callers of `receive`: how long ago the last one was there; 0: one waits.
         callers_since: When each of those that wait began to, time since boot.
         on_wake: Called with the seconds in which the next step is to come; None: `wait` is called.
+        on_dead: Called with each row of the dead-letter queue that a burial here has made.
+        put_rate: Gives how many messages are put a second.
+        along: Gives the rest of an engine that is stepped along with this one, if one is.
         waiters: The handlers' threads, where they wait for rows of other queues too.
     """
 
     def __init__(
         self,
-        store: Store,
-        clock: Clock,
-        register: Register,
+        home: QueueHome,
         *,
         prefetch: int,
         threads: int,
         isolated: bool = False,
-        member: str | None = None,
         caller_away_us: Callable[[], int] | None = None,
         callers_since: Callable[[], Sequence[int]] | None = None,
         on_wake: Callable[[float], None] | None = None,
+        on_dead: Callable[[Row], object] | None = None,
+        put_rate: Callable[[], float] = lambda: 0.0,
+        along: Callable[[], Rest | None] = lambda: None,
         waiters: Waiters | None = None,
     ) -> None:
-        self.member = member or member_name()
-        self._store = store
-        self._clock = clock
-        self._register = register
+        self.home = home
+        self._store = home.store
+        self._clock = home.clock
+        self._register = home.register
         self._threads = threads
         self._caller_away_us = caller_away_us
         self._isolated = isolated
+        self._on_dead = on_dead
         self._turn = locks.new()
         self._is_parents = False
         locks.in_child(self, Engine._begin_child)
-        self._lock = locks.new()
-        self._news = locks.condition(self._lock)
-        self._pace = locks.condition(self._lock)
-        self._has_news = self._has_near_news = False
-        self._on_wake = on_wake
-        self.ready = Ready(clock, register.layout.bands, waiters)
-        self.leases = Leases(
-            store, clock, self.member, window=prefetch, ttl_ms=register.settings.lease_ms
-        )
-        self._presence = Presence(store.beside, self.leases.holder, clock)
-        self.leases.is_dead = self._presence.is_dead
-        self._former_us = register.settings.former_until_us
-        key = register.totals_key
-        # Of one queue: what it still settles after that was dropped is no other's of the name.
-        self.stats = StatsLog(
-            store, clock, register.layout, self.member, lambda: key, is_timed=True
-        )
-        self.settler = Settler(store, clock, register, self.member, self.stats.note_farthest)
-        self.courier = Courier(f"shardq-{register.name}-acks", on_return=self.wake)
-        self.failures = Failures(clock, register)
-        self.groups = GroupLanes(
-            store,
-            clock,
-            register,
-            self.leases,
-            self.ready,
-            self.settler,
-            on_purged=self._on_purged,
-            on_news=self.wake,
-        )
-        self.outbox = Outbox(
-            clock,
-            register,
-            self.settler,
-            self.groups,
-            self.leases,
-            self.stats,
-            self.courier,
-            self.failures,
-            member=self.member,
-            batch=max(prefetch // 8, 1),
-            share_ms=_SHARE_LOCAL_MS if store.is_local else _SHARE_MS,
-            isolated=isolated,
-            on_news=self.wake,
-            on_first=self._on_first,
-        )
-        self.intake = Intake(
-            store,
-            clock,
-            register,
-            self.leases,
-            self.ready,
-            self.settler.ledger,
-            self.groups,
-            on_purged=self.outbox.discards.purge,
-            on_ended=self.outbox.discards.drop,
-            on_put_off=self.outbox.defer,
-        )
-        self.starts = Starts(
-            store, clock, register, self.ready, self.intake, self.outbox, self.settler, self.stats
-        )
-        self._hanging = Hanging(clock, register, self.outbox)
-        self.outbox.intake = self.groups.intake = self.intake
-        self.ready.on_take = self.outbox.begin
-        self.reader = Reader(
-            store,
-            clock,
-            register,
-            self.intake,
-            self.ready,
-            self.groups,
+        member = Member(
+            home,
             prefetch=prefetch,
-            isolated=isolated,
-            before_read=self._renew,
-        )
-        self._membership = Membership(store, clock, register.members_key, self.member)
-        self.lanes = Lanes(
-            store,
-            clock,
-            register,
-            self.intake,
-            self._membership,
-            self.groups,
-            self.reader,
-            isolated=isolated,
-        )
-        self._gifts = Gifts(
-            clock, self._membership, self.groups, self.lanes, self.outbox, threads=threads
-        )
-        self._begin_in_time()
-        self.sharing = Sharing(
-            clock,
-            register,
-            self._membership,
-            self.intake,
-            self.ready,
-            self.outbox,
             threads=threads,
             isolated=isolated,
-            is_local=store.is_local,
-            has_begun=self.starts.has_begun,
-            callers_since=callers_since,
+            on_wake=on_wake,
+            waiters=waiters,
         )
-        self.ready.on_wait = self._on_free
-        self._arrived_us: int | None = None
-        self._is_arriving = self._is_leaving = self._is_stuck = self._is_watched = False
-        self._reread_for = self._freed_us = self._first_us = self._rested_us = 0
-        self.outbox.on_park = self._membership.hurry
-        self._settings = register.settings
-        self._seen_us = clock.boot_us()
-        self._progress = (0, self._seen_us)
-        self._fails = self._sealed_us = self._stepped_us = 0
-        self._lost: list[Lease] = []
-        self._changed_token: int | None = None
+        self._membership, self._presence = member.membership, member.presence
+        self.news, self.memory, self.ready = member.news, member.memory, member.ready
+        self.leases, self.courier, self.failures = member.leases, member.courier, member.failures
+        # Each part is made of those before it.
+        self.groups = GroupLanes(member)
+        self.outbox = Outbox(member, self.groups)
+        self.intake = Intake(member, self.groups)
+        self.starts = Starts(member, self.outbox)
+        self._hanging = Hanging(member, self.outbox)
+        self.pages = Pages(member)
+        self.reader = Reader(member, self.intake, self.groups, self.pages)
+        self.sweeper = Sweeper(member, self.intake, self.reader, self.groups, self.pages)
+        self.lanes = Lanes(member, self.intake, self.groups, self.reader, self.pages, put_rate)
+        self._gifts = Gifts(member, self.groups, self.lanes, self.outbox)
+        self.sharing = Sharing(member, self.outbox, self.starts.has_begun, callers_since)
         self.rest = Rest(
-            store,
-            clock,
-            register,
-            self.starts,
-            self.outbox,
-            self.leases,
-            self._membership,
-            self.groups,
-            has_news=lambda: self._has_near_news,
-            on_news=self.on_put,
-            on_swept=lambda at_ms: self.sweeper.was_swept(RUNGS[-1], at_ms),
+            member, self.intake, self.starts, self.outbox, self.groups, self.sweeper, along
         )
+        self._arrived_us: int | None = None
+        self._is_arriving = self._is_leaving = self._is_stuck = False
+        self._reread_for = self._sealed_us = 0
+        self._clock_steps = self._clock.steps
+        self._settings = home.register.settings
+        self._former_us = self._settings.former_until_us
+        self._progress = (0, self._clock.boot_us())
 
     # Loop -----------------------------------------------------------------------------------------
 
@@ -273,13 +167,10 @@ class Engine:
                 f"what reads queue {self._register.name!r} here is of the process that this one "
                 f"was forked from; make another one."
             )
-        now_us = self._stepped_us = self._clock.boot_us()
-        if now_us < self._rested_us:
-            self.outbox.flush()
-            rest_s = (self._rested_us - now_us) / 1e6
+        if rest_us := self.news.begin_step():
+            self.flush()
             # What is left waits for a poll.
-            return rest_s if self.outbox.is_empty else min(rest_s, _BUSY_S)
-        self._forget_freed()
+            return rest_us / 1e6 if self.outbox.is_empty else min(rest_us / 1e6, _BUSY_S)
         # First: a store in trouble keeps nothing from the log.
         self.watch()
         self._follow_clock()
@@ -287,7 +178,7 @@ class Engine:
             new = self._work(self._read_briefly) if self.rest.is_over() else 0
             self.release_idle()
             return self._delay(new, is_open=True)
-        self.lanes.follow(has_news=self._has_near_news)
+        self.lanes.follow(has_news=self.news.is_near)
         settings = self._follow_settings()
         self._watch_progress()
         is_open = not (settings.paused or self._is_stuck)
@@ -307,9 +198,9 @@ class Engine:
         if is_open:
             self._seal()
         self.release_idle()
-        if self.stats.is_due():
-            self.stats.keep()
-        self._fails = 0
+        if self.home.stats.is_due():
+            self.home.stats.keep()
+        self.news.end_step()
         return self._delay(new, is_open=is_open)
 
     def _follow_settings(self) -> Settings:
@@ -334,15 +225,6 @@ class Engine:
             )
         return settings
 
-    def _begin_in_time(self) -> None:
-        """Make anew what remembers times of the wall clock."""
-        clock, register = self._clock, self._register
-        self._clock_steps = clock.steps
-        self.sweeper = Sweeper(
-            clock, register, self.intake, self.reader, self.groups, isolated=self._isolated
-        )
-        self.lanes.begin_in_time()
-
     def _follow_clock(self) -> None:
         """Look at the clock; where it was set, release all rows that have not begun, and all lanes.
 
@@ -356,31 +238,29 @@ class Engine:
         # A purge of the time before must be known before anything is born that is older.
         self._register.refresh(force=True)
         self.intake.keep([], dict)
-        self._begin_in_time()
-
-    def _renew(self) -> None:
-        """Renew the leases whose time has come; what is lost is given up by the next step."""
-        self._lost += self.leases.renew()
+        self._clock_steps = self._clock.steps
+        self.sweeper.begin_in_time()
+        self.lanes.begin_in_time()
 
     def _work(self, read: Callable[[], int] | None) -> int:
         """Read, where lanes are to be read, and store what is done; gives how much is new."""
         try:
-            self._renew()
-            if self._lost:
-                self.intake.give_up(lambda one: one.lease in self._lost)
-                self._lost.clear()
+            self.pages.renew()
+            if lost := self.pages.lost:
+                self.intake.give_up(lambda one: one.lease in lost)
+                lost.clear()
             return 0 if read is None else read()
         finally:
             # What cannot be read must not keep what is done from being stored.
             self.starts.keep(is_leaving=self._is_leaving)
             self.outbox.park_overdue()
-            self.outbox.flush()
+            self.flush()
 
     def _read_briefly(self) -> int:
-        self.reader.wakes_all |= self._has_near_news
+        self.reader.wakes_all |= self.news.is_near
         new = self.reader.poll()
-        self._has_near_news = False
-        self.groups.serve()
+        self.news.is_near = False
+        self.groups.serve(self.intake.accept)
         if self.rest.take_behind():
             self.sweeper.look_back()
         return new
@@ -389,8 +269,8 @@ class Engine:
         self.lanes.look()
         self.sweeper.look_behind_seals()
         rung = self.sweeper.rung_due()
-        self.reader.wakes_all |= self._has_near_news
-        if self.intake.known:
+        self.reader.wakes_all |= self.news.is_near
+        if self.memory.known:
             new = self.reader.poll()
         else:
             # At rest one read does for poll, first rung and look ahead: a read costs 2 ms of CPU.
@@ -402,145 +282,33 @@ class Engine:
                 rung = None
             else:
                 new = self.reader.poll(at_rest=True)
-        has_news, self._has_near_news = self._has_near_news, False
+        has_news, self.news.is_near = self.news.is_near, False
         self.reader.look_ahead(at_once=has_news)
         if self.rest.take_behind() or has_news:
             self.sweeper.look_back()
         self.sweeper.sweep(rung)
-        self.groups.serve()
+        self.groups.serve(self.intake.accept)
         self.lanes.guard()
         self._gifts.step()
         self.sharing.share()
         return new
 
+    def flush(self, *, everything: bool = False) -> None:
+        """Store all outcomes, as `Outbox.flush` does, and act on what has happened."""
+        happened = self.outbox.flush(everything=everything)
+        if happened.has_parked:
+            self._membership.hurry()
+        if self._on_dead is not None:
+            for row in happened.dead:
+                self._on_dead(row)
+        if happened.moved and not (self._isolated or self._register.settings.paused):
+            # Before a read: what that finds may be settled by the time of the next flush.
+            self.intake.accept_moved(happened.moved)
+
     def watch(self) -> None:
         """Log what handlers did not log themselves: which hang, and how many failures more."""
         self.failures.flush()
         self._hanging.look()
-
-    def back_off(self, error: Exception) -> float:
-        """Seconds to wait after a failed step: doubling, to leave a store in trouble alone.
-
-        But for no longer than a claim of ours can wait: it is to be moved on in its last half.
-        """
-        least, most = _BACK_OFF_S
-        most = min(most, self._settings.visibility_ms / 4_000)
-        seconds = min(least * (1 << self._fails), most)
-        if self._fails in (0, 6):
-            why = str(error).removesuffix(".")
-            log.warning("queue %s: %s; trying again", self._register.name, why)
-        self._fails = min(self._fails + 1, 10)
-        return seconds
-
-    def wait(self, seconds: float) -> None:
-        """Wait for the next step, or for news: from this process or, on SQLite, from another."""
-        clock = self._clock
-        deadline_us = clock.boot_us() + round(seconds * 1e6)
-        self._is_watched = watched = self._store.changed() is not None
-        while (left_us := self._first_until_us(deadline_us) - clock.boot_us()) > 0:
-            with self._lock:
-                if self._has_news:
-                    break
-                clock.wait(self._news, min(left_us / 1e6, _NEWS_S) if watched else left_us / 1e6)
-            if watched and self._has_changed():
-                self._has_near_news = True
-                break
-        since_us = clock.boot_us() - self._stepped_us
-        if since_us < _NEWS_SPACING_US:
-            with self._lock:
-                clock.wait(self._pace, (_NEWS_SPACING_US - since_us) / 1e6)
-        with self._lock:
-            is_for_first = self._first_us and not (self._has_news or self._has_near_news)
-            # All but the flush may wait for as long as it would have without.
-            self._rested_us = self._until_us(deadline_us) if is_for_first else 0
-            self._has_news = False
-            self._first_us = 0
-
-    def wake(self) -> None:
-        """Let the next step come at once. From any thread."""
-        with self._lock:
-            self._has_news = True
-            self._news.notify()
-        if self._on_wake is not None:
-            self._on_wake(0.0)
-
-    @property
-    def has_news(self) -> bool:
-        """True if the next step is to come at once."""
-        return self._has_news or self._has_near_news
-
-    def take_news(self, *, is_watched: bool, due_us: int = 0) -> None:
-        """A step follows, which nobody has waited for by `wait`.
-
-        Args:
-            is_watched: True if `on_change` is called when another process has written.
-            due_us: Time since boot until which nothing but an outcome needs a step; 0: it is over.
-        """
-        with self._lock:
-            is_for_first = self._first_us and not self.has_news
-            self._rested_us = self._until_us(due_us) if is_for_first and due_us else 0
-            self._has_news = False
-            self._first_us = 0
-            self._is_watched = is_watched
-
-    def on_change(self) -> None:
-        """Another process has written into the store."""
-        self._has_near_news = True
-
-    def on_put(self, due_ms: int) -> None:
-        """This process has put something: look for it at once where it is due soon."""
-        if self.note_put(due_ms):
-            self.wake()
-
-    def note_put(self, due_ms: int) -> bool:
-        """This process has put something: the next step looks for it. True if it is due soon."""
-        is_soon = due_ms <= self._clock.now_ms() + READ_AHEAD_MS
-        if is_soon:
-            self._has_near_news = True
-            self._seen_us = self._clock.boot_us()
-        return is_soon
-
-    def _on_purged(self, rows: list[Row]) -> None:
-        """Heads that waited were reached by a purge."""
-        self.outbox.discards.purge(rows)
-
-    def _on_first(self) -> None:
-        """A handler has ended: its work comes again if this process dies before that is stored."""
-        with self._lock:
-            self._first_us = self._clock.boot_us()
-            self._news.notify()
-        if self._on_wake is not None and not self._fails:
-            self._on_wake(_STORE_US / 1e6)
-
-    def _on_free(self) -> None:
-        """A handler has begun to wait: where others may have work for it, they are told soon."""
-        membership = self._membership
-        if membership.beats and not membership.told.free and not self._freed_us:
-            with self._lock:
-                self._freed_us = self._clock.boot_us()
-                self._news.notify()
-            if self._on_wake is not None and not self._is_leaving:
-                self._on_wake(FREE_US / 1e6)
-
-    def _forget_freed(self) -> None:
-        """A slot that counts as free is told by this step; else another step comes when it does."""
-        if self._stepped_us - self._freed_us >= FREE_US:
-            self._freed_us = 0
-
-    def _until_us(self, deadline_us: int) -> int:
-        """Until when to wait: a slot that was just freed is told as soon as it counts as free.
-
-        Who leaves has none to tell.
-        """
-        freed_us = 0 if self._is_leaving else self._freed_us
-        return min(deadline_us, freed_us + FREE_US) if freed_us else deadline_us
-
-    def _first_until_us(self, deadline_us: int) -> int:
-        """Until when to wait, where what has ended is to be stored before; not while that fails."""
-        until_us = self._until_us(deadline_us)
-        if self._first_us and not self._fails:
-            return min(until_us, self._first_us + _STORE_US)
-        return until_us
 
     def is_quiet(self) -> bool:
         """Whether all that is due in this member's lanes has been read and settled."""
@@ -552,13 +320,14 @@ class Engine:
         Steps read lanes on, but hand nothing out: so a message waits for none of them.
         """
         self._is_leaving = self.lanes.is_leaving = self.sharing.is_leaving = True
+        self.news.is_leaving = True
 
     @property
     def is_relied_on(self) -> bool:
         """Whether an open member does not know yet that this one leaves, and so waits for it."""
         beats = self._membership.beats
         told = (beats[name] for name in self._membership.others)
-        return any(self.member not in one.parted for one in told)
+        return any(self.home.member not in one.parted for one in told)
 
     def retire(self) -> None:
         """Leave what has not begun to others, while what runs is waited for."""
@@ -594,7 +363,7 @@ class Engine:
     def _close(self) -> None:
         self.ready.stop()
         self.intake.give_up(lambda _: True)
-        self.outbox.flush(everything=True)
+        self.flush(everything=True)
         for lease in self.leases.held():
             # What is just about to begin, with care, is given up before it is written to.
             lease.deadline_us = 0
@@ -603,11 +372,11 @@ class Engine:
         self.intake.keep([], dict)
         self.starts.close()
         # Once more: what ended while the rest was parked, and groups whose lanes are others' now.
-        self.outbox.flush(everything=True)
+        self.flush(everything=True)
         self.leases.release([lease.shard for lease in self.leases.held()])
         self._membership.leave()
         self._presence.leave()
-        self.stats.close()
+        self.home.stats.close()
         self.log_rest()
 
     def log_rest(self) -> None:
@@ -668,7 +437,7 @@ class Engine:
             self._membership.look()
             self._arrived_us, self._is_arriving = now_us, bool(self._membership.others)
         elif self._is_arriving:
-            polled = self.intake.polled
+            polled = self.memory.polled
             has_read = all(lane.retry_ms or self.reader.is_current(lane) for lane in polled)
             self._is_arriving = not has_read and now_us - self._arrived_us < _ARRIVE_US
         return self._is_arriving
@@ -726,7 +495,7 @@ class Engine:
                 stuck_us // 1_000_000,
             )
             self._is_stuck = True
-            self.outbox.flush()
+            self.flush()
             self.outbox.park_all(counted=True)
 
     # Shards ---------------------------------------------------------------------------------------
@@ -742,15 +511,15 @@ class Engine:
 
     def release_idle(self) -> None:
         """Release leases of which no row is known, once nothing more is expected there."""
-        layout, intake = self._register.layout, self.intake
+        layout, memory = self._register.layout, self.memory
         now_ms = self._clock.now_ms()
         over_ms, kept_ms = now_ms - _LINGER_MS, now_ms - _KEPT_MS
         idle = []
         for lease in self.leases.held():
             shard = lease.shard
-            if shard in intake.leased_rows:
+            if shard in memory.leased_rows:
                 continue
-            lane = intake.lanes.get(shard.lane)
+            lane = memory.lanes.get(shard.lane)
             if layout.is_of_groups(shard.lane):
                 if lane is None or not (
                     self.groups.is_needed(lane.number) or lane.seen_ms > kept_ms
@@ -766,7 +535,7 @@ class Engine:
         if is_open and self.reader.is_lagging():
             return 0.0
         if new:
-            self._seen_us = self._stepped_us
+            self.news.seen_us = self.news.stepped_us
         if is_open and self._membership.is_awaited:
             return 0.0
         is_busy = (
@@ -774,16 +543,16 @@ class Engine:
             or not self.outbox.is_empty
             or self.sharing.is_awake
             or self._is_leaving
-            or self.intake.is_eager()
+            or self.memory.is_eager()
         )
         seconds = _BUSY_S if is_busy else self._idle_s
-        if is_open and self._is_watched:
+        if is_open and self.news.is_watched:
             # What was moved on to be due in a second was read by no look so far: by the next it is.
             seconds = min(seconds, self.reader.ahead_s)
         if is_open:
             until_head_ms = self.groups.next_ms() - self._clock.now_ms()
             seconds = max(min(seconds, until_head_ms / 1e3), 0.001)
-        if not (is_open and self.intake.known):
+        if not (is_open and self.memory.known):
             return seconds
         until_sweep = (self.sweeper.next_sweep_ms() - self._clock.now_ms()) / 1e3
         return max(min(seconds, until_sweep), 0.001)
@@ -791,13 +560,6 @@ class Engine:
     @property
     def _idle_s(self) -> float:
         """Seconds from poll to poll at rest."""
-        if self._is_watched:
+        if self.news.is_watched:
             return _IDLE_WATCHED_S
-        return _QUIET_S if self._stepped_us - self._seen_us >= _QUIET_US else _IDLE_S
-
-    def _has_changed(self) -> bool:
-        token = self._store.changed()
-        if token == self._changed_token:
-            return False
-        self._changed_token = token
-        return True
+        return _QUIET_S if self.news.stepped_us - self.news.seen_us >= _QUIET_US else _IDLE_S

@@ -22,9 +22,8 @@ from shardq.model.names import is_dead_queue
 from shardq.model.times import duration_text
 
 if TYPE_CHECKING:
-    from shardq.clock import Clock
     from shardq.engine.delivery import Delivery
-    from shardq.records.register import Register
+    from shardq.lifecycle.home import QueueHome
 
 log = logging.getLogger(__name__)
 
@@ -42,9 +41,9 @@ _FAILED = (Fate.RETRY, Fate.BURY)
 class Failures:
     """Logs what failed at one member of a queue. From any thread."""
 
-    def __init__(self, clock: Clock, register: Register) -> None:
-        self._clock = clock
-        self._register = register
+    def __init__(self, home: QueueHome) -> None:
+        self._clock = home.clock
+        self._register = home.register
         self._lock = locks.new()
         self._shown_us: deque[int] = deque(maxlen=SHOWN_MAX)
         self._left_out: Counter[str] = Counter()

@@ -14,10 +14,8 @@ from shardq.stores.store import Slice
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from shardq.clock import Clock
+    from shardq.lifecycle.home import QueueHome
     from shardq.model.message import Row
-    from shardq.records.register import Register
-    from shardq.stores.store import Store
 
 log = logging.getLogger(__name__)
 
@@ -36,10 +34,10 @@ class Guard:
     further back in line looks more rarely: for when those before it are open, and read nothing.
     """
 
-    def __init__(self, store: Store, clock: Clock, register: Register) -> None:
-        self._store = store
-        self._clock = clock
-        self._register = register
+    def __init__(self, home: QueueHome) -> None:
+        self._store = home.store
+        self._clock = home.clock
+        self._register = home.register
         self._looked_us = self._looks = 0
         self._settled_ms: dict[int, int] = {}
 

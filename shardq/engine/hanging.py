@@ -16,11 +16,10 @@ from shardq.engine.outcome import is_own
 from shardq.model.times import duration_text
 
 if TYPE_CHECKING:
-    from shardq.clock import Clock
     from shardq.engine.delivery import Delivery
+    from shardq.engine.member import Member
     from shardq.engine.outbox import Outbox
     from shardq.model.settings import Settings
-    from shardq.records.register import Register
 
 log = logging.getLogger(__name__)
 
@@ -41,9 +40,9 @@ def hangs_after_ms(settings: Settings) -> int:
 class Hanging:
     """Watches what runs at one member of a queue. From the thread that steps its engine."""
 
-    def __init__(self, clock: Clock, register: Register, outbox: Outbox) -> None:
-        self._clock = clock
-        self._register = register
+    def __init__(self, member: Member, outbox: Outbox) -> None:
+        self._clock = member.clock
+        self._register = member.register
         self._outbox = outbox
         self._looked_us = 0
         self._again_us: dict[Delivery, int] = {}

@@ -15,33 +15,27 @@ How rows are found, `reader.py` and `sweeper.py` know.
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from itertools import groupby
 from operator import itemgetter
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from shardq.engine.delivery import Delivery
-from shardq.engine.lane import Lane
+from shardq.engine.lane import READ_AHEAD_MS, Lane
 from shardq.errors import StoreTimeout, StoreUnavailable
-from shardq.model import names
 from shardq.model.message import shards_of
 from shardq.stores.store import Slice
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from shardq.clock import Clock
-    from shardq.engine.lease import Lease, Leases
-    from shardq.engine.ready import Ready
+    from shardq.engine.delivery import Delivery
+    from shardq.engine.groups.room import GroupLanes
+    from shardq.engine.lease import Lease
+    from shardq.engine.member import Member
     from shardq.model.message import Row
     from shardq.model.shard import Layout, Shard
-    from shardq.records.ledger import Ledger
-    from shardq.records.register import Register
-    from shardq.stores.store import Store
 
 log = logging.getLogger(__name__)
 _shard_of = itemgetter(0)
-READ_AHEAD_MS = 2_000
 _FIND_ROWS = 500
 _RETRY_MS = 250
 _EAGER_RETRY_MS = 50
@@ -51,76 +45,29 @@ _FRESH_US = 2_000_000
 """A message put so lately can hardly have ended and be there."""
 
 
-class GroupRows(Protocol):
-    """Rows of group lanes, by lane: what becomes of them there, `groups/room.py` knows."""
-
-    def look_for_listed(self, lanes: Sequence[Lane]) -> None:
-        """Read lanes that are new here from their first listed row on."""
-
-    def owns(self, lane: int, lease: Lease) -> bool:
-        """True if a lane has been owned since this lease was taken."""
-
-    def take_over(self, leases: Mapping[int, Lease]) -> dict[int, int]:
-        """Begin to own lanes; gives from which dues on they are to be read anew."""
-
-    def drop(self, lanes: Iterable[int]) -> None:
-        """Own these lanes no more."""
-
-    def place(self, lane: Lane, rows: Iterable[Row]) -> None:
-        """Place rows of a shard that were read, in order."""
-
-    def give_up(self, unwanted: Callable[[Delivery], bool]) -> list[Delivery]:
-        """Take rows out of memory that have not begun and answer True."""
-
-
 class Intake:
     """The lanes of one member, and the rows of them that it has in memory.
 
     Args:
-        ledger: Knows which messages have ended.
         groups: Places rows of group lanes.
-        on_purged: Given rows that a purge has reached.
-        on_ended: Given rows of messages that have ended already.
-        on_put_off: Given deliveries that are to be moved to a due, and that due.
 
     Attributes:
         lanes: The lanes that are read, by number.
-        polled: Those of them that were not quiet when that was last looked at.
         known: Row id -> delivery of what has been read and not settled.
-        leased_rows: By shard of the lease, the rows that were read under it and are no claims.
-        body_bytes: The size of their bodies.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        clock: Clock,
-        register: Register,
-        leases: Leases,
-        ready: Ready,
-        ledger: Ledger,
-        groups: GroupRows,
-        *,
-        on_purged: Callable[[list[Row]], None],
-        on_ended: Callable[[list[Row]], None],
-        on_put_off: Callable[[Delivery, int], None],
-    ) -> None:
-        self._store = store
-        self._clock = clock
-        self._register = register
-        self._leases = leases
-        self._ready = ready
-        self._ledger = ledger
+    def __init__(self, member: Member, groups: GroupLanes) -> None:
+        self._store = member.store
+        self._clock = member.clock
+        self._register = member.register
+        self._leases = member.leases
+        self._ready = member.ready
+        self._ledger = member.settler.ledger
         self._groups = groups
-        self._on_purged = on_purged
-        self._on_ended = on_ended
-        self._on_put_off = on_put_off
-        self._left: dict[int, int] = {}
-        self.lanes: dict[int, Lane] = {}
-        self.polled: list[Lane] = []
-        self.known: dict[bytes, Delivery] = {}
-        self.leased_rows: Counter[Shard] = Counter()
-        self.body_bytes = 0
+        self._discards = member.discards
+        self._memory = member.memory
+        self.lanes: dict[int, Lane] = member.memory.lanes
+        self.known: dict[bytes, Delivery] = member.memory.known
 
     @property
     def _layout(self) -> Layout:
@@ -169,19 +116,19 @@ class Intake:
                     if one.row.shard.lane == number and not one.is_claim:
                         lane.rows += 1
         self._groups.look_for_listed([self.lanes[number] for number in new])
-        self.polled = [lane for lane in self.lanes.values() if not lane.quiet]
+        self._memory.polled = [lane for lane in self.lanes.values() if not lane.quiet]
         return dropped
 
     def give_up(self, unwanted: Callable[[Delivery], bool]) -> None:
         """Forget rows that were not handed out, and read them again where their lane stays ours."""
         for one in self._groups.give_up(unwanted):
-            self.leave(one)
+            self._memory.leave(one)
         for one in self._ready.remove(lambda one: not one.grouped and unwanted(one)):
             if self._lies_behind_seal(one):
                 # Who reads the lane next begins after that, and looks back minutes later at best.
-                self._on_put_off(one, self._clock.now_ms())
+                self._memory.stranded.append(one)
             else:
-                self.leave(one)
+                self._memory.leave(one)
 
     def _lies_behind_seal(self, one: Delivery) -> bool:
         """True if a row that waits for nothing but a handler came when its minute was sealed.
@@ -191,81 +138,6 @@ class Intake:
         lane = self.lanes.get(one.row.shard.lane)
         is_behind = lane is not None and one.row.shard.minute <= lane.sealed
         return is_behind and one.row.due_ms <= self._clock.now_ms() and not one.careful
-
-    def leave(self, one: Delivery) -> None:
-        """Forget a row that waits nowhere any more, and read it again where its shard is ours."""
-        self.forget(one)
-        if one.careful and not one.grouped:
-            one.lease.give_back()
-        lane = self.lanes.get(one.row.shard.lane)
-        if lane is not None:
-            self._go_back_to(lane, one.row.due_ms)
-
-    def _go_back_to(self, lane: Lane, due_ms: int) -> None:
-        """Read a lane again from a due on, where its cursor is behind that or is about to be."""
-        lane.rewind(due_ms)
-        self._left[lane.number] = min(due_ms, self._left.get(lane.number, due_ms))
-
-    def forget(self, one: Delivery) -> None:
-        """A delivery is over: its row is settled, or somebody else's."""
-        self.forget_all([one])
-
-    def forget_all(self, ended: Iterable[Delivery]) -> None:
-        """Deliveries are over."""
-        known = self.known
-        gone: dict[Lease, int] = {}
-        for one in ended:
-            one.forget()
-            row = one.row
-            if known.pop(row.id, None) is not None:
-                self.body_bytes -= len(row.body)
-                if not one.is_claim:
-                    gone[one.lease] = gone.get(one.lease, 0) + 1
-        for lease, count in gone.items():
-            self._uncount(lease.shard, count)
-
-    def replace(self, one: Delivery, row: Row) -> None:
-        """A row in memory was edited in place, or is kept without its body from now on."""
-        self.body_bytes += len(row.body) - len(one.row.body)
-        one.replace(row)
-
-    def park(self, one: Delivery, claim: Row) -> bool:
-        """A delivery's row has become a claim, which no lease of ours is kept for.
-
-        Returns:
-            Whether it is; not where it was read again, as its time was over, and runs once more.
-        """
-        again = self.known.get(claim.id)
-        if again is not None and again is not one:
-            if not self._ready.remove(lambda other: other is again):
-                return False
-            self.forget(again)
-        if self.known.pop(one.row.id, None) is not None and not one.is_claim:
-            self._uncount(one.lease.shard, 1)
-        one.become_claim(claim)
-        self.known[claim.id] = one
-        return True
-
-    def _uncount(self, shard: Shard, count: int) -> None:
-        left = self.leased_rows[shard] - count
-        if left:
-            self.leased_rows[shard] = left
-        else:
-            del self.leased_rows[shard]
-        lane = self.lanes.get(shard.lane)
-        if lane is not None:
-            lane.rows -= count
-
-    def is_eager(self) -> bool:
-        """True if a lane is another's that is new here: what it has waits for us alone."""
-        now_ms = self._clock.now_ms()
-        return any(lane.retry_ms and now_ms < lane.eager_until_ms for lane in self.lanes.values())
-
-    def is_ending(self, lane: Lane) -> bool:
-        """True if a lane has a row whose handler is through, and which is about to be settled."""
-        return any(
-            one.has_ended and one.row.shard.lane == lane.number for one in self.known.values()
-        )
 
     # Rows -----------------------------------------------------------------------------------------
 
@@ -285,7 +157,7 @@ class Intake:
             return self._accept(rows)
         except (StoreUnavailable, StoreTimeout):
             # What was found behind a cursor is looked for by no poll.
-            self.read_again(rows)
+            self._memory.read_again(rows)
             raise
 
     def accept_moved(self, rows: Iterable[Row]) -> None:
@@ -305,7 +177,7 @@ class Intake:
         self.accept(sorted(mine.values()))
 
     def _accept(self, rows: Sequence[Row]) -> dict[int, int]:
-        self._left.clear()
+        self._memory.left.clear()
         fresh = [row for row in rows if row.id not in self.known]
         if fresh and self._register.settings.purged_before_us:
             fresh = self._without_purged(fresh)
@@ -324,35 +196,12 @@ class Intake:
             if lease is None or lane is None:
                 continue
             if not lane.of_groups:
-                taken += self.take_in(list(rows_of_shard), lease)
+                taken += self._memory.take_in(list(rows_of_shard), lease)
             elif lane.number not in refused:
                 self._groups.place(lane, rows_of_shard)
         self._ready.add(taken)
         # Leases may have run out meanwhile: a cursor that went on would pass what was left.
-        return _earliest(refused, self._left)
-
-    def take_in(self, rows: Sequence[Row], lease: Lease) -> list[Delivery]:
-        """Count rows of a lane as in memory, under a lease of it; gives their deliveries."""
-        if not rows:
-            return []
-        known, lane = self.known, self.lanes[rows[0].shard.lane]
-        minute, is_grouped = rows[0].shard.minute, lane.of_groups
-        taken: list[Delivery] = []
-        self.leased_rows[lease.shard] += len(rows)
-        lane.rows += len(rows)
-        lane.used[minute] = lane.used.get(minute, 0) + len(rows)
-        lane.stirred = lane.stirred or lane.quiet
-        may_need_care = lease.careful > 0 and not is_grouped
-        band, body_bytes = lane.band, 0
-        for row in rows:
-            if is_grouped:
-                band = row.priority
-            careful = may_need_care and row.due_ms <= lease.taken_ms and lease.needs_care()
-            known[row.id] = one = Delivery(row, band, lease, careful=careful, grouped=is_grouped)
-            body_bytes += len(row.body)
-            taken.append(one)
-        self.body_bytes += body_bytes
-        return taken
+        return _earliest(refused, self._memory.left)
 
     def _lease(self, rows: Sequence[Row], unheld: set[Shard]) -> dict[int, int]:
         keys = {shard: self._lease_key(shard) for shard in sorted(shards_of(rows))}
@@ -381,7 +230,7 @@ class Intake:
                 refused[shard.lane] = min(first_ms, refused.get(shard.lane, first_ms))
                 if lane.of_groups:
                     # What a sweep has found comes before what is read next.
-                    self._go_back_to(lane, first_ms)
+                    self._memory.go_back_to(lane, first_ms)
         return refused
 
     def _free(self, rows: Sequence[Row]) -> set[Shard]:
@@ -429,7 +278,7 @@ class Intake:
         purged = {row.id for row in rows if row.entered_us < before_us and not row.is_note}
         if not purged:
             return rows
-        self._on_purged([row for row in rows if row.id in purged])
+        self._discards.purge([row for row in rows if row.id in purged])
         return [row for row in rows if row.id not in purged]
 
     def _without_ended(self, rows: list[Row]) -> list[Row]:
@@ -465,24 +314,8 @@ class Intake:
             len(left_over),
             left_over[0].message_id,
         )
-        self._on_ended(left_over)
+        self._discards.drop(left_over)
         return [row for row in rows if row.id not in ended]
-
-    def read_again(self, rows: Iterable[Row]) -> None:
-        """Move cursors back to rows of groups behind them: they come before what is read next.
-
-        And to ticks of schedules, which are due when they should be, however late they are written.
-        """
-        has_ticks = names.is_schedules_queue(self._layout.queue)
-        for row in rows:
-            lane = self.lanes.get(row.shard.lane)
-            if (
-                lane is not None
-                and (has_ticks or lane.of_groups)
-                and row.id not in self.known
-                and row.shard.queue == self._layout.queue
-            ):
-                lane.rewind(row.due_ms)
 
 
 def _earliest(one: Mapping[int, int], other: Mapping[int, int]) -> dict[int, int]:

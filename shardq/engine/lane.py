@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from shardq.model.shard import Layout, Position
 
 SWEPT = 1 << 62
+READ_AHEAD_MS = 2_000
+"""Rows that are due within it are read before they are, and fire on their millisecond."""
 
 
 @dataclass(slots=True)

@@ -16,15 +16,13 @@ from shardq.records.membership import PASS_ON_MS
 from shardq.stores.tables import LANES
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
-    from shardq.clock import Clock
     from shardq.engine.groups.room import GroupLanes
     from shardq.engine.intake import Intake
+    from shardq.engine.member import Member
+    from shardq.engine.pages import Pages
     from shardq.engine.reader import Reader
-    from shardq.records.membership import Membership
-    from shardq.records.register import Register
-    from shardq.stores.store import Store
 
 log = logging.getLogger(__name__)
 
@@ -32,11 +30,11 @@ _ADOPTED_MS = 10_000
 
 
 class Lanes:
-    """The lanes of one member; `intake.lanes` holds each as it is read.
+    """The lanes of one member; `memory.lanes` holds each as it is read.
 
     Args:
         groups: The group lanes.
-        isolated: Whether only ended minutes are read, and nobody's lanes adopted.
+        put_rate: Gives how many messages are put a second.
 
     Attributes:
         only_keeps: Whether no lane is taken that is not held already.
@@ -46,28 +44,28 @@ class Lanes:
 
     def __init__(
         self,
-        store: Store,
-        clock: Clock,
-        register: Register,
+        member: Member,
         intake: Intake,
-        membership: Membership,
         groups: GroupLanes,
         reader: Reader,
-        *,
-        isolated: bool,
+        pages: Pages,
+        put_rate: Callable[[], float],
     ) -> None:
-        self._store = store
-        self._clock = clock
-        self._register = register
+        self._home = member.home
+        self._store = member.store
+        self._clock = member.clock
+        self._register = member.register
+        self._memory = member.memory
         self._intake = intake
-        self._membership = membership
+        self._membership = member.membership
         self._groups = groups
-        self._isolated = isolated
+        self._isolated = member.isolated
         self._reader = reader
+        self._pages = pages
         self._is_reading = False
         self.only_keeps = False
         self.is_leaving = False
-        self.auto = AutoLanes(clock, register)
+        self.auto = AutoLanes(self._home, put_rate)
         self._given: dict[int, tuple[str, int]] = {}
         """Group lane -> whom it was given to, and until when that one keeps it."""
         self.begin_in_time()
@@ -75,13 +73,13 @@ class Lanes:
     def begin_in_time(self) -> None:
         """Make anew what remembers times of the wall clock."""
         self._assigned_turn: int | None = None
-        self._looks_after = Guard(self._store, self._clock, self._register)
-        self._quiet = Quiet(self._clock, self._register, self._intake, self._reader)
+        self._looks_after = Guard(self._home)
+        self._quiet = Quiet(self._home, self._memory, self._reader, self._pages)
 
     @property
     def told(self) -> tuple[int, ...]:
         """The lanes that others may give this member messages in: those that it polls."""
-        polled = self._intake.polled
+        polled = self._memory.polled
         return tuple(sorted(lane.number for lane in polled if not lane.of_groups))
 
     def assign_anew(self) -> None:
@@ -111,10 +109,10 @@ class Lanes:
         self._given = {n: (to, ms) for n, (to, ms) in self._given.items() if ms > now_ms}
         mine = {lane for lane, rank in ranks.items() if rank == 0 and lane not in self._given}
         if self.only_keeps:
-            mine &= self._intake.lanes.keys()
+            mine &= self._memory.lanes.keys()
         adopted = {
             lane.number
-            for lane in self._intake.lanes.values()
+            for lane in self._memory.lanes.values()
             if lane.adopted_until_ms > now_ms and is_reading
         }
         self._keep(mine | adopted)
@@ -122,7 +120,7 @@ class Lanes:
             # Else the next caller is to find taken by its first step what is not taken now.
             self._assigned_turn = now_ms // PASS_ON_MS
         for number in mine:
-            self._intake.lanes[number].adopted_until_ms = 0
+            self._memory.lanes[number].adopted_until_ms = 0
         if self._register.layout.first_lane in mine and not self.only_keeps:
             self.auto.decide(len(self._membership.others) + 1)
 
@@ -145,7 +143,7 @@ class Lanes:
         self._quiet.look()
 
     def _keep(self, lanes: set[int]) -> None:
-        if lanes != set(self._intake.lanes):
+        if lanes != set(self._memory.lanes):
             name = self._register.name
             self._intake.keep(lanes, lambda: self._store.notes(LANES, (name,)))
             log.info("queue %s: reading lanes %s", name, sorted(lanes))
@@ -153,7 +151,7 @@ class Lanes:
     def guard(self) -> None:
         """Adopt lanes whose rightful reader leaves due rows alone for a second."""
         lanes = self._register.layout.all_lanes()
-        others = [lane for lane in lanes if lane not in self._intake.lanes]
+        others = [lane for lane in lanes if lane not in self._memory.lanes]
         has_no_use = self._isolated or self.only_keeps or self.is_leaving or not self._is_reading
         if has_no_use or not others or not self._looks_after.is_due():
             return
@@ -167,12 +165,12 @@ class Lanes:
 
     def adopt(self, lanes: set[int]) -> None:
         """Read lanes for a while that are not this member's by rank."""
-        new = lanes - self._intake.lanes.keys()
+        new = lanes - self._memory.lanes.keys()
         if not new or self.is_leaving or self.only_keeps or not self._is_reading:
             return
-        self._keep(set(self._intake.lanes) | new)
+        self._keep(set(self._memory.lanes) | new)
         for number in new:
-            self._intake.lanes[number].adopted_until_ms = self._clock.now_ms() + _ADOPTED_MS
+            self._memory.lanes[number].adopted_until_ms = self._clock.now_ms() + _ADOPTED_MS
 
     @property
     def given(self) -> tuple[tuple[int, str], ...]:
@@ -181,12 +179,12 @@ class Lanes:
 
     def may_give(self, lane: int) -> bool:
         """True if a lane is read here, and was not given to this member just now."""
-        mine = self._intake.lanes.get(lane)
+        mine = self._memory.lanes.get(lane)
         return mine is not None and mine.adopted_until_ms <= self._clock.now_ms()
 
     def give(self, lanes: Mapping[int, str]) -> None:
         """Leave group lanes to the members that they are given to."""
         until_ms = self._clock.now_ms() + _ADOPTED_MS
         self._given |= {lane: (name, until_ms) for lane, name in lanes.items()}
-        self._keep(set(self._intake.lanes) - lanes.keys())
+        self._keep(set(self._memory.lanes) - lanes.keys())
         self._membership.hurry()

@@ -119,40 +119,50 @@ class Lease:
         self.window = former.window
 
 
+def new_holder(member: str) -> str:
+    """With what the locks of a member begin, which is no other process's under the same name.
+
+    What that one had is taken over with care.
+    """
+    return f"{member}/{secrets.token_hex(4)}"
+
+
 class Leases:
     """The leases of one member of one queue.
 
     Args:
-        member: This member's name, with which what is recorded as `holder` begins.
+        holder: With what the locks of all that are taken here begin, as `new_holder` makes it.
         window: The most rows of a shard that it hands out without a record.
         ttl_ms: How long a lease lasts without renewal.
-
-    Attributes:
-        ttl_ms: Likewise; where it is changed, each lease follows at its next renewal.
         is_dead: Whether the member whose locks begin with this is known to be dead. What it held is
             free, and taken over with the care of any unclean end.
+
+    Attributes:
+        holder: With what the locks of all that are taken here begin.
+        ttl_ms: Likewise; where it is changed, each lease follows at its next renewal.
     """
 
     def __init__(
-        self, store: port.Leases, clock: Clock, member: str, *, window: int, ttl_ms: int = TTL_MS
+        self,
+        store: port.Leases,
+        clock: Clock,
+        holder: str,
+        *,
+        window: int,
+        ttl_ms: int = TTL_MS,
+        is_dead: Callable[[str], bool] = lambda _holder: False,
     ) -> None:
         self._store = store
         self._clock = clock
-        # Another process under the same name is not this one: what it had is taken over with care.
-        self._holder = f"{member}/{secrets.token_hex(4)}"
+        self.holder: str = holder
         self._window = window
         self.ttl_ms = ttl_ms
-        self.is_dead: Callable[[str], bool] = _of_nobody
+        self._is_dead = is_dead
         self._held: dict[Shard, Lease] = {}
         self._care: dict[Shard, Lease] = {}
 
     def __len__(self) -> int:
         return len(self._held)
-
-    @property
-    def holder(self) -> str:
-        """With what the locks of all that are taken here begin."""
-        return self._holder
 
     def get(self, shard: Shard) -> Lease | None:
         """The lease that is held on a shard, lapsed or not."""
@@ -196,10 +206,10 @@ class Leases:
 
     def is_free(self, lock: str | None) -> bool:
         """Whether a shard whose lock this is, and of which no lease is held, may be taken."""
-        return lock is None or self._is_own(lock) or self.is_dead(_holder_of(lock))
+        return lock is None or self._is_own(lock) or self._is_dead(_holder_of(lock))
 
     def _is_own(self, lock: str) -> bool:
-        return _holder_of(lock) == self._holder
+        return _holder_of(lock) == self.holder
 
     def _end_of_dead(self, refused: dict[Shard, LeaseState]) -> dict[Shard, str | None]:
         """End what dead members still have, as if its time was up; the holders are to be named."""
@@ -208,7 +218,7 @@ class Leases:
             for shard, state in refused.items()
             if state.lock is not None
             and not self._is_own(state.lock)
-            and self.is_dead(_holder_of(state.lock))
+            and self._is_dead(_holder_of(state.lock))
         }
         if ended:
             # Refused where another has done so before; that is found out by the next round.
@@ -239,10 +249,10 @@ class Leases:
         self, wanted: dict[Shard, str | None], window: int, refused: dict[Shard, LeaseState]
     ) -> dict[Shard, str | None]:
         """Ask once for shards; those to be asked for again, and the holder of each, come back."""
-        lock = f"{self._holder}/{secrets.token_hex(8)}"
+        lock = f"{self.holder}/{secrets.token_hex(8)}"
         sent = self._clock.boot_us()
         states = self._store.take(
-            wanted, lock=lock, holder=self._holder, window=window, ttl_ms=self.ttl_ms
+            wanted, lock=lock, holder=self.holder, window=window, ttl_ms=self.ttl_ms
         )
         again: dict[Shard, str | None] = {}
         for shard, state in states.items():
@@ -278,7 +288,7 @@ class Leases:
         """
         if state.holder is None:
             self._care.pop(shard, None)
-        elif state.holder != self._holder:
+        elif state.holder != self.holder:
             # As the newest of all. Until it is taken the other may wake, and hand out more.
             self._care.pop(shard, None)
             foreseen = self._care[shard] = Lease(shard, "", 0, 0, state.window)
@@ -354,10 +364,6 @@ class Leases:
 
 def _holder_of(lock: str) -> str:
     return lock.rpartition("/")[0]
-
-
-def _of_nobody(_holder: str) -> bool:
-    return False
 
 
 def _valid_us(ttl_us: int) -> int:

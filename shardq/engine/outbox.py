@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -30,36 +31,30 @@ from shardq.engine.delivery import (
     STORED,
     WITHDRAW,
 )
-from shardq.engine.discards import Discards
 from shardq.engine.ending import Endings
-from shardq.engine.intake import READ_AHEAD_MS
+from shardq.engine.lane import READ_AHEAD_MS
 from shardq.errors import ShardqError, StoreUnavailable
 from shardq.lifecycle.fate import LOST, Fate, Outcome
-from shardq.model.message import spent_reason
+from shardq.model.message import Row, spent_reason
 from shardq.records.ledger import End
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
     from collections.abc import Set as AbstractSet
 
-    from shardq.clock import Clock
-    from shardq.engine.courier import Courier
     from shardq.engine.delivery import Delivery
-    from shardq.engine.failures import Failures
     from shardq.engine.groups.room import GroupLanes
-    from shardq.engine.intake import Intake
-    from shardq.engine.lease import Leases
-    from shardq.lifecycle.settle import Settler
-    from shardq.model.message import Row
+    from shardq.engine.member import Member
     from shardq.model.shard import Position
-    from shardq.records.register import Register
-    from shardq.records.stats import StatsLog
     from shardq.stores.store import Move
 
 log = logging.getLogger(__name__)
 
 _ERRAND_ROWS_MIN = 100
 """Fewer acks are stored on the spot: for them the engine would only be woken once more."""
+_SHARE_MS = 20
+_SHARE_LOCAL_MS = 5
+"""Longer than a move takes: found by the next poll of who it goes to, not by a sweep."""
 _LET_GO_MS = 250
 _UNREAD_MS = 1_000
 """How long after its due a row's ack waits for a poll; a lane that lags may be read much later."""
@@ -82,55 +77,45 @@ class _Edit(NamedTuple):
     fate: Fate
 
 
+@dataclass(slots=True)
+class Happened:
+    """What an engine is to act on, of what was stored.
+
+    Attributes:
+        moved: Where rows are now that had begun, and are due again.
+        dead: Rows of the dead-letter queue that burials have made.
+        has_parked: True if a row is a claim now, counted where it lies.
+    """
+
+    moved: list[Row] = field(default_factory=list)
+    dead: list[Row] = field(default_factory=list)
+    has_parked: bool = False
+
+
 class Outbox:
     """Settles deliveries of one consumer.
 
     Args:
         groups: Go on when a row of theirs is over, and edit rows in place.
-        courier: Takes acks to the store where they are many.
-        failures: Logs what is buried here.
-        member: Its name, written into claims.
-        share_ms: How far after now shared rows are due: who reads them next is not to have passed
-            that when they are stored.
-        isolated: Whether it reads only minutes that are over.
-        on_news: Called when something waits that should not wait for the next step.
-        on_first: Called when the first outcome since a flush waits to be stored.
     """
 
-    def __init__(
-        self,
-        clock: Clock,
-        register: Register,
-        settler: Settler,
-        groups: GroupLanes,
-        leases: Leases,
-        stats: StatsLog,
-        courier: Courier,
-        failures: Failures,
-        *,
-        member: str,
-        batch: int,
-        share_ms: int,
-        isolated: bool,
-        on_news: Callable[[], None],
-        on_first: Callable[[], None],
-    ) -> None:
-        self._clock = clock
-        self._register = register
-        self._settler = settler
-        self._planner = settler.planner
+    def __init__(self, member: Member, groups: GroupLanes) -> None:
+        self._clock = member.clock
+        self._register = member.register
+        self._settler = member.settler
+        self._planner = member.settler.planner
+        self._memory = member.memory
+        self._ready = member.ready
         self._groups = groups
-        self._leases = leases
-        self._stats = stats
-        self._courier = courier
-        self._failures = failures
-        self._member = member
-        self._batch = batch
-        self._share_ms = share_ms
-        self._isolated = isolated
-        self._errand_rows = max(batch, _ERRAND_ROWS_MIN)
-        self._on_news = on_news
-        self._on_first = on_first
+        self._leases = member.leases
+        self._stats = member.stats
+        self._courier = member.courier
+        self._failures = member.failures
+        self._member = member.home.member
+        self._batch = max(member.prefetch // 8, 1)
+        self._share_ms = _SHARE_LOCAL_MS if member.store.is_local else _SHARE_MS
+        self._errand_rows = max(self._batch, _ERRAND_ROWS_MIN)
+        self._news = member.news
         self._done: deque[tuple[Delivery, Outcome]] = deque()
         self._acks: list[Delivery] = []
         self._unread: list[Delivery] = []
@@ -141,31 +126,15 @@ class Outbox:
         self._moves: list[_Pending] = []
         self._edits: list[_Edit] = []
         self._left_behind: list[Delivery] = []
-        self._parking: dict[bytes, Move] = {}
-        self._parking_in_place: dict[bytes, Row] = {}
-        self._running: dict[bytes, Delivery] = {}
+        self._parking: dict[bytes, Move | Row] = {}
+        self._running = member.memory.running
         self._astray: list[Delivery] = []
         """Whose rows others have settled, while their handlers still ran."""
-        self.on_park: Callable[[], None] = _nothing
-        """Told when a delivery has been parked: its row is a claim now, counted where it lies."""
-        self.on_dead: Callable[[Row], None] = _nothing
-        """Told each row of a dead-letter queue that a burial here has made."""
-        self.begun = 0
-        """Deliveries handed out, by which a run until empty knows that none has begun meanwhile.
-
-        Exact: `begin` is called under the lock of `ready`.
-        """
-        self.discards = Discards(register, settler, stats)
+        self._happened = Happened()
+        self.discards = member.discards
         self.endings = Endings()
-        self.intake: Intake
 
     # From handlers --------------------------------------------------------------------------------
-
-    def begin(self, one: Delivery) -> None:
-        """A delivery has been handed out."""
-        one.claim(self._clock.boot_us())
-        self._running[one.row.id] = one
-        self.begun += 1
 
     def finish(self, one: Delivery, outcome: Outcome) -> None:
         """A delivery has ended; its outcome is stored by the next flush."""
@@ -179,9 +148,9 @@ class Outbox:
         delay_ms = outcome.delay_ms
         is_soon = delay_ms is not None and delay_ms < READ_AHEAD_MS
         if is_awaited or is_soon or len(self._done) % self._batch == 0:
-            self._on_news()
+            self._news.wake()
         elif is_first:
-            self._on_first()
+            self._news.on_first()
         if one.grouped and outcome.fate is Fate.ACK and not is_awaited:
             self._groups.ended(one, is_last=threading.get_ident() == one.thread_id)
 
@@ -207,6 +176,11 @@ class Outbox:
             log.info("the ack of message %s is tried again: %s", one.row.message_id, error)
             return False
         return one.take(KEEP)
+
+    @property
+    def begun(self) -> int:
+        """Deliveries handed out so far."""
+        return self._memory.begun
 
     @property
     def running(self) -> int:
@@ -250,18 +224,11 @@ class Outbox:
             or self._moves
             or self._edits
             or self._left_behind
+            or self._memory.stranded
             or not (self.discards.is_empty and self._groups.is_idle)
         )
 
     # From the intake ------------------------------------------------------------------------------
-
-    def defer(self, one: Delivery, until_ms: int) -> None:
-        """A row moves to a due: nobody would read it where it is."""
-        if not self._leases.is_valid(one.lease):
-            # Another may have handed it out by now: moved, it would run twice, and lose an attempt.
-            self.intake.leave(one)
-            return
-        self._moves.append(_Pending(one, self._planner.place(one.row, until_ms), Fate.SNOOZE))
 
     def share(self, one: Delivery, lane: int) -> bool:
         """A row goes to a lane that another member reads: nobody here is to begin it soon.
@@ -273,7 +240,7 @@ class Outbox:
             Whether it goes there; not where its lease is over, and another may have it by now.
         """
         if not self._leases.is_valid(one.lease):
-            self.intake.leave(one)
+            self._memory.leave(one)
             return False
         move = self._planner.share(one.row, lane, after_ms=self._share_ms)
         self._moves.append(_Pending(one, move, Fate.SNOOZE))
@@ -292,24 +259,29 @@ class Outbox:
         if is_settled and not (one.grouped and one.row.key is not None):
             self._over(one)
         elif not one.grouped:
-            self.intake.leave(one)
+            self._memory.leave(one)
         else:
             self._groups.release(one)
 
     def _over(self, one: Delivery) -> None:
-        self.intake.forget(one)
+        self._memory.forget(one)
         if one.grouped:
             self._groups.stored(one)
 
     # From the engine ------------------------------------------------------------------------------
 
-    def flush(self, *, everything: bool = False) -> None:
+    def flush(self, *, everything: bool = False) -> Happened:
         """Store all outcomes.
 
         Args:
             everything: Also acks of rows that no poll has passed yet. Normally these wait, at most
                 50 ms: deleted before the poll, they would be tombstones that it reads.
+
+        Returns:
+            What has happened since this was last told, be it by a flush that has failed.
         """
+        if self._memory.stranded:
+            self._move_stranded()
         self._take_back(wait=everything)
         self._sort()
         if self._unread:
@@ -325,13 +297,26 @@ class Outbox:
             self._flush_moves()
         if not self.discards.is_empty:
             cancelled = self.discards.flush()
-            self._groups.tell(cancelled)
+            self._groups.edits.tell(cancelled)
             self._conclude(cancelled)
         if self._left_behind:
             self._settler.delete(one.row.position for one in self._left_behind)
             while self._left_behind:
                 self.hand_over(self._left_behind.pop())
         self._groups.flush()
+        happened, self._happened = self._happened, Happened()
+        return happened
+
+    def _move_stranded(self) -> None:
+        """Move rows to now that nobody would read where they are."""
+        while self._memory.stranded:
+            one = self._memory.stranded.pop()
+            if self._leases.is_valid(one.lease):
+                move = self._planner.place(one.row, self._clock.now_ms())
+                self._moves.append(_Pending(one, move, Fate.SNOOZE))
+            else:
+                # Another may have handed it out: moved, it would run twice, and lose an attempt.
+                self._memory.leave(one)
 
     def park_overdue(self) -> None:
         """Park deliveries that outlive `hold`, and move on the claims of those that still run."""
@@ -379,7 +364,7 @@ class Outbox:
     def _hold_ms(self, one: Delivery) -> int:
         hold_ms = self._register.settings.hold_ms
         # A lane that is another's by now is not kept from it by a row that still runs here.
-        return hold_ms if one.row.shard.lane in self.intake.lanes else min(hold_ms, _LET_GO_MS)
+        return hold_ms if one.row.shard.lane in self._memory.lanes else min(hold_ms, _LET_GO_MS)
 
     def _sort(self) -> None:
         """Sort the outcomes that came in; plan each move once."""
@@ -429,7 +414,7 @@ class Outbox:
             self._acks += unread
             return
         now_ms = self._clock.now_ms()
-        lanes = self.intake.lanes.items()
+        lanes = self._memory.lanes.items()
         passed_ms = {number: lane.passed_ms(now_ms, now_ms - _UNREAD_MS) for number, lane in lanes}
         for one in unread:
             row = one.row
@@ -446,7 +431,7 @@ class Outbox:
 
     def _park_first(self, one: Delivery) -> None:
         """Repeat a park whose answer was lost: it decides where the row is."""
-        if one.row.id in self._parking or one.row.id in self._parking_in_place:
+        if one.row.id in self._parking:
             self._park(one)
 
     def _not_begun(self, one: Delivery, fate: Fate) -> None:
@@ -458,83 +443,80 @@ class Outbox:
     def _plan(self, one: Delivery, outcome: Outcome) -> None:
         fate, move, edit = self._planner.settle(one.row, outcome, one.attempt)
         if edit is not None:
-            self._edits.append(_Edit(one, self._groups.numbered(one, edit), fate))
+            self._edits.append(_Edit(one, self._groups.edits.numbered(one, edit), fate))
             if outcome.is_for_others:
                 self._groups.pass_on(one.row.shard.lane)
         elif move is not None:
             self._moves.append(_Pending(one, move, fate))
 
     def _park(self, one: Delivery, *, is_counted: bool = True) -> None:
-        if one.grouped:
-            self._park_in_place(one, is_counted=is_counted)
-            return
-        now_ms = self._clock.now_ms()
         was = one.row.id
-        move = self._parking.get(was)
-        again = move is not None
-        if move is None:
-            if one.is_claim and one.row.due_ms <= now_ms and not self._leases.holds(one.row.shard):
-                # It came due before it was moved on: another may have it, and it would come anew.
-                # In a shard of ours nobody else may, and we pass it by.
+        plan = self._parking.get(was)
+        again = plan is not None
+        if plan is None:
+            if one.is_claim and not one.grouped and self._may_have_come(one):
+                # Another may have it, and it would come anew.
                 return
-            move = self._planner.claim(
+            plan = self._planner.claim(
                 one.row,
                 self._register.settings.visibility_ms,
                 one.attempt,
-                holder=self._member,
+                holder=one.row.claim_of(self._member) if one.grouped else self._member,
                 is_counted=is_counted,
             )
+            if isinstance(plan, Row):
+                plan = self._groups.edits.numbered(one, plan)
         # Only now that it is asked for: what has not been is planned anew by the next try.
-        self._parking[was] = move
+        self._parking[was] = plan
+        if isinstance(plan, Row):
+            # A repeat after an unknown outcome is the same edit: one is under way at most.
+            changed = self._groups.edits.edit([(one, plan)])
+            del self._parking[was]
+            self._note_parked(one, plan, is_lost=bool(changed), now=changed.get(was))
+            return
         try:
-            gone, repaired = self._settler.carry_out([move])
+            gone, repaired = self._settler.carry_out([plan])
         except StoreUnavailable:
             if not again:
                 # Nothing was done, and what has ended by the next try is settled where it is.
                 del self._parking[was]
             raise
         # One that came too late for its minute was moved to now: its ack has to find it there.
-        claim = repaired.get(move.new.id, move.new)
+        claim = repaired.get(plan.new.id, plan.new)
         if gone and again:
             # The first try may have been applied though its answer was lost.
-            gone -= {move.old for _ in self._settler.still_there([claim.position])}
+            gone -= {plan.old for _ in self._settler.still_there([claim.position])}
         del self._parking[was]
         self._note_parked(one, claim, is_lost=bool(gone))
         if self._running.pop(was, None) is not None:
             self._running[one.row.id] = one
 
-    def _park_in_place(self, one: Delivery, *, is_counted: bool) -> None:
-        """Let a row of a group be a claim where it is; its group waits for it."""
-        row_id = one.row.id
-        row = self._parking_in_place.get(row_id)
-        if row is None:
-            row = self._planner.claimed(
-                one.row,
-                self._register.settings.visibility_ms,
-                one.attempt,
-                holder=one.row.claim_of(self._member),
-                is_counted=is_counted,
-            )
-            row = self._groups.numbered(one, row)
-        self._parking_in_place[row_id] = row
-        # A repeat after an unknown outcome is the same edit: one is under way at most.
-        changed = self._groups.edit([(one, row)])
-        del self._parking_in_place[row_id]
-        self._note_parked(one, row, is_lost=bool(changed), now=changed.get(row_id))
+    def _may_have_come(self, one: Delivery) -> bool:
+        """True if a claim came due before it was moved on; in a shard of ours it is passed by."""
+        return one.row.due_ms <= self._clock.now_ms() and not self._leases.holds(one.row.shard)
 
     def _note_parked(
         self, one: Delivery, claim: Row, *, is_lost: bool, now: Row | None = None
     ) -> None:
-        was_claim = one.is_claim
-        if is_lost or not self.intake.park(one, claim):
+        again = self._memory.known.get(claim.id)
+        if again is not None and again is not one:
+            # It was read again, as its time was over.
+            if self._ready.remove(lambda other: other is again):
+                self._memory.forget(again)
+            else:
+                is_lost = True
+        if is_lost:
             log.warning("message %s was settled by somebody else while it ran", one.row.message_id)
             one.take(LOSE)
             self.hand_over(one, now)
             self._astray.append(one)
-        elif not was_claim:
+            return
+        was_claim = one.is_claim
+        self._memory.park(one, claim)
+        if not was_claim:
             log.info("delivery of message %s parked: it still runs", one.row.message_id)
             self._stats.add(parked=1)
-            self.on_park()
+            self._happened.has_parked = True
 
     def _is_half_over(self, due_ms: int) -> bool:
         """Whether a claim of ours with this due is to be moved on."""
@@ -592,7 +574,7 @@ class Outbox:
         lost = {one.row.id for one in self._checked if one.row.position not in there}
         checked, self._checked = self._checked, []
         self._stats.add(acked=len(live))
-        self._groups.tell(live)
+        self._groups.edits.tell(live)
         self._conclude(checked)
         if lost:
             log.warning(
@@ -617,10 +599,10 @@ class Outbox:
         self._moves = [pending for pending in self._moves if pending.one.row.id not in left]
         for pending in lapsed:
             if pending.one.row.id in left:
-                self.intake.leave(pending.one)
+                self._memory.leave(pending.one)
 
     def _flush_edits(self) -> None:
-        changed = self._groups.edit([(one, row) for one, row, _ in self._edits])
+        changed = self._groups.edits.edit([(one, row) for one, row, _ in self._edits])
         edits, self._edits = self._edits, []
         for one, row, fate in edits:
             if fate is Fate.RETRY:
@@ -636,25 +618,22 @@ class Outbox:
         gone, repaired = self._settler.carry_out([pending.move for pending in self._moves])
         dead = self._dead_here(gone, repaired)
         moves, self._moves = self._moves, []
-        self.intake.read_again(p.move.new for p in moves)
+        self._memory.read_again(p.move.new for p in moves)
         if dead:
             self._stats.add(buried=len(dead))
-        for row in dead:
-            self.on_dead(row)
+        self._happened.dead += dead
         for pending in moves:
             self._count(pending)
             if pending.move.old in gone:
                 log.info("message %s was settled already", pending.one.row.message_id)
         ended = [pending.one for pending in moves]
-        self._groups.tell(ended)
+        self._groups.edits.tell(ended)
         self._conclude(ended)
-        if not (self._isolated or self._register.settings.paused):
-            # Before a read: what that finds may be settled by the time of the next flush.
-            self.intake.accept_moved(
-                repaired.get(p.move.new.id, p.move.new)
-                for p in moves
-                if p.fate is not Fate.BURY and p.one.begun_us and p.move.old not in gone
-            )
+        self._happened.moved += [
+            repaired.get(p.move.new.id, p.move.new)
+            for p in moves
+            if p.fate is not Fate.BURY and p.one.begun_us and p.move.old not in gone
+        ]
 
     def _dead_here(self, gone: AbstractSet[Position], repaired: Mapping[bytes, Row]) -> list[Row]:
         """The rows of those that were buried by these moves, and not settled by somebody else."""
@@ -684,8 +663,4 @@ class Outbox:
             running.pop(one.row.id, None)
             if one.grouped:
                 self._groups.stored(one)
-        self.intake.forget_all(ended)
-
-
-def _nothing(*_told: object) -> None:
-    pass
+        self._memory.forget_all(ended)

@@ -17,19 +17,19 @@ import logging
 import operator
 from typing import TYPE_CHECKING
 
-from shardq.engine.reader import PROBE_MINUTES, TURN_US
+from shardq.engine.pages import PROBE_MINUTES, TURN_US
 from shardq.model.settings import expected_lanes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shardq.clock import Clock
-    from shardq.engine.intake import Intake
     from shardq.engine.lane import Lane
+    from shardq.engine.memory import Memory
+    from shardq.engine.pages import Pages
     from shardq.engine.reader import Reader
+    from shardq.lifecycle.home import QueueHome
     from shardq.model.settings import Settings
     from shardq.model.shard import Layout, Shard
-    from shardq.records.register import Register
 
 log = logging.getLogger(__name__)
 
@@ -43,11 +43,12 @@ _SETTINGS_US = 100_000
 class Quiet:
     """Knows the lanes of a member that are quiet."""
 
-    def __init__(self, clock: Clock, register: Register, intake: Intake, reader: Reader) -> None:
-        self._clock = clock
-        self._register = register
-        self._intake = intake
+    def __init__(self, home: QueueHome, memory: Memory, reader: Reader, pages: Pages) -> None:
+        self._clock = home.clock
+        self._register = home.register
+        self._memory = memory
         self._reader = reader
+        self._pages = pages
         self._read_us = self._look_us = 0
         self._seen: tuple[object, object] = (None, None)
         self._watched: dict[int, int] = {}
@@ -70,20 +71,20 @@ class Quiet:
 
         A step of many has to do nothing here: a queue may have had 64 lanes of three bands once.
         """
-        now_us, settings, intake = self._clock.boot_us(), self._register.settings, self._intake
-        seen = settings, intake.polled
+        now_us, settings, memory = self._clock.boot_us(), self._register.settings, self._memory
+        seen = settings, memory.polled
         if now_us < self._look_us and all(map(operator.is_, seen, self._seen)):
             return
         self._look_us = now_us + _LOOK_US
         self._tell(settings)
-        intake.polled = [lane for lane in intake.lanes.values() if not lane.quiet]
-        self._seen = settings, intake.polled
+        memory.polled = [lane for lane in memory.lanes.values() if not lane.quiet]
+        self._seen = settings, memory.polled
 
     def _tell(self, settings: Settings) -> None:
         now_ms, layout = self._clock.now_ms(), self._layout
         filled = settings.lanes_polled(now_ms)
         quiet = []
-        for lane in self._intake.lanes.values():
+        for lane in self._memory.lanes.values():
             # As `expected_lanes` does.
             is_used = lane.band < layout.bands_used
             if lane.of_groups or (is_used and layout.index_of(lane.number) < filled):
@@ -111,7 +112,7 @@ class Quiet:
         self._watched = {lane: until for lane, until in self._watched.items() if until > now_ms}
         last = self._last_minute(now_ms)
         if quiet and last > self._watched_to:
-            for shard in self._reader.occupied(range(last, last + 1), sorted(quiet)):
+            for shard in self._pages.occupied(range(last, last + 1), sorted(quiet)):
                 self._watched[shard.lane] = layout.end_ms(last) + layout.offset_ms
             self._watched_to = last
         return [lane for lane in lanes if lane not in quiet or lane in self._watched]
@@ -142,9 +143,9 @@ class Quiet:
         last, until_us = self._last_minute(now_ms), self._clock.boot_us() + TURN_US
         while lanes := [lane for lane in quiet if lane.quiet and lane.probed < last]:
             first = min(lane.probed for lane in lanes) + 1
-            first = max(first, min(self._reader.first_minute(first), last))
+            first = max(first, min(self._pages.first_minute(first), last))
             stop = min(first + max(PROBE_MINUTES // len(lanes), 1), last + 1)
-            for shard in self._reader.occupied(range(first, stop), [one.number for one in lanes]):
+            for shard in self._pages.occupied(range(first, stop), [one.number for one in lanes]):
                 self._found(shard, now_ms)
             for lane in lanes:
                 lane.probed = max(lane.probed, stop - 1)
@@ -152,7 +153,7 @@ class Quiet:
                 break
 
     def _found(self, shard: Shard, now_ms: int) -> None:
-        lane, layout = self._intake.lanes[shard.lane], self._layout
+        lane, layout = self._memory.lanes[shard.lane], self._layout
         is_to_come = shard.minute > layout.minute_of(now_ms)
         # Where a producer does not know better, more may come.
         until_ms = layout.end_ms(shard.minute) if is_to_come else now_ms + layout.offset_ms

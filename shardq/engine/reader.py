@@ -17,45 +17,40 @@ from collections import Counter, deque
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from shardq.engine.intake import READ_AHEAD_MS
-from shardq.engine.lane import MISSED_MS, MISSED_MS_MAX, RUNGS, SLICES, SPAN_MS_MIN
+from shardq.engine.lane import (
+    MISSED_MS,
+    MISSED_MS_MAX,
+    READ_AHEAD_MS,
+    RUNGS,
+    SLICES,
+    SPAN_MS_MIN,
+)
+from shardq.engine.pages import BYTES_MAX, PAGE_BYTES, PROBE_MINUTES, QUICK_US, ROW_BYTES, TURN_US
 from shardq.errors import StoreTimeout, StoreUnavailable
 from shardq.model.ids import order_key
 from shardq.stores.store import Slice
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
-    from shardq.clock import Clock
     from shardq.engine.groups.room import GroupLanes
     from shardq.engine.intake import Intake
     from shardq.engine.lane import Lane
-    from shardq.engine.ready import Ready
+    from shardq.engine.member import Member
+    from shardq.engine.pages import Pages
     from shardq.model.message import Row
     from shardq.model.shard import Layout, Shard
-    from shardq.records.register import Register
-    from shardq.stores.store import Store
 
 log = logging.getLogger(__name__)
 _Found: TypeAlias = "Mapping[int, list[Row]]"
 """Rows by lane."""
 
 _MISSED_ROWS_MAX = 5_000
-_PAGE_ROWS_MIN = 100
-_PAGE_ROWS_MAX = 5_000
-_PAGE_BYTES = 4 << 20
-_ROW_BYTES = 100
 _PAGES_AT_ONCE = 5
 """Pages for each lane: its open minutes, and one more."""
-_BYTES_MAX = 64 << 20
-TURN_US = 250_000
-"""How long a step goes on with minutes that ended long ago: acks wait to be stored, and claims to
-be moved on."""
 _DOZE_MS = 60_000
 _DOZE_US = 250_000
 """A group lane in which nothing was seen for so long is read so often."""
-QUICK_US = 15_000
-PROBE_MINUTES = 1_440
 
 
 class _Page(NamedTuple):
@@ -72,44 +67,25 @@ class Reader:
 
     Args:
         groups: Says whether memory has room for more rows of groups.
-        prefetch: The most rows that are in hand, over all lanes, but for those of groups.
-        isolated: Read only minutes that ended at least the offset ago.
-        before_read: Called before each read, for a step of many slow ones outlasts a lease.
 
-    Attributes:
-        page_rows: The most rows of a shard to read at once; adapts to 4 MiB.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        clock: Clock,
-        register: Register,
-        intake: Intake,
-        ready: Ready,
-        groups: GroupLanes,
-        *,
-        prefetch: int,
-        isolated: bool,
-        before_read: Callable[[], None],
-    ) -> None:
-        self._before_read = before_read
-        self._store = store
-        self._clock = clock
-        self._register = register
+    def __init__(self, member: Member, intake: Intake, groups: GroupLanes, pages: Pages) -> None:
+        self._store = member.store
+        self._clock = member.clock
+        self._register = member.register
+        self._memory = member.memory
         self._intake = intake
-        self._ready = ready
+        self._pages = pages
+        self._ready = member.ready
         self._groups = groups
-        self._prefetch = prefetch
-        self._isolated = isolated
-        self._body_bytes = 1_000.0
-        self._knows_bodies = False
+        self._prefetch = member.prefetch
+        self._isolated = member.isolated
         self._ahead_next_us = 0
         self._open_span_ms = 0
         self._polled = 1
         self._dozed_us = 0
         self.wakes_all = False
-        self.page_rows = _PAGE_ROWS_MIN
 
     @property
     def _layout(self) -> Layout:
@@ -131,7 +107,7 @@ class Reader:
         lagging: list[Lane] = []
         dozing: list[Lane] = []
         layout = self._layout
-        polled = self._intake.polled
+        polled = self._memory.polled
         self._polled = sum(not lane.of_groups for lane in polled) or 1
         for lane in polled:
             is_current = lane.is_current(until_ms, layout)
@@ -149,7 +125,7 @@ class Reader:
         ahead_ms = READ_AHEAD_MS if at_rest and has_current and self._is_ahead_due() else 0
         if not (self._wakes() or ahead_ms):
             dozing.clear()
-        before = len(self._intake.known)
+        before = len(self._memory.known)
         if current:
             self._read_current(current, until_ms, back_ms, ahead_ms)
         if dozing:
@@ -161,7 +137,7 @@ class Reader:
             self._probe(lagging, until_ms)
             self._read_lagging(lagging, until_ms)
         self._set_horizon(until_ms)
-        return len(self._intake.known) - before
+        return len(self._memory.known) - before
 
     def _wakes(self) -> bool:
         """True if group lanes in which nothing was seen for a minute are read as well."""
@@ -183,14 +159,14 @@ class Reader:
             not lane.is_current(until_ms, self._layout)
             and self._room_behind(lane) > 0
             and lane.retry_ms <= now_ms
-            for lane in self._intake.polled
+            for lane in self._memory.polled
         )
 
     def is_caught_up(self) -> bool:
         """Whether everything due up to now was read and settled."""
         until_ms = self._until_ms(self._clock.now_ms())
-        return not self._intake.known and all(
-            lane.is_current(until_ms, self._layout) for lane in self._intake.polled
+        return not self._memory.known and all(
+            lane.is_current(until_ms, self._layout) for lane in self._memory.polled
         )
 
     def look_ahead(self, *, at_once: bool = False) -> None:
@@ -201,7 +177,7 @@ class Reader:
         until_ms = now_ms + READ_AHEAD_MS
         lanes = [
             lane
-            for lane in self._intake.polled
+            for lane in self._memory.polled
             # One that this step did not poll may have rows that come before those ahead.
             if not lane.stalled
             and lane.retry_ms <= now_ms
@@ -213,7 +189,9 @@ class Reader:
         if lanes:
             after_ms = min(lane.cursor_ms for lane in lanes)
             limit = min(self._room_ahead(lane) for lane in lanes)
-            rows = self.read(lanes, max(after_ms, now_ms - 1), until_ms, "ahead", limit=limit)
+            rows = self._pages.read(
+                lanes, max(after_ms, now_ms - 1), until_ms, "ahead", limit=limit
+            )
             counts = Counter(row.shard for row in rows)
             self._look_again_where_cut(counts, limit)
             rows = self._without_cut_off(rows, counts, limit)
@@ -239,9 +217,9 @@ class Reader:
             row.shard.lane: lane
             for row in rows
             # One of these lanes may have been given up while they were read.
-            if (lane := self._intake.lanes.get(row.shard.lane)) is not None
+            if (lane := self._memory.lanes.get(row.shard.lane)) is not None
             and lane.of_groups
-            and row.id not in self._intake.known
+            and row.id not in self._memory.known
         }
         if not grouped:
             return rows
@@ -250,7 +228,7 @@ class Reader:
         again: list[Row] = []
         asked_ms = self._clock.now_ms()
         try:
-            for page in self.pages(lanes, since_ms, until_ms, "groups"):
+            for page in self._pages.whole(lanes, since_ms, until_ms, "groups"):
                 is_much = len(again) >= _MISSED_ROWS_MAX
                 again += page
                 if is_much:
@@ -261,7 +239,7 @@ class Reader:
                     lane.again_ms = max(lane.again_ms, again_ms)
         except (StoreUnavailable, StoreTimeout):
             # Those behind a cursor are looked for by no poll, were they found by a sweep just now.
-            self._intake.read_again([*rows, *again])
+            self._memory.read_again([*rows, *again])
             raise
         seen = {row.id for row in rows}
         missed = [row for row in again if row.id not in seen]
@@ -270,7 +248,7 @@ class Reader:
 
     def without_unread(self, rows: list[Row]) -> list[Row]:
         """Rows without those of group lanes that are to be read from further in front."""
-        lanes = self._intake.lanes
+        lanes = self._memory.lanes
         return [
             row
             for row in rows
@@ -288,7 +266,7 @@ class Reader:
             counts: How many of them each shard has.
             limit: Of a full page.
         """
-        lanes = self._intake.lanes
+        lanes = self._memory.lanes
         cut: dict[int, int] = {}
         for shard, count in counts.items():
             lane = lanes.get(shard.lane)
@@ -324,9 +302,9 @@ class Reader:
     def _room(self, lane: Lane) -> int:
         """Room for rows of a lane; those of groups wait for each other, not for a handler."""
         if lane.of_groups:
-            return self.page_rows if self._groups.has_room else 0
-        room = 0 if self._intake.body_bytes > _BYTES_MAX else self._share() - lane.rows
-        return min(self.page_rows, room)
+            return self._pages.page_rows if self._groups.has_room else 0
+        room = 0 if self._memory.body_bytes > BYTES_MAX else self._share() - lane.rows
+        return min(self._pages.page_rows, room)
 
     def _room_ahead(self, lane: Lane) -> int:
         """Room for rows read ahead: they leave half of it to what comes in between and is due."""
@@ -354,7 +332,7 @@ class Reader:
         if after_ms >= until_ms:
             return
         limit = min(self._room(lane) for lane in lanes)
-        rows = self.read(lanes, after_ms, until_ms + ahead_ms, purpose, limit=limit)
+        rows = self._pages.read(lanes, after_ms, until_ms + ahead_ms, purpose, limit=limit)
         counts = Counter(row.shard for row in rows) if rows else {}
         if ahead_ms:
             self._look_again_where_cut(counts, limit)
@@ -429,12 +407,12 @@ class Reader:
         first = layout.minute_of(min(lane.cursor_ms for lane in wanted) + 1)
         newest = layout.minute_of(until_ms)
         # Between 1970, in which a machine without a battery begins, and now are 30 million minutes.
-        first = max(first, min(self.first_minute(first), newest))
+        first = max(first, min(self._pages.first_minute(first), newest))
         last = min(newest, first + PROBE_MINUTES - 1)
         # Open minutes are read anyhow: a probe would go through all that was settled in them.
         open_from = max(layout.newest_sealable(self._clock.now_ms()) + 1, first)
         numbers = [lane.number for lane in wanted]
-        found = self.occupied(range(first, min(open_from, last + 1)), numbers)
+        found = self._pages.occupied(range(first, min(open_from, last + 1)), numbers)
         for lane in wanted:
             start = layout.minute_of(lane.cursor_ms + (lane.cursor_id is None))
             lane.behind = deque(
@@ -444,28 +422,6 @@ class Reader:
             )
             lane.behind.extend(range(max(open_from, start), last + 1))
             lane.behind_until_ms = min(layout.end_ms(last) - 1, until_ms)
-
-    def next_minute(self, minute: int) -> int | None:
-        """The first minute, from this one on, in which a lane has rows; None: no index tells."""
-        return self._store.next_minute(self._layout.queue, minute)
-
-    def first_minute(self, minute: int) -> int:
-        """The first minute, from this one on, in which a lane may have rows."""
-        found = self.next_minute(minute)
-        return minute if found is None else found
-
-    def occupied(self, minutes: range, lanes: Sequence[int]) -> list[Shard]:
-        """Those shards that have rows, or all of them where they hold too much to tell."""
-        if not minutes:
-            return []
-        layout = self._layout
-        try:
-            return self._store.occupied(layout.queue, minutes, lanes)
-        except (StoreUnavailable, StoreTimeout) as error:
-            log.info("queue %s: minutes read one by one, for %s", layout.queue, error)
-            return [
-                layout.shard(layout.start_ms(minute), lane) for minute in minutes for lane in lanes
-            ]
 
     def _read_lagging(self, lanes: Sequence[Lane], until_ms: int) -> None:
         """Read on in lagging lanes, many at once, until they have no room or are through."""
@@ -492,10 +448,10 @@ class Reader:
         """Pages that may hold 4 MiB together, those most behind first; one if sizes are unknown."""
         # Lanes of groups last: what is due in others holds their heads back until they are read.
         pages.sort(key=lambda page: (page.lane.of_groups, page.wanted.after_ms))
-        if not self._knows_bodies:
+        if not self._pages.knows_bodies:
             return pages[:1]
         rows = accumulate(page.wanted.limit for page in pages)
-        rows_max = _PAGE_BYTES / (self._body_bytes + _ROW_BYTES)
+        rows_max = PAGE_BYTES / (self._pages.body_bytes + ROW_BYTES)
         return pages[: max(sum(count <= rows_max for count in rows), 1)]
 
     def _page_of(self, lane: Lane, until_ms: int, limit: int) -> _Page:
@@ -512,7 +468,7 @@ class Reader:
         end_ms = min(last_ms, after_ms + span_ms)
         return _Page(
             lane,
-            self._slice([lane], after_ms, end_ms, "catch-up", limit=limit, after_id=after_id),
+            self._pages.slice([lane], after_ms, end_ms, "catch-up", limit=limit, after_id=after_id),
             span_ms,
             is_last=end_ms >= last_ms,
         )
@@ -521,7 +477,7 @@ class Reader:
         """Read these; gives the lanes of which a shard is another's."""
         sent_us, asked_ms = self._clock.boot_us(), self._clock.now_ms()
         try:
-            rows = self._read(*(page.wanted for page in pages))
+            rows = self._pages.read_slices(*(page.wanted for page in pages))
         except (StoreUnavailable, StoreTimeout):
             for lane, *_ in pages:
                 lane.span_ms = max(lane.span_ms // 2, SPAN_MS_MIN)
@@ -571,88 +527,6 @@ class Reader:
             whole += of_lane
         return whole
 
-    def read(
-        self,
-        lanes: Sequence[Lane],
-        after_ms: int,
-        until_ms: int,
-        purpose: str,
-        *,
-        limit: int,
-        after_id: bytes | None = None,
-    ) -> list[Row]:
-        """Rows of lanes with after < due <= until; a failure makes the pages smaller."""
-        return self._read(
-            self._slice(lanes, after_ms, until_ms, purpose, limit=limit, after_id=after_id)
-        )
-
-    def pages(
-        self, lanes: Sequence[Lane], after_ms: int, until_ms: int, purpose: str
-    ) -> Iterator[list[Row]]:
-        """All rows of lanes with after < due <= until, however many a shard has.
-
-        The first page is of all shards; where one was cut short, it is read on to its end.
-        """
-        limit = self.page_rows
-        page = self.read(lanes, after_ms, until_ms, purpose, limit=limit)
-        counts = Counter(row.shard for row in page)
-        last = {row.shard: row for row in page}
-        yield page
-        for shard in [shard for shard, count in counts.items() if count >= limit]:
-            stop_ms = min(until_ms, self._layout.end_ms(shard.minute) - 1)
-            of_shard = [lane for lane in lanes if lane.number == shard.lane]
-            end, is_cut = last[shard], True
-            while is_cut:
-                limit = self.page_rows
-                page = self.read(
-                    of_shard, end.due_ms, stop_ms, purpose, limit=limit, after_id=end.id
-                )
-                is_cut = len(page) >= limit
-                end = page[-1] if page else end
-                yield page
-
-    def _slice(
-        self,
-        lanes: Sequence[Lane],
-        after_ms: int,
-        until_ms: int,
-        purpose: str,
-        *,
-        limit: int,
-        after_id: bytes | None,
-    ) -> Slice:
-        layout = self._layout
-        first = layout.minute_of(after_ms + (after_id is None))
-        return Slice(
-            layout.queue,
-            range(max(first, 0), layout.minute_of(until_ms) + 1),
-            [lane.number for lane in lanes],
-            after_ms,
-            until_ms,
-            limit,
-            after_id,
-            purpose,
-        )
-
-    def _read(self, *wanted: Slice) -> list[Row]:
-        self._before_read()
-        try:
-            rows = self._store.read(*wanted)
-        except (StoreUnavailable, StoreTimeout):
-            self.page_rows = max(self.page_rows // 2, 1)
-            raise
-        if rows:
-            self._adapt(rows, sum(one.limit for one in wanted))
-        return rows
-
-    def _adapt(self, rows: Sequence[Row], limit: int) -> None:
-        seen = sum(len(row.body) for row in rows) / len(rows)
-        self._body_bytes += (seen - self._body_bytes) * (1.0 if seen > self._body_bytes else 0.2)
-        self._knows_bodies = True
-        fits = int(_PAGE_BYTES / (self._body_bytes + _ROW_BYTES))
-        grown = self.page_rows * 2 if len(rows) >= min(limit, self.page_rows) else self.page_rows
-        self.page_rows = max(1, min(grown, fits, _PAGE_ROWS_MAX))
-
     def _set_horizon(self, until_ms: int) -> None:
         layout = self._layout
         # Not those of the layout: it is another's once the queue is dropped and made anew.
@@ -660,7 +534,7 @@ class Reader:
         # What has been read up to now, or is another's as far as we know, holds nothing back.
         behind = [
             lane
-            for lane in self._intake.polled
+            for lane in self._memory.polled
             if not (lane.of_groups or lane.retry_ms or lane.is_current(until_ms, layout))
         ]
         full = {lane.number: lane.cursor_ms for lane in behind if lane.stalled}
@@ -669,7 +543,7 @@ class Reader:
             # A lane that is full holds back what is due after its cursor, and later bands, while
             # handlers can still take rows of it up to there, or these are about to be settled. One
             # whose rows all run, wait for their groups or were read ahead would hold up itself.
-            if lane.stalled and not (lane.number in moving or self._intake.is_ending(lane)):
+            if lane.stalled and not (lane.number in moving or self._memory.is_ending(lane)):
                 continue
             seen = horizon[lane.band]
             horizon[lane.band] = lane.cursor_ms if seen is None else min(seen, lane.cursor_ms)

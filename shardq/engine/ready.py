@@ -34,19 +34,33 @@ _Entry: TypeAlias = tuple[int, bytes, Delivery]
 """Due, or from when it has waited; order of the row id; delivery."""
 
 
+def _nothing(*_given: object) -> None:
+    pass
+
+
 class Ready:
     """The rows between reader and handlers. Every method may be called from any thread.
 
     Args:
         bands: Priorities of the queue.
         waiters: The threads that wait for its rows, where they wait for those of others too.
+        on_take: Called with each delivery as it is taken.
+        on_wait: Called when a thread begins to wait, as nothing is due.
 
     Attributes:
         bands: Likewise.
         waiters: The threads that wait for its rows.
     """
 
-    def __init__(self, clock: Clock, bands: int, waiters: Waiters | None = None) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        bands: int,
+        waiters: Waiters | None = None,
+        *,
+        on_take: Callable[[Delivery], None] = _nothing,
+        on_wait: Callable[[], None] = _nothing,
+    ) -> None:
         self._clock = clock
         self.waiters = waiters or Waiters(clock)
         self._lock = self.waiters.lock
@@ -57,10 +71,8 @@ class Ready:
         self._horizon: list[int | None] = [None] * bands
         self.is_stopped = False
         """True if nothing more is handed out."""
-        self.on_wait: Callable[[], None] = _nothing
-        """Told when a thread begins to wait, as nothing is due."""
-        self.on_take: Callable[[Delivery], None] = _pass
-        """Told each delivery as it is taken."""
+        self.on_wait = on_wait
+        self._on_take = on_take
         self.given_us = 0
         """When a row came due here last that another member has shared, time since boot."""
 
@@ -327,7 +339,7 @@ class Ready:
             if heap:
                 one = heapq.heappop(heap)[2]
                 # Under the lock, so that no moment is left in which a stop could overlook it.
-                self.on_take(one)
+                self._on_take(one)
                 return one
         return None
 
@@ -341,14 +353,6 @@ class Ready:
         if not self._future:
             return math.inf
         return max(0.0, (self._future[0][0] * 1_000 - self._clock.now_us()) / 1e6)
-
-
-def _pass(_one: Delivery) -> None:
-    pass
-
-
-def _nothing() -> None:
-    pass
 
 
 def _push(heap: list[_Entry], entries: list[_Entry]) -> None:

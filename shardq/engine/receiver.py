@@ -35,13 +35,11 @@ from shardq.lifecycle.hub import BATCH_ROWS
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from shardq.clock import Clock
     from shardq.engine.delivery import Delivery
     from shardq.engine.stepper import Stepper
+    from shardq.lifecycle.home import QueueHome
     from shardq.model.message import Message
     from shardq.model.shard import Position
-    from shardq.records.register import Register
-    from shardq.stores.store import Store
 
 _PREFETCH = 1_000
 _LINGER_US = 5_000_000
@@ -78,17 +76,15 @@ class Receiver:
 
     def __init__(
         self,
-        store: Store,
-        clock: Clock,
-        register: Register,
+        home: QueueHome,
         *,
         stepper: Stepper | None,
         make_ticker: Callable[[], Ticking],
         put_back: Callable[[Message], object],
     ) -> None:
-        self._store = store
-        self._clock = clock
-        self._register = register
+        self._home = home
+        self._clock = home.clock
+        self._register = home.register
         self._stepper = stepper
         self._put_back = put_back
         self._lock = locks.new()
@@ -191,10 +187,10 @@ class Receiver:
         if engine is None:
             return
         if self._line or self._stepper is None:
-            engine.on_put(due_ms)
+            engine.news.on_put(due_ms)
         else:
             # Nobody waits for it: the next caller steps.
-            engine.note_put(due_ms)
+            engine.news.note_put(due_ms)
 
     def looks_at(self, position: Position) -> bool:
         """Let the next call look at a row of a group that was settled or edited just now.
@@ -213,7 +209,7 @@ class Receiver:
         """
         engine = self._engine
         if engine is not None:
-            engine.stats.store()
+            engine.home.stats.store()
 
     def close(self) -> None:
         """Answer those that wait, by nothing, and release the leases. Idempotent."""
@@ -255,7 +251,7 @@ class Receiver:
         """Another process has written into the store; True if callers wait for that."""
         engine = self._engine
         if engine is not None:
-            engine.on_change()
+            engine.news.on_change()
         return bool(self._line)
 
     def _serve(self, *, is_due: bool = False) -> float:
@@ -313,7 +309,7 @@ class Receiver:
 
     def _claim_for_line(self, engine: Engine) -> None:
         """Claim what is due, batch by batch, while callers wait and something is due for them."""
-        claims = Claims(self._clock, self._register, engine)
+        claims = Claims(self._home, engine)
         while self._line and engine.ready.at_hand:
             taken: dict[Caller, list[Delivery]] = {}
             self._claiming = True
@@ -340,13 +336,13 @@ class Receiver:
         if left_us > 0 and (
             has_enough
             # Woken by a put, whose step another has done meanwhile.
-            or (is_due and not engine.has_news and all(one.is_looked for one in looking))
+            or (is_due and not engine.news.is_there and all(one.is_looked for one in looking))
         ):
             return left_us / 1e6
         return self._step(engine)
 
     def _step(self, engine: Engine) -> float:
-        engine.take_news(is_watched=self._stepper is not None and self._stepper.is_told)
+        engine.news.take(is_watched=self._stepper is not None and self._stepper.is_told)
         self._ticked_s = self._tick()
         delay = min(self._ticked_s, engine.step())
         self._step_us = self._clock.boot_us() + round(delay * 1e6)
@@ -367,7 +363,7 @@ class Receiver:
     def _wait_for_step(self, seconds: float) -> None:
         engine = self._engine
         if engine is not None and (delay := self._next_s(seconds)):
-            engine.wait(delay)
+            engine.news.wait(delay)
 
     def _tick(self) -> float:
         """Fire the queue's schedules, where it has any; returns seconds until they are next."""
@@ -391,7 +387,7 @@ class Receiver:
                 raise
 
     def _back_off(self, error: StoreUnavailable | StoreTimeout) -> float:
-        return _GONE_S if self._engine is None else self._engine.back_off(error)
+        return _GONE_S if self._engine is None else self._engine.news.back_off(error)
 
     def _fail(self, error: ShardqError) -> None:
         for caller in list(self._line):
@@ -467,9 +463,7 @@ class Receiver:
             self._discard(self._engine)
         if self._engine is None:
             self._engine = Engine(
-                self._store,
-                self._clock,
-                self._register,
+                self._home.of_member(),
                 prefetch=_PREFETCH,
                 threads=0,
                 caller_away_us=self._caller_away_us,

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from shardq.engine.lane import RUNGS
 from shardq.engine.sweeper import NEWS_BACK_MS
 from shardq.stores.store import NEVER, Slice
 
@@ -23,26 +24,22 @@ _BRIEF_MAX = 1_000
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shardq.clock import Clock
     from shardq.engine.groups.room import GroupLanes
-    from shardq.engine.lease import Leases
+    from shardq.engine.intake import Intake
+    from shardq.engine.member import Member
     from shardq.engine.outbox import Outbox
     from shardq.engine.starts import Starts
-    from shardq.records.membership import Membership
-    from shardq.records.register import Register
-    from shardq.stores.store import Store
+    from shardq.engine.sweeper import Sweeper
 
 
 class Rest:
     """Tells until when an engine may rest, and readies it. From the thread that steps it.
 
     Args:
-        has_news: Whether what was put just now is still to be looked for.
-        on_news: Told the due, epoch milliseconds, of what was.
-        on_swept: Told until when, epoch milliseconds, nothing was put behind the cursors.
+        along: Gives the rest of an engine that is stepped along with this one, if one is.
 
     Attributes:
-        along: Gives the rest of an engine that is stepped along with this one; None where none is.
+        along: Likewise.
         was_brief: Whether the last step was.
         is_alone: Whether who steps the engine vouches that no other process uses the store, and
             tells it by `note` of each row that is placed, and by `hurry` of changed settings.
@@ -52,44 +49,40 @@ class Rest:
 
     def __init__(
         self,
-        store: Store,
-        clock: Clock,
-        register: Register,
+        member: Member,
+        intake: Intake,
         starts: Starts,
         outbox: Outbox,
-        leases: Leases,
-        membership: Membership,
         groups: GroupLanes,
-        *,
-        has_news: Callable[[], bool],
-        on_news: Callable[[int], None],
-        on_swept: Callable[[int], None],
+        sweeper: Sweeper,
+        along: Callable[[], Rest | None],
     ) -> None:
-        self.along: Callable[[], Rest | None] = _nobody
+        self.along = along
+        self._memory = member.memory
+        self._intake = intake
         self.is_alone = self.was_brief = self._is_behind = False
         self._brief = _BRIEF_MAX
         self._next_ms = 0
         """Before that nothing is to be done, as far as was told since that was looked up."""
-        self._membership = membership
+        self._membership = member.membership
         self._groups = groups
-        self.clock = clock
-        self.register = register
-        self._store = store
+        self.clock = member.clock
+        self.register = member.register
+        self._store = member.store
         self._starts = starts
         self._outbox = outbox
-        self._leases = leases
-        self._has_news = has_news
-        self._on_news = on_news
-        self._on_swept = on_swept
+        self._leases = member.leases
+        self._news = member.news
+        self._sweeper = sweeper
 
     def is_brief(self) -> bool:
         """Whether the step that begins may leave out all but reading and settling."""
-        intake, used = self._outbox.intake, self.register.layout.bands_used
+        memory, used = self._memory, self.register.layout.bands_used
         if (
             not self.is_alone
             or self._brief >= _BRIEF_MAX
             or self._membership.beats
-            or any(one.retry_ms or (one.quiet and one.band < used) for one in intake.lanes.values())
+            or any(one.retry_ms or (one.quiet and one.band < used) for one in memory.lanes.values())
         ):
             self._brief = 0
             self.was_brief = False
@@ -113,7 +106,7 @@ class Rest:
         self._next_ms = min(self._next_ms, due_ms)
         if due_ms <= self.clock.now_ms():
             self._is_behind = True
-            self._on_news(due_ms)
+            self._news.on_put(due_ms)
 
     def take_behind(self) -> bool:
         """Whether a row has been placed where lanes may have been read; once."""
@@ -144,7 +137,7 @@ class Rest:
         if self._is_at_work(now_ms):
             return now_ms
         # A lane whose rows were given up is to be read again from there.
-        cursors_ms = (lane.cursor_ms for lane in self._outbox.intake.polled)
+        cursors_ms = (lane.cursor_ms for lane in self._memory.polled)
         first_ms = self._next_due_ms(min([now_ms - NEWS_BACK_MS, *cursors_ms]))
         heads_ms = self._groups.next_ms()
         if heads_ms <= now_ms:
@@ -177,14 +170,13 @@ class Rest:
     def _is_at_work(self, now_ms: int) -> bool:
         """Whether something that is in memory is due, or is to be stored."""
         return (
-            (self._is_behind if self.is_alone else self._has_news())
+            (self._is_behind if self.is_alone else self._news.is_near)
             or not self._outbox.is_empty
             or self._starts.has_late
-            or any(lane.retry_ms > now_ms for lane in self._outbox.intake.polled)
+            or any(lane.retry_ms > now_ms for lane in self._memory.polled)
             or self._groups.is_at_work
             or any(
-                one.row.due_ms <= now_ms and not one.grouped
-                for one in self._outbox.intake.known.values()
+                one.row.due_ms <= now_ms and not one.grouped for one in self._memory.known.values()
             )
         )
 
@@ -203,7 +195,7 @@ class Rest:
             return
         after_us = self.clock.boot_us() + until_ms * 1_000 - self.clock.now_us()
         if any(lease.deadline_us <= after_us for lease in held):
-            self._outbox.intake.give_up(lambda _: True)
+            self._intake.give_up(lambda _: True)
             self._leases.release([lease.shard for lease in held])
 
     def pass_to(self, until_ms: int) -> None:
@@ -211,7 +203,7 @@ class Rest:
 
         What is known to hold nothing that is due before counts as read.
         """
-        polled = self._outbox.intake.polled
+        polled = self._memory.polled
         cursors_ms = [lane.cursor_ms for lane in polled]
         self._release(until_ms)
         if self.is_alone and self._next_ms >= until_ms and not self._membership.beats:
@@ -219,7 +211,7 @@ class Rest:
                 # A cursor that went back is before rows of groups, which wait where they are.
                 if lane.behind is None and not lane.full and lane.cursor_ms >= cursor_ms:
                     lane.advance(until_ms - 1)
-            self._on_swept(until_ms)
+            self._sweeper.was_swept(RUNGS[-1], until_ms)
         if (along := self.along()) is not None:
             along.pass_to(until_ms)
 
@@ -228,7 +220,3 @@ class Rest:
         """How many deliveries have begun here, and along."""
         along = self.along()
         return self._outbox.begun + (0 if along is None else along.begun)
-
-
-def _nobody() -> None:
-    pass

@@ -17,25 +17,20 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
+from shardq.engine.news import FREE_US
 from shardq.model.ids import birth_us
 from shardq.records.membership import Heartbeat, ranking, runs_told
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from shardq.clock import Clock
     from shardq.engine.delivery import Delivery
-    from shardq.engine.intake import Intake
+    from shardq.engine.member import Member
     from shardq.engine.outbox import Outbox
-    from shardq.engine.ready import Ready
     from shardq.model.message import Row
-    from shardq.records.membership import Membership
-    from shardq.records.register import Register
 
 log = logging.getLogger(__name__)
 
-FREE_US = 10_000
-"""A slot is reported as free once it has waited this long: between many messages none has."""
 _STALLED_US = 100_000
 """While no slot has begun anything for so long, all that is due is surplus."""
 _SOON_US = 100_000
@@ -156,9 +151,6 @@ class Sharing:
     """What one member has beyond what its slots begin soon, and whom it gives that.
 
     Args:
-        threads: Handler slots; 0 for callers of `receive`.
-        isolated: Whether it reads only ended minutes: then it shares nothing, nor is given any.
-        is_local: Whether the store is one of this machine.
         has_begun: Whether a row is begun in advance, which no other may have.
         callers_since: When each caller of `receive` that waits began to, time since boot.
 
@@ -171,32 +163,24 @@ class Sharing:
 
     def __init__(
         self,
-        clock: Clock,
-        register: Register,
-        membership: Membership,
-        intake: Intake,
-        ready: Ready,
+        member: Member,
         outbox: Outbox,
-        *,
-        threads: int,
-        isolated: bool,
-        is_local: bool,
         has_begun: Callable[[Row], bool],
         callers_since: Callable[[], Sequence[int]] | None,
     ) -> None:
-        self._clock = clock
-        self._register = register
-        self._membership = membership
-        self._intake = intake
-        self._ready = ready
+        self._clock = member.clock
+        self._register = member.register
+        self._membership = member.membership
+        self._memory = member.memory
+        self._ready = member.ready
         self._outbox = outbox
-        self._threads = threads
-        self._isolated = isolated
+        self._threads = member.threads
+        self._isolated = member.isolated
         self._has_begun = has_begun
         self._callers_since = callers_since
-        self._turn_us = _TURN_LOCAL_US if is_local else _TURN_US
+        self._turn_us = _TURN_LOCAL_US if member.store.is_local else _TURN_US
         self._samples: deque[_Sample] = deque()
-        self._looked_us = clock.boot_us()
+        self._looked_us = self._clock.boot_us()
         self._taken_us = self._ended = 0
         self._begun = 0
         self._begun_us = self._looked_us
@@ -401,7 +385,7 @@ class Sharing:
 
     def _rows_at_once(self) -> int:
         """How many rows one step moves at most: large ones take long, and leases go on ending."""
-        body_bytes = self._intake.body_bytes // max(len(self._intake.known), 1)
+        body_bytes = self._memory.body_bytes // max(len(self._memory.known), 1)
         return min(_ROWS_MAX, max(_BYTES_MAX // max(body_bytes, 1), 1))
 
     def _share_all(self) -> None:
@@ -438,7 +422,7 @@ class Sharing:
         row = one.row
         if row.group is not None or one.doubtful or self._has_begun(row):
             return False
-        lane = self._intake.lanes.get(row.shard.lane)
+        lane = self._memory.lanes.get(row.shard.lane)
         if lane is None or row.shard.minute <= lane.sealed:
             return False
         if row.since_ms is None:
@@ -513,7 +497,7 @@ class Sharing:
 
     def _readers(self) -> dict[int, str]:
         """Polled lanes that we do not read, and who should read each."""
-        register, ours, now_ms = self._register, self._intake.lanes, self._clock.now_ms()
+        register, ours, now_ms = self._register, self._memory.lanes, self._clock.now_ms()
         layout, settings = register.layout, register.settings
         polled = settings.lanes_polled(now_ms)
         readers = self._membership.readers(

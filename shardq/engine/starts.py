@@ -32,14 +32,9 @@ if TYPE_CHECKING:
 
     from shardq.clock import Clock
     from shardq.engine.delivery import Delivery
-    from shardq.engine.intake import Intake
+    from shardq.engine.member import Member
     from shardq.engine.outbox import Outbox
-    from shardq.engine.ready import Ready
-    from shardq.lifecycle.settle import Settler
     from shardq.model.message import Row
-    from shardq.records.register import Register
-    from shardq.records.stats import StatsLog
-    from shardq.stores.store import Store
     from shardq.stores.tables import Change
 
 log = logging.getLogger(__name__)
@@ -102,34 +97,21 @@ class Starts:
     """Lets keyed deliveries of one engine begin. From any thread.
 
     Args:
-        intake: Has their rows in memory.
         outbox: Stores what those come to that may not begin.
-        settler: The engine's.
-        stats: Counts messages that never begin again because another follows them.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        clock: Clock,
-        register: Register,
-        ready: Ready,
-        intake: Intake,
-        outbox: Outbox,
-        settler: Settler,
-        stats: StatsLog,
-    ) -> None:
-        self._clock = clock
-        self._register = register
-        self._ready = ready
-        self._is_local = store.is_local
-        self._intake = intake
+    def __init__(self, member: Member, outbox: Outbox) -> None:
+        self._clock = member.clock
+        self._register = member.register
+        self._ready = member.ready
+        self._is_local = member.store.is_local
+        self._memory = member.memory
         self._outbox = outbox
-        self._settler = settler
-        self._stats = stats
-        self._keys = Keys(store, clock, register)
+        self._settler = member.settler
+        self._stats = member.stats
+        self._keys = member.settler.keys
         # Those of a dead-letter queue have ended where they had their names.
-        self._has_keys = not names.is_dead_queue(register.name)
+        self._has_keys = not names.is_dead_queue(member.register.name)
         self._lock = locks.new()
         self._changed = locks.condition(self._lock)
         self._asked: list[Start] = []
@@ -207,7 +189,7 @@ class Starts:
         if not (self._ahead or self._back or self._late):
             return
         now_us = self._clock.boot_us()
-        known = self._intake.known
+        known = self._memory.known
         with self._lock:
             unused = [
                 start

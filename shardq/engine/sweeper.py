@@ -11,19 +11,19 @@ import logging
 from typing import TYPE_CHECKING, NamedTuple
 
 from shardq.engine.lane import SEALED_RUNGS, SLICE_MS_MIN, SLICES, SPAN_MS_MIN, SWEPT, Ladder
-from shardq.engine.reader import PROBE_MINUTES, QUICK_US, TURN_US
+from shardq.engine.pages import PROBE_MINUTES, QUICK_US, TURN_US
 from shardq.errors import StoreTimeout, StoreUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from shardq.clock import Clock
     from shardq.engine.groups.room import GroupLanes
     from shardq.engine.intake import Intake
     from shardq.engine.lane import Lane, Rung
+    from shardq.engine.member import Member
+    from shardq.engine.pages import Pages
     from shardq.engine.reader import Reader
     from shardq.model.shard import Layout
-    from shardq.records.register import Register
 
 log = logging.getLogger(__name__)
 
@@ -53,31 +53,29 @@ class Sweeper:
 
     Args:
         groups: Lists minutes of group lanes, so that their seals may pass.
-        isolated: Whether only ended minutes are read, which no rung but the seal's has to visit.
     """
 
     def __init__(
-        self,
-        clock: Clock,
-        register: Register,
-        intake: Intake,
-        reader: Reader,
-        groups: GroupLanes,
-        *,
-        isolated: bool,
+        self, member: Member, intake: Intake, reader: Reader, groups: GroupLanes, pages: Pages
     ) -> None:
-        self._clock = clock
-        self._register = register
+        self._clock = member.clock
+        self._register = member.register
+        self._memory = member.memory
         self._intake = intake
         self._reader = reader
+        self._pages = pages
         self._groups = groups
-        self._isolated = isolated
+        self._isolated = member.isolated
+        self.begin_in_time()
+
+    def begin_in_time(self) -> None:
+        """Make anew what remembers times of the wall clock."""
         self._sealed_next_ms = self._again_ms = 0
         self._refused_ms: dict[tuple[int, int], int] = {}
         self._narrow_ms: dict[str, int] = {}
         self._behind_from = self._behind_us = 0
         self._behind_of: frozenset[int] = frozenset()
-        self._ladder = Ladder(register.layout, clock.now_ms())
+        self._ladder = Ladder(self._layout, self._clock.now_ms())
 
     @property
     def _layout(self) -> Layout:
@@ -98,7 +96,7 @@ class Sweeper:
             ready = {lane.number for lane in self._sweepable(now_ms)}
             open_ms = self._layout.minute_ms + self._layout.offset_ms
             together: dict[int, list[Lane]] = {}
-            for lane in self._intake.polled:
+            for lane in self._memory.polled:
                 if lane.cursor_ms > after_ms:
                     lane.unswept_ms = min(lane.unswept_ms, after_ms)
                     if lane.number in ready:
@@ -126,7 +124,7 @@ class Sweeper:
 
         It costs one look-up: nearly always the first row of the queue comes after all seals.
         """
-        lanes = self._intake.lanes
+        lanes = self._memory.lanes
         now_us = until_us = self._clock.boot_us()
         if lanes.keys() != self._behind_of:
             # Of a lane that is new here all must be known: its groups wait for what is first.
@@ -136,7 +134,7 @@ class Sweeper:
         elif now_us < self._behind_us:
             return
         newest = max((lane.sealed for lane in lanes.values()), default=-1)
-        while (first := self._reader.next_minute(self._behind_from)) is not None:
+        while (first := self._pages.next_minute(self._behind_from)) is not None:
             if first > newest:
                 self._behind_from = self._register.first_minute
                 break
@@ -148,8 +146,8 @@ class Sweeper:
                 break
 
     def _reopen(self, minute: int) -> None:
-        lanes = self._intake.lanes
-        for shard in self._reader.occupied(range(minute, minute + 1), list(lanes)):
+        lanes = self._memory.lanes
+        for shard in self._pages.occupied(range(minute, minute + 1), list(lanes)):
             lane = lanes[shard.lane]
             is_listed = lane.of_groups and self._groups.is_listed(shard.lane, minute)
             if minute <= lane.sealed and not is_listed:
@@ -163,8 +161,8 @@ class Sweeper:
         lanes = [lane for lane in self._sweepable(now_ms) if lane.cursor_ms > after_ms]
         if lanes and not self._isolated:
             end_ms = min(now_ms, *(lane.cursor_ms for lane in lanes))
-            known = self._intake.known
-            for page in self._reader.pages(lanes, after_ms, end_ms, "look back"):
+            known = self._memory.known
+            for page in self._pages.whole(lanes, after_ms, end_ms, "look back"):
                 new = [row for row in page if row.id not in known]
                 # What comes before these in their groups may have been passed a little earlier.
                 whole = self._reader.with_missed(new, after_ms, end_ms)
@@ -175,14 +173,14 @@ class Sweeper:
         if now_ms < self._sealed_next_ms:
             return
         self._sealed_next_ms = now_ms + _SEALED_EVERY_MS
-        if self._reader.next_minute(0) is not None:
+        if self._pages.next_minute(0) is not None:
             # What comes there late is found by a look behind the seals.
-            for lane in self._intake.lanes.values():
+            for lane in self._memory.lanes.values():
                 lane.swept = dict.fromkeys(SEALED_RUNGS, lane.sealed)
             return
         together: dict[tuple[int, int], list[Lane]] = {}
         # Those that lag as well: what holds up a lane may do so for long.
-        for lane in self._intake.lanes.values():
+        for lane in self._memory.lanes.values():
             if lane.band >= self._layout.bands_used and not lane.of_groups:
                 # Nobody has written what could come late.
                 lane.swept = dict.fromkeys(SEALED_RUNGS, lane.sealed)
@@ -223,10 +221,10 @@ class Sweeper:
         until_us = self._clock.boot_us() + TURN_US
         wanted: dict[int, range] = {}
         # Of so many shards one read tells where rows are, while leases wait to be renewed.
-        most = max(4 * PROBE_MINUTES // (len(self._intake.lanes) or 1), 1)
+        most = max(4 * PROBE_MINUTES // (len(self._memory.lanes) or 1), 1)
         most = min(most, PROBE_MINUTES)
-        for lane in self._intake.lanes.values():
-            first = self._reader.first_minute(lane.sealed + 1)
+        for lane in self._memory.lanes.values():
+            first = self._pages.first_minute(lane.sealed + 1)
             last = min(newest, first + most - 1)
             # A quiet one is not read, but looked through just below.
             last = last if lane.quiet else min(last, self._read_to(lane))
@@ -236,7 +234,7 @@ class Sweeper:
                 wanted[lane.number] = range(lane.sealed + 1, last + 1)
         self._look_for_unseen(wanted)
         for number, minutes in wanted.items():
-            lane = self._intake.lanes[number]
+            lane = self._memory.lanes[number]
             minute = self._empty_until(lane, minutes, until_us)
             if minute > lane.sealed:
                 lane.seal(minute, newest)
@@ -251,16 +249,16 @@ class Sweeper:
 
         Lanes are nearly always sealed together: one look does for all of them.
         """
-        lanes = self._intake.lanes
+        lanes = self._memory.lanes
         together: dict[range, list[int]] = {}
         for number, minutes in wanted.items():
             # They may be millions, of which an index tells that most are empty.
-            first = min(self._reader.first_minute(minutes.start), minutes.stop)
+            first = min(self._pages.first_minute(minutes.start), minutes.stop)
             unseen = [m for m in range(first, minutes.stop) if m not in lanes[number].used]
             if unseen:
                 together.setdefault(range(unseen[0], unseen[-1] + 1), []).append(number)
         for minutes, numbers in together.items():
-            for shard in self._reader.occupied(minutes, numbers):
+            for shard in self._pages.occupied(minutes, numbers):
                 # Somebody wrote into a minute that was read already, and no sweep has seen it yet.
                 lanes[shard.lane].used.setdefault(shard.minute, 1)
 
@@ -282,7 +280,7 @@ class Sweeper:
     def _is_drained(self, lane: Lane, minute: int) -> bool:
         """True if a minute has no rows, or, of a group lane, is listed."""
         if not lane.of_groups and any(
-            s.minute == minute and s.lane == lane.number for s in self._intake.leased_rows
+            s.minute == minute and s.lane == lane.number for s in self._memory.leased_rows
         ):
             return False
         slices = -(-lane.used[minute] // _SLICE_ROWS)
@@ -300,7 +298,7 @@ class Sweeper:
     def _sweepable(self, now_ms: int) -> list[Lane]:
         return [
             lane
-            for lane in self._intake.polled
+            for lane in self._memory.polled
             if lane.retry_ms <= now_ms and self._reader.is_current(lane)
         ]
 
@@ -314,13 +312,13 @@ class Sweeper:
         # What was too much before may have been a part of what is to be swept by now.
         least_ms = max((end_ms - after_ms) // _SLICES_MAX, SPAN_MS_MIN)
         length = min(length, max(self._narrow_ms.get(purpose, length), least_ms))
-        before = len(self._intake.known)
+        before = len(self._memory.known)
         rows, left = 0, set[int]()
         while after_ms < end_ms:
             stop_ms = min(after_ms + length, end_ms)
             sent_us = self._clock.boot_us()
             try:
-                for page in self._reader.pages(lanes, after_ms, stop_ms, purpose):
+                for page in self._pages.whole(lanes, after_ms, stop_ms, purpose):
                     rows += len(page)
                     met = self._reader.without_unread(page)
                     if len(met) < len(page):
@@ -337,7 +335,7 @@ class Sweeper:
             if is_quick and purpose not in self._narrow_ms:
                 length = min(length * 4, self._layout.minute_ms)
         self._narrow_ms.pop(purpose, None)
-        found = len(self._intake.known) - before
+        found = len(self._memory.known) - before
         if found:
             log.info("%s found %d rows behind the cursor", purpose, found)
         return _Swept(rows, left)

@@ -18,13 +18,9 @@ from shardq.stores.tables import LANES
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from shardq.clock import Clock
-    from shardq.lifecycle.settle import Settler
+    from shardq.lifecycle.home import QueueHome
     from shardq.model.message import Row
     from shardq.model.shard import Shard
-    from shardq.records.register import Register
-    from shardq.records.stats import StatsLog
-    from shardq.stores.store import Store
 
 _PART = 1_000
 _FAR_MS = 1 << 52
@@ -64,19 +60,12 @@ class Check:
 class Census:
     """Counts the rows of one queue."""
 
-    def __init__(
-        self,
-        store: Store,
-        clock: Clock,
-        register: Register,
-        settler: Settler,
-        stats: StatsLog,
-    ) -> None:
-        self._store = store
-        self._clock = clock
-        self._register = register
-        self._settler = settler
-        self._stats = stats
+    def __init__(self, home: QueueHome) -> None:
+        self._store = home.store
+        self._clock = home.clock
+        self._register = home.register
+        self._settler = home.settler
+        self._stats = home.stats
 
     def first(self, limit: int) -> list[Row]:
         """The rows that are due first, those in flight included."""

@@ -13,9 +13,9 @@ from shardq.model.shard import spans
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from shardq.lifecycle.home import QueueHome
     from shardq.model.message import Row
     from shardq.model.shard import Shard
-    from shardq.records.home import QueueHome
     from shardq.records.register import Register
     from shardq.stores.store import Store
 

@@ -4,6 +4,7 @@
  producer  puts new rows ─► keyedputs  puts rows under keys ─► taker  takes their names
  fate      how a delivery ended ─► planner  plans the row's change ─► settle  carries it out once
  receipts  settles by receipt      keyed     cancels, moves and edits by key
+ batch     rows of one put_many    home      what works on a queue shares
  redrive   puts dead messages back pointers  writes keys as rows move or end
  hub       gathers puts and acks of many threads
  moves     moves under way         pauses    pauses between tries that others outran

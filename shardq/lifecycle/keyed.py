@@ -38,10 +38,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from datetime import datetime
 
-    from shardq.lifecycle.settle import Settler
+    from shardq.lifecycle.home import QueueHome
     from shardq.model.message import Row
     from shardq.model.times import Due, Duration
-    from shardq.records.home import QueueHome
     from shardq.records.keyrow import KeyRow
     from shardq.records.register import Register
     from shardq.records.standing import Standing
@@ -111,22 +110,20 @@ class Keyed:
 
     Args:
         home: The queue's home.
-        settler: The queue's settler.
-        remove_dead: Removes a row from the dead-letter queue, as cancelled.
+        remove_dead: Removes a row from the dead-letter queue, as cancelled; None: it stays.
     """
 
     def __init__(
         self,
         home: QueueHome,
-        settler: Settler,
-        remove_dead: Callable[[Row], object],
+        remove_dead: Callable[[Row], object] | None = None,
     ) -> None:
         self._home = home
         self._clock = home.clock
         self._register = home.register
-        self._settler = settler
+        self._settler = home.settler
         self._remove_dead = remove_dead
-        self._keys = settler.keys
+        self._keys = home.settler.keys
 
     def get(self, name: str) -> Snapshot | None:
         """See `Queue.get`."""
@@ -153,7 +150,8 @@ class Keyed:
                 # A redrive meanwhile may have put back the message just removed.
                 is_meant = row.message_id == removed
             if state is Is.DEAD and row is not None and is_meant:
-                self._remove_dead(row)
+                if self._remove_dead is not None:
+                    self._remove_dead(row)
                 removed = row.message_id
             elif not is_meant or state is Is.HELD or state.is_absent:
                 return Answer.NOT_THERE if removed is None else Answer.DONE

@@ -144,8 +144,8 @@ class Planner:
 
     def claim(
         self, row: Row, visibility_ms: int, delivery: int, *, holder: str, is_counted: bool = True
-    ) -> Move:
-        """The move of a row whose delivery is under way elsewhere: due when its time is up.
+    ) -> Move | Row:
+        """The claim of a row whose delivery is under way elsewhere, until its time is up.
 
         Args:
             row: The message's row.
@@ -153,26 +153,15 @@ class Planner:
             delivery: The number of the delivery.
             holder: The member or caller that has the delivery.
             is_counted: True if the delivery uses an attempt even if it never ends.
-        """
-        attempt = counted(row, delivery) if is_counted else uncounted(row, delivery)
-        due_ms = self._clock.now_ms() + visibility_ms
-        return self.move(row, due_ms, attempt=attempt, claim=holder)
 
-    def claimed(
-        self, row: Row, visibility_ms: int, delivery: int, *, holder: str, is_counted: bool = True
-    ) -> Row:
-        """A row of a group lane edited into a claim; `claim` moves any other row.
-
-        Args:
-            row: The message's row.
-            visibility_ms: How long from now.
-            delivery: The number of the delivery.
-            holder: The member or caller that has the delivery.
-            is_counted: True if the delivery uses an attempt even if it never ends.
+        Returns:
+            The row's move; in a group lane the row as it is edited in place, with its old serial.
         """
         attempt = counted(row, delivery) if is_counted else uncounted(row, delivery)
         until_ms = self._clock.now_ms() + visibility_ms
-        return row._replace(attempt=attempt, not_before_ms=until_ms, claim=holder)
+        if self._register.layout.is_of_groups(row.shard.lane):
+            return row._replace(attempt=attempt, not_before_ms=until_ms, claim=holder)
+        return self.move(row, until_ms, attempt=attempt, claim=holder)
 
     def note(self, position: Position) -> Row:
         """A note for the owner of a group lane: the row at this position was settled or edited."""

@@ -18,14 +18,13 @@ import json
 import logging
 import random
 from collections.abc import Mapping
-from functools import lru_cache, partial
+from functools import partial
 from itertools import count
 from types import NoneType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from shardq.errors import (
     BadSetting,
-    KeyTaken,
     ShardqError,
     StoreError,
     StoreTimeout,
@@ -35,6 +34,7 @@ from shardq.errors import (
     begun,
     shown,
 )
+from shardq.lifecycle.batch import Chunk, Filling, add_count, iterator_of
 from shardq.lifecycle.hub import Call, Hub, Hubs
 from shardq.lifecycle.keyedputs import (
     KEEP,
@@ -64,8 +64,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from shardq.clock import Clock
+    from shardq.lifecycle.batch import Item, LaneOf
     from shardq.lifecycle.settle import Settler
-    from shardq.model.shard import Layout
     from shardq.model.times import Due, Duration
     from shardq.records.register import Register
     from shardq.records.stats import StatsLog
@@ -73,17 +73,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-Item: TypeAlias = "bytes | str | Message | Mapping[str, Any] | Sealed"
-"""An item of `put_many`: a body, a mapping of `put`'s arguments, or a message to put again.
-
-Tasks also put `Sealed` bodies.
-"""
-
-_TEN = 10
-_ROUNDS = (1, 2, 4, 8)
-"""Tens of rows of a batch that each lane gets, round by round, so that a small batch is spread
-too; then each gets a hundred, as many as a write takes."""
-_HUNDRED = 100
 _SLOTS_MAX = 1_000
 _KEEP_UP_US = 250_000
 _CHUNK_ROWS = 20_000
@@ -91,43 +80,6 @@ _CHUNK_BYTES = 16 << 20
 _CHUNK_US = 1_000_000
 _ARGUMENTS = {"body", "due", "delay", "priority", "group", "headers", "id"}
 _OF_KEYS = {"key", "on_conflict", "max_wait", "unique_for"}
-
-
-LaneOf: TypeAlias = "Callable[[int, int], int]"
-"""(minute, band) -> the lane for a row without a group."""
-
-
-@lru_cache
-def _first_tens(lanes: int) -> tuple[int, ...]:
-    """The lane of each ten of a batch's first rows, before lanes get full hundreds."""
-    return tuple(lane for tens in _ROUNDS for lane in range(lanes) for _ in range(tens))
-
-
-class _Filling:
-    """Spreads a batch over the lanes of each minute and band.
-
-    Args:
-        turn: The lane to begin with; each call takes the next, or small batches would all fill one.
-    """
-
-    def __init__(self, layout: Layout, turn: int) -> None:
-        self._bands = layout.bands
-        self._first = layout.first_lane
-        self._lanes = layout.lanes_written
-        self._turn = turn
-        self._counts: dict[int, int] = {}
-        self._tens = _first_tens(layout.lanes_written)
-        self._few = len(self._tens) * _TEN
-
-    def lane_of(self, minute: int, band: int) -> int:
-        """The lane of the next row of a minute and band."""
-        slot = minute * self._bands + band
-        filled = self._counts.get(slot, 0)
-        self._counts[slot] = filled + 1
-        few = self._few
-        at = self._tens[filled // _TEN] if filled < few else (filled - few) // _HUNDRED
-        index = (at + self._turn + minute) % self._lanes
-        return self._first + band + self._bands * index
 
 
 class _Put(Call):
@@ -144,58 +96,6 @@ class _Put(Call):
         super().__init__(size_bytes=len(row.body))
         self.row = row
         self.is_stored = False
-
-
-class _Chunk:
-    """The items of a batch that are put together.
-
-    Attributes:
-        rows: The rows to put, in the order of the items.
-        keyed: Index in `rows` -> the put of a row with a key.
-        failed: The error of recording that a new band or group lane is used. No row read after it
-            is stored, and the error carries all rows.
-    """
-
-    __slots__ = ("failed", "keyed", "rows")
-
-    def __init__(self) -> None:
-        self.rows: list[Row] = []
-        self.failed: StoreError | None = None
-        self.keyed: dict[int, Asked] = {}
-
-    def unkeyed(self) -> list[Row]:
-        """The rows without a key."""
-        return [row for at, row in enumerate(self.rows) if at not in self.keyed]
-
-    def new(self) -> list[Row]:
-        """The rows of new messages; puts that found a message under their key made none."""
-        return self.unkeyed() + [
-            asked.found for asked in self.keyed.values() if asked.is_new and asked.found is not None
-        ]
-
-    def replaced(self) -> list[Row]:
-        """The rows that replaced others."""
-        return [
-            asked.found
-            for asked in self.keyed.values()
-            if asked.has_replaced and asked.found is not None
-        ]
-
-    def count(self) -> int:
-        """How many messages were put or replaced."""
-        put = sum(asked.is_new or asked.has_replaced for asked in self.keyed.values())
-        return len(self.rows) - len(self.keyed) + put
-
-    def found(self) -> list[Row]:
-        """The present rows of the messages to put, in order, without refused ones.
-
-        Two puts of one key give the same row twice.
-        """
-        asked = self.keyed
-        if not asked:
-            return self.rows
-        there = [row if at not in asked else asked[at].found for at, row in enumerate(self.rows)]
-        return [row for row in there if row is not None]
 
 
 class Producer:
@@ -352,12 +252,12 @@ class Producer:
             items: The messages.
             on_id: Called with the id of each message, in order, once it is stored.
         """
-        iterator = _iterator(items)
+        iterator = iterator_of(items)
         turn = next(self._turns)
         total = 0
         self._keep_up()
         while True:
-            chunk = _Chunk()
+            chunk = Chunk()
             ended: list[BaseException] = []
             try:
                 self._put_chunk(self._chunk_of(iterator, turn, chunk, ended), chunk, ended)
@@ -367,7 +267,7 @@ class Producer:
                 else:
                     total += self._complete(chunk)
                 if total:
-                    _add_count(error, total)
+                    add_count(error, total)
                 if ended:
                     error.add_note(f"Before that, the items had ended with {shown(ended[0])}.")
                 raise
@@ -377,7 +277,7 @@ class Producer:
                     on_id(row.message_id)
             if ended:
                 # Raised now, because all items before the error are stored and counted.
-                _add_count(ended[0], total)
+                add_count(ended[0], total)
                 raise ended[0]
             if not chunk.rows:
                 return total
@@ -388,11 +288,11 @@ class Producer:
             except (StoreTimeout, StoreUnavailable):
                 pass
             except BaseException as error:
-                _add_count(error, total)
+                add_count(error, total)
                 raise
 
     def _put_chunk(
-        self, rows: Iterable[Row], chunk: _Chunk, ended: list[BaseException] | None = None
+        self, rows: Iterable[Row], chunk: Chunk, ended: list[BaseException] | None = None
     ) -> None:
         """Store, record and count the rows of a chunk.
 
@@ -417,7 +317,7 @@ class Producer:
                 error.add_note(f"After that, the items ended with {shown(before)}.")
             ended[:] = [error]
 
-    def _carry(self, error: StoreError, chunk: _Chunk) -> None:
+    def _carry(self, error: StoreError, chunk: Chunk) -> None:
         """Let an error carry the messages of a chunk, to be put again; some may be stored."""
         signer = self._register.signer
         keyed = chunk.keyed
@@ -428,7 +328,7 @@ class Producer:
             for at, row in enumerate(chunk.rows)
         )
 
-    def _complete(self, chunk: _Chunk) -> int:
+    def _complete(self, chunk: Chunk) -> int:
         """Repeat the put of a chunk that was interrupted, as by Ctrl-C; returns how many were put.
 
         Some rows may be stored and not counted. To write them again changes nothing.
@@ -525,7 +425,7 @@ class Producer:
         return layout.lane(band, turn % layout.lanes_written)
 
     def _chunk_of(
-        self, items: Iterator[Item], turn: int, chunk: _Chunk, ended: list[BaseException]
+        self, items: Iterator[Item], turn: int, chunk: Chunk, ended: list[BaseException]
     ) -> Iterator[Row]:
         """The rows of the next items without keys, up to a chunk's bounds or an error.
 
@@ -539,7 +439,7 @@ class Producer:
         ahead_us = max(self._register.settings.purged_before_us - now_us, 0)
         room = _CHUNK_BYTES
         layout = self._register.layout
-        lane_of = _Filling(layout, turn).lane_of
+        lane_of = Filling(layout, turn).lane_of
         queue, minute_ms = layout.queue, layout.minute_ms
         rows = chunk.rows
         plain = NoneType if self._register.settings.keyed else bytes
@@ -581,7 +481,7 @@ class Producer:
         if chunk.failed is not None:
             raise chunk.failed
 
-    def _row_of_item(self, now_us: int, lane_of: LaneOf, item: Any, chunk: _Chunk) -> Row | Asked:
+    def _row_of_item(self, now_us: int, lane_of: LaneOf, item: Any, chunk: Chunk) -> Row | Asked:
         if isinstance(item, Message):
             row = self._again(item, chunk)
             return row if row.key is None else self._asked(row, {"body": item})
@@ -637,7 +537,7 @@ class Producer:
         group: str | None,
         headers: Mapping[str, str] | None,
         name: str | None,
-        chunk: _Chunk | None = None,
+        chunk: Chunk | None = None,
     ) -> Row:
         if group is not None:
             names.label(group, what="group")
@@ -679,7 +579,7 @@ class Producer:
             priority=0 if group is None else priority,
         )
 
-    def _again(self, message: Message, chunk: _Chunk | None = None) -> Row:
+    def _again(self, message: Message, chunk: Chunk | None = None) -> Row:
         if message.queue != self._register.name:
             raise UsageError(
                 f"a message of queue {message.queue!r} cannot be put into {self._register.name!r}; "
@@ -695,20 +595,7 @@ class Producer:
         return message._row
 
 
-def _iterator(items: Iterable[Item]) -> Iterator[Item]:
-    # Iterated, a body would give its letters, and a mapping its names.
-    if not isinstance(items, (bytes, str, Mapping)):
-        try:
-            return iter(items)
-        except TypeError:
-            pass
-    raise UsageError(
-        f"put_many takes an iterable of bodies or mappings, not {type(items).__name__}; "
-        f"put takes one."
-    )
-
-
-def _use(use: Callable[[], None], chunk: _Chunk | None) -> None:
+def _use(use: Callable[[], None], chunk: Chunk | None) -> None:
     """Have consumers poll a lane; a chunk keeps the error until all items are read."""
     if chunk is None:
         use()
@@ -717,15 +604,6 @@ def _use(use: Callable[[], None], chunk: _Chunk | None) -> None:
             use()
         except StoreError as error:
             chunk.failed = error
-
-
-def _add_count(error: BaseException, total: int) -> None:
-    # Rows with keys are put together, also those after a key that is taken.
-    which = "messages before it"
-    if isinstance(error, KeyTaken):
-        which = "other messages"
-        error.put = total
-    error.add_note(f"{total:,} {which} were put.")
 
 
 def _due_of(row: Row) -> int:

@@ -28,10 +28,9 @@ from shardq.stores.store import Move
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from shardq.lifecycle.home import QueueHome
     from shardq.lifecycle.keyed import Keyed
-    from shardq.lifecycle.settle import Settler
     from shardq.model.shard import Position
-    from shardq.records.home import QueueHome
 
 _COUNTED = {Fate.BURY: "buried", Fate.RETRY: "retried"}
 """Fate -> as what it is counted; any other counts as snoozed."""
@@ -73,17 +72,16 @@ class Receipts:
 
     Args:
         home: The queue's home.
-        settler: Moves and removes the rows.
         keyed: Cancels messages that have keys.
     """
 
-    def __init__(self, home: QueueHome, settler: Settler, keyed: Keyed) -> None:
+    def __init__(self, home: QueueHome, keyed: Keyed) -> None:
         self._home = home
         self._store = home.store
         self._clock = home.clock
         self._register = home.register
-        self._settler = settler
-        self._planner = settler.planner
+        self._settler = home.settler
+        self._planner = home.settler.planner
         self._keyed = keyed
         self._ends: Hubs[_End] = Hubs(partial(Hub, self._end_all))
 
@@ -207,10 +205,9 @@ class Receipts:
 
         def plan(row: Row, attempt: int) -> Move | Row:
             holder = row.holder or "receipt"
-            if not self._register.layout.is_of_groups(row.shard.lane):
-                return self._planner.claim(row, visibility_ms, attempt, holder=holder)
-            kept = row.claim_of(holder)
-            return self._planner.claimed(row, visibility_ms, attempt, holder=kept)
+            if self._register.layout.is_of_groups(row.shard.lane):
+                holder = row.claim_of(holder)
+            return self._planner.claim(row, visibility_ms, attempt, holder=holder)
 
         answers, _ = self._change(deliveries, plan, is_partial=is_partial)
         return [

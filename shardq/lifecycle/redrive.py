@@ -12,9 +12,8 @@ from shardq.records.keyrow import own_key
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from shardq.lifecycle.settle import Settler
+    from shardq.lifecycle.home import QueueHome
     from shardq.model.message import Row
-    from shardq.records.home import QueueHome
     from shardq.stores.store import Move
 
 _SHOWN = 3
@@ -26,13 +25,12 @@ class Redriver:
     Args:
         home: The queue's home.
         dead: The home of its dead-letter queue.
-        settler: The queue's settler.
     """
 
-    def __init__(self, home: QueueHome, dead: QueueHome, settler: Settler) -> None:
+    def __init__(self, home: QueueHome, dead: QueueHome) -> None:
         self._home = home
         self._dead = dead
-        self._settler = settler
+        self._settler = home.settler
 
     def run(
         self, pages: Iterable[Sequence[Row]], limit: int | None, is_wanted: Callable[[Row], bool]

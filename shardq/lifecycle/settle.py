@@ -54,15 +54,15 @@ class Settler:
     Args:
         member: The member that settles, for the ledger.
         on_far: Called with each due of a move that is more than `NEAR_MS` ahead.
+        lookers: Have a receiver of this process reread a row; False if it does not own the row's
+            group lane.
+        on_beside: Called with the rows beside moves (`Move.beside`) once the moves are done.
+        on_found_beside: Called with those rows beside that an earlier try has written.
 
     Attributes:
         planner: Plans the changes of rows.
         ledger: Records ends.
         keys: The names of the queue's messages.
-        is_looked_at: Has a receiver of this process reread a row, if that owns the row's group
-            lane; False if none does.
-        on_beside: Called with the rows beside moves (`Move.beside`) once the moves are done.
-        on_found_beside: Called with those rows beside that an earlier try has written.
     """
 
     def __init__(
@@ -72,18 +72,22 @@ class Settler:
         register: Register,
         member: str = "",
         on_far: Callable[[int], object] | None = None,
+        *,
+        lookers: Sequence[Callable[[Position], bool]] = (),
+        on_beside: Callable[[list[Row]], object] | None = None,
+        on_found_beside: Callable[[list[Row]], object] | None = None,
     ) -> None:
         self._store = store
         self._clock = clock
         self._register = register
+        self._lookers = lookers
+        self._on_beside = on_beside
+        self._on_found_beside = on_found_beside
         self.planner: Planner = Planner(clock, register, on_far)
         self.ledger: Ledger = Ledger(store, clock, register, member)
         self.keys: Keys = Keys(store, clock, register)
         self._pointers = KeyPointers(self.keys)
         self._begun = Begun()
-        self.is_looked_at: Callable[[Position], bool] = _no
-        self.on_beside: Callable[[list[Row]], object] = _nothing
-        self.on_found_beside: Callable[[list[Row]], object] = _nothing
 
     def carry_out(self, moves: Sequence[Move]) -> tuple[set[Position], dict[bytes, Row]]:
         """Do the moves whose old rows still exist; safe to repeat with the same moves.
@@ -106,12 +110,13 @@ class Settler:
         if left_out := self._store.move(noted(at_once, there)):
             gone |= left_out
             live = [move for move in live if move.old not in left_out]
-        if beside := [row for move in live for row in move.beside]:
-            self.on_beside(beside)
+        if self._on_beside and (beside := [row for move in live for row in move.beside]):
+            self._on_beside(beside)
         if maybe := [row for move in moves if move.old in gone for row in move.beside]:
             found = self.still_there(row.position for row in maybe)
-            if written := [row for row in maybe if row.position in found]:
-                self.on_found_beside(written)
+            written = [row for row in maybe if row.position in found]
+            if self._on_found_beside and written:
+                self._on_found_beside(written)
         return gone, self.repair([move.new for move in moves])
 
     def carry_out_surely(self, moves: Sequence[Move]) -> set[Position]:
@@ -308,7 +313,7 @@ class Settler:
             if row.shard.queue == layout.queue
             and row.due_ms <= far_ms
             and layout.is_of_groups(row.shard.lane)
-            and not self.is_looked_at(row.position)
+            and not any(look(row.position) for look in self._lookers)
         ]
         if not notes:
             return
@@ -357,11 +362,3 @@ class Settler:
         is_begun = fate is not End.DEAD and any(map(_key_of, rows))
         with begun("the names are free") if is_begun else nullcontext():
             self._store.delete([row.position for row in rows])
-
-
-def _nothing(_rows: list[Row]) -> None:
-    pass
-
-
-def _no(_position: Position) -> bool:
-    return False

@@ -13,9 +13,8 @@ if TYPE_CHECKING:
 
     from apscheduler.triggers.base import BaseTrigger
 
-    from shardq.lifecycle.producer import Producer
+    from shardq.lifecycle.home import QueueHome
     from shardq.model.times import Due, Duration
-    from shardq.records.home import QueueHome
     from shardq.schedules.options import Preview, ScheduleOptions
     from shardq.schedules.schedule import Schedule
     from shardq.schedules.trigger import Trigger
@@ -67,14 +66,13 @@ class Scheduled:
     """
 
     _home: QueueHome
-    _producer: Producer
     _schedules: Schedules | None = None
 
     @property
     def schedules(self) -> Schedules:
         """The queue's schedules, by name."""
         if self._schedules is None:
-            self._schedules = Schedules(Book(self._home, self._producer))
+            self._schedules = Schedules(Book(self._home))
         return self._schedules
 
     def every(

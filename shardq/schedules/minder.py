@@ -7,10 +7,8 @@ from typing import TYPE_CHECKING
 
 from shardq.errors import StoreCorrupt, TriggerError
 from shardq.lifecycle.keyed import Keyed
-from shardq.lifecycle.producer import Producer
 from shardq.model.key import bucket_of
 from shardq.model.times import moment_of
-from shardq.records.home import QueueHome
 from shardq.schedules.listing import Listing
 from shardq.schedules.tick import lead_of
 from shardq.schedules.ticks import is_suspect, resumed
@@ -19,9 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from shardq.engine.engine import Engine
-    from shardq.model.message import Row
+    from shardq.lifecycle.home import QueueHome
     from shardq.records.keyrow import KeyRow
-    from shardq.records.register import Register
 
 log = logging.getLogger(__name__)
 
@@ -37,21 +34,18 @@ class Minder:
     Args:
         home: The queue's.
         engine: The one of the ticks.
-        ticks: Their queue's record.
     """
 
-    def __init__(self, home: QueueHome, engine: Engine, ticks: Register) -> None:
+    def __init__(self, home: QueueHome, engine: Engine) -> None:
         store, clock = home.store, home.clock
         self._clock = clock
         self._is_local = store.is_local
         self._register = home.register
         self._engine = engine
-        self._first_lane = ticks.layout.first_lane
-        self._settler = engine.settler
+        self._first_lane = engine.home.register.layout.first_lane
+        self._settler = engine.home.settler
         self._listing = Listing(store, clock, home.register.name)
-        self._producer = Producer(store, clock, ticks, self._settler, engine.stats, engine.on_put)
-        own = QueueHome(store, clock, ticks, engine.stats)
-        self._keyed = Keyed(own, self._settler, _nothing)
+        self._keyed = Keyed(engine.home)
         self._next_us = clock.boot_us() + _FIRST_US
         self._left: list[list[str]] = []
         """Names that are still to be looked at."""
@@ -117,7 +111,9 @@ class Minder:
         now_ms = self._clock.now_ms()
         tick = resumed(definition, key, now_ms, is_local=self._is_local)
         due_ms = tick.due_ms(now_ms, lead_of(definition, is_local=self._is_local))
-        self._producer.put(tick.due_at(due_ms).body(), due=moment_of(due_ms), id=name, key=name)
+        self._engine.home.producer.put(
+            tick.due_at(due_ms).body(), due=moment_of(due_ms), id=name, key=name
+        )
         log.warning(
             "schedule %s of queue %s had lost its tick, which is put again",
             name,
@@ -133,7 +129,3 @@ def _fews(asked: Iterable[str]) -> Iterator[list[str]]:
     for some in of_bucket.values():
         for start in range(0, len(some), _FEW):
             yield some[start : start + _FEW]
-
-
-def _nothing(_row: Row) -> None:
-    """Ticks that have died are the user's to look at."""

@@ -54,10 +54,9 @@ if TYPE_CHECKING:
 
     from apscheduler.triggers.base import BaseTrigger
 
-    from shardq.lifecycle.producer import Producer
+    from shardq.lifecycle.home import QueueHome
     from shardq.model.message import Message
     from shardq.model.times import Due, Duration
-    from shardq.records.home import QueueHome
     from shardq.schedules.options import Make, Retime
     from shardq.schedules.ticks import Found
 
@@ -225,16 +224,15 @@ class Book:
 
     Args:
         home: The queue's.
-        producer: Puts into the queue.
 
     Attributes:
         listing: The list that is kept beside the ticks.
     """
 
-    def __init__(self, home: QueueHome, producer: Producer) -> None:
+    def __init__(self, home: QueueHome) -> None:
         self._home = home
         self._clock = home.clock
-        self._producer = producer
+        self._producer = home.producer
         self._queue = home.register.name
         self.listing: Listing = Listing(home.store, home.clock, self._queue)
         self._ticks: Ticks | None = None

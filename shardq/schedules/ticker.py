@@ -17,7 +17,6 @@ import logging
 import threading
 from contextlib import suppress
 from dataclasses import replace
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 from shardq import locks
@@ -33,9 +32,8 @@ from shardq.errors import (
     UnknownQueue,
 )
 from shardq.lifecycle.fate import Fate, Outcome, Step
+from shardq.lifecycle.home import QueueHome
 from shardq.lifecycle.keyed import Keyed
-from shardq.lifecycle.producer import Producer
-from shardq.lifecycle.settle import Settler
 from shardq.model import ids, names
 from shardq.model.message import AS_NEW, Row, placed, write_headers
 from shardq.model.times import moment_of
@@ -51,8 +49,8 @@ if TYPE_CHECKING:
 
     from shardq.engine.delivery import Delivery
     from shardq.engine.rest import Rest
+    from shardq.lifecycle.settle import Settler
     from shardq.model.shard import Position
-    from shardq.records.home import QueueHome
     from shardq.schedules.tick import PlannedFiring
 
 log = logging.getLogger(__name__)
@@ -122,8 +120,8 @@ class Ticker:
         self._layout = home.register.layout
         self._own_layout = home.register.layout
         self._listing = Listing(home.store, home.clock, home.register.name)
-        self._settler = Settler(home.store, home.clock, home.register, "", home.stats.note_farthest)
-        self._keyed = Keyed(home, self._settler, _keep_dead)
+        self._settler = home.settler
+        self._keyed = Keyed(home)
         self._is_stopping = False
         self._thread: threading.Thread | None = None
         self._again_us = 0
@@ -131,19 +129,6 @@ class Ticker:
         """The schedule whose trigger is asked right now, and since when."""
         self._told: tuple[str, int] | None = None
         self._idle = locks.condition(locks.new())
-
-    @cached_property
-    def _producer(self) -> Producer:
-        """Puts runs by key; made only where there is one, as most queues have no schedule."""
-        home = self._home
-        return Producer(
-            home.store,
-            home.clock,
-            home.register,
-            self._settler,
-            home.stats,
-            home.on_put,
-        )
 
     # Its thread -----------------------------------------------------------------------------------
 
@@ -201,7 +186,7 @@ class Ticker:
         """Ask for an end. A signal's handler may do so."""
         self._is_stopping = True
         if self._engine is not None:
-            self._engine.wake()
+            self._engine.news.wake()
 
     def join(self, seconds: float) -> None:
         """Wait for the end of its thread, which releases what it holds.
@@ -221,7 +206,7 @@ class Ticker:
                 delay = self.step()
                 engine = self._engine
                 if engine is not None:
-                    engine.wait(delay)
+                    engine.news.wait(delay)
                     continue
                 with self._idle:
                     if not self._is_stopping:
@@ -250,7 +235,7 @@ class Ticker:
             log.info("schedules of queue %s: %s", self._register.name, error)
             self.close()
         except (StoreUnavailable, StoreTimeout) as error:
-            return _OPEN_S if engine is None else engine.back_off(error)
+            return _OPEN_S if engine is None else engine.news.back_off(error)
         except ShardqError as error:
             log.warning("schedules of queue %s do not fire: %s", self._register.name, error)
             self.close()
@@ -270,10 +255,16 @@ class Ticker:
         if self._engine is None and self._register.settings.schedules_used:
             store, clock, name = self._store, self._clock, self._register.name
             register = Register.open(store, clock, names.schedules_queue(name), {}, create=False)
-            engine = Engine(store, clock, register, prefetch=PREFETCH, threads=1)
-            engine.settler.on_beside = self._enter
-            engine.settler.on_found_beside = self._settler.ledger.enter
-            self._minder = Minder(self._home, engine, register)
+            ticks = QueueHome(
+                self._home,
+                register,
+                is_timed=True,
+                on_beside=self._enter,
+                on_found_beside=self._settler.ledger.enter,
+            )
+            engine = Engine(ticks, prefetch=PREFETCH, threads=1)
+            ticks.listeners.append(engine.news.on_put)
+            self._minder = Minder(self._home, engine)
             agreed = register.settings.lanes_agreed
             self._own_layout = replace(register.layout, lanes_written=agreed)
             self._engine = engine
@@ -338,10 +329,10 @@ class Ticker:
             if plan.outcome is None:
                 self._guarded(plan, self._conclude)
             engine.outbox.finish(plan.one, plan.outcome or LEFT)
-        engine.outbox.flush()
+        engine.flush()
         if not self._store.is_local:
             steps = [plan.outcome.step for plan in plans if plan.outcome is not None]
-            self._to_now(engine.settler, [step.new for step in steps if step is not None])
+            self._to_now(engine.home.settler, [step.new for step in steps if step is not None])
 
     def _guarded(self, plan: _Plan, work: Callable[[_Plan], None]) -> None:
         """Do something to a tick; where that fails, it is tried again, and says why."""
@@ -519,7 +510,7 @@ class Ticker:
             return
         unique_for = _HELD if job.key is None else job.unique_for_ms and f"{job.unique_for_ms}ms"
         with suppress(KeyTaken):
-            self._producer.put(
+            self._home.producer.put(
                 job.body,
                 due=moment_of(firing.at_ms),
                 priority=job.priority,
@@ -537,7 +528,7 @@ class Ticker:
         Not where a process that has died since may have written a firing: that is written again,
         the very same, and what of it is there and late goes to now.
         """
-        keys, settler, now_ms = engine.settler.keys, engine.settler, self._clock.now_ms()
+        keys, settler, now_ms = engine.home.settler.keys, engine.home.settler, self._clock.now_ms()
         found = keys.look({own_key(plan.one.row).name for plan in plans})
         places = {plan.one.row.id: plan.places for plan in plans}
         there = settler.still_there({place for some in places.values() for place in some})
@@ -583,7 +574,3 @@ class Ticker:
         settler.carry_out(
             [settler.planner.share(row, row.shard.lane, after_ms=0) for row in late.values()]
         )
-
-
-def _keep_dead(_row: Row) -> None:
-    """A run that has died stays where it is: its schedule goes on."""

@@ -7,21 +7,17 @@ from typing import TYPE_CHECKING, NamedTuple
 from shardq.errors import KeyTaken, StoreCorrupt, StoreUnavailable, UnknownQueue, UsageError
 from shardq.lifecycle.keyed import Answer, Keyed
 from shardq.lifecycle.pauses import Pauses
-from shardq.lifecycle.producer import Producer
-from shardq.lifecycle.settle import Settler
 from shardq.model import names, settings
 from shardq.model.message import last_error
 from shardq.model.times import moment_of
-from shardq.records.home import QueueHome
-from shardq.records.membership import member_name
 from shardq.records.register import Register
 from shardq.records.standing import Is
-from shardq.records.stats import StatsLog
 from shardq.schedules.tick import Tick, lead_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from shardq.lifecycle.home import QueueHome
     from shardq.model.message import Row
     from shardq.records.keyrow import KeyRow
     from shardq.records.keys import Keys
@@ -64,19 +60,14 @@ class Ticks:
     """
 
     def __init__(self, home: QueueHome, register: Register) -> None:
-        store, clock = home.store, home.clock
-        member = member_name()
         self.register = register
-        self._clock = clock
-        self._is_local = store.is_local
+        self._clock = home.clock
+        self._is_local = home.store.is_local
         self._queue = home.register.name
-        stats = StatsLog(
-            store, clock, register.layout, member, lambda: register.totals_key, keeper=home.keeper
-        )
-        self._own = home.of_queue(register, stats)
-        self._settler = Settler(store, clock, register, member, stats.note_farthest)
-        self._producer = Producer(store, clock, register, self._settler, stats, self._own.on_put)
-        self._keyed = Keyed(self._own, self._settler, _keep)
+        self._own = home.of_queue(register)
+        self._settler = self._own.settler
+        self._producer = self._own.producer
+        self._keyed = Keyed(self._own)
         self.keys: Keys = self._settler.keys
 
     @classmethod
@@ -310,7 +301,3 @@ def _is_there(standing: Standing) -> bool:
     """Whether a name stands for a tick that was not removed."""
     is_one = standing.state in (Is.WAITING, Is.RUNNING, Is.DEAD)
     return is_one and not standing.key.is_doomed
-
-
-def _keep(_row: Row) -> None:
-    """Ticks that have died are the user's to look at."""

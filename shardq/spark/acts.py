@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from shardq.errors import UsageError
-from shardq.lifecycle.settle import Settler
+from shardq.lifecycle.home import Home, QueueHome
 from shardq.model import ids
 from shardq.model.message import revived
 from shardq.model.names import dead_queue
@@ -178,8 +178,9 @@ class Actor:
         self._plan = plan
         self._layout = replace(register.layout, lanes_written=plan.lanes)
         self._member = f"spark-{run.id}"
-        self._settler = Settler(here.store, here.clock, register, self._member)
-        self._dead_settler = Settler(here.store, here.clock, dead, self._member)
+        home = Home(here.store, here.clock)
+        self._settler = QueueHome(home, register, self._member).settler
+        self._dead_settler = QueueHome(home, dead, self._member).settler
 
     def do(self, part: int, positions: Sequence[Position]) -> Done:
         """Act on those rows of a part that are there, unless all of it is done.

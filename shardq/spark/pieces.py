@@ -27,7 +27,7 @@ from operator import attrgetter, eq, itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shardq.errors import StoreTimeout, StoreUnavailable, UsageError
-from shardq.lifecycle.settle import Settler
+from shardq.lifecycle.home import Home, QueueHome
 from shardq.model.message import Row
 from shardq.model.times import ceil_ms
 from shardq.records.ledger import End, entry_of, put_of
@@ -231,7 +231,8 @@ class Pieces:
         self._clock = here.clock
         self._register = register
         self._run = run
-        self._settler = Settler(here.store, here.clock, register, f"spark-{run.id}")
+        home = QueueHome(Home(here.store, here.clock), register, f"spark-{run.id}")
+        self._settler = home.settler
         self._placed: list[Row] = []
         """What the piece that is being written may have placed, and may have to repair."""
 

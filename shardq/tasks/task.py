@@ -29,7 +29,7 @@ from shardq.tasks.options import OPTIONS_HEADER, TASK_HEADER
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from shardq.lifecycle.producer import Item
+    from shardq.lifecycle.batch import Item
     from shardq.queue import Queue
     from shardq.schedules.options import JobOptions
     from shardq.tasks.definition import Definition

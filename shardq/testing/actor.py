@@ -71,7 +71,7 @@ class Actor:
             engine.rest.begin(clock.now_ms())
             until_ms = engine.rest.until_ms()
         except (StoreUnavailable, StoreTimeout) as error:
-            self.wake_us = clock.true_us() + round(engine.back_off(error) * 1e6)
+            self.wake_us = clock.true_us() + round(engine.news.back_off(error) * 1e6)
             return
         now_us = clock.true_us()
         if until_ms is None or until_ms * 1_000 > now_us:

@@ -228,4 +228,4 @@ def _turn(consumer: Consumer) -> float:
     try:
         return consumer.step()
     except (StoreUnavailable, StoreTimeout) as error:
-        return consumer._engine.back_off(error)
+        return consumer._engine.news.back_off(error)

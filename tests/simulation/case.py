@@ -588,7 +588,7 @@ class Case:
         """How long a message waits after a delivery that failed, where nobody says."""
         settings = self.history.plan.settings
         first_ms, most_ms = int(settings["backoff"][:-2]), int(settings["backoff_max"][:-1]) * 1_000
-        return min(first_ms << (attempt - 1), most_ms) * 1_000
+        return min(first_ms << max(attempt - 1, 0), most_ms) * 1_000
 
     def _is_hindered(self, lapse: Lapse) -> bool:
         """Whether a lease ran out since its holder had died, stood still, or was kept from it.

@@ -16,12 +16,15 @@ from shardq.engine.care import Care
 from shardq.engine.deliverer import Deliverer
 from shardq.engine.discards import Discards
 from shardq.engine.engine import Engine
-from shardq.engine.groups import lane
+from shardq.engine.groups.lane import Group
 from shardq.engine.groups.room import GroupLanes
+from shardq.engine.groups.waiting import WaitingList
 from shardq.engine.intake import Intake
 from shardq.engine.lane import Lane
 from shardq.engine.lease import Leases
+from shardq.engine.memory import Memory
 from shardq.engine.outbox import Outbox
+from shardq.engine.pages import Pages
 from shardq.engine.reader import Reader
 from shardq.engine.sharing import Sharing
 from shardq.engine.starts import Starts
@@ -109,7 +112,7 @@ MUTANTS: dict[str, Edits] = {
             "    told = self._store.take(gone, lock='?', holder='?', window=0, ttl_ms=ttl_ms)\n"
             "    for shard, state in told.items():\n"
             "        if state.lock is None:\n"
-            "            ours = {'lock': due[shard], 'holder': self._holder, 'window': state.window or 0}\n"
+            "            ours = {'lock': due[shard], 'holder': self.holder, 'window': state.window or 0}\n"
             "            self._store.take({shard: state.holder}, ttl_ms=self.ttl_ms, **ours)\n"
             "            kept.add(shard)",
         ),
@@ -157,7 +160,7 @@ MUTANTS: dict[str, Edits] = {
         (Layout, "group_lane", "% self.group_lanes", "% self.group_lanes - self.group_lanes"),
     ),
     "what is handed out is forgotten": (
-        (Outbox, "begin", "self.begun += 1", "self.begun += 1\n    self.intake.known.pop(one.row.id)"),
+        (Memory, "begin", "self.begun += 1", "self.begun += 1\n    self.known.pop(one.row.id)"),
     ),
     "a claim is handed out early": (
         (Reader, "look_ahead", "if row.claim is None", "if row"),
@@ -180,13 +183,16 @@ MUTANTS: dict[str, Edits] = {
         ),
     ),
     "a group lane is sealed over a minute that is not listed": (
-        (GroupLanes, "pass_by", "return first is None or", "return True or"),
+        (WaitingList, "pass_by", "return first is None or", "return True or"),
     ),
     "several of a group are claimed last first": (
-        (lane.Group, "behind", "[one for _, one in taken]", "[one for _, one in taken[::-1]]"),
+        (Group, "behind", "[one for _, one in taken]", "[one for _, one in taken[::-1]]"),
     ),
     "what is due together goes last first": (
-        (lane, "place_of", "order_key(row.id)", "bytes(255 - part for part in order_key(row.id))"),
+        (
+            Group, "add", "(place_of(one.row), one)",
+            "((one.row.due_ms, bytes(255 - part for part in place_of(one.row)[1])), one)",
+        ),
     ),
     "a cursor passes now": (
         (Reader, "_read_current", "lane.advance(until_ms)", "lane.advance(until_ms + 5_000)"),
@@ -211,7 +217,7 @@ MUTANTS: dict[str, Edits] = {
         (Outbox, "park_overdue", "self._is_half_over(one.row.ready_ms)", "False"),
     ),
     "what was parked late is not followed": (
-        (Outbox, "_park", "repaired.get(move.new.id, move.new)", "move.new"),
+        (Outbox, "_park", "repaired.get(plan.new.id, plan.new)", "plan.new"),
     ),
     "nothing is swept": (
         (Sweeper, "sweep", "self._sweep_slices(", "(lambda *_: _Swept(0, set()))("),
@@ -229,12 +235,11 @@ MUTANTS: dict[str, Edits] = {
         (settings, "layout_of", "lanes_read=settings.lanes_read", "lanes_read=settings.lanes_written"),
     ),
     "a purge goes by the due": (
-        (Intake, "_without_purged", "kept = [row for row in rows if row.entered_us >= before_us]",
-         "kept = [row for row in rows if row.due_ms * 1_000 >= before_us]"),
+        (Intake, "_without_purged", "row.entered_us < before_us", "row.due_ms * 1_000 < before_us"),
     ),
     "a hand-out does not look at its lease": (
         (Deliverer, "deliver", "if one.begun_us >= one.lease.deadline_us:", "if False:"),
-        (Deliverer, "_may_begin", "one.begun_us >= one.lease.deadline_us", "False"),
+        (Deliverer, "_may_begin", "now_us >= one.lease.deadline_us", "False"),
     ),
     "what is put again is a new row": (
         (Producer, "_again", "return message._row",
@@ -270,7 +275,7 @@ MUTANTS: dict[str, Edits] = {
         (Care, "begin", "if not self._is_there(one):", "if one.careful and not self._is_there(one):"),
     ),
     "what is given up is left to the sweeps": (
-        (Intake, "leave", "self._go_back_to(lane, one.row.due_ms)", "pass"),
+        (Memory, "leave", "self.go_back_to(lane, one.row.due_ms)", "pass"),
     ),
     "poison is not counted": (
         (Care, "begin", "row.attempt + 1", "row.attempt"),
@@ -308,10 +313,10 @@ MUTANTS: dict[str, Edits] = {
     ),
     "a lease whose renewal fails is let go": (
         (
-            Engine, "_renew", "self._lost += self.leases.renew()",
-            "self.leases.release(getattr(self, \"_failed\", ()))\n"
-            "    self._failed = [lease.shard for lease in self.leases.held()]\n"
-            "    self._lost += self.leases.renew()\n"
+            Pages, "renew", "self.lost += self._leases.renew()",
+            "self._leases.release(getattr(self, \"_failed\", ()))\n"
+            "    self._failed = [lease.shard for lease in self._leases.held()]\n"
+            "    self.lost += self._leases.renew()\n"
             "    self._failed = []",
         ),
     ),
@@ -322,7 +327,10 @@ MUTANTS: dict[str, Edits] = {
         (planner, "moved", "claim=claim,", "claim=claim, headers=None,"),
     ),
     "an ack by receipt deletes nothing": (
-        (Receipts, "ack", "self._settler.end(rows, End.ACKED, attempts)", "pass"),
+        (
+            Receipts, "_end_all", "self._settler.end([row for _, row in ended], End.ACKED, attempts)",
+            "pass",
+        ),
     ),
     "what a dead consumer had is tried once a minute": (
         (Intake, "_lease", "now_ms + after_ms", "now_ms + 60_000"),
@@ -336,7 +344,7 @@ MUTANTS: dict[str, Edits] = {
             "    except ShardqError:\n"
             "        given = {p.one.row.id: p.one for p in self._moves if p.move.new.since_ms}\n"
             "        self._moves = [p for p in self._moves if p.one.row.id not in given]\n"
-            "        self._ready.add(list(given.values()))\n"
+            "        self.intake._ready.add(list(given.values()))\n"
             "        raise",
         ),
     ),
@@ -347,7 +355,7 @@ MUTANTS: dict[str, Edits] = {
     "surplus is given away when its lease is over": (
         (Outbox, "share", "if not self._leases.is_valid(one.lease):", "if False:"),
         (Outbox, "_leave_lapsed", "if not lapsed:", "if True:"),
-        (Engine, "_work", "self.intake.give_up(lambda one: one.lease in self._lost)", "pass"),
+        (Engine, "_work", "self.intake.give_up(lambda one: one.lease in lost)", "pass"),
     ),
     "the lateness of surplus counts anew": (
         (Planner, "share", "since_ms=row.wanted_ms", "since_ms=row.due_ms"),

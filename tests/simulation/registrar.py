@@ -187,4 +187,4 @@ class Registrar(Clerk):
         engine = ticker._engine if ticker is not None else None
         if engine is not None:
             now_us = self.simulation.now_us
-            self.simulation.cells.note(MEMBERS, (TICKS,), engine.member, None, now_us)
+            self.simulation.cells.note(MEMBERS, (TICKS,), engine.home.member, None, now_us)

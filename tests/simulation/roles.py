@@ -220,17 +220,17 @@ class Roles(Watch, ABC):
     def _step(self, process: Process, machine: Machine, queue: shardq.Queue) -> None:
         consumer = self._consumer(process, machine, queue)
         engine = consumer._engine
-        queue._home.listeners.append(engine.on_put)
+        queue._home.listeners.append(engine.news.on_put)
         while not self.stopping[process.name]:
             try:
                 delay = consumer.step()
             except (StoreTimeout, StoreUnavailable) as error:
-                delay = engine.back_off(error)
+                delay = engine.news.back_off(error)
             except ClockError:
                 self.history.reached.add("clock refused later")
                 break
             if delay:
-                engine.wait(delay)
+                engine.news.wait(delay)
         begun_us = self.simulation.now_us
         self.history.stops[process.name] = (begun_us, None)
         self._repeat(consumer.close)

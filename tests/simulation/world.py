@@ -406,7 +406,7 @@ class World(Registrar):
                 self.history.reached.add("lease released by a fork")
         engine = self._engine_of(name)
         if engine is not None:
-            cells.note(MEMBERS, (QUEUE,), engine.member, None, now_us)
+            cells.note(MEMBERS, (QUEUE,), engine.home.member, None, now_us)
         self.fork_ticker(name)
 
     def _beat(self, stranger: Process, event: Event) -> None:

@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from shardq.clock import Clock
     from shardq.engine.groups.room import GroupLanes
     from shardq.engine.lanes import Lanes
+    from shardq.engine.member import Member
     from shardq.engine.outbox import Outbox
-    from shardq.records.membership import Membership
 
 log = logging.getLogger(__name__)
 
@@ -28,28 +27,15 @@ _BUSY_US = 500_000
 
 
 class Gifts:
-    """Gives group lanes of one member to others, and takes those that others give.
+    """Gives group lanes of one member to others, and takes those that others give."""
 
-    Args:
-        threads: Handler slots; 0 for callers of `receive`, who give none.
-    """
-
-    def __init__(
-        self,
-        clock: Clock,
-        membership: Membership,
-        groups: GroupLanes,
-        lanes: Lanes,
-        outbox: Outbox,
-        *,
-        threads: int,
-    ) -> None:
-        self._clock = clock
-        self._membership = membership
+    def __init__(self, member: Member, groups: GroupLanes, lanes: Lanes, outbox: Outbox) -> None:
+        self._clock = member.clock
+        self._membership = member.membership
         self._groups = groups
         self._lanes = lanes
         self._outbox = outbox
-        self._threads = threads
+        self._threads = member.threads
         self._free_us = 0
         """When a slot was last seen free, time since boot."""
         self._offered: dict[str, int] = {}

@@ -24,88 +24,64 @@ from __future__ import annotations
 import heapq
 import logging
 from itertools import count
-from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from shardq import locks
 from shardq.engine.delivery import Delivery
-from shardq.engine.groups.lane import GROUP_ROWS_MIN, LAST, GroupLane, place_of
+from shardq.engine.groups.edits import Edits
+from shardq.engine.groups.lane import GROUP_ROWS_MIN, GroupLane, place_of
+from shardq.engine.groups.left import Left
+from shardq.engine.groups.waiting import WaitingList
+from shardq.engine.pages import BYTES_MAX, TURN_US
 from shardq.errors import StoreTimeout, StoreUnavailable
-from shardq.model.ids import from_order_key
-from shardq.model.message import SERIALS_AFTER_TAKEOVER, SERIALS_OF_OTHERS
-from shardq.stores.store import Slice
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-    from shardq.clock import Clock
-    from shardq.engine.groups.lane import Group, Place
-    from shardq.engine.intake import Intake
+    from shardq.engine.delivery import Delivery
+    from shardq.engine.groups.lane import Group
     from shardq.engine.lane import Lane
-    from shardq.engine.lease import Lease, Leases
-    from shardq.engine.ready import Ready
-    from shardq.lifecycle.settle import Settler
+    from shardq.engine.lease import Lease
+    from shardq.engine.member import Member
     from shardq.model.message import Row
     from shardq.model.shard import Layout, Position
-    from shardq.records.register import Register
-    from shardq.stores.store import Store
 
 log = logging.getLogger(__name__)
 
 ROWS_MAX = 20_000
 HEADS_MAX = 20_000
-BYTES_MAX = 64 << 20
-"""Most rows behind heads, heads, and bytes of bodies in memory, over all group lanes."""
+"""Most rows behind heads, and heads, in memory, over all group lanes."""
 FAR_MAX = 5_000
 """Most heads in memory that wait for long; of other groups only the place is kept."""
 _FAR_MS = 2_000
 """The head of a group that waits for longer is kept without its body, and alone."""
 _AGAIN_MS = 100
 """How soon a head that could not be handed out is tried again."""
-_PAGE = 1_000
-_PAGE_BYTES = 4 << 20
-_ROW_BYTES = 100
-_TURN_US = 250_000
 _FIND_ROWS = 500
-_PROBE_MINUTES = 1_440
 _TIDY_MS = 1_000
-_HINT_MS = 60_000
 _NEVER_MS = 1 << 62
-_edit_of = attrgetter("serial", "attempt", "not_before_ms", "claim")
 
 
 class GroupLanes:
     """The group lanes of one member.
 
-    Args:
-        on_purged: Takes rows that a purge has reached.
-        on_news: Called when the engine should step soon.
-
     Attributes:
-        intake: Holds the rows in memory.
         ahead_ms: The due of the first row that was read ahead, epoch milliseconds.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        clock: Clock,
-        register: Register,
-        leases: Leases,
-        ready: Ready,
-        settler: Settler,
-        *,
-        on_purged: Callable[[list[Row]], None],
-        on_news: Callable[[], None],
-    ) -> None:
-        self._store = store
-        self._clock = clock
-        self._register = register
-        self._leases = leases
-        self._ready = ready
-        self._settler = settler
-        self._on_purged = on_purged
-        self._on_news = on_news
+    def __init__(self, member: Member) -> None:
+        self._store = member.store
+        self._clock = member.clock
+        self._register = member.register
+        self._leases = member.leases
+        self._ready = member.ready
+        self._settler = member.settler
+        self._discards = member.discards
+        self._memory = member.memory
+        self._news = member.news
+        self._list = WaitingList(member)
+        self._left = Left(member)
+        self.edits = Edits(member)
         self._lock = locks.new()
         self._lanes: dict[int, GroupLane] = {}
         self._begun: dict[tuple[int, str], Delivery] = {}
@@ -119,14 +95,10 @@ class GroupLanes:
         self._is_hungry = False
         self._notes: dict[Position, Row] = {}
         self._looks: set[Position] = set()
-        self._untold: list[Row] = []
-        """Notes that are still to be written."""
-        self._unclaimed: list[tuple[Delivery, Row]] = []
         """Claims for callers that do not get them, and their rows as they are to be edited back."""
         self._tidied_ms = 0
         self._wished: set[int] = set()
         self.ahead_ms = _NEVER_MS
-        self.intake: Intake
 
     @property
     def _layout(self) -> Layout:
@@ -135,7 +107,7 @@ class GroupLanes:
     @property
     def is_idle(self) -> bool:
         """True if nothing waits to be stored or looked at."""
-        return not (self._notes or self._looks or self._untold or self._unclaimed)
+        return not (self._notes or self._looks) and self.edits.is_empty
 
     @property
     def has_room(self) -> bool:
@@ -214,7 +186,8 @@ class GroupLanes:
             left_ms = {n: mine.left_ms() for n, mine in former.items()}
         if former:
             # The former lease was lost within this step, and its rows are not given up yet.
-            self.intake.give_up(lambda one: one.grouped and one.row.shard.lane in former)
+            for one in self.give_up(lambda one: one.row.shard.lane in former):
+                self._memory.leave(one)
         self.drop(leases)
         first_ms: dict[int, int] = {}
         with self._lock:
@@ -227,7 +200,7 @@ class GroupLanes:
                         mine.keep(one.row, ROWS_MAX)
                         mine.groups[name].head = self._begun.pop((lane, name))
                         mine.groups[name].coming = 0
-                read = self.intake.lanes.get(number)
+                read = self._memory.lanes.get(number)
                 if mine.listed and read is not None:
                     read.reread_listed(mine.listed, self._layout)
                     first_ms[number] = min(mine.listed.values())
@@ -241,9 +214,8 @@ class GroupLanes:
         with self._lock:
             for number in lanes:
                 mine = self._lanes.pop(number, None)
-                planner = self._settler.planner
                 lost = sorted(at for at in self._looks if at.shard.lane == number)
-                self._untold += map(planner.note, lost)
+                self.edits.tell_of(lost)
                 self._looks.difference_update(lost)
                 # Of the next owner.
                 self._notes = {at: n for at, n in self._notes.items() if at.shard.lane != number}
@@ -278,7 +250,7 @@ class GroupLanes:
 
     def _take_in(self, mine: GroupLane, rows: Sequence[Row]) -> None:
         names = dict.fromkeys(row.group or "" for row in rows)
-        for one in self.intake.take_in(rows, mine.lease):
+        for one in self._memory.take_in(rows, mine.lease):
             mine.groups[one.row.group or ""].add(one)
         self._ready.add(self._offer(mine, names))
 
@@ -354,7 +326,7 @@ class GroupLanes:
                 is_awaited = is_awaited or len(rows) == GROUP_ROWS_MIN - 1
                 self._is_hungry = True
         if is_awaited:
-            self._on_news()
+            self._news.wake()
 
     def stored(self, one: Delivery) -> None:
         """A delivery's row is gone from its lane."""
@@ -382,13 +354,13 @@ class GroupLanes:
             row: The row as it is now.
             after_ms: The earliest time of its next delivery, epoch milliseconds.
         """
-        self.intake.forget(one)
+        self._memory.forget(one)
         with self._lock:
             mine, group = self._group_of(row)
             if mine is None or group is None or group.head is not one:
                 self._forget_begun(one)
                 return
-            (head,) = self.intake.take_in([row], mine.lease)
+            (head,) = self._memory.take_in([row], mine.lease)
             if one.is_edited and one.lease is mine.lease:
                 head.note_edit()
             group.head = head
@@ -443,7 +415,7 @@ class GroupLanes:
 
     def _rows(self) -> int:
         """How many rows are in memory, but for heads that wait for long."""
-        lanes = self.intake.lanes
+        lanes = self._memory.lanes
         return sum(lanes[n].rows for n in self._lanes if n in lanes) - self._far_heads
 
     def _count_far(self) -> None:
@@ -456,22 +428,26 @@ class GroupLanes:
 
     def _room(self) -> int:
         """For how many rows behind heads there is room."""
-        return 0 if self.intake.body_bytes > BYTES_MAX else ROWS_MAX - self._rows()
+        return 0 if self._memory.body_bytes > BYTES_MAX else ROWS_MAX - self._rows()
 
     # Step -----------------------------------------------------------------------------------------
 
-    def serve(self) -> None:
-        """Hand out heads whose time has come, look where notes say, and reread what was left."""
+    def serve(self, accept: Callable[[Sequence[Row]], object]) -> None:
+        """Hand out heads whose time has come, look where notes say, and reread what was left.
+
+        Args:
+            accept: Takes in late rows that notes name.
+        """
         now_ms = self._clock.now_ms()
         if self.ahead_ms <= now_ms:
             self.ahead_ms = _NEVER_MS
         self._leave_far()
         while due := self._due(now_ms):
             self._reread_heads(due)
-        self.look()
+        self.look(accept)
         if self._is_hungry:
             self._is_hungry = False
-            until_us = self._clock.boot_us() + _TURN_US
+            until_us = self._clock.boot_us() + TURN_US
             try:
                 for mine in list(self._lanes.values()):
                     self._feed(mine, until_us)
@@ -482,7 +458,8 @@ class GroupLanes:
             self._tidied_ms = now_ms
             self._count_far()
             for mine in list(self._lanes.values()):
-                self._tidy(mine)
+                if mine.number in self._memory.lanes and self._leases.is_valid(mine.lease):
+                    self._list.tidy(mine)
 
     def _due(self, now_ms: int) -> list[tuple[GroupLane, Group, Delivery]]:
         due: list[tuple[GroupLane, Group, Delivery]] = []
@@ -513,13 +490,13 @@ class GroupLanes:
         """Place a head that waits anew, by its row as it is now; None: it is gone."""
         name = one.row.group or ""
         if row is not None and row.entered_us < self._register.settings.purged_before_us:
-            self._on_purged([row])
+            self._discards.purge([row])
             row = None
         if row is None:
-            self.intake.forget(one)
+            self._memory.forget(one)
             self.stored(one)
             return
-        self.intake.replace(one, row)
+        self._memory.replace(one, row)
         with self._lock:
             if row.ready_ms > self._clock.now_ms() or not self._leases.is_valid(mine.lease):
                 until_ms = max(row.ready_ms, self._clock.now_ms() + _AGAIN_MS)
@@ -558,21 +535,21 @@ class GroupLanes:
                     left += group.leave_all()
                     continue
                 left += group.leave()
-                self.intake.replace(one, one.row._replace(body=b""))
+                self._memory.replace(one, one.row._replace(body=b""))
                 self._far_heads += 1
-        self.intake.forget_all(left)
+        self._memory.forget_all(left)
 
     def _feed(self, mine: GroupLane, until_us: int) -> None:
         """Read on for the groups of a lane of which few rows are in memory."""
         while hungry := self._hungry(mine):
             after = min(group.after for group in hungry.values() if group.after is not None)
-            rows, until = self._read_after(mine, after)
+            rows, until = self._left.page_after(mine, after)
             with self._lock:
-                known = self.intake.known
+                known = self._memory.known
                 new = [row for row in rows if row.id not in known and not row.is_note]
                 chosen = mine.reread(new, after, until, room=self._room())
             try:
-                there = chosen if mine.is_dense else self._find_chosen(chosen)
+                there = chosen if mine.is_dense else self._left.find(chosen)
             except (StoreUnavailable, StoreTimeout):
                 with self._lock:
                     mine.leave_chosen(chosen, after)
@@ -582,7 +559,7 @@ class GroupLanes:
             before_us = self._register.settings.purged_before_us
             purged = [row for row in found.values() if row.entered_us < before_us]
             if purged:
-                self._on_purged(purged)
+                self._discards.purge(purged)
             kept = [
                 found[row.id] for row in chosen if row.id in found and row.entered_us >= before_us
             ]
@@ -601,38 +578,6 @@ class GroupLanes:
     def _hungry(self, mine: GroupLane) -> dict[str, Group]:
         with self._lock:
             return mine.hungry(self._room())
-
-    def _find_chosen(self, chosen: Iterable[Row]) -> list[Row]:
-        return self._store.find([row.position for row in chosen])
-
-    def _read_after(self, mine: GroupLane, after: Place) -> tuple[list[Row], Place | None]:
-        """A page of rows after a place, and the place up to which it reads; None: the cursor.
-
-        The next rows may be minutes later: what lies between is sealed, and not in the list.
-        """
-        layout, lane = self._layout, self.intake.lanes[mine.number]
-        # The whole of its due: what was read of it may have been left.
-        until_ms = min(lane.cursor_ms, self._clock.now_ms())
-        mean_bytes = self.intake.body_bytes // (len(self.intake.known) or 1) + _ROW_BYTES
-        limit = max(min(_PAGE, _PAGE_BYTES // mean_bytes), 1)
-        minutes = {m for m in mine.listed if m >= layout.minute_of(after[0])}
-        first = max(lane.sealed + 1, layout.minute_of(after[0]))
-        minutes.update(range(first, layout.minute_of(until_ms) + 1))
-        after_ms, last = after
-        after_id = None if last == LAST or not last else from_order_key(last)
-        part = sorted(minutes)[:_PROBE_MINUTES]
-        for _, minute, _ in self._store.occupied(layout.queue, part, [mine.number]):
-            if layout.start_ms(minute) > after_ms:
-                after_ms, after_id = layout.start_ms(minute) - 1, None
-            place = after_ms, until_ms, limit, after_id, "group", mine.is_dense
-            rows = self._store.read(Slice(layout.queue, [minute], [mine.number], *place))
-            if len(rows) >= limit:
-                return rows, place_of(rows[-1])
-            if rows:
-                end_ms = layout.end_ms(minute) - 1
-                return rows, None if end_ms >= until_ms else (end_ms, LAST)
-        is_through = len(part) == len(minutes)
-        return [], None if is_through else (layout.end_ms(part[-1]) - 1, LAST)
 
     # Edits ----------------------------------------------------------------------------------------
 
@@ -662,94 +607,12 @@ class GroupLanes:
         """A row behind a head is as this, by now; None: it is gone."""
         self._apply(one, row)
 
-    def numbered(self, one: Delivery, row: Row) -> Row:
-        """An edit of a delivery's row, with its serial.
-
-        The first edit after a take-over skips the serials of what the former owner may have under
-        way, and an edit by another than the owner that of the owner's next one.
-        """
-        if not self._leases.is_valid(one.lease):
-            by = SERIALS_OF_OTHERS
-        elif one.lease.is_after_lapse and not one.is_edited:
-            by = SERIALS_AFTER_TAKEOVER
-        else:
-            by = 1
-        return row._replace(serial=one.row.serial + by)
-
-    def changed(self, edits: Sequence[tuple[Delivery, Row]]) -> dict[bytes, Row | None]:
-        """Read rows that are to be edited, and find those that somebody else has changed.
-
-        Args:
-            edits: Deliveries, and their rows as they are to be.
-
-        Returns:
-            Row id -> the row as somebody else has edited it; None: it is gone.
-        """
-        there = {row.id: row for row in self._store.find([row.position for _, row in edits])}
-        return {
-            row.id: now
-            for one, row in edits
-            if (now := there.get(row.id)) is None
-            # Edits of two members may have the same serial.
-            or _edit_of(now) not in (_edit_of(one.row), _edit_of(row))
-        }
-
-    def edit(self, edits: Sequence[tuple[Delivery, Row]]) -> dict[bytes, Row | None]:
-        """Edit rows in place; a repeat with the same rows is safe.
-
-        Rows whose lease is over are read first.
-
-        Args:
-            edits: Deliveries, and their rows as they are to be.
-
-        Returns:
-            The rows that were not edited, as `changed` returns them.
-        """
-        others = [(one, row) for one, row in edits if not self._leases.is_valid(one.lease)]
-        changed = self.changed(others) if others else {}
-        self._store.edit([row for _, row in edits if row.id not in changed])
-        lapsed = {one for one, _ in others}
-        for one, _ in edits:
-            if one not in lapsed:
-                one.note_edit()
-        self.tell(one for one, row in others if row.id not in changed)
-        return changed
-
-    def tell(self, ended: Iterable[Delivery]) -> None:
-        """Rows were settled or edited: let the owners of lanes that are not ours look at them."""
-        planner = self._settler.planner
-        self._untold += [
-            planner.note(one.row.position)
-            for one in ended
-            if one.grouped and not self._leases.is_valid(one.lease)
-        ]
-
-    def unclaim(self, claims: Iterable[tuple[Delivery, Row]]) -> None:
-        """Rows may be claimed for callers that do not get them: they are edited back.
-
-        Args:
-            claims: Deliveries, and the claims that may have been made of their rows.
-        """
-        for one, row in claims:
-            back = row._replace(
-                claim=None, not_before_ms=None, attempt=row.attempt - 1, serial=row.serial + 1
-            )
-            # Once the lease is over, only what is still that claim is edited back.
-            claim = Delivery(row, one.band, one.lease, grouped=True)
-            self._unclaimed.append((claim, back))
-
     def flush(self) -> None:
         """Write what is to be told others, and edit back what no caller got."""
-        if self._untold:
-            self._store.insert(self._untold)
-            self._untold = []
-        if self._unclaimed:
-            changed = self.edit(self._unclaimed)
-            unclaimed, self._unclaimed = self._unclaimed, []
-            for _, row in unclaimed:
-                one = self.intake.known.get(row.id)
-                if one is not None and not one.begun_us and row.id not in changed:
-                    self._apply(one, row)
+        for row in self.edits.flush():
+            one = self._memory.known.get(row.id)
+            if one is not None and not one.begun_us:
+                self._apply(one, row)
 
     # Notes ----------------------------------------------------------------------------------------
 
@@ -766,22 +629,22 @@ class GroupLanes:
             if mine is None or not self._leases.is_valid(mine.lease):
                 return False
             self._looks.add(position)
-        self._on_news()
+        self._news.wake()
         return True
 
-    def look(self) -> None:
+    def look(self, accept: Callable[[Sequence[Row]], object]) -> None:
         """Look at the rows that others have settled or edited."""
         if self._notes or self._looks:
-            self._look_at_noted()
+            self._look_at_noted(accept)
 
-    def _look_at_noted(self) -> None:
+    def _look_at_noted(self, accept: Callable[[Sequence[Row]], object]) -> None:
         """Read the rows again that notes name, and delete the notes."""
         with self._lock:
             looks, self._looks = self._looks, set()
         unread = {at for at in looks if self._is_unread(at)}
         unread.update(note.noted for note in self._notes.values() if self._is_unread(note.noted))
         # Where the cursor may not come by, they are looked at when it is further on.
-        lanes = self.intake.lanes
+        lanes = self._memory.lanes
         later = {at for at in unread if not lanes[at.shard.lane].comes_to(at)}
         notes = [note for note in self._notes.values() if note.noted not in later]
         noted = sorted(looks.union(note.noted for note in notes) - unread)
@@ -791,10 +654,10 @@ class GroupLanes:
             with self._lock:
                 self._looks |= looks
             raise
-        self.wake([at for at in noted if at.id not in self.intake.known])
+        self.wake([at for at in noted if at.id not in self._memory.known])
         fresh: list[Row] = []
         for at in noted:
-            row, one = there.get(at), self.intake.known.get(at.id)
+            row, one = there.get(at), self._memory.known.get(at.id)
             if one is None:
                 is_here = row is not None and at.shard.lane in self._lanes
                 fresh += [row] if is_here and row is not None else []
@@ -802,7 +665,7 @@ class GroupLanes:
                 self._apply(one, row)
         if fresh:
             # Late ones, as a rule behind the seal: their minutes are listed.
-            self.intake.accept(sorted(fresh, key=lambda row: (row.shard, *place_of(row))))
+            accept(sorted(fresh, key=lambda row: (row.shard, *place_of(row))))
         with self._lock:
             self._looks |= looks & later
         if notes:
@@ -813,8 +676,8 @@ class GroupLanes:
 
     def _is_unread(self, at: Position) -> bool:
         """True if a row is not in memory, and its lane's cursor has not come to it."""
-        lane = self.intake.lanes.get(at.shard.lane)
-        return lane is not None and at.id not in self.intake.known and lane.is_before(at)
+        lane = self._memory.lanes.get(at.shard.lane)
+        return lane is not None and at.id not in self._memory.known and lane.is_before(at)
 
     def _apply(self, one: Delivery, row: Row | None) -> None:
         """A row in memory that has not begun was settled or edited by another."""
@@ -831,9 +694,9 @@ class GroupLanes:
         if group.head is one:
             self._renew(mine, group, one, row)
         elif row is None:
-            self.intake.forget(one)
+            self._memory.forget(one)
         else:
-            self.intake.replace(one, row)
+            self._memory.replace(one, row)
 
     # List -----------------------------------------------------------------------------------------
 
@@ -842,42 +705,4 @@ class GroupLanes:
         mine = self._lanes.get(lane)
         if mine is None or not self._leases.is_valid(mine.lease):
             return False
-        if minute in mine.listed:
-            return True
-        first = self._first_of(lane, minute)
-        return first is None or self._write_list(mine, {minute: first.due_ms}, ())
-
-    def _first_of(self, lane: int, minute: int) -> Row | None:
-        layout = self._layout
-        ends = layout.start_ms(minute) - 1, layout.end_ms(minute) - 1
-        wanted = Slice(layout.queue, [minute], [lane], *ends, 1, purpose="list", bodies=False)
-        return next(iter(self._store.read(wanted)), None)
-
-    def _write_list(self, mine: GroupLane, listed: dict[int, int], erased: Collection[int]) -> bool:
-        lease = mine.lease
-        if not self._store.list_minutes(lease.shard, lease.lock, listed, erased):
-            return False
-        mine.listed.update(listed)
-        for minute in erased:
-            mine.listed.pop(minute, None)
-        return True
-
-    def _tidy(self, mine: GroupLane) -> None:
-        """Erase listed minutes in which nothing is left, and renew the hints of the others."""
-        lane = self.intake.lanes.get(mine.number)
-        if lane is None or not self._leases.is_valid(mine.lease):
-            return
-        listed: dict[int, int] = {}
-        erased: list[int] = []
-        now_ms = self._clock.now_ms()
-        is_hint_due = now_ms - mine.looked_ms >= _HINT_MS
-        for minute in sorted(mine.touched):
-            first = self._first_of(mine.number, minute)
-            if first is None:
-                erased.append(minute)
-            elif is_hint_due or first.due_ms < mine.listed.get(minute, _NEVER_MS):
-                listed[minute] = first.due_ms
-        if (listed or erased) and not self._write_list(mine, listed, erased):
-            return
-        mine.looked_ms = now_ms if is_hint_due else mine.looked_ms
-        mine.touched = set() if is_hint_due else mine.touched.difference(erased, listed)
+        return self._list.pass_by(mine, minute)

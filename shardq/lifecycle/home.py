@@ -1,5 +1,10 @@
 """The parts of a connection and of a queue that the package shares, hidden from users.
 
+```
+ Connection ─► Home: store, clock, keepers
+ Queue, Ticks, Engine, Spark ─► QueueHome: and its record, counts, settler, producer ─► their parts
+```
+
 Connection and queue have theirs as `_home`, and the object of `Queue.schedules` has its book so.
 With `Consumer._engine`, `Queue._receiver`, `Message._row` and `Message._delivery` these are the
 only private names that another module reads (`pyproject.toml`, flake8-self).
@@ -13,16 +18,21 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 from zlib import crc32
 
+from shardq.lifecycle.producer import Producer
+from shardq.lifecycle.settle import Settler
 from shardq.records.folded import fold
+from shardq.records.membership import member_name
 from shardq.records.results import Results
+from shardq.records.stats import StatsLog
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from shardq.clock import Clock
+    from shardq.model.message import Row
+    from shardq.model.shard import Position
     from shardq.records.keeper import Keeper
     from shardq.records.register import Register
-    from shardq.records.stats import StatsLog
     from shardq.stores.store import Store
 
 _FOLD_AFTER_S = 1.0
@@ -34,7 +44,7 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Home:
     """The store, clock and keeper of a connection, shared by all its queues.
 
@@ -87,36 +97,95 @@ class Home:
         finally:
             pool.shutdown(cancel_futures=True)
 
-    def of_queue(self, register: Register, stats: StatsLog) -> QueueHome:
-        """The home of a queue of the connection."""
-        self.logs.append(stats)
-        return QueueHome(
-            self.store,
-            self.clock,
-            register,
-            stats,
-            keeper=self.keeper,
-            chores=self.chores,
-            owner=self.owner,
-            open_all=self.open_all,
-            logs=self.logs,
-        )
+    def of_queue(self, register: Register) -> QueueHome:
+        """The home of a queue of the connection; what is counted there is stored at the close."""
+        made = QueueHome(self, register)
+        self.logs.append(made.stats)
+        return made
 
 
-@dataclass(frozen=True, slots=True)
 class QueueHome(Home):
-    """The home of one queue.
+    """The home of a queue: made once for whoever works on it, and passed on to all parts.
+
+    Args:
+        home: The connection's.
+        register: The queue's record.
+        member: The name under which it is worked on; made up where None.
+        is_timed: True if an engine stores in time what is counted; else the keeper does.
+        on_beside: Called with the rows beside moves, once these are done.
+        on_found_beside: Called with those that a try before has written.
 
     Attributes:
         register: The queue's record.
-        stats: This process's counts of the queue.
-        listeners: Called with the earliest due, epoch milliseconds, of each put of the queue's
-            object.
+        member: The name under which it is worked on.
+        stats: Counts what this process has done in the queue.
+        settler: Moves and removes rows; it has the planner, the ledger and the keys.
+        listeners: Called with the earliest due, epoch milliseconds, of whatever is put here.
+        lookers: Called with the position of a row of a group that was settled or edited here; True
+            if its owner is in this process, and looks at it.
     """
 
-    register: Register
-    stats: StatsLog
-    listeners: list[Callable[[int], None]] = field(default_factory=list)
+    __slots__ = ("_producer", "listeners", "lookers", "member", "register", "settler", "stats")
+
+    def __init__(
+        self,
+        home: Home,
+        register: Register,
+        member: str | None = None,
+        *,
+        is_timed: bool = False,
+        on_beside: Callable[[list[Row]], object] | None = None,
+        on_found_beside: Callable[[list[Row]], object] | None = None,
+    ) -> None:
+        store, clock = home.store, home.clock
+        super().__init__(
+            store,
+            clock,
+            keeper=home.keeper,
+            chores=home.chores,
+            owner=home.owner,
+            open_all=home.open_all,
+            logs=home.logs,
+        )
+        self.register: Register = register
+        self.member: str = member or member_name()
+        self.listeners: list[Callable[[int], None]] = []
+        self.lookers: list[Callable[[Position], bool]] = []
+        key = register.totals_key
+        # Of one queue: what an engine settles after a drop is no other's of the name.
+        self.stats: StatsLog = StatsLog(
+            store,
+            clock,
+            register.layout,
+            self.member,
+            (lambda: key) if is_timed else (lambda: register.totals_key),
+            keeper=None if is_timed else home.keeper,
+            is_timed=is_timed,
+        )
+        self.settler: Settler = Settler(
+            store,
+            clock,
+            register,
+            self.member,
+            self.stats.note_farthest,
+            lookers=self.lookers,
+            on_beside=on_beside,
+            on_found_beside=on_found_beside,
+        )
+        self._producer: Producer | None = None
+
+    @property
+    def producer(self) -> Producer:
+        """Puts messages. It is made at its first use, for most engines put none."""
+        if self._producer is None:
+            self._producer = Producer(
+                self.store, self.clock, self.register, self.settler, self.stats, self.on_put
+            )
+        return self._producer
+
+    def of_member(self, member: str | None = None) -> QueueHome:
+        """The home of an engine of the queue, which counts and settles as a member of its own."""
+        return QueueHome(self, self.register, member, is_timed=True)
 
     @property
     def results(self) -> Results:

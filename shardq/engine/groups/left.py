@@ -1,0 +1,62 @@
+"""Rows of a group lane that memory had no room for: read again where the lane is hungry."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shardq.engine.groups.lane import LAST, place_of
+from shardq.engine.pages import PAGE_BYTES, PROBE_MINUTES, ROW_BYTES
+from shardq.model.ids import from_order_key
+from shardq.stores.store import Slice
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from shardq.engine.groups.lane import GroupLane, Place
+    from shardq.engine.member import Member
+    from shardq.model.message import Row
+
+_PAGE = 1_000
+
+
+class Left:
+    """Reads what was left in the group lanes of one member."""
+
+    def __init__(self, member: Member) -> None:
+        self._store = member.store
+        self._clock = member.clock
+        self._register = member.register
+        self._memory = member.memory
+
+    def find(self, chosen: Iterable[Row]) -> list[Row]:
+        """The rows that were chosen, with their bodies."""
+        return self._store.find([row.position for row in chosen])
+
+    def page_after(self, mine: GroupLane, after: Place) -> tuple[list[Row], Place | None]:
+        """A page of rows after a place, and the place up to which it reads; None: the cursor.
+
+        The next rows may be minutes later: what lies between is sealed, and not in the list.
+        """
+        layout, lane = self._register.layout, self._memory.lanes[mine.number]
+        # The whole of its due: what was read of it may have been left.
+        until_ms = min(lane.cursor_ms, self._clock.now_ms())
+        mean_bytes = self._memory.body_bytes // (len(self._memory.known) or 1) + ROW_BYTES
+        limit = max(min(_PAGE, PAGE_BYTES // mean_bytes), 1)
+        minutes = {m for m in mine.listed if m >= layout.minute_of(after[0])}
+        first = max(lane.sealed + 1, layout.minute_of(after[0]))
+        minutes.update(range(first, layout.minute_of(until_ms) + 1))
+        after_ms, last = after
+        after_id = None if last == LAST or not last else from_order_key(last)
+        part = sorted(minutes)[:PROBE_MINUTES]
+        for _, minute, _ in self._store.occupied(layout.queue, part, [mine.number]):
+            if layout.start_ms(minute) > after_ms:
+                after_ms, after_id = layout.start_ms(minute) - 1, None
+            place = after_ms, until_ms, limit, after_id, "group", mine.is_dense
+            rows = self._store.read(Slice(layout.queue, [minute], [mine.number], *place))
+            if len(rows) >= limit:
+                return rows, place_of(rows[-1])
+            if rows:
+                end_ms = layout.end_ms(minute) - 1
+                return rows, None if end_ms >= until_ms else (end_ms, LAST)
+        is_through = len(part) == len(minutes)
+        return [], None if is_through else (layout.end_ms(part[-1]) - 1, LAST)

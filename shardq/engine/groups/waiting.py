@@ -1,0 +1,65 @@
+"""The list of minutes of a group lane that have rows, though the lane's seal has passed them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shardq.stores.store import Slice
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from shardq.engine.groups.lane import GroupLane
+    from shardq.engine.member import Member
+    from shardq.model.message import Row
+
+_HINT_MS = 60_000
+_NEVER_MS = 1 << 62
+
+
+class WaitingList:
+    """Keeps the lists of the group lanes that one member owns."""
+
+    def __init__(self, member: Member) -> None:
+        self._store = member.store
+        self._clock = member.clock
+        self._register = member.register
+
+    def pass_by(self, mine: GroupLane, minute: int) -> bool:
+        """List a minute with rows, so that the seal may pass it; False: the lane is lost."""
+        if minute in mine.listed:
+            return True
+        first = self._first_of(mine.number, minute)
+        return first is None or self._write_list(mine, {minute: first.due_ms}, ())
+
+    def tidy(self, mine: GroupLane) -> None:
+        """Erase listed minutes in which nothing is left, and renew the hints of the others."""
+        listed: dict[int, int] = {}
+        erased: list[int] = []
+        now_ms = self._clock.now_ms()
+        is_hint_due = now_ms - mine.looked_ms >= _HINT_MS
+        for minute in sorted(mine.touched):
+            first = self._first_of(mine.number, minute)
+            if first is None:
+                erased.append(minute)
+            elif is_hint_due or first.due_ms < mine.listed.get(minute, _NEVER_MS):
+                listed[minute] = first.due_ms
+        if (listed or erased) and not self._write_list(mine, listed, erased):
+            return
+        mine.looked_ms = now_ms if is_hint_due else mine.looked_ms
+        mine.touched = set() if is_hint_due else mine.touched.difference(erased, listed)
+
+    def _first_of(self, lane: int, minute: int) -> Row | None:
+        layout = self._register.layout
+        ends = layout.start_ms(minute) - 1, layout.end_ms(minute) - 1
+        wanted = Slice(layout.queue, [minute], [lane], *ends, 1, purpose="list", bodies=False)
+        return next(iter(self._store.read(wanted)), None)
+
+    def _write_list(self, mine: GroupLane, listed: dict[int, int], erased: Collection[int]) -> bool:
+        lease = mine.lease
+        if not self._store.list_minutes(lease.shard, lease.lock, listed, erased):
+            return False
+        mine.listed.update(listed)
+        for minute in erased:
+            mine.listed.pop(minute, None)
+        return True

@@ -1,0 +1,163 @@
+"""The rows of one member that are in memory, by lane: read and not settled. No I/O.
+
+```
+ read ─► take_in ─► known ─┬─ handed out ─► running ─► settled ─► forget
+                           └─ given up ──► leave: its lane is read again from there
+```
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from shardq.engine.delivery import Delivery
+from shardq.model import names
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from shardq.engine.lane import Lane
+    from shardq.engine.lease import Lease
+    from shardq.lifecycle.home import QueueHome
+    from shardq.model.message import Row
+    from shardq.model.shard import Shard
+
+
+class Memory:
+    """What one member has in memory of a queue.
+
+    Attributes:
+        lanes: The lanes that are read, by number.
+        polled: Those of them that were not quiet when that was last looked at.
+        known: Row id -> delivery of what has been read and not settled.
+        running: Row id -> delivery of what was handed out and is not settled.
+        begun: How many deliveries were handed out; it tells a run until empty that none has begun.
+        leased_rows: By shard of the lease, the rows that were read under it and are no claims.
+        body_bytes: The size of their bodies.
+        left: Lane -> the due from which on it is read again, since that was last cleared.
+        stranded: What was given up behind the seal of its lane: it is to be moved to now.
+    """
+
+    def __init__(self, home: QueueHome) -> None:
+        self._clock = home.clock
+        self._register = home.register
+        self.lanes: dict[int, Lane] = {}
+        self.polled: list[Lane] = []
+        self.known: dict[bytes, Delivery] = {}
+        self.running: dict[bytes, Delivery] = {}
+        self.begun = 0
+        self.leased_rows: Counter[Shard] = Counter()
+        self.body_bytes = 0
+        self.left: dict[int, int] = {}
+        self.stranded: list[Delivery] = []
+
+    def take_in(self, rows: Sequence[Row], lease: Lease) -> list[Delivery]:
+        """Count rows of a lane as in memory, under a lease of it; gives their deliveries."""
+        if not rows:
+            return []
+        known, lane = self.known, self.lanes[rows[0].shard.lane]
+        minute, is_grouped = rows[0].shard.minute, lane.of_groups
+        taken: list[Delivery] = []
+        self.leased_rows[lease.shard] += len(rows)
+        lane.rows += len(rows)
+        lane.used[minute] = lane.used.get(minute, 0) + len(rows)
+        lane.stirred = lane.stirred or lane.quiet
+        may_need_care = lease.careful > 0 and not is_grouped
+        band, body_bytes = lane.band, 0
+        for row in rows:
+            if is_grouped:
+                band = row.priority
+            careful = may_need_care and row.due_ms <= lease.taken_ms and lease.needs_care()
+            known[row.id] = one = Delivery(row, band, lease, careful=careful, grouped=is_grouped)
+            body_bytes += len(row.body)
+            taken.append(one)
+        self.body_bytes += body_bytes
+        return taken
+
+    def leave(self, one: Delivery) -> None:
+        """Forget a row that waits nowhere any more, and read it again where its shard is ours."""
+        self.forget(one)
+        if one.careful and not one.grouped:
+            one.lease.give_back()
+        lane = self.lanes.get(one.row.shard.lane)
+        if lane is not None:
+            self.go_back_to(lane, one.row.due_ms)
+
+    def go_back_to(self, lane: Lane, due_ms: int) -> None:
+        """Read a lane again from a due on, where its cursor is behind that or is about to be."""
+        lane.rewind(due_ms)
+        self.left[lane.number] = min(due_ms, self.left.get(lane.number, due_ms))
+
+    def forget(self, one: Delivery) -> None:
+        """A delivery is over: its row is settled, or somebody else's."""
+        self.forget_all([one])
+
+    def forget_all(self, ended: Iterable[Delivery]) -> None:
+        """Deliveries are over."""
+        known = self.known
+        gone: dict[Lease, int] = {}
+        for one in ended:
+            one.forget()
+            row = one.row
+            if known.pop(row.id, None) is not None:
+                self.body_bytes -= len(row.body)
+                if not one.is_claim:
+                    gone[one.lease] = gone.get(one.lease, 0) + 1
+        for lease, count in gone.items():
+            self._uncount(lease.shard, count)
+
+    def replace(self, one: Delivery, row: Row) -> None:
+        """A row in memory was edited in place, or is kept without its body from now on."""
+        self.body_bytes += len(row.body) - len(one.row.body)
+        one.replace(row)
+
+    def begin(self, one: Delivery) -> None:
+        """A delivery has been handed out; the lock of `ready` is held, so `begun` is exact."""
+        one.claim(self._clock.boot_us())
+        self.running[one.row.id] = one
+        self.begun += 1
+
+    def park(self, one: Delivery, claim: Row) -> None:
+        """A delivery's row has become a claim, which no lease of ours is kept for."""
+        if self.known.pop(one.row.id, None) is not None and not one.is_claim:
+            self._uncount(one.lease.shard, 1)
+        one.become_claim(claim)
+        self.known[claim.id] = one
+
+    def _uncount(self, shard: Shard, count: int) -> None:
+        left = self.leased_rows[shard] - count
+        if left:
+            self.leased_rows[shard] = left
+        else:
+            del self.leased_rows[shard]
+        lane = self.lanes.get(shard.lane)
+        if lane is not None:
+            lane.rows -= count
+
+    def read_again(self, rows: Iterable[Row]) -> None:
+        """Move cursors back to rows of groups behind them: they come before what is read next.
+
+        And to ticks of schedules, which are due when they should be, however late they are written.
+        """
+        has_ticks = names.is_schedules_queue(self._register.layout.queue)
+        for row in rows:
+            lane = self.lanes.get(row.shard.lane)
+            if (
+                lane is not None
+                and (has_ticks or lane.of_groups)
+                and row.id not in self.known
+                and row.shard.queue == self._register.layout.queue
+            ):
+                lane.rewind(row.due_ms)
+
+    def is_eager(self) -> bool:
+        """True if a lane is another's that is new here: what it has waits for us alone."""
+        now_ms = self._clock.now_ms()
+        return any(lane.retry_ms and now_ms < lane.eager_until_ms for lane in self.lanes.values())
+
+    def is_ending(self, lane: Lane) -> bool:
+        """True if a lane has a row whose handler is through, and which is about to be settled."""
+        return any(
+            one.has_ended and one.row.shard.lane == lane.number for one in self.known.values()
+        )

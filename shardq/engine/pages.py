@@ -1,0 +1,170 @@
+"""Reads of a member's lanes, page by page, and of which minutes have rows."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from shardq.errors import StoreTimeout, StoreUnavailable
+from shardq.stores.store import Slice
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from shardq.engine.lane import Lane
+    from shardq.engine.lease import Lease
+    from shardq.engine.member import Member
+    from shardq.model.message import Row
+    from shardq.model.shard import Layout, Shard
+
+log = logging.getLogger(__name__)
+
+PAGE_BYTES = 4 << 20
+ROW_BYTES = 100
+"""The most bytes of bodies that one read is to give, and those that a row has beside its body."""
+TURN_US = 250_000
+"""How long a step goes on with minutes that ended long ago: acks wait to be stored, and claims to
+be moved on."""
+PROBE_MINUTES = 1_440
+QUICK_US = 15_000
+BYTES_MAX = 64 << 20
+"""Most bytes of bodies in memory: of ordinary lanes, and as many of group lanes."""
+_PAGE_ROWS_MIN = 100
+_PAGE_ROWS_MAX = 5_000
+
+
+class Pages:
+    """Reads rows of one member's lanes, page by page.
+
+    Attributes:
+        page_rows: The most rows of a shard to read at once; adapts to 4 MiB.
+        body_bytes: About as large are bodies.
+        knows_bodies: True if any were read.
+        lost: Leases that were lost, until they are taken from here.
+    """
+
+    def __init__(self, member: Member) -> None:
+        self._store = member.store
+        self._clock = member.clock
+        self._register = member.register
+        self._leases = member.leases
+        self.body_bytes = 1_000.0
+        self.knows_bodies = False
+        self.page_rows = _PAGE_ROWS_MIN
+        self.lost: list[Lease] = []
+
+    @property
+    def _layout(self) -> Layout:
+        return self._register.layout
+
+    def read(
+        self,
+        lanes: Sequence[Lane],
+        after_ms: int,
+        until_ms: int,
+        purpose: str,
+        *,
+        limit: int,
+        after_id: bytes | None = None,
+    ) -> list[Row]:
+        """Rows of lanes with after < due <= until; a failure makes the pages smaller."""
+        return self.read_slices(
+            self.slice(lanes, after_ms, until_ms, purpose, limit=limit, after_id=after_id)
+        )
+
+    def whole(
+        self, lanes: Sequence[Lane], after_ms: int, until_ms: int, purpose: str
+    ) -> Iterator[list[Row]]:
+        """All rows of lanes with after < due <= until, however many a shard has.
+
+        The first page is of all shards; where one was cut short, it is read on to its end.
+        """
+        limit = self.page_rows
+        page = self.read(lanes, after_ms, until_ms, purpose, limit=limit)
+        counts = Counter(row.shard for row in page)
+        last = {row.shard: row for row in page}
+        yield page
+        for shard in [shard for shard, count in counts.items() if count >= limit]:
+            stop_ms = min(until_ms, self._layout.end_ms(shard.minute) - 1)
+            of_shard = [lane for lane in lanes if lane.number == shard.lane]
+            end, is_cut = last[shard], True
+            while is_cut:
+                limit = self.page_rows
+                page = self.read(
+                    of_shard, end.due_ms, stop_ms, purpose, limit=limit, after_id=end.id
+                )
+                is_cut = len(page) >= limit
+                end = page[-1] if page else end
+                yield page
+
+    def slice(
+        self,
+        lanes: Sequence[Lane],
+        after_ms: int,
+        until_ms: int,
+        purpose: str,
+        *,
+        limit: int,
+        after_id: bytes | None = None,
+    ) -> Slice:
+        """The stretch of lanes with after < due <= until, to be read by `read_slices`."""
+        layout = self._layout
+        first = layout.minute_of(after_ms + (after_id is None))
+        return Slice(
+            layout.queue,
+            range(max(first, 0), layout.minute_of(until_ms) + 1),
+            [lane.number for lane in lanes],
+            after_ms,
+            until_ms,
+            limit,
+            after_id,
+            purpose,
+        )
+
+    def read_slices(self, *wanted: Slice) -> list[Row]:
+        """Read stretches in one read; a failure makes the pages smaller."""
+        # A step of many slow reads outlasts a lease.
+        self.renew()
+        try:
+            rows = self._store.read(*wanted)
+        except (StoreUnavailable, StoreTimeout):
+            self.page_rows = max(self.page_rows // 2, 1)
+            raise
+        if rows:
+            self._adapt(rows, sum(one.limit for one in wanted))
+        return rows
+
+    def _adapt(self, rows: Sequence[Row], limit: int) -> None:
+        seen = sum(len(row.body) for row in rows) / len(rows)
+        self.body_bytes += (seen - self.body_bytes) * (1.0 if seen > self.body_bytes else 0.2)
+        self.knows_bodies = True
+        fits = int(PAGE_BYTES / (self.body_bytes + ROW_BYTES))
+        grown = self.page_rows * 2 if len(rows) >= min(limit, self.page_rows) else self.page_rows
+        self.page_rows = max(1, min(grown, fits, _PAGE_ROWS_MAX))
+
+    def next_minute(self, minute: int) -> int | None:
+        """The first minute, from this one on, in which a lane has rows; None: no index tells."""
+        return self._store.next_minute(self._layout.queue, minute)
+
+    def first_minute(self, minute: int) -> int:
+        """The first minute, from this one on, in which a lane may have rows."""
+        found = self.next_minute(minute)
+        return minute if found is None else found
+
+    def occupied(self, minutes: range, lanes: Sequence[int]) -> list[Shard]:
+        """Those shards that have rows, or all of them where they hold too much to tell."""
+        if not minutes:
+            return []
+        layout = self._layout
+        try:
+            return self._store.occupied(layout.queue, minutes, lanes)
+        except (StoreUnavailable, StoreTimeout) as error:
+            log.info("queue %s: minutes read one by one, for %s", layout.queue, error)
+            return [
+                layout.shard(layout.start_ms(minute), lane) for minute in minutes for lane in lanes
+            ]
+
+    def renew(self) -> None:
+        """Renew the leases whose time has come; what is lost is given up by the next step."""
+        self.lost += self._leases.renew()
