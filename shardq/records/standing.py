@@ -221,7 +221,9 @@ def refusal_of(
     if generation == key.generation:
         if key.is_doomed:
             return Refusal.CANCELLED
-        is_alone = standing is None or standing.behind is None or standing.running is None
+        behind = None if standing is None else standing.behind
+        # Without a standing of the followed message, it may run: others keep changing the key.
+        is_alone = key.behind is None or (behind is not None and behind.running is None)
         return Refusal.AGAIN if is_alone else Refusal.BEHIND
     if generation > key.generation:
         # The key is written before the row: a replica is behind, or was restored from a copy.
