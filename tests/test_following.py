@@ -19,7 +19,7 @@ import shardq
 from shardq import Answer, Consumer, Message, Queue
 from shardq.errors import KeyTaken, StoreRefused, StoreTimeout
 from shardq.records.keyrow import Does
-from shardq.records.standing import Is
+from shardq.records.standing import Is, Refusal, Standing, View, refusal_of
 from shardq.testing import Recorder, Stage
 
 pytest_plugins = ["keyed_stages"]
@@ -99,6 +99,19 @@ def test_it_begins_when_the_run_before_has_ended_and_that_message_never_runs_aga
     assert (totals.put, totals.cancelled, totals.buried) == (2, cancelled, end == "buried")
     records = [record.fate for record in queue.history(taken.id)]
     assert records == ["cancelled" if cancelled else "dead" if end == "buried" else "acked"]
+
+
+def test_in_the_group_of_one_that_failed_it_begins_when_that_would_be_tried_again(
+    either: Stage,
+) -> None:
+    queue = either.connect().queue("mail")
+    queue.put("first", key="doc-1", group="doc-1")
+    [taken] = queue.receive(wait="10s", visibility="1h")
+    debounce(queue, "second", group="doc-1")
+    queue.retry(taken, delay="60s")
+    assert received(either, queue, 59) == []
+    assert received(either, queue) == ["second"]
+    assert (texts(queue), queue.totals().cancelled) == (["second"], 1)
 
 
 def test_it_begins_when_the_time_of_one_is_up_who_died_with_the_message(either: Stage) -> None:
@@ -188,6 +201,32 @@ def test_a_cancel_by_receipt_or_id_says_whether_what_follows_was_cancelled(eithe
     assert texts(queue) == ["first"]
     queue.ack(taken)
     assert standing(queue, "doc-1").state.is_absent
+
+
+def test_a_cancel_of_what_follows_alone_lets_what_runs_be_tried_again(either: Stage) -> None:
+    queue = either.connect().queue("mail")
+    taken = runs(queue)
+    second = debounce(queue, "second")
+    assert queue.cancel(ids=[second.id]) == {second.id: Answer.DONE}
+    either.clock.advance(1)
+    assert not taken.is_cancelled
+    found = queue.get("doc-1")
+    assert found is not None
+    assert (found.id, found.state) == (taken.id, "running")
+    queue.retry(taken, delay="0s")
+    assert received(either, queue) == ["first"]
+    assert (texts(queue), queue.totals().cancelled) == (["first"], 1)
+
+
+def test_what_follows_waits_where_nothing_is_known_of_the_run_before_it(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    runs(queue)
+    names = Names(queue)
+    [row] = follow(names, is_written=True).insert
+    key = names.keys.look(["doc-1"])["doc-1"]
+    view = View(stage.clock.now_us())
+    unknown = Standing(key, None, Is.PENDING)
+    assert refusal_of(row, key, {}, view, unknown) is Refusal.BEHIND
 
 
 def test_a_move_by_key_or_id_an_edit_and_a_replace_are_of_what_follows(either: Stage) -> None:

@@ -157,14 +157,14 @@ class Keyed:
                 return Answer.NOT_THERE if removed is None else Answer.DONE
             elif (running := found.running) is not None:
                 is_one = state is Is.RUNNING
-                if (is_one and running.is_doomed) or not self._keys.write(
-                    [self._keys.doom(running)]
-                ):
-                    if is_one:
-                        return Answer.RUNNING
-                    # The cancelled message was to follow the running one.
-                    self._end(row, found.key)
-                    return Answer.RUNNING if of is None else Answer.DONE
+                # Else the message was to follow the running one. If it alone is meant, that one
+                # runs on, and may be tried again.
+                is_alone = not is_one and of is not None
+                change = self._keys.unfollow(running) if is_alone else self._keys.doom(running)
+                if (is_one and running.is_doomed) or not self._keys.write([change]):
+                    if not is_one:
+                        self._end(row, found.key)
+                    return Answer.DONE if is_alone else Answer.RUNNING
             elif not self._keys.write([self._keys.cancel(found)]):
                 self._end(row, found.key)
                 return Answer.DONE

@@ -8,6 +8,7 @@
  doom ───────► (F, n) begun  ─► (F, n)!                it never begins again
  end ────────► (F, n), (F, n)! ─► nobody's, or held
  follow ─────► (F, n) begun  ─► (G, 1)+ waiting at Q   then the row at Q; (F, n) never begins again
+ unfollow ───► (G, n)+       ─► (F, n) begun           then the row of (G, n) is deleted
  begin ──────► (G, n)+       ─► (G, n) begun           once the run of (F, n) has ended
 ```
 
@@ -207,6 +208,18 @@ class KeyChanges:
             key.name,
             {"live": key.live, "state": key.state},
             {"live": keyrow.doomed(str(key.message)), "state": keyrow.runs_on(key, _nonce())},
+        )
+
+    def unfollow(self, key: KeyRow) -> Change:
+        """Cancel a message that follows a running one, which gets the name back as it had it.
+
+        Args:
+            key: The key's row, as one of the running message.
+        """
+        return self._change(
+            key.name,
+            {"live": key.live, "state": key.state},
+            {"live": keyrow.followed(key), "state": keyrow.runs_on(key, _nonce())},
         )
 
     def free(self, row: Row, *, is_doomed: bool = False) -> Change:

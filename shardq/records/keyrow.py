@@ -216,6 +216,12 @@ def following(live: str) -> str:
     return live + _FOLLOWS
 
 
+def followed(key: KeyRow) -> str:
+    """The column `live` that a running message had before another one followed it."""
+    live = str(key.message)
+    return doomed(live) if key.is_doomed else live
+
+
 def may_run_on(row: Row, live: str | None, state: str | None) -> bool:
     """True if a row's running message has the name, or the message that has it follows this one."""
     own = live_of(row)
@@ -277,8 +283,7 @@ def waiting(
     if unique_ms is not None:
         said["unique"] = unique_ms
     if behind is not None:
-        live = str(behind.message)
-        said["behind"] = {"live": doomed(live) if behind.is_doomed else live, **_run_of(behind)}
+        said["behind"] = {"live": followed(behind), **_run_of(behind)}
     return _text(said, nonce)
 
 

@@ -99,9 +99,22 @@ def _overs(named: Named, name: str, until_us: int, token: int) -> Iterator[ByKey
             and call.errand.does != "move"
             and call.errand.of in (None, token)
             and call.token != token
+            and not _is_called_off(named, call, until_us)
             and named.known_us.get(token, 1 << 62) <= call.begun_us
         ):
             yield call
+
+
+def _is_called_off(named: Named, call: ByKey, us: int) -> bool:
+    """Whether a call has put a message that follows, and that was cancelled by a time.
+
+    Then its name is that of the message before it again.
+    """
+    return (
+        call.errand.conflict == "debounce"
+        and call.token is not None
+        and named.reason_to_go(call.token, us) is not None
+    )
 
 
 def _goes_on(call: ByKey, us: int) -> bool:
