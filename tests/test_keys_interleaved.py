@@ -43,7 +43,8 @@ class Book:
     """(step, generation)."""
     cancelled: dict[bytes, int] = field(default_factory=dict)
     doomed: dict[bytes, int] = field(default_factory=dict)
-    followed: dict[bytes, int] = field(default_factory=dict)
+    followed: dict[bytes, tuple[int, bytes]] = field(default_factory=dict)
+    """(step, the message that follows)."""
     replaced: dict[bytes, list[tuple[int, int]]] = field(default_factory=dict)
     missed: list[tuple[int, int]] = field(default_factory=list)
     """From and until when something was looked for by key, and was not there."""
@@ -54,10 +55,13 @@ class Book:
         Args:
             freed: `live` of what cancels have freed, those too that never learned of it.
         """
+        over = {live[:32] for live in freed}
+        # What followed and was cancelled has given the name back.
+        followed = {
+            first: at for first, (at, behind) in self.followed.items() if behind.hex() not in over
+        }
         for first, at in self.put.items():
-            is_cancelled = first in {*self.doomed, *self.followed} or any(
-                live.startswith(first.hex()) for live in freed
-            )
+            is_cancelled = first in {*self.doomed, *self.followed} or first.hex() in over
             if first not in self.began and not is_cancelled:
                 yield f"{first.hex()}, put at {at}, is lost"
         for first, beginnings in self.began.items():
@@ -65,7 +69,7 @@ class Book:
                 for what, when in (
                     ("cancelled", self.cancelled),
                     ("doomed", self.doomed),
-                    ("followed", self.followed),
+                    ("followed", followed),
                 ):
                     # A put that had not ended yet may come after the cancel.
                     since = self.put.get(first, at)
@@ -134,7 +138,8 @@ class Process:
             return False
         self.book.put[keyrow.first_of(row)] = self.turns.steps
         if over is not None and (running := over.running) is not None:
-            self.book.followed.setdefault(running.first or b"", self.turns.steps)
+            behind = keyrow.first_of(row)
+            self.book.followed[running.first or b""] = (self.turns.steps, behind)
         return True
 
     def commanded(self, key: keyrow.KeyRow, old: Row) -> bool:
@@ -166,7 +171,11 @@ class Process:
             found = self.found()
             first = found.key.first or b""
             if (running := found.running) is not None:
-                if not self.keys.write([self.keys.doom(running)]):
+                if found.state is not Is.RUNNING and self.random.random() < 0.5:
+                    if not self.keys.write([self.keys.unfollow(running)]):
+                        self.book.cancelled.setdefault(first, self.turns.steps)
+                        return
+                elif not self.keys.write([self.keys.doom(running)]):
                     self.book.doomed.setdefault(running.first or b"", self.turns.steps)
                     if found.state is not Is.RUNNING:
                         self.book.cancelled.setdefault(first, self.turns.steps)

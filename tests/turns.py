@@ -154,9 +154,10 @@ class Stepped:
             bare = change._replace(insert=(), delete=())
             self._turns.step()
             answer = self._store.write_records(table, [bare])
-            live = (change.new or {"live": ""})["live"]
-            if not answer and (live is None or str(live).endswith("!")):
-                self.freed.add(str(change.seen["live"]))
+            live, seen = (change.new or {"live": ""})["live"], str(change.seen["live"])
+            is_unfollowed = seen.endswith("+") and live is not None and live[:32] != seen[:32]
+            if not answer and (live is None or live.endswith("!") or is_unfollowed):
+                self.freed.add(seen)
             if self._turns.random.random() < UNKNOWN:
                 self._turns.rest(self._turns.random.choice(FREEZE_S[:2]))
                 self._turns.step()
