@@ -169,6 +169,18 @@ class Reader:
             lane.is_current(until_ms, self._layout) for lane in self._memory.polled
         )
 
+    def awaited(self) -> Slice | None:
+        """The rows that a poll at rest would read, but for late ones; None if lanes are read apart.
+
+        A lane that is another's is tried again and again; one for groups is read more rarely.
+        """
+        now_ms, polled = self._clock.now_ms(), self._memory.polled
+        if self._isolated or not polled or any(one.of_groups or one.retry_ms for one in polled):
+            return None
+        back_ms = RUNGS[0].depth_ms + RUNGS[0].every_ms
+        until_ms = now_ms + READ_AHEAD_MS
+        return self._pages.slice(polled, now_ms - back_ms, until_ms, "news", limit=1)
+
     def look_ahead(self, *, at_once: bool = False) -> None:
         """Read rows due in the next 2 s, every second, so that they fire on their millisecond."""
         if not self._is_ahead_due(at_once=at_once):

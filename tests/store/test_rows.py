@@ -700,7 +700,6 @@ def test_occupied_queues_names_the_queues_with_a_row_in_their_slice(
     assert store.occupied_queues([next_one, wanted[2]._replace(lanes=[3])]) == {other}
     store.delete([row.position for row in store.read(wanted[0])])
     assert store.occupied_queues(wanted) == set()
-    assert store.occupied_queues([]) == set()
 
 
 def test_an_index_tells_the_next_minute_with_rows_in_whatever_lane(
