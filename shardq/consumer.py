@@ -19,12 +19,12 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from shardq import locks
-from shardq.engine.crew import Crew, Work
-from shardq.engine.deaths import Deaths
 from shardq.engine.deliverer import Deliverer
 from shardq.engine.engine import Engine
-from shardq.engine.handler import check_function
-from shardq.engine.outcome import outcome_of
+from shardq.engine.handing.crew import Crew, Work
+from shardq.engine.handing.handler import check_function
+from shardq.engine.handing.outcome import outcome_of
+from shardq.engine.storing.deaths import Deaths
 from shardq.errors import (
     BadSetting,
     SchemaError,
@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from types import FrameType
 
-    from shardq.engine.ending import Ending
     from shardq.engine.rest import Rest
+    from shardq.engine.storing.ending import Ending
     from shardq.lifecycle.fate import Outcome
     from shardq.model.message import Message, Row
     from shardq.stores.store import Slice

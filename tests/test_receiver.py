@@ -14,8 +14,8 @@ from worlds import World, on_each_store
 
 import shardq
 from shardq import Consumer, Message, Queue
-from shardq.engine.caller import Caller
 from shardq.engine.engine import Engine
+from shardq.engine.handing.caller import Caller
 from shardq.errors import (
     BadReceipt,
     BadSetting,

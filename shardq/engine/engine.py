@@ -17,21 +17,21 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shardq import locks
-from shardq.engine.delivery import STORED
 from shardq.engine.groups.gifts import Gifts
 from shardq.engine.groups.room import GroupLanes
-from shardq.engine.hanging import Hanging
-from shardq.engine.intake import Intake
-from shardq.engine.lane import RUNGS
-from shardq.engine.lanes import Lanes
-from shardq.engine.member import Member
-from shardq.engine.outbox import Outbox
-from shardq.engine.pages import Pages
-from shardq.engine.reader import Reader
+from shardq.engine.handing.delivery import STORED
+from shardq.engine.handing.hanging import Hanging
+from shardq.engine.handing.starts import Starts
+from shardq.engine.members.member import Member
+from shardq.engine.members.sharing import Sharing
+from shardq.engine.reading.intake import Intake
+from shardq.engine.reading.lane import RUNGS
+from shardq.engine.reading.lanes import Lanes
+from shardq.engine.reading.pages import Pages
+from shardq.engine.reading.reader import Reader
+from shardq.engine.reading.sweeper import Sweeper
 from shardq.engine.rest import Rest
-from shardq.engine.sharing import Sharing
-from shardq.engine.starts import Starts
-from shardq.engine.sweeper import Sweeper
+from shardq.engine.storing.outbox import Outbox
 from shardq.errors import ShardqError, UnknownQueue, UsageError
 from shardq.model.ids import row_ids
 from shardq.stores.tables import LANES
@@ -39,7 +39,7 @@ from shardq.stores.tables import LANES
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from shardq.engine.waiters import Waiters
+    from shardq.engine.handing.waiters import Waiters
     from shardq.lifecycle.home import QueueHome
     from shardq.model.message import Row
     from shardq.model.settings import Settings

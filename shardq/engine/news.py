@@ -13,7 +13,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from shardq import locks
-from shardq.engine.lane import READ_AHEAD_MS
+from shardq.engine.reading.lane import READ_AHEAD_MS
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -18,9 +18,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
 from shardq import locks
-from shardq.engine.caller import Caller
-from shardq.engine.claims import Claims
 from shardq.engine.engine import Engine
+from shardq.engine.handing.caller import Caller
+from shardq.engine.handing.claims import Claims
 from shardq.errors import (
     ReceiptError,
     ShardqError,
@@ -35,7 +35,7 @@ from shardq.lifecycle.hub import BATCH_ROWS
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from shardq.engine.delivery import Delivery
+    from shardq.engine.handing.delivery import Delivery
     from shardq.engine.stepper import Stepper
     from shardq.lifecycle.home import QueueHome
     from shardq.model.message import Message

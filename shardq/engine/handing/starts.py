@@ -17,8 +17,8 @@ import logging
 from typing import TYPE_CHECKING
 
 from shardq import locks
-from shardq.engine.delivery import END
-from shardq.engine.outcome import CANCELLED, DROPPED, GIVEN_UP, LEFT
+from shardq.engine.handing.delivery import END
+from shardq.engine.handing.outcome import CANCELLED, DROPPED, GIVEN_UP, LEFT
 from shardq.errors import ShardqError, StoreCorrupt, StoreTimeout, StoreUnavailable
 from shardq.model import names
 from shardq.records.keys import Keys
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from shardq.clock import Clock
-    from shardq.engine.delivery import Delivery
-    from shardq.engine.member import Member
-    from shardq.engine.outbox import Outbox
+    from shardq.engine.handing.delivery import Delivery
+    from shardq.engine.members.member import Member
+    from shardq.engine.storing.outbox import Outbox
     from shardq.lifecycle.fate import Outcome
     from shardq.model.message import Row
     from shardq.records.keyrow import KeyRow
