@@ -100,7 +100,7 @@ __all__ = [
 if TYPE_CHECKING:
     from shardq.connection import Connection, connect, init
     from shardq.consumer import Consumer, run
-    from shardq.engine.outcome import Bury, Retry, Snooze
+    from shardq.engine.handing.outcome import Bury, Retry, Snooze
     from shardq.inspection.audit import Audit, Balance, Misfit, MisfitKind
     from shardq.inspection.census import Check
     from shardq.inspection.depth import Depth
@@ -128,7 +128,7 @@ else:
     _ROOMS = {
         "connection": ("Connection", "connect", "init"),
         "consumer": ("Consumer", "run"),
-        "engine.outcome": ("Bury", "Retry", "Snooze"),
+        "engine.handing.outcome": ("Bury", "Retry", "Snooze"),
         "inspection.audit": ("Audit", "Balance", "Misfit", "MisfitKind"),
         "inspection.census": ("Check",),
         "inspection.depth": ("Depth",),

@@ -19,12 +19,12 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from shardq import locks
-from shardq.engine.crew import Crew, Work
-from shardq.engine.deaths import Deaths
 from shardq.engine.deliverer import Deliverer
 from shardq.engine.engine import Engine
-from shardq.engine.handler import check_function
-from shardq.engine.outcome import outcome_of
+from shardq.engine.handing.crew import Crew, Work
+from shardq.engine.handing.handler import check_function
+from shardq.engine.handing.outcome import outcome_of
+from shardq.engine.storing.deaths import Deaths
 from shardq.errors import (
     BadSetting,
     SchemaError,
@@ -46,10 +46,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from types import FrameType
 
-    from shardq.engine.ending import Ending
     from shardq.engine.rest import Rest
+    from shardq.engine.storing.ending import Ending
     from shardq.lifecycle.fate import Outcome
     from shardq.model.message import Message, Row
+    from shardq.stores.store import Slice
 
 log = logging.getLogger(__name__)
 
@@ -453,7 +454,7 @@ class Consumer:
         """One step of an engine that has no thread; None where it is to be stepped no more."""
         try:
             if not self._stopping:
-                is_watched = self._stepper is not None and self._stepper.is_told
+                is_watched = self._stepper is not None and self._stepper.is_told(self._turns)
                 self._engine.news.take(is_watched=is_watched, due_us=self._due_us)
                 delay = self._turn()
                 self._due_us = self._clock.boot_us() + round(delay * 1e6)
@@ -651,6 +652,14 @@ class _Turns:
         """Another process has written: a step follows."""
         self._consumer._engine.news.on_change()
         return True
+
+    def awaited(self) -> Slice | None:
+        """The rows that would be news for a queue at rest; None if only a step finds its news."""
+        return self._consumer._engine.awaited()
+
+    def wake(self) -> None:
+        """There are such rows: the next step comes at once."""
+        self._consumer._engine.news.wake()
 
 
 def check_threads(threads: object) -> None:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, NoReturn, TypeAlias, Unpack, overload
 
 from shardq import locks
-from shardq.engine.handler import check_function, undone
+from shardq.engine.handing.handler import check_function, undone
 from shardq.engine.receiver import Receiver
 from shardq.errors import (
     BadReceipt,

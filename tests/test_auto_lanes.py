@@ -6,7 +6,7 @@ import pytest
 from reading import reading
 
 from shardq import Consumer, Queue
-from shardq.engine.auto import lanes_needed
+from shardq.engine.members.auto import lanes_needed
 from shardq.model.settings import FOLLOWED_MS, create, follow
 from shardq.testing import Recorder, Stage
 

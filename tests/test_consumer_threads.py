@@ -12,7 +12,7 @@ from crashing import attempts_of
 from supervised import wait_for
 
 from shardq import Bury, Consumer, Message, Queue, Retry, locks
-from shardq.engine.outcome import Outcome
+from shardq.engine.handing.outcome import Outcome
 from shardq.errors import ShardqError, StoreFull, UnknownQueue
 from shardq.model.shard import Shard
 from shardq.records.membership import Heartbeat

@@ -8,7 +8,7 @@ from queue import SimpleQueue
 
 import pytest
 
-from shardq.engine.courier import Courier
+from shardq.engine.storing.courier import Courier
 from shardq.errors import ShardqError, StoreTimeout
 
 WAIT_S = 60

@@ -9,7 +9,7 @@ import pytest
 from crashing import crash, run_until_crash
 
 from shardq import Bury, Consumer, Message
-from shardq.engine import deaths
+from shardq.engine.storing import deaths
 from shardq.errors import BadSetting, StoreUnavailable, UsageError
 from shardq.testing import Stage
 

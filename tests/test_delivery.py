@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from shardq.engine import delivery
-from shardq.engine.delivery import (
+from shardq.engine.handing import delivery
+from shardq.engine.handing.delivery import (
     CLAIMED,
     END,
     ENDED,
@@ -32,7 +32,7 @@ from shardq.engine.delivery import (
     Stage,
     Step,
 )
-from shardq.engine.lease import Lease
+from shardq.engine.leases.lease import Lease
 from shardq.model.message import Row
 from shardq.model.shard import Shard
 

@@ -12,8 +12,8 @@ from crashing import crash, run_until_crash
 from sqlite_file import run_child
 
 from shardq import Bury, Consumer, Message, Queue, Retry, Snooze
-from shardq.engine.ending import Ending
-from shardq.engine.outcome import outcome_of
+from shardq.engine.handing.outcome import outcome_of
+from shardq.engine.storing.ending import Ending
 from shardq.errors import UsageError
 from shardq.lifecycle.fate import Fate, Outcome
 from shardq.testing import Stage

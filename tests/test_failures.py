@@ -12,7 +12,7 @@ from forked import Process
 from shell import TIMEOUT_S
 
 from shardq import Bury, Consumer, Message, Retry, Snooze
-from shardq.engine.failures import SHOWN_MAX
+from shardq.engine.handing.failures import SHOWN_MAX
 from shardq.testing import Recorder, Stage
 
 
@@ -41,7 +41,7 @@ def test_an_exception_of_a_handler_is_a_warning_that_says_what_comes_next(
         f"{named} 2 of 2, buried: out of attempts: {why}",
     ]
     assert {(one.name, one.levelno) for one in warnings(caplog)} == {
-        ("shardq.engine.failures", logging.WARNING)
+        ("shardq.engine.handing.failures", logging.WARNING)
     }
 
 

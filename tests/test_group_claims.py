@@ -9,7 +9,7 @@ import pytest
 from worlds import World, on_each_store
 
 from shardq import Consumer
-from shardq.engine.caller import Caller
+from shardq.engine.handing.caller import Caller
 from shardq.errors import StoreError, StoreRefused, StoreTimeout, StoreUnavailable
 from shardq.testing import Faults, Recorder, Stage
 

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from shardq.engine.delivery import Delivery
 from shardq.engine.groups.lane import GroupLane, place_of
-from shardq.engine.lease import Lease
+from shardq.engine.handing.delivery import Delivery
+from shardq.engine.leases.lease import Lease
 from shardq.model.message import Row
 from shardq.model.shard import Shard
 

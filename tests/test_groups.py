@@ -9,8 +9,8 @@ import pytest
 from reading import write
 
 from shardq import Answer, Bury, Consumer, Message, Queue, Retry, Snooze
-from shardq.engine.delivery import Delivery
-from shardq.engine.outcome import ACKED
+from shardq.engine.handing.delivery import Delivery
+from shardq.engine.handing.outcome import ACKED
 from shardq.errors import StaleReceipt, StoreTimeout, StoreUnavailable
 from shardq.model.times import moment_of
 from shardq.testing import Recorder, Stage

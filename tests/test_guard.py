@@ -6,7 +6,7 @@ import pytest
 from reading import write
 
 from shardq import Consumer, Queue
-from shardq.engine.guard import Guard
+from shardq.engine.leases.guard import Guard
 from shardq.records.membership import Heartbeat
 from shardq.stores.store import Slice
 from shardq.stores.tables import MEMBERS

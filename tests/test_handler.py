@@ -16,7 +16,7 @@ from unittest.mock import AsyncMock, MagicMock, Mock
 import pytest
 
 from shardq import Bury, Consumer, Message, Retry, Snooze
-from shardq.engine.handler import check_function, undone
+from shardq.engine.handing.handler import check_function, undone
 from shardq.errors import BadSetting
 from shardq.testing import Recorder, Stage
 

@@ -8,7 +8,7 @@ import pytest
 from crashing import crash, run_until_crash
 
 from shardq import Consumer, Message, Queue
-from shardq.engine.hanging import SHOWN_MAX
+from shardq.engine.handing.hanging import SHOWN_MAX
 from shardq.records.membership import Heartbeat, heartbeats
 from shardq.testing import Stage
 

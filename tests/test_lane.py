@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardq.engine.lane import RUNGS, SEALED_RUNGS, Ladder, Lane
+from shardq.engine.reading.lane import RUNGS, SEALED_RUNGS, Ladder, Lane
 from shardq.model.shard import Layout, Position, Shard
 
 LAYOUT = Layout("mail")

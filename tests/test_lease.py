@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shardq.consumer import Consumer
-from shardq.engine.lease import TTL_MS, Leases, new_holder
+from shardq.engine.leases.lease import TTL_MS, Leases, new_holder
 from shardq.errors import StoreTimeout, StoreUnavailable
 from shardq.model.shard import Shard
 from shardq.testing import Stage

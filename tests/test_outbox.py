@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from shardq import Consumer, Message, Queue, Snooze
-from shardq.engine.delivery import Delivery
-from shardq.engine.outcome import ACKED
+from shardq.engine.handing.delivery import Delivery
+from shardq.engine.handing.outcome import ACKED
 from shardq.errors import StoreTimeout, StoreUnavailable
 from shardq.testing import Recorder, Stage
 

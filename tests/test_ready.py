@@ -8,9 +8,9 @@ import threading
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardq.engine.delivery import Delivery
-from shardq.engine.lease import Lease
-from shardq.engine.ready import Ready
+from shardq.engine.handing.delivery import Delivery
+from shardq.engine.handing.ready import Ready
+from shardq.engine.leases.lease import Lease
 from shardq.model.ids import RowIds
 from shardq.model.message import Row
 from shardq.model.shard import Layout

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
@@ -13,8 +14,8 @@ from worlds import World, on_each_store
 
 import shardq
 from shardq import Consumer, Message, Queue
-from shardq.engine.caller import Caller
 from shardq.engine.engine import Engine
+from shardq.engine.handing.caller import Caller
 from shardq.errors import (
     BadReceipt,
     BadSetting,
@@ -654,6 +655,55 @@ def test_of_many_acks_in_one_call_a_stale_one_keeps_all_from_ending(stage: Stage
 
 
 # Many callers -------------------------------------------------------------------------------------
+
+
+def test_one_read_finds_what_arrives_in_many_queues_at_rest() -> None:
+    with Stage(threaded=True) as stage:
+        from shardq import Connection
+
+        db = Connection(stage._store, stage.clock)
+        queues = [db.queue(f"mail-{n}") for n in range(4)]
+        found: list[bytes] = []
+
+        def wait(queue: Queue) -> None:
+            for message in queue.receive(wait="10m"):
+                found.append(message.body)
+                queue.ack(message)
+
+        with stage.ticking(0.01):
+            waiting = begun([partial(wait, queue) for queue in queues])
+            stage.clock.sleep(10)
+            calls = Counter(stage.faults.calls)
+            stage.clock.sleep(30)
+            calls = Counter(stage.faults.calls) - calls
+            # Polled by their own, each would be read over a hundred times.
+            assert calls["occupied_queues"] > 30
+            assert calls["read"] < 30 * len(queues)
+            other = Connection(stage._store, stage.clock, background=False)
+            for n, queue in enumerate(queues):
+                put_us = stage.clock.boot_us()
+                other.queue(queue.name).put(f"{n}")
+                waiting[n].join(60)
+                assert not waiting[n].is_alive()
+                assert stage.clock.boot_us() - put_us < 1_400_000
+            assert sorted(found) == [b"0", b"1", b"2", b"3"]
+            db.close()
+
+
+def test_queues_at_rest_are_polled_where_the_shared_read_fails() -> None:
+    with Stage(threaded=True) as stage:
+        from shardq import Connection
+
+        db = Connection(stage._store, stage.clock)
+        queues = [db.queue(f"mail-{n}") for n in range(2)]
+        stage.faults.fail("occupied_queues", times=1_000)
+        with stage.ticking(0.01):
+            waiting = begun([partial(queue.receive, wait="10m") for queue in queues])
+            stage.clock.sleep(10)
+            Connection(stage._store, stage.clock, background=False).queue("mail-0").put("a")
+            waiting[0].join(60)
+            assert not waiting[0].is_alive()
+            db.close()
 
 
 def together(works: Iterable[Callable[[], None]]) -> None:

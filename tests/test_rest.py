@@ -76,7 +76,10 @@ def test_what_waits_for_the_lease_of_another_is_to_be_done_now() -> None:
 def test_leases_are_released_before_a_pause_and_nothing_is_lost_by_it(
     rests: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with Stage(local=True) as stage, caplog.at_level(logging.INFO, logger="shardq.engine.lease"):
+    with (
+        Stage(local=True) as stage,
+        caplog.at_level(logging.INFO, logger="shardq.engine.leases.lease"),
+    ):
         consumer, seen = consumer_of(stage)
         stage.connect().queue("mail").put("b")
         stage.clock.advance(0.3)

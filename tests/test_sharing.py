@@ -9,7 +9,7 @@ import pytest
 
 from shardq import Consumer, Message, Queue
 from shardq.engine.engine import Engine
-from shardq.engine.lease import Leases
+from shardq.engine.leases.lease import Leases
 from shardq.errors import StoreTimeout, StoreUnavailable
 from shardq.model.ids import row_ids
 from shardq.model.message import Row, moved

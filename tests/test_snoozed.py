@@ -8,7 +8,7 @@ import pytest
 from worlds import World, on_each_store
 
 from shardq import Consumer, Message, Queue, Snooze, State, Where
-from shardq.engine.outcome import Discard
+from shardq.engine.handing.outcome import Discard
 from shardq.testing import Stage
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ import pytest
 from reading import reading, write
 
 from shardq import Consumer, Message, Retry
-from shardq.engine.lane import RUNGS, SEALED_RUNGS
-from shardq.engine.lease import Leases
+from shardq.engine.leases.lease import Leases
+from shardq.engine.reading.lane import RUNGS, SEALED_RUNGS
 from shardq.errors import StoreUnavailable
 from shardq.model.message import Row
 from shardq.stores.store import Slice

@@ -40,9 +40,9 @@ What only a type checker reads counts too. What users import is one floor.
 
 CATCH_ALL_ROOMS = {
     "aio/feed.py",
-    "engine/call.py",
+    "engine/handing/call.py",
     "engine/deliverer.py",
-    "engine/outcome.py",
+    "engine/handing/outcome.py",
     "lifecycle/producer.py",
     "schedules/foreign.py",
     "tasks/executor.py",

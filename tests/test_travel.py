@@ -63,7 +63,7 @@ def test_a_week_with_delays_retries_a_key_and_a_group_takes_few_calls_of_the_sto
     queue.cancel(key="c")
     queue.put("now")
     before = sum(sandbox.faults.calls.values())
-    with caplog.at_level(logging.INFO, logger="shardq.engine.lease"):
+    with caplog.at_level(logging.INFO, logger="shardq.engine.leases.lease"):
         assert sandbox.travel("7 days") == 11
     hours = [(text, since // timedelta(hours=1)) for text, since in seen.all]
     assert hours == [

@@ -28,8 +28,8 @@ from shardq.consumer import PREFETCH
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from shardq.engine.delivery import Delivery
     from shardq.engine.engine import Engine
+    from shardq.engine.handing.delivery import Delivery
     from shardq.model.message import Row
 
 

@@ -9,7 +9,7 @@ from proofs import judge
 from proofs.producer import put
 from proofs.promise import Promise
 from shardq.clock import machine_us
-from shardq.engine.lease import TTL_MS
+from shardq.engine.leases.lease import TTL_MS
 from shardq.inspection import trace
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, Unpack, cast
 from shardq.aio.feed import fed
 from shardq.aio.schedules import Schedule, Schedules
 from shardq.aio.threads import Kind
-from shardq.engine.caller import Caller
+from shardq.engine.handing.caller import Caller
 from shardq.model.names import dead_queue
 from shardq.queue import received
 

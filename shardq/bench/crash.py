@@ -12,7 +12,7 @@ from shardq.bench.job import Job, ended
 from shardq.bench.line import Line
 from shardq.bench.member import Member
 from shardq.bench.puts import body_of
-from shardq.engine.lease import TTL_MS
+from shardq.engine.leases.lease import TTL_MS
 from shardq.errors import ShardqError
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from shardq.bench.line import Line
 from shardq.bench.member import Member
 from shardq.bench.puts import body_of
 from shardq.bench.timers import WAIT_S
-from shardq.engine.lane import SEALED_RUNGS
+from shardq.engine.reading.lane import SEALED_RUNGS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from shardq.cli import jobs, screen
 from shardq.cli.schedulelines import late_ms
-from shardq.engine.hanging import hangs_after_ms
+from shardq.engine.handing.hanging import hangs_after_ms
 from shardq.model.names import (
     is_dead_queue,
     is_schedules_queue,

@@ -19,9 +19,9 @@ import threading
 from typing import TYPE_CHECKING
 
 from shardq import locks
-from shardq.engine.call import Call, passes
-from shardq.engine.care import Care
-from shardq.engine.outcome import ACKED, GIVEN_UP, outcome_of
+from shardq.engine.handing.call import Call, passes
+from shardq.engine.handing.care import Care
+from shardq.engine.handing.outcome import ACKED, GIVEN_UP, outcome_of
 from shardq.errors import StoreCorrupt, UsageError
 from shardq.lifecycle.fate import Fate, Outcome
 from shardq.model.message import Message, last_error
@@ -29,10 +29,10 @@ from shardq.model.message import Message, last_error
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shardq.engine.delivery import Delivery
-    from shardq.engine.ending import Ending
     from shardq.engine.engine import Engine
-    from shardq.engine.starts import Start
+    from shardq.engine.handing.delivery import Delivery
+    from shardq.engine.handing.starts import Start
+    from shardq.engine.storing.ending import Ending
     from shardq.lifecycle.home import QueueHome
     from shardq.model.message import Row
 

@@ -17,21 +17,21 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shardq import locks
-from shardq.engine.delivery import STORED
 from shardq.engine.groups.gifts import Gifts
 from shardq.engine.groups.room import GroupLanes
-from shardq.engine.hanging import Hanging
-from shardq.engine.intake import Intake
-from shardq.engine.lane import RUNGS
-from shardq.engine.lanes import Lanes
-from shardq.engine.member import Member
-from shardq.engine.outbox import Outbox
-from shardq.engine.pages import Pages
-from shardq.engine.reader import Reader
+from shardq.engine.handing.delivery import STORED
+from shardq.engine.handing.hanging import Hanging
+from shardq.engine.handing.starts import Starts
+from shardq.engine.members.member import Member
+from shardq.engine.members.sharing import Sharing
+from shardq.engine.reading.intake import Intake
+from shardq.engine.reading.lane import RUNGS
+from shardq.engine.reading.lanes import Lanes
+from shardq.engine.reading.pages import Pages
+from shardq.engine.reading.reader import Reader
+from shardq.engine.reading.sweeper import Sweeper
 from shardq.engine.rest import Rest
-from shardq.engine.sharing import Sharing
-from shardq.engine.starts import Starts
-from shardq.engine.sweeper import Sweeper
+from shardq.engine.storing.outbox import Outbox
 from shardq.errors import ShardqError, UnknownQueue, UsageError
 from shardq.model.ids import row_ids
 from shardq.stores.tables import LANES
@@ -39,11 +39,12 @@ from shardq.stores.tables import LANES
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from shardq.engine.waiters import Waiters
+    from shardq.engine.handing.waiters import Waiters
     from shardq.lifecycle.home import QueueHome
     from shardq.model.message import Row
     from shardq.model.settings import Settings
     from shardq.records.membership import Heartbeat
+    from shardq.stores.store import Slice
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +54,11 @@ _IDLE_S = 0.11
 _QUIET_S = 0.25
 _QUIET_US = 60_000_000
 """A queue in which nothing was seen for so long is polled more seldom."""
-_IDLE_WATCHED_S = 0.5
+_REST_US = 1_000_000
+"""A queue rests if nothing new was seen for this long: looks then meet no tombstones."""
+_IDLE_LOOKED_AT_S = 1.5
+"""Where a read shared with other queues finds news: settings and heartbeats are due every 3 s."""
+_IDLE_WATCHED_S = 1.0
 """Where the store tells of news, a poll that nobody has asked for finds next to nothing."""
 _STUCK_US = 5_000_000
 _STUCK_LONG_US = 30_000_000
@@ -275,8 +280,10 @@ class Engine:
         else:
             # At rest one read does for poll, first rung and look ahead: a read costs 2 ms of CPU.
             # Polls are rarer then: this rung comes later by as much as one, and reaches further.
+            # The second rung as well where it would pass over no lane.
             now_ms = self._clock.now_ms()
-            if rung is not None and rung.depth_ms < RUNGS[1].depth_ms:
+            longer = RUNGS[1] if self.awaited() is None else RUNGS[2]
+            if rung is not None and rung.depth_ms < longer.depth_ms:
                 new = self.reader.poll(rung.depth_ms + round(self._idle_s * 1e3), at_rest=True)
                 self.sweeper.was_swept(rung, now_ms)
                 rung = None
@@ -309,6 +316,18 @@ class Engine:
         """Log what handlers did not log themselves: which hang, and how many failures more."""
         self.failures.flush()
         self._hanging.look()
+
+    def awaited(self) -> Slice | None:
+        """The rows that would be news for a queue at rest.
+
+        None if only a step finds its news: something was seen lately or is to be done, a lane is
+        another's, or is one for groups, of which there may be many.
+        """
+        news = self.news
+        rests = self._clock.boot_us() - news.seen_us >= _REST_US and not (
+            news.has_failed or news.is_leaving or news.is_there
+        )
+        return self.reader.awaited() if rests and self.is_quiet() else None
 
     def is_quiet(self) -> bool:
         """Whether all that is due in this member's lanes has been read and settled."""
@@ -560,6 +579,10 @@ class Engine:
     @property
     def _idle_s(self) -> float:
         """Seconds from poll to poll at rest."""
+        # A lease is renewed when a third of its time is over, by a step.
+        renew_s = self._settings.lease_ms / 6_000
         if self.news.is_watched:
-            return _IDLE_WATCHED_S
+            return min(_IDLE_WATCHED_S, renew_s)
+        if self.news.is_looked_at and self.awaited() is not None:
+            return min(_IDLE_LOOKED_AT_S, renew_s)
         return _QUIET_S if self.news.stepped_us - self.news.seen_us >= _QUIET_US else _IDLE_S

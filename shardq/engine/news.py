@@ -13,7 +13,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from shardq import locks
-from shardq.engine.lane import READ_AHEAD_MS
+from shardq.engine.reading.lane import READ_AHEAD_MS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,6 +43,7 @@ class News:
         is_near: True if something was put that is due soon, and not looked for yet.
         is_leaving: True if the member has no free slots to tell.
         is_watched: True if the store tells when another process has written.
+        is_looked_at: True if a read for many queues has just looked for the rows awaited here.
         seen_us: When something was last put or read here, time since boot.
         stepped_us: When the last step began, time since boot.
     """
@@ -59,6 +60,7 @@ class News:
         self._changed = locks.condition(self._lock)
         self._spacing = locks.condition(self._lock)
         self._is_rung = self.is_near = self.is_leaving = self.is_watched = False
+        self.is_looked_at = False
         self._freed_us = self._first_us = self._rested_us = self._fails = self.stepped_us = 0
         self.seen_us = self._clock.boot_us()
         self._token: int | None = None
@@ -125,6 +127,11 @@ class News:
             self._freed_us = 0
         return 0
 
+    @property
+    def has_failed(self) -> bool:
+        """True if the last step has failed."""
+        return self._fails > 0
+
     def end_step(self) -> None:
         """A step has done all that was to be done."""
         self._fails = 0
@@ -133,10 +140,12 @@ class News:
         """A step follows, which nobody has waited for by `wait`.
 
         Args:
-            is_watched: True if `on_change` is called when another process has written.
+            is_watched: True if `on_change` is called when another process has written: on a store
+                that does not tell, if the awaited rows were just looked for.
             due_us: Time since boot until which nothing but an outcome needs a step; 0: it is over.
         """
-        self.is_watched = is_watched
+        self.is_looked_at = is_watched and self._store.changed() is None
+        self.is_watched = is_watched and not self.is_looked_at
         self._take(due_us)
 
     def wait(self, seconds: float) -> None:

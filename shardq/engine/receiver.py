@@ -18,9 +18,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
 from shardq import locks
-from shardq.engine.caller import Caller
-from shardq.engine.claims import Claims
 from shardq.engine.engine import Engine
+from shardq.engine.handing.caller import Caller
+from shardq.engine.handing.claims import Claims
 from shardq.errors import (
     ReceiptError,
     ShardqError,
@@ -35,11 +35,12 @@ from shardq.lifecycle.hub import BATCH_ROWS
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from shardq.engine.delivery import Delivery
+    from shardq.engine.handing.delivery import Delivery
     from shardq.engine.stepper import Stepper
     from shardq.lifecycle.home import QueueHome
     from shardq.model.message import Message
     from shardq.model.shard import Position
+    from shardq.stores.store import Slice
 
 _PREFETCH = 1_000
 _LINGER_US = 5_000_000
@@ -254,6 +255,17 @@ class Receiver:
             engine.news.on_change()
         return bool(self._line)
 
+    def awaited(self) -> Slice | None:
+        """The rows for which callers wait while the queue is at rest; None if it is not."""
+        engine = self._engine
+        return engine.awaited() if engine is not None and self._line else None
+
+    def wake(self) -> None:
+        """There are such rows: the next turn steps at once."""
+        engine = self._engine
+        if engine is not None:
+            engine.news.wake()
+
     def _serve(self, *, is_due: bool = False) -> float:
         """Step, and claim what is due for those in line; seconds until the next step is needed.
 
@@ -342,7 +354,7 @@ class Receiver:
         return self._step(engine)
 
     def _step(self, engine: Engine) -> float:
-        engine.news.take(is_watched=self._stepper is not None and self._stepper.is_told)
+        engine.news.take(is_watched=self._stepper is not None and self._stepper.is_told(self))
         self._ticked_s = self._tick()
         delay = min(self._ticked_s, engine.step())
         self._step_us = self._clock.boot_us() + round(delay * 1e6)
@@ -369,7 +381,7 @@ class Receiver:
         """Fire the queue's schedules, where it has any; returns seconds until they are next."""
         if self._ticker is None:
             if not self._register.settings.schedules_used:
-                return _KEEP_S
+                return math.inf
             self._ticker = self._make_ticker()
         return self._ticker.step()
 

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardq.engine.lane import RUNGS
-from shardq.engine.sweeper import NEWS_BACK_MS
+from shardq.engine.reading.lane import RUNGS
+from shardq.engine.reading.sweeper import NEWS_BACK_MS
 from shardq.stores.store import NEVER, Slice
 
 _BRIEF_MAX = 1_000
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from shardq.engine.groups.room import GroupLanes
-    from shardq.engine.intake import Intake
-    from shardq.engine.member import Member
-    from shardq.engine.outbox import Outbox
-    from shardq.engine.starts import Starts
-    from shardq.engine.sweeper import Sweeper
+    from shardq.engine.handing.starts import Starts
+    from shardq.engine.members.member import Member
+    from shardq.engine.reading.intake import Intake
+    from shardq.engine.reading.sweeper import Sweeper
+    from shardq.engine.storing.outbox import Outbox
 
 
 class Rest:

@@ -4,7 +4,8 @@
  stepped ── add ──► due at once ──► turn() ──► due again in so many seconds ─► ...  None: no more
                         ▲
  wake: a put, an end ───┤
- the store has changed ─┘  asked once for all of them, where the store tells
+ the store has changed ─┤  asked once for all of them, where the store tells
+ a row has arrived ─────┘  else one read for all that are at rest
 ```
 
 The thread lives while there is something to step. In a forked child there is neither. An unforeseen
@@ -21,7 +22,7 @@ from shardq.errors import StoreError
 
 if TYPE_CHECKING:
     from shardq.clock import Clock
-    from shardq.stores.store import Store
+    from shardq.stores.store import Slice, Store
 
 _NEWS_S = 0.013
 """How often a store that tells is asked whether another process has written."""
@@ -29,6 +30,15 @@ _SPACING_US = 2_000
 """Two turns of one that is woken are at least so far apart."""
 _BLIND_US = 1_000_000
 """After a store did not tell, so long it is not asked."""
+_LOOK_US = 110_000
+_LOOK_QUIET_US = 250_000
+"""From look to look after a quiet minute."""
+_LOOK_US_MAX = 1_000_000
+_QUIET_US = 60_000_000
+_LOOK_SHARE = 2
+"""A look takes half of the time at most."""
+_LOOKED_AT_MIN = 2
+"""One alone is polled as cheaply by its own turns, and hands out a read sooner."""
 
 
 class Stepped(Protocol):
@@ -39,6 +49,12 @@ class Stepped(Protocol):
 
     def on_change(self) -> bool:
         """Another process has written into the store; True if a turn is to follow."""
+
+    def awaited(self) -> Slice | None:
+        """The rows that would be news for one at rest; None if only a turn finds its news."""
+
+    def wake(self) -> None:
+        """There are such rows: a turn is to follow at once."""
 
 
 class Stepper:
@@ -60,14 +76,16 @@ class Stepper:
         """By when a turn was asked for since the last one began."""
         self._turned_us: dict[Stepped, int] = {}
         self._token: int | None = None
-        self._blind_us = 0
+        self._looked_at: set[Stepped] = set()
+        """Those at rest, of which the last look has found no row."""
+        self._look_us = self._blind_us = 0
+        self._seen_us = clock.boot_us()
         self._is_running = False
         locks.in_child(self, Stepper._begin_child)
 
-    @property
-    def is_told(self) -> bool:
-        """True if the store tells when another process has written."""
-        return self._token is not None
+    def is_told(self, one: Stepped) -> bool:
+        """True if a turn of one follows when another process has written what concerns it."""
+        return self._token is not None or one in self._looked_at
 
     def add(self, one: Stepped, seconds: float = 0.0) -> None:
         """Step one from now on, where it is not stepped already.
@@ -173,6 +191,7 @@ class Stepper:
         """Wait for the next whose turn it is; None where there is nobody left."""
         while True:
             has_changed = self._has_changed()
+            self._look()
             with self._lock:
                 if has_changed:
                     self._on_change()
@@ -184,6 +203,8 @@ class Stepper:
                 if left_us <= 0:
                     return first
                 is_told = self._token is not None
+                if self._looked_at:
+                    left_us = min(left_us, max(self._look_us - self._clock.boot_us(), 1))
                 seconds = left_us / 1e6
                 self._clock.wait(self._news, min(seconds, _NEWS_S) if is_told else seconds)
 
@@ -193,6 +214,33 @@ class Stepper:
             if one.on_change():
                 at_us = max(now_us, self._turned_us.get(one, 0) + _SPACING_US)
                 self._due_us[one] = min(due_us, at_us)
+
+    def _look(self) -> None:
+        """Look, in one read, for rows of all that are at rest, and wake those that have some."""
+        now_us = self._clock.boot_us()
+        if self._token is not None or now_us < self._look_us:
+            return
+        with self._lock:
+            stepped = list(self._due_us)
+        wanted: dict[Stepped, Slice] = {}
+        if len(stepped) >= _LOOKED_AT_MIN:
+            wanted = {one: rows for one in stepped if (rows := one.awaited()) is not None}
+        try:
+            found = self._store.occupied_queues(list(wanted.values())) if wanted else set()
+        except StoreError:
+            # What steps learns of it, and says so.
+            self._looked_at = set()
+            self._look_us = self._clock.boot_us() + _BLIND_US
+            return
+        arrived = [one for one, rows in wanted.items() if rows.queue in found]
+        self._looked_at = wanted.keys() - arrived
+        if len(wanted) < len(stepped) or arrived:
+            self._seen_us = now_us
+        every_us = _LOOK_QUIET_US if now_us - self._seen_us >= _QUIET_US else _LOOK_US
+        took_us = self._clock.boot_us() - now_us
+        self._look_us = now_us + min(max(every_us, _LOOK_SHARE * took_us), _LOOK_US_MAX)
+        for one in arrived:
+            one.wake()
 
     def _has_changed(self) -> bool:
         """True if another process has written since this was asked last."""
@@ -213,4 +261,5 @@ class Stepper:
         self._asked_us.clear()
         self._turned_us.clear()
         self._token = None
+        self._looked_at = set()
         self._is_running = False

@@ -1,6 +1,7 @@
 """How deliveries end, and what follows for those that were not acked.
 
-`engine/outcome.py` reads the outcome from a handler, `planner.py` plans the change of the row.
+`engine/handing/outcome.py` reads the outcome from a handler, and `planner.py` plans the change of
+the row.
 """
 
 from __future__ import annotations

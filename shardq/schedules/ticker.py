@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING
 
 from shardq import locks
 from shardq.engine.engine import Engine
-from shardq.engine.hanging import span_text
-from shardq.engine.outcome import ACKED, GIVEN_UP, LEFT
+from shardq.engine.handing.hanging import span_text
+from shardq.engine.handing.outcome import ACKED, GIVEN_UP, LEFT
 from shardq.errors import (
     KeyTaken,
     ShardqError,
@@ -47,7 +47,7 @@ from shardq.schedules.tick import Tick, headers_of, id_of, is_plain, lead_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from shardq.engine.delivery import Delivery
+    from shardq.engine.handing.delivery import Delivery
     from shardq.engine.rest import Rest
     from shardq.lifecycle.settle import Settler
     from shardq.model.shard import Position

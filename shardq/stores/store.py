@@ -1,8 +1,8 @@
 """The store seam: dumb verbs on rows, leases, registers and logs.
 
 ```
- Rows       insert delete find move move_once edit read count occupied next_minute
-            indexed mend_index shards
+ Rows       insert delete find move move_once edit read count occupied occupied_queues
+            next_minute indexed mend_index shards
  Leases     take renew release locks lane_locks waiting list_minutes
  Registers  note notes erase records write_records
  Logs       record recorded history insert_once
@@ -324,6 +324,13 @@ class Rows(Protocol):
         """The shards of minutes x lanes with a row or note, by (minute, lane). Cheap for thousands.
 
         A shard with too many deleted rows to find out is included.
+        """
+
+    def occupied_queues(self, wanted: Sequence[Slice]) -> set[str]:
+        """The queues of slices of many queues that have a row or note in one of their slices.
+
+        Cassandra: one read for all slices of the same minutes. It covers the dues of all of them,
+        so a queue may be named for a row due shortly before or after its own slice.
         """
 
     def next_minute(self, queue: str, minute: int) -> int | None:

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, Unpack, overload
 
 from shardq.connection import Connection
-from shardq.engine.handler import check_function, is_any
+from shardq.engine.handing.handler import check_function, is_any
 from shardq.errors import BadSetting, UsageError, shown
 from shardq.lifecycle.keyed import Answer
 from shardq.model import names

@@ -11,7 +11,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from shardq import locks
-from shardq.engine.outcome import Bury
+from shardq.engine.handing.outcome import Bury
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -6,7 +6,7 @@ import inspect
 import string
 from typing import TYPE_CHECKING, Any
 
-from shardq.engine.handler import check_function, is_any
+from shardq.engine.handing.handler import check_function, is_any
 from shardq.errors import BadArguments, BadSetting, shown
 from shardq.tasks.options import BATCH_MAX
 

@@ -19,8 +19,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from shardq import locks
-from shardq.engine.call import end_child
-from shardq.engine.hanging import place_of
+from shardq.engine.handing.call import end_child
+from shardq.engine.handing.hanging import place_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

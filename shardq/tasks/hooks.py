@@ -8,7 +8,7 @@ import logging
 import threading
 from typing import TYPE_CHECKING, Any
 
-from shardq.engine.handler import is_any
+from shardq.engine.handing.handler import is_any
 from shardq.errors import BadApp
 from shardq.tasks.limits import TimeLimit
 

@@ -28,9 +28,9 @@ from typing import TYPE_CHECKING, Any
 
 from shardq import locks
 from shardq.clock import SystemClock
-from shardq.engine.call import end_child
-from shardq.engine.hanging import span_text, stack_text
-from shardq.engine.outcome import Snooze, is_own
+from shardq.engine.handing.call import end_child
+from shardq.engine.handing.hanging import span_text, stack_text
+from shardq.engine.handing.outcome import Snooze, is_own
 from shardq.model.times import duration_text
 from shardq.tasks.clockloop import ClockLoop
 from shardq.tasks.executor import Call, Executor, calls_of, place_of_calls

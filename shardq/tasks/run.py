@@ -8,7 +8,7 @@ from shardq import locks
 from shardq.tasks.context import Context
 
 if TYPE_CHECKING:
-    from shardq.engine.ending import Ending
+    from shardq.engine.storing.ending import Ending
     from shardq.model.message import Message
     from shardq.tasks.definition import Definition
     from shardq.tasks.options import Policy

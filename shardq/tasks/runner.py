@@ -8,7 +8,7 @@
 ```
 
 Jobs that are `async`, have a time limit or come in batches are held: their deliveries end when they
-do, or when their time is over, whichever is first (`engine/ending.py`).
+do, or when their time is over, whichever is first (`engine/storing/ending.py`).
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from shardq import locks
-from shardq.engine.call import end_child, passes
-from shardq.engine.handler import finished, unrun
-from shardq.engine.hanging import span_text
-from shardq.engine.outcome import ACKED, Bury, Discard, Retry, Snooze, outcome_of
+from shardq.engine.handing.call import end_child, passes
+from shardq.engine.handing.handler import finished, unrun
+from shardq.engine.handing.hanging import span_text
+from shardq.engine.handing.outcome import ACKED, Bury, Discard, Retry, Snooze, outcome_of
 from shardq.errors import BadResult, ShardqError, UsageError
 from shardq.lifecycle.fate import LOST, OUT_OF_ATTEMPTS, Fate, Outcome
 from shardq.model.message import first_line, spent_reason
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping
 
     from shardq.clock import Clock
-    from shardq.engine.ending import Ending
+    from shardq.engine.storing.ending import Ending
     from shardq.model.message import Message
     from shardq.tasks.batches import Batches
     from shardq.tasks.keeping import Keeping

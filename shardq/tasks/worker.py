@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardq import consumer
 from shardq.consumer import Consumer
-from shardq.engine.crew import Crew
+from shardq.engine.handing.crew import Crew
 from shardq.engine.stepper import Stepper
 from shardq.errors import BadSetting, UsageError, shown
 from shardq.model import names

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from shardq.engine.outcome import Request
+from shardq.engine.handing.outcome import Request
 from shardq.errors import UsageError, shown
 from shardq.lifecycle.fate import Fate
 from shardq.model.names import is_dead_queue, is_schedules_queue

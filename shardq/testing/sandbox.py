@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Unpack
 
-    from shardq.engine.delivery import Delivery
+    from shardq.engine.handing.delivery import Delivery
     from shardq.lifecycle.fate import Outcome
     from shardq.model.message import Row
     from shardq.model.settings import QueueOptions

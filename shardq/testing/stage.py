@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from shardq.clock import BootTime
 from shardq.connection import Connection
-from shardq.engine.handler import check_function
+from shardq.engine.handing.handler import check_function
 from shardq.errors import StoreTimeout, StoreUnavailable
 from shardq.model.times import Duration, duration_ms
 from shardq.stores.sqlite import SqliteStore

@@ -19,7 +19,7 @@ from faults.play import HELD_UP_MAX, Play
 from faults.proxy import Fate, Proxy
 from faults.refusals import Refusals, refusals
 from shardq.clock import SystemClock
-from shardq.engine.lease import TTL_MS
+from shardq.engine.leases.lease import TTL_MS
 from shardq.errors import StoreTimeout, StoreUnavailable
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
-from shardq.engine.lease import TTL_MS
+from shardq.engine.leases.lease import TTL_MS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

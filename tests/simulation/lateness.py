@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from shardq.engine.lane import RUNGS
+from shardq.engine.reading.lane import RUNGS
 from simulation.calm import Calm, indices_filled, lanes_read
 from simulation.case import QUEUE, Breach, Case
 from simulation.stories import clock_of, story

@@ -12,23 +12,23 @@ from typing import TYPE_CHECKING, Any
 
 from shardq.clock import SystemClock
 from shardq.consumer import Consumer
-from shardq.engine.care import Care
 from shardq.engine.deliverer import Deliverer
-from shardq.engine.discards import Discards
 from shardq.engine.engine import Engine
 from shardq.engine.groups.lane import Group
 from shardq.engine.groups.room import GroupLanes
 from shardq.engine.groups.waiting import WaitingList
-from shardq.engine.intake import Intake
-from shardq.engine.lane import Lane
-from shardq.engine.lease import Leases
-from shardq.engine.memory import Memory
-from shardq.engine.outbox import Outbox
-from shardq.engine.pages import Pages
-from shardq.engine.reader import Reader
-from shardq.engine.sharing import Sharing
-from shardq.engine.starts import Starts
-from shardq.engine.sweeper import Sweeper
+from shardq.engine.handing.care import Care
+from shardq.engine.handing.starts import Starts
+from shardq.engine.leases.lease import Leases
+from shardq.engine.members.sharing import Sharing
+from shardq.engine.reading.intake import Intake
+from shardq.engine.reading.lane import Lane
+from shardq.engine.reading.memory import Memory
+from shardq.engine.reading.pages import Pages
+from shardq.engine.reading.reader import Reader
+from shardq.engine.reading.sweeper import Sweeper
+from shardq.engine.storing.discards import Discards
+from shardq.engine.storing.outbox import Outbox
 from shardq.inspection import audit
 from shardq.lifecycle import planner, pointers
 from shardq.lifecycle.keyed import Keyed

@@ -12,7 +12,7 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING
 
-from shardq.engine.lane import SEALED_RUNGS
+from shardq.engine.reading.lane import SEALED_RUNGS
 from shardq.model.ids import birth_us, row_ids
 from shardq.model.message import Row
 from simulation.case import QUEUE, STEWARD

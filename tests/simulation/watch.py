@@ -8,7 +8,7 @@ from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from shardq.engine.lane import READ_AHEAD_MS
+from shardq.engine.reading.lane import READ_AHEAD_MS
 from shardq.model.ids import RowIds
 from shardq.model.message import moved
 from shardq.model.shard import Layout

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import shardq
 from shardq.clock import SystemClock
-from shardq.engine.lane import SEALED_RUNGS
+from shardq.engine.reading.lane import SEALED_RUNGS
 from shardq.errors import ClockError, KeyTaken, StoreError, UnknownQueue
 from shardq.model.ids import birth_us, row_ids
 from shardq.model.message import Row

@@ -685,6 +685,23 @@ def test_occupied_finds_the_shards_with_rows_in_order(store: Store, queue: str) 
     ]
 
 
+def test_occupied_queues_names_the_queues_with_a_row_in_their_slice(
+    store: Store, queue: str
+) -> None:
+    late, other, empty = (f"{queue}-{name}" for name in ("late", "other", "empty"))
+    store.insert([make_row(queue), make_row(late, BASE_MS + 9), make_row(other, lane=3)])
+    wanted = [
+        Slice(name, [BASE_MINUTE], lanes, BASE_MS - 1, BASE_MS + 5, limit=1)
+        for name, lanes in ((queue, [0, 1]), (late, [0]), (other, [0, 1]), (empty, [0]))
+    ]
+    assert store.occupied_queues(wanted) == {queue}
+    assert store.occupied_queues([wanted[2]._replace(lanes=[3])]) == {other}
+    next_one = wanted[0]._replace(minutes=[BASE_MINUTE + 1])
+    assert store.occupied_queues([next_one, wanted[2]._replace(lanes=[3])]) == {other}
+    store.delete([row.position for row in store.read(wanted[0])])
+    assert store.occupied_queues(wanted) == set()
+
+
 def test_an_index_tells_the_next_minute_with_rows_in_whatever_lane(
     store: Store, queue: str, kind: str
 ) -> None:

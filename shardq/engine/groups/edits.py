@@ -5,13 +5,13 @@ from __future__ import annotations
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from shardq.engine.delivery import Delivery
+from shardq.engine.handing.delivery import Delivery
 from shardq.model.message import SERIALS_AFTER_TAKEOVER, SERIALS_OF_OTHERS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from shardq.engine.member import Member
+    from shardq.engine.members.member import Member
     from shardq.model.message import Row
     from shardq.model.shard import Position
 

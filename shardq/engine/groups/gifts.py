@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from shardq.engine.groups.room import GroupLanes
-    from shardq.engine.lanes import Lanes
-    from shardq.engine.member import Member
-    from shardq.engine.outbox import Outbox
+    from shardq.engine.members.member import Member
+    from shardq.engine.reading.lanes import Lanes
+    from shardq.engine.storing.outbox import Outbox
 
 log = logging.getLogger(__name__)
 

@@ -20,8 +20,8 @@ from shardq.model.ids import order_key
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
 
-    from shardq.engine.delivery import Delivery
-    from shardq.engine.lease import Lease
+    from shardq.engine.handing.delivery import Delivery
+    from shardq.engine.leases.lease import Lease
     from shardq.model.message import Row
 
 Place: TypeAlias = tuple[int, bytes]

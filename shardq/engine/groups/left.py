@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shardq.engine.groups.lane import LAST, place_of
-from shardq.engine.pages import PAGE_BYTES, PROBE_MINUTES, ROW_BYTES
+from shardq.engine.reading.pages import PAGE_BYTES, PROBE_MINUTES, ROW_BYTES
 from shardq.model.ids import from_order_key
 from shardq.stores.store import Slice
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from shardq.engine.groups.lane import GroupLane, Place
-    from shardq.engine.member import Member
+    from shardq.engine.members.member import Member
     from shardq.model.message import Row
 
 _PAGE = 1_000

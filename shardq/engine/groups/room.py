@@ -27,22 +27,22 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from shardq import locks
-from shardq.engine.delivery import Delivery
 from shardq.engine.groups.edits import Edits
 from shardq.engine.groups.lane import GROUP_ROWS_MIN, GroupLane, place_of
 from shardq.engine.groups.left import Left
 from shardq.engine.groups.waiting import WaitingList
-from shardq.engine.pages import BYTES_MAX, TURN_US
+from shardq.engine.handing.delivery import Delivery
+from shardq.engine.reading.pages import BYTES_MAX, TURN_US
 from shardq.errors import StoreTimeout, StoreUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-    from shardq.engine.delivery import Delivery
     from shardq.engine.groups.lane import Group
-    from shardq.engine.lane import Lane
-    from shardq.engine.lease import Lease
-    from shardq.engine.member import Member
+    from shardq.engine.handing.delivery import Delivery
+    from shardq.engine.leases.lease import Lease
+    from shardq.engine.members.member import Member
+    from shardq.engine.reading.lane import Lane
     from shardq.model.message import Row
     from shardq.model.shard import Layout, Position
 

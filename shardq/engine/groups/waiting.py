@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from shardq.engine.groups.lane import GroupLane
-    from shardq.engine.member import Member
+    from shardq.engine.members.member import Member
     from shardq.model.message import Row
 
 _HINT_MS = 60_000

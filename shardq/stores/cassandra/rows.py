@@ -25,7 +25,7 @@ from shardq.model.shard import Position, Shard
 from shardq.stores.cassandra import cells
 from shardq.stores.cassandra.failures import READ_ERRORS
 from shardq.stores.cassandra.minutes import NOTED_MAX, Minutes
-from shardq.stores.cassandra.stretch import CONDITIONS, Stretch
+from shardq.stores.cassandra.stretch import CONDITIONS, READ_SHARDS, Stretch
 from shardq.stores.store import Slice, Tally
 
 if TYPE_CHECKING:
@@ -119,6 +119,11 @@ _COUNTS = {
 }
 _OCCUPIED = {c: f"{_PLACES} {_IN_SHARDS} {c} PER PARTITION LIMIT 1" for c in CONDITIONS.values()}
 _FIRST = {c: f"{_FIRSTS} {c} PER PARTITION LIMIT 1 ALLOW FILTERING" for c in CONDITIONS.values()}
+
+_OCCUPIED_QUEUES = (
+    "SELECT queue, lane FROM {}.messages WHERE queue IN ? AND minute IN ? AND lane IN ? "
+    "AND due > ? AND due <= ? PER PARTITION LIMIT 1"
+)
 
 _Asked = tuple[Stretch, int | None]
 """The rows that a read covers, and the most rows of each shard; None: rows are counted."""
@@ -450,6 +455,24 @@ class Rows:
             for shard in self.occupied(half.queue, half.minutes, half.lanes)
         )
 
+    def occupied_queues(self, wanted: Sequence[Slice]) -> set[str]:
+        """The queues of slices that have a row there, or a stub."""
+        places = {(one.queue, lane) for one in wanted for lane in one.lanes}
+        by_minutes: dict[tuple[int, ...], list[Slice]] = {}
+        for one in wanted:
+            by_minutes.setdefault(tuple(one.minutes), []).append(one)
+        statements = (
+            self._session.bound(_OCCUPIED_QUEUES, values)
+            for minutes, slices in by_minutes.items()
+            for values in _queues_of(minutes, slices)
+        )
+        return {
+            queue
+            for page in self._session.read(statements, "occupied queues")
+            for queue, lane in page
+            if (queue, lane) in places
+        }
+
     def next_minute(self, queue: str, minute: int) -> int | None:  # noqa: ARG002 - of none
         """None: the index is not read for this."""
         return None
@@ -640,6 +663,21 @@ def _parts(asked: Sequence[_Asked]) -> Sequence[_Asked]:
         return asked
     ((stretch, limit),) = asked
     return [(half, limit) for half in stretch.halves()]
+
+
+def _queues_of(minutes: Sequence[int], slices: Sequence[Slice]) -> Iterator[list[bytes]]:
+    """The values of each query for the queues of slices; all lanes are asked for in each queue."""
+    lanes = sorted({lane for one in slices for lane in one.lanes})
+    step = max(1, READ_SHARDS // max(len(minutes) * len(lanes), 1))
+    for n in range(0, len(slices), step):
+        some = slices[n : n + step]
+        yield [
+            cells.listed({one.queue.encode() for one in some}),
+            cells.bigints(minutes),
+            cells.ints(lanes),
+            cells.bigint(min(one.after_ms for one in some)),
+            cells.bigint(max(one.until_ms for one in some)),
+        ]
 
 
 def _limit_of(shard: Shard, wanted: Sequence[Slice]) -> int:

@@ -397,6 +397,10 @@ class SqliteStore(SqliteRegisters, SqliteHistory):
             found = _occupied(connection, queue, minutes, lanes)
         return [Shard(queue, minute, lane) for minute, lane in found]
 
+    def occupied_queues(self, wanted: Sequence[Slice]) -> set[str]:
+        """The queues of slices that have a row there."""
+        return {row.shard.queue for row in self.read(*(_first_of(one) for one in wanted))}
+
     def next_minute(self, queue: str, minute: int) -> int | None:
         """The first minute, from this one on, in which a queue has a row; one look-up, 5 us."""
         with self._database.reading() as connection:
@@ -670,6 +674,10 @@ def _rows(shard: Shard, found: Iterable[tuple[Any, ...]]) -> list[Row]:
             f"a row of queue {shard.queue!r} (minute {shard.minute}, lane {shard.lane}) is "
             f"damaged: its id is none; delete that row, or restore the store from a copy."
         ) from error
+
+
+def _first_of(wanted: Slice) -> Slice:
+    return wanted._replace(limit=1, bodies=False)
 
 
 def _occupied(

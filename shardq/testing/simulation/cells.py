@@ -214,6 +214,10 @@ class Cells:
         with self._lock:
             return self._live_shards(queue, minutes, lanes)
 
+    def occupied_queues(self, wanted: Sequence[Slice]) -> set[str]:
+        """The queues of slices that have a row there."""
+        return {one.queue for one in wanted if self.read(one)}
+
     def shards(self, queue: str) -> Iterator[Shard]:
         """The shards of a queue that have a row, as they are when each is asked for."""
         with self._lock:

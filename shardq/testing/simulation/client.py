@@ -194,6 +194,10 @@ class SimulatedStore(Calls, SimulatedHistory):
         """Those of minutes x lanes that have a row."""
         return self._read("occupied", lambda: self._cells.occupied(queue, minutes, lanes))
 
+    def occupied_queues(self, wanted: Sequence[Slice]) -> set[str]:
+        """The queues of slices that have a row there."""
+        return self._read("occupied_queues", lambda: self._cells.occupied_queues(wanted))
+
     def next_minute(self, queue: str, minute: int) -> int | None:  # noqa: ARG002 - of none
         """None: no index tells."""
         return None

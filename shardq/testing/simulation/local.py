@@ -304,6 +304,10 @@ class LocalStore(Calls):
         """Those of minutes x lanes that have a row."""
         return self._read("occupied", lambda: self._store.occupied(queue, minutes, lanes))
 
+    def occupied_queues(self, wanted: Sequence[Slice]) -> set[str]:
+        """The queues of slices that have a row there."""
+        return self._read("occupied_queues", lambda: self._store.occupied_queues(wanted))
+
     def next_minute(self, queue: str, minute: int) -> int | None:
         """The first minute, from this one on, in which a queue has a row."""
         return self._read("next_minute", lambda: self._store.next_minute(queue, minute))

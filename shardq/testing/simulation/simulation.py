@@ -29,7 +29,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from shardq import clock, connection, locks
-from shardq.engine import call
+from shardq.engine.handing import call
 from shardq.lifecycle import producer
 from shardq.model.ids import row_ids
 from shardq.records import keeper, membership

@@ -17,17 +17,17 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from shardq import locks
-from shardq.engine.call import Call
-from shardq.engine.failures import exc_info_of, one_line, sound_traceback
-from shardq.engine.hanging import hangs_after_ms, place_of, span_text
-from shardq.engine.outcome import outcome_of
+from shardq.engine.handing.call import Call
+from shardq.engine.handing.failures import exc_info_of, one_line, sound_traceback
+from shardq.engine.handing.hanging import hangs_after_ms, place_of, span_text
+from shardq.engine.handing.outcome import outcome_of
 from shardq.model.message import Message
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from shardq.clock import Clock
-    from shardq.engine.failures import Failures
+    from shardq.engine.handing.failures import Failures
     from shardq.model.message import Row
     from shardq.records.register import Register
 

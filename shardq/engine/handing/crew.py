@@ -12,14 +12,14 @@ import threading
 from typing import TYPE_CHECKING, NamedTuple
 
 from shardq import locks
-from shardq.engine.waiters import Waiters
+from shardq.engine.handing.waiters import Waiters
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from shardq.clock import Clock
-    from shardq.engine.delivery import Delivery
-    from shardq.engine.ready import Ready
+    from shardq.engine.handing.delivery import Delivery
+    from shardq.engine.handing.ready import Ready
     from shardq.engine.stepper import Stepper
 
 _YIELD_EVERY = 32

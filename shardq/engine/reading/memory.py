@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from shardq.engine.delivery import Delivery
+from shardq.engine.handing.delivery import Delivery
 from shardq.model import names
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from shardq.engine.lane import Lane
-    from shardq.engine.lease import Lease
+    from shardq.engine.leases.lease import Lease
+    from shardq.engine.reading.lane import Lane
     from shardq.lifecycle.home import QueueHome
     from shardq.model.message import Row
     from shardq.model.shard import Shard

@@ -10,20 +10,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardq.engine.courier import Courier
-from shardq.engine.discards import Discards
-from shardq.engine.failures import Failures
-from shardq.engine.lease import Leases, new_holder
-from shardq.engine.memory import Memory
+from shardq.engine.handing.failures import Failures
+from shardq.engine.handing.ready import Ready
+from shardq.engine.leases.lease import Leases, new_holder
 from shardq.engine.news import News
-from shardq.engine.ready import Ready
+from shardq.engine.reading.memory import Memory
+from shardq.engine.storing.courier import Courier
+from shardq.engine.storing.discards import Discards
 from shardq.records.membership import Membership
 from shardq.records.presence import Presence
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shardq.engine.waiters import Waiters
+    from shardq.engine.handing.waiters import Waiters
     from shardq.lifecycle.home import QueueHome
 
 

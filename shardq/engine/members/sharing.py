@@ -24,9 +24,9 @@ from shardq.records.membership import Heartbeat, ranking, runs_told
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from shardq.engine.delivery import Delivery
-    from shardq.engine.member import Member
-    from shardq.engine.outbox import Outbox
+    from shardq.engine.handing.delivery import Delivery
+    from shardq.engine.members.member import Member
+    from shardq.engine.storing.outbox import Outbox
     from shardq.model.message import Row
 
 log = logging.getLogger(__name__)

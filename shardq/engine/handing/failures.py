@@ -15,14 +15,14 @@ from collections import Counter, deque
 from typing import TYPE_CHECKING, Any
 
 from shardq import locks
-from shardq.engine.outcome import Request, users_frames
+from shardq.engine.handing.outcome import Request, users_frames
 from shardq.lifecycle.fate import Fate, Outcome, decided
 from shardq.model.message import first_line, sound_text
 from shardq.model.names import is_dead_queue
 from shardq.model.times import duration_text
 
 if TYPE_CHECKING:
-    from shardq.engine.delivery import Delivery
+    from shardq.engine.handing.delivery import Delivery
     from shardq.lifecycle.home import QueueHome
 
 log = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from shardq.records.ledger import End
 
 if TYPE_CHECKING:
-    from shardq.engine.delivery import Delivery
+    from shardq.engine.handing.delivery import Delivery
     from shardq.lifecycle.home import QueueHome
     from shardq.model.message import Row
     from shardq.model.shard import Position

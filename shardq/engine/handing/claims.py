@@ -24,10 +24,10 @@ from shardq.stores.store import Move
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from shardq.engine.caller import Caller
-    from shardq.engine.delivery import Delivery
     from shardq.engine.engine import Engine
-    from shardq.engine.starts import Start
+    from shardq.engine.handing.caller import Caller
+    from shardq.engine.handing.delivery import Delivery
+    from shardq.engine.handing.starts import Start
     from shardq.lifecycle.home import QueueHome
     from shardq.model.shard import Position
 

@@ -16,15 +16,15 @@ import heapq
 import logging
 from typing import TYPE_CHECKING
 
-from shardq.engine.outcome import GIVEN_UP, LEFT
+from shardq.engine.handing.outcome import GIVEN_UP, LEFT
 from shardq.errors import ShardqError, StoreTimeout
 from shardq.model.message import SERIALS_AFTER_TAKEOVER
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shardq.engine.delivery import Delivery
-    from shardq.engine.memory import Memory
+    from shardq.engine.handing.delivery import Delivery
+    from shardq.engine.reading.memory import Memory
     from shardq.lifecycle.fate import Outcome
     from shardq.lifecycle.home import QueueHome
 

@@ -16,8 +16,8 @@ import math
 from itertools import chain, islice
 from typing import TYPE_CHECKING, TypeAlias
 
-from shardq.engine.delivery import Delivery
-from shardq.engine.waiters import Waiters
+from shardq.engine.handing.delivery import Delivery
+from shardq.engine.handing.waiters import Waiters
 from shardq.model.ids import order_key
 
 if TYPE_CHECKING:

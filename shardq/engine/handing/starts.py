@@ -17,8 +17,8 @@ import logging
 from typing import TYPE_CHECKING
 
 from shardq import locks
-from shardq.engine.delivery import END
-from shardq.engine.outcome import CANCELLED, DROPPED, GIVEN_UP, LEFT
+from shardq.engine.handing.delivery import END
+from shardq.engine.handing.outcome import CANCELLED, DROPPED, GIVEN_UP, LEFT
 from shardq.errors import ShardqError, StoreCorrupt, StoreTimeout, StoreUnavailable
 from shardq.lifecycle.fate import BEHIND_A_RUN, Fate, Outcome
 from shardq.model import names
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from shardq.clock import Clock
-    from shardq.engine.delivery import Delivery
-    from shardq.engine.member import Member
-    from shardq.engine.outbox import Outbox
+    from shardq.engine.handing.delivery import Delivery
+    from shardq.engine.members.member import Member
+    from shardq.engine.storing.outbox import Outbox
     from shardq.model.message import Row
     from shardq.stores.tables import Change
 

@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NoReturn
 
 from shardq import locks
-from shardq.engine.handler import undone
+from shardq.engine.handing.handler import undone
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,13 +12,13 @@ import threading
 import traceback
 from typing import TYPE_CHECKING
 
-from shardq.engine.outcome import is_own
+from shardq.engine.handing.outcome import is_own
 from shardq.model.times import duration_text
 
 if TYPE_CHECKING:
-    from shardq.engine.delivery import Delivery
-    from shardq.engine.member import Member
-    from shardq.engine.outbox import Outbox
+    from shardq.engine.handing.delivery import Delivery
+    from shardq.engine.members.member import Member
+    from shardq.engine.storing.outbox import Outbox
     from shardq.model.settings import Settings
 
 log = logging.getLogger(__name__)

@@ -10,19 +10,26 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, NamedTuple
 
-from shardq.engine.lane import SEALED_RUNGS, SLICE_MS_MIN, SLICES, SPAN_MS_MIN, SWEPT, Ladder
-from shardq.engine.pages import PROBE_MINUTES, QUICK_US, TURN_US
+from shardq.engine.reading.lane import (
+    SEALED_RUNGS,
+    SLICE_MS_MIN,
+    SLICES,
+    SPAN_MS_MIN,
+    SWEPT,
+    Ladder,
+)
+from shardq.engine.reading.pages import PROBE_MINUTES, QUICK_US, TURN_US
 from shardq.errors import StoreTimeout, StoreUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from shardq.engine.groups.room import GroupLanes
-    from shardq.engine.intake import Intake
-    from shardq.engine.lane import Lane, Rung
-    from shardq.engine.member import Member
-    from shardq.engine.pages import Pages
-    from shardq.engine.reader import Reader
+    from shardq.engine.members.member import Member
+    from shardq.engine.reading.intake import Intake
+    from shardq.engine.reading.lane import Lane, Rung
+    from shardq.engine.reading.pages import Pages
+    from shardq.engine.reading.reader import Reader
     from shardq.model.shard import Layout
 
 log = logging.getLogger(__name__)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from shardq.clock import Clock
-    from shardq.engine.delivery import Delivery
+    from shardq.engine.handing.delivery import Delivery
 
 _WAIT_MAX_S = 1.0
 

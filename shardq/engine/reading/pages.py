@@ -12,9 +12,9 @@ from shardq.stores.store import Slice
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from shardq.engine.lane import Lane
-    from shardq.engine.lease import Lease
-    from shardq.engine.member import Member
+    from shardq.engine.leases.lease import Lease
+    from shardq.engine.members.member import Member
+    from shardq.engine.reading.lane import Lane
     from shardq.model.message import Row
     from shardq.model.shard import Layout, Shard
 

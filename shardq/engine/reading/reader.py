@@ -17,7 +17,7 @@ from collections import Counter, deque
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from shardq.engine.lane import (
+from shardq.engine.reading.lane import (
     MISSED_MS,
     MISSED_MS_MAX,
     READ_AHEAD_MS,
@@ -25,7 +25,14 @@ from shardq.engine.lane import (
     SLICES,
     SPAN_MS_MIN,
 )
-from shardq.engine.pages import BYTES_MAX, PAGE_BYTES, PROBE_MINUTES, QUICK_US, ROW_BYTES, TURN_US
+from shardq.engine.reading.pages import (
+    BYTES_MAX,
+    PAGE_BYTES,
+    PROBE_MINUTES,
+    QUICK_US,
+    ROW_BYTES,
+    TURN_US,
+)
 from shardq.errors import StoreTimeout, StoreUnavailable
 from shardq.model.ids import order_key
 from shardq.stores.store import Slice
@@ -34,10 +41,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from shardq.engine.groups.room import GroupLanes
-    from shardq.engine.intake import Intake
-    from shardq.engine.lane import Lane
-    from shardq.engine.member import Member
-    from shardq.engine.pages import Pages
+    from shardq.engine.members.member import Member
+    from shardq.engine.reading.intake import Intake
+    from shardq.engine.reading.lane import Lane
+    from shardq.engine.reading.pages import Pages
     from shardq.model.message import Row
     from shardq.model.shard import Layout, Shard
 
@@ -168,6 +175,18 @@ class Reader:
         return not self._memory.known and all(
             lane.is_current(until_ms, self._layout) for lane in self._memory.polled
         )
+
+    def awaited(self) -> Slice | None:
+        """The rows that a poll at rest would read, but for late ones; None if lanes are read apart.
+
+        A lane that is another's is tried again and again; one for groups is read more rarely.
+        """
+        now_ms, polled = self._clock.now_ms(), self._memory.polled
+        if self._isolated or not polled or any(one.of_groups or one.retry_ms for one in polled):
+            return None
+        back_ms = RUNGS[0].depth_ms + RUNGS[0].every_ms
+        until_ms = now_ms + READ_AHEAD_MS
+        return self._pages.slice(polled, now_ms - back_ms, until_ms, "news", limit=1)
 
     def look_ahead(self, *, at_once: bool = False) -> None:
         """Read rows due in the next 2 s, every second, so that they fire on their millisecond."""

@@ -20,7 +20,7 @@ from shardq import locks
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shardq.engine.delivery import Delivery
+    from shardq.engine.handing.delivery import Delivery
     from shardq.lifecycle.fate import Outcome
 
 

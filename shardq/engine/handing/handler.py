@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Gene
 from functools import partial
 from typing import Any
 
-from shardq.engine.outcome import Request
+from shardq.engine.handing.outcome import Request
 from shardq.errors import BadSetting, shown
 
 _ASYNC = "give `lambda message: asyncio.run(handle(message))`"

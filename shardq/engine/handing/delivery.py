@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Final
 from shardq import locks
 
 if TYPE_CHECKING:
-    from shardq.engine.lease import Lease
+    from shardq.engine.leases.lease import Lease
     from shardq.model.message import Row
 
 

@@ -19,8 +19,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from shardq.engine.courier import Errand
-from shardq.engine.delivery import (
+from shardq.engine.handing.delivery import (
     END,
     KEEP,
     LOSE,
@@ -31,8 +30,9 @@ from shardq.engine.delivery import (
     STORED,
     WITHDRAW,
 )
-from shardq.engine.ending import Endings
-from shardq.engine.lane import READ_AHEAD_MS
+from shardq.engine.reading.lane import READ_AHEAD_MS
+from shardq.engine.storing.courier import Errand
+from shardq.engine.storing.ending import Endings
 from shardq.errors import ShardqError, StoreUnavailable
 from shardq.lifecycle.fate import LOST, Fate, Outcome
 from shardq.model.message import Row, spent_reason
@@ -42,9 +42,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from collections.abc import Set as AbstractSet
 
-    from shardq.engine.delivery import Delivery
     from shardq.engine.groups.room import GroupLanes
-    from shardq.engine.member import Member
+    from shardq.engine.handing.delivery import Delivery
+    from shardq.engine.members.member import Member
     from shardq.model.shard import Position
     from shardq.stores.store import Move
 

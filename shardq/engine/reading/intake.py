@@ -19,7 +19,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
-from shardq.engine.lane import READ_AHEAD_MS, Lane
+from shardq.engine.reading.lane import READ_AHEAD_MS, Lane
 from shardq.errors import StoreTimeout, StoreUnavailable
 from shardq.model.message import shards_of
 from shardq.stores.store import Slice
@@ -27,10 +27,10 @@ from shardq.stores.store import Slice
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from shardq.engine.delivery import Delivery
     from shardq.engine.groups.room import GroupLanes
-    from shardq.engine.lease import Lease
-    from shardq.engine.member import Member
+    from shardq.engine.handing.delivery import Delivery
+    from shardq.engine.leases.lease import Lease
+    from shardq.engine.members.member import Member
     from shardq.model.message import Row
     from shardq.model.shard import Layout, Shard
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from shardq.engine.auto import AutoLanes
-from shardq.engine.guard import Guard
-from shardq.engine.quiet import Quiet
+from shardq.engine.leases.guard import Guard
+from shardq.engine.members.auto import AutoLanes
+from shardq.engine.reading.quiet import Quiet
 from shardq.records.membership import PASS_ON_MS
 from shardq.stores.tables import LANES
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from shardq.engine.groups.room import GroupLanes
-    from shardq.engine.intake import Intake
-    from shardq.engine.member import Member
-    from shardq.engine.pages import Pages
-    from shardq.engine.reader import Reader
+    from shardq.engine.members.member import Member
+    from shardq.engine.reading.intake import Intake
+    from shardq.engine.reading.pages import Pages
+    from shardq.engine.reading.reader import Reader
 
 log = logging.getLogger(__name__)
 

@@ -17,16 +17,16 @@ import logging
 import operator
 from typing import TYPE_CHECKING
 
-from shardq.engine.pages import PROBE_MINUTES, TURN_US
+from shardq.engine.reading.pages import PROBE_MINUTES, TURN_US
 from shardq.model.settings import expected_lanes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shardq.engine.lane import Lane
-    from shardq.engine.memory import Memory
-    from shardq.engine.pages import Pages
-    from shardq.engine.reader import Reader
+    from shardq.engine.reading.lane import Lane
+    from shardq.engine.reading.memory import Memory
+    from shardq.engine.reading.pages import Pages
+    from shardq.engine.reading.reader import Reader
     from shardq.lifecycle.home import QueueHome
     from shardq.model.settings import Settings
     from shardq.model.shard import Layout, Shard

@@ -1,0 +1,1 @@
+"""Members: what the parts of one member share, and what members share with each other."""

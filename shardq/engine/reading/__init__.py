@@ -1,0 +1,1 @@
+"""Reading: which lanes a member reads, from where on, and what of it is taken into memory."""
