@@ -36,7 +36,7 @@ def take(made: GroupLane, rows: Sequence[Row], *, room: int = 100) -> list[Row]:
 
 
 def head(made: GroupLane, name: str = "a") -> int:
-    one = made.groups[name].next()
+    one = made.groups[name].next(0)
     assert one is not None
     return one.row.due_ms
 
@@ -54,7 +54,7 @@ def test_the_head_of_a_group_is_its_first_row_whatever_order_they_are_added_in()
 
 def test_rows_of_one_due_go_in_order_of_their_ids():
     made = lane([row(1, number=3), row(1, number=2)])
-    one = made.groups["a"].next()
+    one = made.groups["a"].next(0)
     assert one is not None
     assert one.row.id[0] == 2
 

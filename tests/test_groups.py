@@ -696,3 +696,28 @@ def test_what_was_claimed_of_a_group_is_held_by_its_next_owner_too(stage: Stage)
     queue.ack(receipt)
     stage.drive(consumer, seconds=1)
     assert seen.texts == ["3"]
+
+
+@pytest.mark.parametrize("is_taken_over", [False, True], ids=["same owner", "next owner"])
+def test_what_was_stored_late_waits_for_those_of_its_group_that_are_at_a_caller(
+    stage: Stage, *, is_taken_over: bool
+) -> None:
+    queue = stage.connect().queue("mail")
+    stage.clock.advance(10)
+    queue.put_many({"body": text, "group": "g"} for text in ("1", "2", "3"))
+    one, two = queue.receive(per_group=2, visibility="1m")
+    reader = queue
+    if is_taken_over:
+        queue.close()
+        reader = stage.connect().queue("mail")
+    write(stage, queue, stage.clock.now_ms() - 400, b"late", group="g")
+    for claimed in (one, two):
+        stage.clock.advance(6)
+        assert reader.receive() == []
+        queue.ack(claimed)
+    stage.clock.advance(1)
+    got: list[str] = []
+    while messages := reader.receive():
+        got += texts_of(messages)
+        reader.ack(*messages)
+    assert got == ["late", "3"]

@@ -51,9 +51,10 @@ class Group:
         coming: How many rows are kept that are still to be added.
         last: The place of the last row that was kept.
         after: Rows after this place are left in the store; None: none are.
+        claimed: No row behind the head is a claim after this place.
     """
 
-    __slots__ = ("after", "coming", "head", "last", "rows", "waits")
+    __slots__ = ("after", "claimed", "coming", "head", "last", "rows", "waits")
 
     def __init__(self) -> None:
         self.head: Delivery | None = None
@@ -62,6 +63,7 @@ class Group:
         self.coming = 0
         self.last: Place = (-1, b"")
         self.after: Place | None = None
+        self.claimed: Place = (-1, b"")
 
     @property
     def is_hungry(self) -> bool:
@@ -96,13 +98,40 @@ class Group:
         """Add a row that is kept."""
         self.coming = max(self.coming - 1, 0)
         heapq.heappush(self.rows, (place_of(one.row), one))
+        self.note_claim(one.row)
 
-    def next(self) -> Delivery | None:
-        """Make the first row in memory the head, where there is no head."""
+    def note_claim(self, row: Row) -> None:
+        """A row behind the head is as this."""
+        if row.claim is not None:
+            self.claimed = max(self.claimed, place_of(row))
+
+    def next(self, now_ms: int) -> Delivery | None:
+        """Make the first row in memory the head, where there is no head.
+
+        But for a row that was stored so late that one after it has been claimed: it waits for that.
+        """
         if self.head is None and self.rows:
-            self.head = heapq.heappop(self.rows)[1]
+            self.head = self._take_claimed(now_ms) or heapq.heappop(self.rows)[1]
             self.waits = 0
         return self.head
+
+    def _take_claimed(self, now_ms: int) -> Delivery | None:
+        """Take out the first claim whose time is not over, if the first row was never in hand."""
+        place, first = self.rows[0]
+        # One that was may be tried again while its caller has others of the same call.
+        if place > self.claimed or first.row.attempt or first.row.not_before_ms:
+            return None
+        claims = [
+            entry
+            for entry in self.rows
+            if entry[1].row.claim is not None and entry[1].row.ready_ms > now_ms
+        ]
+        if not claims:
+            return None
+        claimed = min(claims)
+        self.rows.remove(claimed)
+        heapq.heapify(self.rows)
+        return claimed[1]
 
     def behind(self, count: int, is_wanted: Callable[[Row], bool]) -> list[Delivery]:
         """The first rows behind the head, up to one that is not wanted; they stay here."""
@@ -126,11 +155,15 @@ class Group:
             self.head, self.waits = None, 0
 
     def leave(self) -> list[Delivery]:
-        """Leave the rows behind the head in the store; returns them."""
-        left = [one for _, one in self.rows]
-        if left and self.head is not None:
-            self.rows = []
-            self.after = self.last = place_of(self.head.row)
+        """Leave the rows behind the head, and behind any claim, in the store; returns them."""
+        if self.head is None:
+            return []
+        claimed = (place for place, one in self.rows if one.row.claim is not None)
+        last = max(place_of(self.head.row), max(claimed, default=(-1, b"")))
+        left = [one for place, one in self.rows if place > last]
+        if left:
+            self.rows = sorted(entry for entry in self.rows if entry[0] <= last)
+            self.after = self.last = last
         return left
 
     def leave_all(self) -> list[Delivery]:
@@ -138,7 +171,7 @@ class Group:
         left = [one for _, one in self.rows]
         if self.head is not None:
             left.append(self.head)
-            self.after = self.last = self.head.row.due_ms - 1, LAST
+            self.after = self.last = min(one.row.due_ms for one in left) - 1, LAST
             self.head, self.rows = None, []
         return left
 
@@ -221,7 +254,7 @@ class GroupLane:
                 dues_ms.append(group.after[0])
             if group.head is not None and not group.head.begun_us:
                 dues_ms.append(group.head.row.due_ms)
-            elif group.rows:
+            if group.rows:
                 dues_ms.append(group.rows[0][0][0])
         return min(dues_ms, default=None)
 

@@ -266,7 +266,7 @@ class GroupLanes:
                 group.take_back()
             if group.head is not None:
                 continue
-            one = group.next()
+            one = group.next(now_ms)
             if one is None:
                 mine.forget(name)
             elif one.is_stale or one.row.ready_ms > now_ms:
@@ -312,7 +312,11 @@ class GroupLanes:
                 return
             group.head, group.waits = None, 0
             rows = group.rows
-            if rows and not (rows[0][1].is_stale or rows[0][1].row.not_before_ms):
+            if (
+                rows
+                and rows[0][0] > group.claimed
+                and not (rows[0][1].is_stale or rows[0][1].row.not_before_ms)
+            ):
                 # The path of every message in a backlog.
                 place, head = heapq.heappop(rows)
                 group.head = head
@@ -697,6 +701,7 @@ class GroupLanes:
             self._memory.forget(one)
         else:
             self._memory.replace(one, row)
+            group.note_claim(row)
 
     # List -----------------------------------------------------------------------------------------
 
