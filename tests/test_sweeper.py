@@ -51,6 +51,19 @@ def test_a_machine_that_slept_for_a_month_does_not_sweep_it(stage: Stage) -> Non
     assert stage.drive(consumer, seconds=1, until=lambda: stage.is_empty(queue))
 
 
+def test_a_sweep_passes_over_minutes_in_which_nothing_is_where_the_store_tells_of_them() -> None:
+    with Stage(local=True) as stage:
+        queue = stage.connect().queue("mail", minute="500ms", offset="3s")
+        consumer, seen = reading(stage, queue)
+        stage.drive(consumer, seconds=5)
+        write(stage, queue, stage.clock.now_ms() - 100, b"late")
+        stage.clock.advance(600)
+        stage.drive(consumer, seconds=2)
+        counters = stage._store.counters
+        assert sum(counters[f"reads:{rung.purpose}"] for rung in RUNGS) < 100
+        assert seen.texts == ["late"]
+
+
 def test_what_was_stored_behind_the_cursor_as_a_machine_slept_is_found_in_a_minute_of_a_day(
     stage: Stage,
 ) -> None:

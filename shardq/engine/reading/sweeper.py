@@ -322,6 +322,10 @@ class Sweeper:
         before = len(self._memory.known)
         rows, left = 0, set[int]()
         while after_ms < end_ms:
+            if end_ms - after_ms > self._layout.minute_ms:
+                # A clock that was set ahead, or slept, leaves many minutes in which nothing is.
+                first = self._pages.first_minute(self._layout.minute_of(after_ms + 1))
+                after_ms = min(max(after_ms, self._layout.start_ms(first) - 1), end_ms - 1)
             stop_ms = min(after_ms + length, end_ms)
             sent_us = self._clock.boot_us()
             try:
