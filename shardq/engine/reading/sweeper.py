@@ -44,6 +44,8 @@ _BACK_MS_MAX = 3_600_000
 """How far back a late rung reaches at most, or to all that cannot be sealed yet: a machine may have
 slept for a year, and a step has to end. What is older is found as its minute is sealed by now."""
 _AHEAD_MS = 1_000
+_MANY_MINUTES = 200
+"""Of so many that are to be swept it is looked for those with rows: to ask costs a read as well."""
 _SLICES_MAX = 64
 """Failures make slices no shorter than this many a sweep, for a step waits until it is through."""
 
@@ -322,7 +324,7 @@ class Sweeper:
         before = len(self._memory.known)
         rows, left = 0, set[int]()
         while after_ms < end_ms:
-            if end_ms - after_ms > self._layout.minute_ms:
+            if end_ms - after_ms > _MANY_MINUTES * self._layout.minute_ms:
                 # A clock that was set ahead, or slept, leaves many minutes in which nothing is.
                 first = self._pages.first_minute(self._layout.minute_of(after_ms + 1))
                 after_ms = min(max(after_ms, self._layout.start_ms(first) - 1), end_ms - 1)
