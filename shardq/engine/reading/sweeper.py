@@ -45,7 +45,7 @@ _BACK_MS_MAX = 3_600_000
 slept for a year, and a step has to end. What is older is found as its minute is sealed by now."""
 _AHEAD_MS = 1_000
 _MANY_MINUTES = 200
-"""Of so many that are to be swept it is looked for those with rows: to ask costs a read as well."""
+"""How many minutes make a sweep ask first which of them have rows: that costs a read as well."""
 _SLICES_MAX = 64
 """Failures make slices no shorter than this many a sweep, for a step waits until it is through."""
 
