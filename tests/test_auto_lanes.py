@@ -105,7 +105,7 @@ def test_lanes_rise_with_the_puts_and_nothing_is_late_for_it(stage: Stage) -> No
     queue = stage.connect().queue("mail")
     [(consumer, seen)] = members(stage, 1)
     rate = 0.0
-    consumer._engine.lanes.auto.put_rate = lambda: rate
+    consumer._engine.lanes.auto._put_rate = lambda: rate
     stage.drive(consumer, seconds=5)
     rate = 20_000.0
     for n in range(200):

@@ -164,7 +164,7 @@ def test_a_signal_s_handler_may_stop_a_consumer_while_its_thread_begins_to_wait(
 
     def stop_in_the_middle() -> None:
         # As a put does to wake the engine when the signal comes.
-        with engine._lock:
+        with engine.news._lock:
             worker.start()
             while locks.is_free(engine.ready._lock):
                 pass

@@ -12,7 +12,7 @@ from sqlite_file import run_child
 from shardq.clock import SystemClock
 from shardq.connection import Connection
 from shardq.errors import StoreUnavailable, UnknownQueue
-from shardq.records import home
+from shardq.lifecycle import home
 from shardq.records.folded import stored_totals
 from shardq.records.keeper import Keeper
 from shardq.testing import ManualClock, Stage

@@ -31,6 +31,12 @@ class Walker:
     def on_change(self) -> bool:
         return False
 
+    def awaited(self) -> None:
+        """It is never at rest."""
+
+    def wake(self) -> None:
+        """What is never looked at for others is never woken."""
+
 
 @pytest.fixture
 def stepper() -> Iterator[Stepper]:

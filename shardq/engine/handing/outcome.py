@@ -8,6 +8,7 @@ from __future__ import annotations
 import copyreg
 import os
 import traceback
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardq.lifecycle.fate import Fate, Outcome
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 _REASON_CHARS = 1_000
 _TEXT_CHARS = 8_000
 """Characters that a dead message keeps of an error's text."""
-_OWN = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
+_OWN = os.path.join(Path(__file__).parents[2], "")
 """Where the files of shardq are."""
 
 
