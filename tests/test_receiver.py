@@ -962,3 +962,38 @@ def test_what_was_claimed_for_a_caller_that_has_gone_costs_no_attempt_shortly_be
     queue._receiver.abandon(gone)
     [message] = queue.receive(1, "1h", "5s")
     assert (message.text, message.attempt) == ("a", 1)
+
+
+def test_what_is_claimed_one_by_one_comes_again_where_one_of_them_meets_an_outage() -> None:
+    with Stage() as stage:
+        queue = stage.connect().queue("mail")
+        receiver = queue._receiver
+        assert queue.receive() == []
+        queue.put_many(["a", "b"])
+        stage.clock.advance(0.05)
+        callers = [Caller(1, 30_000, stage.clock.boot_us()) for _ in range(2)]
+        receiver._line.update(dict.fromkeys(callers))
+        stage.faults.fail("move", nth=1, error=StoreRefused("too large"))
+        stage.faults.fail("move", nth=2, error=StoreUnavailable("away"))
+        for _ in range(20):
+            stage.clock.advance(0.2)
+            with suppress(StoreUnavailable):
+                receiver._serve()
+        assert all(caller.is_over for caller in callers)
+        received: list[str] = []
+        for _ in range(20):
+            stage.clock.advance(0.5)
+            received += [message.text for message in queue.receive(10)]
+        assert sorted(received) == ["a", "b"]
+
+
+def test_of_two_receipts_of_a_message_in_a_group_the_later_one_ends_it() -> None:
+    with Stage() as stage:
+        queue = stage.connect().queue("mail")
+        queue.put("a", group="g")
+        stage.clock.advance(0.05)
+        [old] = queue.receive(visibility="2s")
+        stage.clock.advance(3)
+        [new] = queue.receive(visibility="60s")
+        assert queue.ack(new, old, partial=True)[0] is None
+        assert queue.peek() == []

@@ -64,6 +64,21 @@ def test_one_that_is_added_while_its_last_turn_is_under_way_is_stepped_again(
     assert walker.turns == 3
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_an_error_of_a_look_for_several_does_not_keep_them_from_their_turns(
+    stepper: Stepper,
+) -> None:
+    class Resting(Walker):
+        def awaited(self) -> None:
+            raise ZeroDivisionError
+
+    one, other = Resting(lambda: 0.05, lambda: 0.05), Resting(lambda: 0.05)
+    stepper.add(one)
+    stepper.add(other)
+    assert one.ended.wait(WAIT_S)
+    assert other.ended.wait(WAIT_S)
+
+
 def test_one_that_is_removed_is_stepped_no_more(stepper: Stepper) -> None:
     def leave() -> float:
         stepper.remove(left)

@@ -220,6 +220,8 @@ class Stepper:
         now_us = self._clock.boot_us()
         if self._token is not None or now_us < self._look_us:
             return
+        # Kept where the look raises what ends the thread: the next one takes turns before it looks.
+        self._looked_at, self._look_us = set(), now_us + _LOOK_US_MAX
         with self._lock:
             stepped = list(self._due_us)
         wanted: dict[Stepped, Slice] = {}
@@ -229,7 +231,6 @@ class Stepper:
             found = self._store.occupied_queues(list(wanted.values())) if wanted else set()
         except StoreError:
             # What steps learns of it, and says so.
-            self._looked_at = set()
             self._look_us = self._clock.boot_us() + _BLIND_US
             return
         arrived = [one for one, rows in wanted.items() if rows.queue in found]

@@ -10,10 +10,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING
 
-from shardq.errors import BadReceipt, ReceiptError, StaleReceipt, UsageError
+from shardq.errors import BadReceipt, ReceiptError, StaleReceipt, UsageError, begun
 from shardq.lifecycle.fate import Fate, Outcome
 from shardq.lifecycle.hub import Call, Hub, Hubs
 from shardq.lifecycle.planner import counted
@@ -36,6 +37,13 @@ _COUNTED = {Fate.BURY: "buried", Fate.RETRY: "retried"}
 """Fate -> as what it is counted; any other counts as snoozed."""
 
 
+def _by_position(receipts: Iterable[Receipt]) -> dict[Position, Receipt]:
+    """Position -> its latest receipt: all deliveries of a row that stays in its place have one."""
+    return {
+        one.position: one for one in sorted(receipts, key=lambda one: (one.serial, one.attempt))
+    }
+
+
 class _End(Call):
     """One caller's ack.
 
@@ -52,7 +60,7 @@ class _End(Call):
     __slots__ = ("found", "is_partial", "receipts", "stale")
 
     def __init__(self, receipts: Iterable[Receipt], *, is_partial: bool = False) -> None:
-        self.receipts = {one.position: one for one in receipts}
+        self.receipts = _by_position(receipts)
         super().__init__(len(self.receipts))
         self.is_partial = is_partial
         self.found: list[Row] | None = None
@@ -338,7 +346,7 @@ class Receipts:
             they were.
         """
         given = [self._read(delivery, is_partial=is_partial) for delivery in deliveries]
-        receipts = {one.position: one for one in given if isinstance(one, Receipt)}
+        receipts = _by_position(one for one in given if isinstance(one, Receipt))
         there = {row.position: row for row in self._store.find(receipts)}
         found, stale = self._sorted(there, receipts.values(), margin_ms=margin_ms)
         if stale and not is_partial:
@@ -346,9 +354,11 @@ class Receipts:
         planned = [(row, plan(row, receipts[row.position].attempt)) for row in found]
         # Checked again, because the steps before may have taken long.
         live = [(row, new) for row, new in planned if not self.is_over(row, margin_ms)]
-        self._settler.edit([(row, new) for row, new in live if isinstance(new, Row)])
+        edits = [(row, new) for row, new in live if isinstance(new, Row)]
+        self._settler.edit(edits)
         moves = [new for _, new in live if isinstance(new, Move)]
-        gone, repaired = self._carry_out(moves)
+        with begun("some of them are done") if edits else nullcontext():
+            gone, repaired = self._carry_out(moves)
         changed: dict[Position, Row | ReceiptError] = {}
         for row, new in live:
             if row.position not in gone:

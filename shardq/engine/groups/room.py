@@ -31,7 +31,6 @@ from shardq.engine.groups.edits import Edits
 from shardq.engine.groups.lane import GROUP_ROWS_MIN, GroupLane, place_of
 from shardq.engine.groups.left import Left
 from shardq.engine.groups.waiting import WaitingList
-from shardq.engine.handing.delivery import Delivery
 from shardq.engine.reading.pages import BYTES_MAX, TURN_US
 from shardq.errors import StoreTimeout, StoreUnavailable
 
@@ -95,7 +94,6 @@ class GroupLanes:
         self._is_hungry = False
         self._notes: dict[Position, Row] = {}
         self._looks: set[Position] = set()
-        """Claims for callers that do not get them, and their rows as they are to be edited back."""
         self._tidied_ms = 0
         self._wished: set[int] = set()
         self.ahead_ms = _NEVER_MS

@@ -109,8 +109,7 @@ class Claims:
         except StoreRefused as error:
             if len(taken) > 1:
                 # By one row of one caller; the others get theirs.
-                parts = [self.claim({caller: mine}) for caller, mine in taken.items()]
-                return list(chain.from_iterable(parts))
+                return self._claim_one_by_one(taken)
             self._give_up(ones)
             for caller in taken:
                 caller.fail(error)
@@ -127,6 +126,20 @@ class Claims:
             )
             if messages:
                 unwanted += caller.give(messages)
+        return unwanted
+
+    def _claim_one_by_one(self, taken: Mapping[Caller, Sequence[Delivery]]) -> list[Message]:
+        left = dict(taken)
+        unwanted: list[Message] = []
+        for caller, mine in taken.items():
+            del left[caller]
+            try:
+                unwanted += self.claim({caller: mine})
+            except ShardqError as error:
+                self._give_up(chain.from_iterable(left.values()))
+                for other in left:
+                    other.fail(error)
+                raise
         return unwanted
 
     def _due(self, most: int, per_group: int) -> tuple[list[Delivery], int, int]:

@@ -55,6 +55,8 @@ _Found: TypeAlias = "Mapping[int, list[Row]]"
 _MISSED_ROWS_MAX = 5_000
 _PAGES_AT_ONCE = 5
 """Pages for each lane: its open minutes, and one more."""
+_AWAITED_MS = 2_000
+"""How far back a look for several queues asks: looks are a second apart, or more after an error."""
 _DOZE_MS = 60_000
 _DOZE_US = 250_000
 """A group lane in which nothing was seen for so long is read so often."""
@@ -184,9 +186,8 @@ class Reader:
         now_ms, polled = self._clock.now_ms(), self._memory.polled
         if self._isolated or not polled or any(one.of_groups or one.retry_ms for one in polled):
             return None
-        back_ms = RUNGS[0].depth_ms + RUNGS[0].every_ms
         until_ms = now_ms + READ_AHEAD_MS
-        return self._pages.slice(polled, now_ms - back_ms, until_ms, "news", limit=1)
+        return self._pages.slice(polled, now_ms - _AWAITED_MS, until_ms, "news", limit=1)
 
     def look_ahead(self, *, at_once: bool = False) -> None:
         """Read rows due in the next 2 s, every second, so that they fire on their millisecond."""
