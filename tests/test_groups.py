@@ -721,3 +721,21 @@ def test_what_was_stored_late_waits_for_those_of_its_group_that_are_at_a_caller(
         got += texts_of(messages)
         reader.ack(*messages)
     assert got == ["late", "3"]
+
+
+def test_no_minute_stays_listed_that_is_emptied_from_behind() -> None:
+    with Stage() as stage:
+        queue = stage.connect().queue("mail", minute="1s", offset="2s", group_lanes=1)
+        for n in range(4):
+            queue.put(f"{n}", group="g")
+            stage.clock.advance(3)
+        sent = queue.receive(10, per_group=10, visibility="10h")
+        assert len(sent) == 4
+        for message in (None, *reversed(sent)):
+            if message is not None:
+                queue.ack(message)
+            for _ in range(20):
+                stage.clock.advance(4)
+                assert queue.receive() == []
+        lanes = list(queue._home.register.layout.lanes_of_groups())
+        assert not any(stage._store.waiting("mail", lanes).values())

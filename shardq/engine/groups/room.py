@@ -342,7 +342,7 @@ class GroupLanes:
         if group is None or group.head is one:
             self.ended(one)
 
-    def _touch(self, row: Row) -> None:
+    def _touch(self, row: Row | Position) -> None:
         """A row is gone: its minute is looked at, where it is in the list."""
         mine = self._lanes.get(row.shard.lane)
         if mine is not None and row.shard.minute in mine.listed:
@@ -660,6 +660,8 @@ class GroupLanes:
         fresh: list[Row] = []
         for at in noted:
             row, one = there.get(at), self._memory.known.get(at.id)
+            if row is None:
+                self._touch(at)
             if one is None:
                 is_here = row is not None and at.shard.lane in self._lanes
                 fresh += [row] if is_here and row is not None else []
