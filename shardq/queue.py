@@ -368,8 +368,9 @@ class Queue(Scheduled):
             partial: True keeps those that can be kept, though others cannot.
 
         Returns:
-            The new receipt; the old one is stale. Where `partial`, for each delivery its new
-            receipt, or the error that it failed by.
+            The new receipt; the old one is stale, unless the message has a group: then its receipt
+            stays. Where `partial`, for each delivery its new receipt, or the error that it failed
+            by.
         """
         visibility_ms = duration_ms(visibility, name="visibility")
         many = _each_delivery(delivery, partial)
