@@ -239,8 +239,11 @@ def test_a_process_that_has_got_the_number_of_a_dead_node_is_left_alone(tmp_path
 
 def test_a_start_says_so_where_the_nodes_run_already(tmp_path: Path) -> None:
     like_a_node = [cluster._DAEMON, f"@{tmp_path}/node1/"]
-    words = ["sh", "-c", "read line", *like_a_node]
-    with subprocess.Popen(words, stdin=subprocess.PIPE) as process:
+    words = ["sh", "-c", "echo; read line", *like_a_node]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        # Its arguments can be read once it runs, a moment after it was made.
+        assert process.stdout is not None
+        process.stdout.readline()
         of_node = {"number": 1, "address": "127.0.0.1", "jmx_port": 3, "pid": process.pid}
         told = {"java": "java", "port": 1, "storage_port": 2, "nodes": [of_node]}
         (tmp_path / "cluster.json").write_text(json.dumps(told))
