@@ -40,6 +40,20 @@ def ended_by(worker: Worker) -> tuple[threading.Thread, list[shardq.ShardqError]
     return thread, errors
 
 
+def held_up(app: App) -> tuple[threading.Event, threading.Event, list[str]]:
+    """A task of each queue: what is set as a job begins, lets jobs end, and has those that did."""
+    begun, may_end, ended = threading.Event(), threading.Event(), list[str]()
+
+    def work(name: str) -> None:
+        begun.set()
+        may_end.wait(WAIT_S)
+        ended.append(name)
+
+    for name in QUEUES:
+        app.task(name=name, queue=name)(work)
+    return begun, may_end, ended
+
+
 def test_threads_bound_the_jobs_of_all_queues_together(db: shardq.Connection) -> None:
     app = App(db)
     both, lock = threading.Barrier(2), threading.Lock()
@@ -85,15 +99,7 @@ def test_a_queue_with_many_jobs_leaves_threads_to_the_others(db: shardq.Connecti
 
 def test_a_worker_of_many_queues_ends_when_it_is_told_to(db: shardq.Connection) -> None:
     app = App(db)
-    begun, may_end, ended = threading.Event(), threading.Event(), list[str]()
-
-    def work(name: str) -> None:
-        begun.set()
-        may_end.wait(WAIT_S)
-        ended.append(name)
-
-    for name in QUEUES:
-        app.task(name=name, queue=name)(work)
+    begun, may_end, ended = held_up(app)
     app.tasks["mail"].put("first")
     worker = Worker(app, threads=2)
     thread = threading.Thread(target=worker.run)
@@ -127,15 +133,7 @@ def test_a_fault_in_the_step_of_one_queue_ends_the_worker_and_loses_nothing_of_t
     db: shardq.Connection, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     app = App(db)
-    begun, may_end, ended = threading.Event(), threading.Event(), list[str]()
-
-    def work(name: str) -> None:
-        begun.set()
-        may_end.wait(WAIT_S)
-        ended.append(name)
-
-    for name in QUEUES:
-        app.task(name=name, queue=name)(work)
+    begun, may_end, ended = held_up(app)
     worker = Worker(app, threads=2)
     [sms] = [one for one in worker._consumers if one._queue.name == "sms"]
 

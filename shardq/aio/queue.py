@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, cast, overload
 
 from shardq.aio.feed import fed
 from shardq.aio.schedules import Schedule, Schedules
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from shardq.model.settings import QueueOptions, Settings
     from shardq.model.times import Due, Duration
     from shardq.queue import Queue as SyncQueue
+    from shardq.queue import Several
     from shardq.records.ledger import Record
     from shardq.records.stats import Totals
     from shardq.schedules.options import ScheduleOptions
@@ -41,9 +42,6 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 
 _RECORDS_FIRST, _RECORDS = 10, 1_000
-
-Several: TypeAlias = "Message | str | Iterable[Message | str]"
-"""A delivery, a message or its receipt; or several."""
 
 
 class Queue:

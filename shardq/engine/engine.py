@@ -24,6 +24,7 @@ from shardq.engine.handing.hanging import Hanging
 from shardq.engine.handing.starts import Starts
 from shardq.engine.members.member import Member
 from shardq.engine.members.sharing import Sharing
+from shardq.engine.news import IDLE_US, QUIET_IDLE_US, QUIET_US
 from shardq.engine.reading.intake import Intake
 from shardq.engine.reading.lane import RUNGS
 from shardq.engine.reading.lanes import Lanes
@@ -49,11 +50,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _BUSY_S = 0.05
-_IDLE_S = 0.11
-"""On Cassandra 0.1 s cost 2.1 % of a core, and a put still comes to its handler in 55 ms."""
-_QUIET_S = 0.25
-_QUIET_US = 60_000_000
-"""A queue in which nothing was seen for so long is polled more seldom."""
 _REST_US = 1_000_000
 """A queue rests if nothing new was seen for this long: looks then meet no tombstones."""
 _IDLE_LOOKED_AT_S = 1.5
@@ -585,4 +581,5 @@ class Engine:
             return min(_IDLE_WATCHED_S, renew_s)
         if self.news.is_looked_at and self.awaited() is not None:
             return min(_IDLE_LOOKED_AT_S, renew_s)
-        return _QUIET_S if self.news.stepped_us - self.news.seen_us >= _QUIET_US else _IDLE_S
+        is_quiet = self.news.stepped_us - self.news.seen_us >= QUIET_US
+        return (QUIET_IDLE_US if is_quiet else IDLE_US) / 1e6

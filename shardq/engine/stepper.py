@@ -18,23 +18,16 @@ import threading
 from typing import TYPE_CHECKING, Protocol
 
 from shardq import locks
+from shardq.engine.news import IDLE_US, NEWS_S, QUIET_IDLE_US, QUIET_US, SPACING_US
 from shardq.errors import StoreError
 
 if TYPE_CHECKING:
     from shardq.clock import Clock
     from shardq.stores.store import Slice, Store
 
-_NEWS_S = 0.013
-"""How often a store that tells is asked whether another process has written."""
-_SPACING_US = 2_000
-"""Two turns of one that is woken are at least so far apart."""
 _BLIND_US = 1_000_000
 """After a store did not tell, so long it is not asked."""
-_LOOK_US = 110_000
-_LOOK_QUIET_US = 250_000
-"""From look to look after a quiet minute."""
 _LOOK_US_MAX = 1_000_000
-_QUIET_US = 60_000_000
 _LOOK_SHARE = 2
 """A look takes half of the time at most."""
 _LOOKED_AT_MIN = 2
@@ -129,7 +122,7 @@ class Stepper:
 
     def _within(self, one: Stepped, seconds: float) -> None:
         at_us = self._clock.boot_us() + round(seconds * 1e6)
-        at_us = max(at_us, self._turned_us.get(one, 0) + _SPACING_US)
+        at_us = max(at_us, self._turned_us.get(one, 0) + SPACING_US)
         due_us = self._due_us.get(one)
         if due_us is None or at_us < due_us:
             self._due_us[one] = at_us
@@ -206,13 +199,13 @@ class Stepper:
                 if self._looked_at:
                     left_us = min(left_us, max(self._look_us - self._clock.boot_us(), 1))
                 seconds = left_us / 1e6
-                self._clock.wait(self._news, min(seconds, _NEWS_S) if is_told else seconds)
+                self._clock.wait(self._news, min(seconds, NEWS_S) if is_told else seconds)
 
     def _on_change(self) -> None:
         now_us = self._clock.boot_us()
         for one, due_us in self._due_us.items():
             if one.on_change():
-                at_us = max(now_us, self._turned_us.get(one, 0) + _SPACING_US)
+                at_us = max(now_us, self._turned_us.get(one, 0) + SPACING_US)
                 self._due_us[one] = min(due_us, at_us)
 
     def _look(self) -> None:
@@ -237,7 +230,7 @@ class Stepper:
         self._looked_at = wanted.keys() - arrived
         if len(wanted) < len(stepped) or arrived:
             self._seen_us = now_us
-        every_us = _LOOK_QUIET_US if now_us - self._seen_us >= _QUIET_US else _LOOK_US
+        every_us = QUIET_IDLE_US if now_us - self._seen_us >= QUIET_US else IDLE_US
         took_us = self._clock.boot_us() - now_us
         self._look_us = now_us + min(max(every_us, _LOOK_SHARE * took_us), _LOOK_US_MAX)
         for one in arrived:

@@ -263,12 +263,8 @@ class Receipts:
         row, delivery = given._row, given._delivery
         return Receipt(row.position, delivery, row.begun_serial if delivery else 0)
 
-    def present(self, receipts: Sequence[Receipt], margin_ms: int = CLAIM_MARGIN_MS) -> list[Row]:
+    def present(self, receipts: Sequence[Receipt]) -> list[Row]:
         """The rows of receipts, in their order.
-
-        Args:
-            receipts: The receipts.
-            margin_ms: How long before its time is up a claim is stale.
 
         Raises:
             StaleReceipt: If a row is gone, or is a claim whose time is up.
@@ -276,7 +272,7 @@ class Receipts:
         found, stale = self._sorted(
             {row.position: row for row in self._store.find([r.position for r in receipts])},
             receipts,
-            margin_ms=margin_ms,
+            margin_ms=CLAIM_MARGIN_MS,
         )
         for error in stale.values():
             raise error

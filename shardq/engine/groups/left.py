@@ -10,8 +10,6 @@ from shardq.model.ids import from_order_key
 from shardq.stores.store import Slice
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from shardq.engine.groups.lane import GroupLane, Place
     from shardq.engine.members.member import Member
     from shardq.model.message import Row
@@ -27,10 +25,6 @@ class Left:
         self._clock = member.clock
         self._register = member.register
         self._memory = member.memory
-
-    def find(self, chosen: Iterable[Row]) -> list[Row]:
-        """The rows that were chosen, with their bodies."""
-        return self._store.find([row.position for row in chosen])
 
     def page_after(self, mine: GroupLane, after: Place) -> tuple[list[Row], Place | None]:
         """A page of rows after a place, and the place up to which it reads; None: the cursor.

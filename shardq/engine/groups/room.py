@@ -551,7 +551,9 @@ class GroupLanes:
                 new = [row for row in rows if row.id not in known and not row.is_note]
                 chosen = mine.reread(new, after, until, room=self._room())
             try:
-                there = chosen if mine.is_dense else self._left.find(chosen)
+                there = (
+                    chosen if mine.is_dense else self._store.find([row.position for row in chosen])
+                )
             except (StoreUnavailable, StoreTimeout):
                 with self._lock:
                     mine.leave_chosen(chosen, after)
@@ -605,16 +607,12 @@ class GroupLanes:
             is_head = group is not None and group.head is head
             return group.behind(count, may_follow) if group is not None and is_head else []
 
-    def follow(self, one: Delivery, row: Row | None) -> None:
-        """A row behind a head is as this, by now; None: it is gone."""
-        self._apply(one, row)
-
     def flush(self) -> None:
         """Write what is to be told others, and edit back what no caller got."""
         for row in self.edits.flush():
             one = self._memory.known.get(row.id)
             if one is not None and not one.begun_us:
-                self._apply(one, row)
+                self.follow(one, row)
 
     # Notes ----------------------------------------------------------------------------------------
 
@@ -666,7 +664,7 @@ class GroupLanes:
                 is_here = row is not None and at.shard.lane in self._lanes
                 fresh += [row] if is_here and row is not None else []
             elif not one.begun_us:
-                self._apply(one, row)
+                self.follow(one, row)
         if fresh:
             # Late ones, as a rule behind the seal: their minutes are listed.
             accept(sorted(fresh, key=lambda row: (row.shard, *place_of(row))))
@@ -683,8 +681,8 @@ class GroupLanes:
         lane = self._memory.lanes.get(at.shard.lane)
         return lane is not None and at.id not in self._memory.known and lane.is_before(at)
 
-    def _apply(self, one: Delivery, row: Row | None) -> None:
-        """A row in memory that has not begun was settled or edited by another."""
+    def follow(self, one: Delivery, row: Row | None) -> None:
+        """A row in memory that has not begun is as this by now; None: it is gone."""
         with self._lock:
             mine, group = self._group_of(one.row)
             if mine is None or group is None:

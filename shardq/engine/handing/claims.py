@@ -45,6 +45,8 @@ class Claims:
         self._register = home.register
         self._engine = engine
         self._starts: dict[Delivery, Start] = {}
+        self._followers: dict[Delivery, list[Delivery]] = {}
+        """Head of a group -> the rows that its caller gets along with it."""
 
     def take(self, line: dict[Caller, None], taken: dict[Caller, list[Delivery]]) -> None:
         """Take what is due for callers in line, round by round, up to a batch.
@@ -99,7 +101,7 @@ class Claims:
             if not self._engine.outbox.is_empty:
                 # What is buried is not to wait for the next call.
                 self._engine.flush()
-            given = {caller: self._with_groups(caller, mine) for caller, mine in taken.items()}
+            given = {caller: self._with_followers(mine) for caller, mine in taken.items()}
             planned = {
                 one: self._plan(one, caller.visibility_ms)
                 for caller, mine in given.items()
@@ -157,26 +159,16 @@ class Claims:
                 engine.outbox.give_up(one)
                 continue
             due.append(one)
-            more = self._behind(one, min(per_group, most - rows))
-            rows += 1 + len(more)
-            size_bytes += sum(len(each.row.body) for each in (one, *more))
+            rows += 1
+            size_bytes += len(one.row.body)
+            if one.grouped and (count := min(per_group - 1, most - rows)):
+                more = self._followers[one] = engine.groups.behind(one, count)
+                rows += len(more)
+                size_bytes += sum(len(each.row.body) for each in more)
         return due, rows, size_bytes
 
-    def _behind(self, one: Delivery, per_group: int) -> list[Delivery]:
-        """Rows of its group that a caller gets with a head, which are `per_group` together."""
-        if per_group == 1 or not one.grouped:
-            return []
-        return self._engine.groups.behind(one, per_group - 1)
-
-    def _with_groups(self, caller: Caller, mine: Sequence[Delivery]) -> list[Delivery]:
-        """What a caller gets: what was taken for it, and what follows heads, up to its count."""
-        all_of_it: list[Delivery] = []
-        left = caller.count - len(mine)
-        for one in mine:
-            more = self._behind(one, min(caller.per_group, left + 1))
-            all_of_it += [one, *more]
-            left -= len(more)
-        return all_of_it
+    def _with_followers(self, mine: Iterable[Delivery]) -> list[Delivery]:
+        return [each for one in mine for each in (one, *self._followers.get(one, ()))]
 
     def _begin(self, taken: dict[Caller, list[Delivery]]) -> None:
         """Let all begin together that have keys; leave out what may not, or has no attempt left."""
