@@ -113,6 +113,25 @@ def test_where_members_outnumber_lanes_every_one_gets_something(stage: Stage) ->
     assert all(len(seen) > 60 for _, seen in made)
 
 
+def test_a_lane_that_was_given_away_is_not_taken_back_before_it_is_come_for(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    queue._home.register.use_groups()
+    (giver, _), (taker, _) = members(stage, 2)
+    stage.drive(giver, taker, seconds=8)
+    engine = giver._engine
+    group, lane = next(
+        (f"g{n}", lane)
+        for n in range(200)
+        if (lane := queue._home.register.layout.group_lane(f"g{n}")) in engine.memory.lanes
+    )
+    engine.lanes.give({lane: taker._engine.home.member})
+    queue.put("waits", group=group)
+    stage.drive(giver, seconds=4)
+    assert lane not in engine.memory.lanes
+    stage.drive(giver, taker, seconds=2)
+    assert lane in taker._engine.memory.lanes
+
+
 def test_a_member_without_a_free_handler_gives_its_groups_to_others_within_seconds() -> None:
     with Stage(threaded=True) as stage:
         queue = stage.connect().queue("mail", lanes=8, hold="1h")

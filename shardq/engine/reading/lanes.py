@@ -150,12 +150,14 @@ class Lanes:
 
     def guard(self) -> None:
         """Adopt lanes whose rightful reader leaves due rows alone for a second."""
+        now_ms = self._clock.now_ms()
+        # One that was given away is not taken back before that member had time to come for it.
+        given = {lane for lane, (_, until_ms) in self._given.items() if until_ms > now_ms}
         lanes = self._register.layout.all_lanes()
-        others = [lane for lane in lanes if lane not in self._memory.lanes]
+        others = [lane for lane in lanes if lane not in self._memory.lanes and lane not in given]
         has_no_use = self._isolated or self.only_keeps or self.is_leaving or not self._is_reading
         if has_no_use or not others or not self._looks_after.is_due():
             return
-        now_ms = self._clock.now_ms()
         ranks = self._ranks(now_ms)
         watched = self._quiet.of_others(others, now_ms)
         adopted = self._looks_after.left_alone({lane: ranks[lane] for lane in watched})
