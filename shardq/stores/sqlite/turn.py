@@ -49,6 +49,8 @@ _NEXT_AT = 1 << 62
 """The byte of the log that the next process locks: no log is so long."""
 _FLOCK = struct.Struct("hhqqi")
 """C's struct on 64 bits: the kind, from where, the first byte, how many, a process."""
+_LOCK_NEXT = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, _NEXT_AT, 1, 0)
+_UNLOCK_NEXT = _FLOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, _NEXT_AT, 1, 0)
 _HAS_NEXT = hasattr(fcntl, "F_OFD_SETLKW") and struct.calcsize("P") == struct.calcsize("q")
 """Only Linux has byte locks that belong to an open file. Elsewhere each write is a turn, and its
 lock stands for both."""
@@ -128,7 +130,7 @@ class Turn:
             except OSError:
                 return False
             else:
-                _be_next(descriptor, kind=fcntl.F_UNLCK)
+                _be_next_no_more(descriptor)
                 self._since_us = _clock.boot_us()
                 return True
 
@@ -157,6 +159,7 @@ class Turn:
         if self._waiter is not None and self._waiter.leave():
             self._waiter = None
         if descriptor is not None:
+            _be_next_no_more(descriptor)
             _unlock(descriptor)
             os.close(descriptor)
 
@@ -192,6 +195,9 @@ class Turn:
         return True
 
     def _end(self, descriptor: int) -> None:
+        if not self._is_here:
+            # In vain, or interrupted: it may still be the next.
+            _be_next_no_more(descriptor)
         self._is_here = False
         _unlock(descriptor)
 
@@ -204,41 +210,45 @@ class Turn:
             return None
 
 
-def _be_next(descriptor: int, *, kind: int = fcntl.F_WRLCK, waits: bool = False) -> None:
-    """Take the lock of the next process, or release it. Without byte locks, take that of the turn.
+def _be_next(descriptor: int, *, waits: bool = False) -> None:
+    """Take the lock of the next process. Without byte locks, take that of the turn.
 
     Raises:
         BlockingIOError: If another process is next and `waits` is False.
     """
-    if not _HAS_NEXT and kind == fcntl.F_WRLCK:
+    if not _HAS_NEXT:
         fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
-    elif _HAS_NEXT:
-        command = fcntl.F_OFD_SETLKW if waits else fcntl.F_OFD_SETLK
-        try:
-            fcntl.fcntl(descriptor, command, _FLOCK.pack(kind, os.SEEK_SET, _NEXT_AT, 1, 0))
-        except BlockingIOError:
-            raise
-        except OSError:
-            # gVisor knows the command but has no such locks.
-            return
+        return
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLKW if waits else fcntl.F_OFD_SETLK, _LOCK_NEXT)
+    except BlockingIOError:
+        raise
+    except OSError:
+        # gVisor knows the command but has no such locks.
+        return
+
+
+def _be_next_no_more(descriptor: int) -> None:
+    """Release the lock of the next process. Idempotent."""
+    if _HAS_NEXT:
+        with suppress(OSError):
+            fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _UNLOCK_NEXT)
 
 
 def _is_another_next(descriptor: int) -> bool:
     """True if another process waits for the end of this turn."""
     if not _HAS_NEXT:
         return False
-    asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, _NEXT_AT, 1, 0)
     try:
-        found = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, asked)
+        found = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, _LOCK_NEXT)
     except OSError:
         return False
     return int(_FLOCK.unpack(found)[0]) != fcntl.F_UNLCK
 
 
 def _unlock(descriptor: int) -> None:
-    """Release both locks. Closing the file alone does not if a forked child has it open."""
+    """Release the turn's lock. Closing the file alone does not if a forked child has it open."""
     with suppress(OSError):
-        _be_next(descriptor, kind=fcntl.F_UNLCK)
         fcntl.flock(descriptor, fcntl.LOCK_UN)
 
 
@@ -335,5 +345,6 @@ class _Waiter:
     def _close(self) -> None:
         descriptor, self.descriptor = self.descriptor, None
         if descriptor is not None:
+            _be_next_no_more(descriptor)
             _unlock(descriptor)
             os.close(descriptor)
