@@ -180,7 +180,7 @@ class Others:
         raise AssertionError("the store keeps a lock")
 
     def go(self) -> None:
-        turn._be_next(self.next, kind=fcntl.F_UNLCK)
+        turn._be_next_no_more(self.next)
         fcntl.flock(self.turn, fcntl.LOCK_UN)
 
     def await_follower(self) -> None:
@@ -205,7 +205,7 @@ def test_a_writer_goes_on_without_its_turn_where_another_keeps_it(
     store: SqliteStore, others: Others, has_next: bool
 ) -> None:
     if not has_next:
-        turn._be_next(others.next, kind=fcntl.F_UNLCK)
+        turn._be_next_no_more(others.next)
     store.insert([make_row()])
     store.insert([make_row(), make_row()])
     assert len(store.read(ALL)) == 3
@@ -236,7 +236,7 @@ def test_one_wait_for_a_turn_is_left_however_much_is_written_meanwhile(
 def test_who_has_waited_in_vain_for_a_turn_waits_again_once_it_was_free(
     store: SqliteStore, others: Others, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    turn._be_next(others.next, kind=fcntl.F_UNLCK)
+    turn._be_next_no_more(others.next)
     store.insert([make_row()])
     monkeypatch.setattr(turn, "_PATIENCE_S", 60.0)
     for _ in range(20):
@@ -244,7 +244,7 @@ def test_who_has_waited_in_vain_for_a_turn_waits_again_once_it_was_free(
     others.go()
     store.insert([make_row()])
     others.come()
-    turn._be_next(others.next, kind=fcntl.F_UNLCK)
+    turn._be_next_no_more(others.next)
     writer = threading.Thread(target=store.insert, args=([make_row()],))
     writer.start()
     others.await_follower()
@@ -259,7 +259,7 @@ def test_an_interrupt_when_a_turn_has_just_come_does_not_keep_it(
 ) -> None:
     monkeypatch.setattr(turn, "_PATIENCE_S", 60.0)
     if not has_next:
-        turn._be_next(others.next, kind=fcntl.F_UNLCK)
+        turn._be_next_no_more(others.next)
 
     has_raised = threading.Event()
 
@@ -364,7 +364,7 @@ def test_who_watches_a_turn_ends_once_none_is_kept(
     for one in watchers():
         one.join(60)
     assert watchers() == []
-    turn._be_next(others.next, kind=fcntl.F_UNLCK)
+    turn._be_next_no_more(others.next)
     store.insert([make_row()])
     write_while_another_comes(store, others)
     fcntl.flock(others.turn, fcntl.LOCK_EX)
