@@ -214,3 +214,21 @@ def test_what_a_former_owner_wrote_last_does_not_undo_the_first_edit_after_a_tak
     third = stage.connect().queue("mail")
     assert third.receive(wait="1m") == []
     third.ack(message)
+
+
+def test_rows_behind_claims_are_not_read_again_when_those_are_acknowledged(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", group_lanes=1)
+    queue.put_many({"body": f"{number}", "group": "g"} for number in range(1_000))
+    got: list[str] = []
+    while len(got) < 1_000:
+        messages = queue.receive(10, per_group=10, wait="1s")
+        got += [message.text for message in messages]
+        queue.ack(*messages)
+    assert got == [f"{number}" for number in range(1_000)]
+    assert queue._home.store.counters["rows_read"] < 5_000
+
+
+def test_what_follows_a_head_is_bounded_in_bytes(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", group_lanes=1)
+    queue.put_many({"body": bytes(300_000), "group": "g"} for _ in range(8))
+    assert len(queue.receive(100, per_group=100, wait="1s")) == 3

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import heapq
 import logging
+from collections import deque
 from itertools import count
 from typing import TYPE_CHECKING
 
@@ -33,6 +34,7 @@ from shardq.engine.groups.left import Left
 from shardq.engine.groups.waiting import WaitingList
 from shardq.engine.reading.pages import BYTES_MAX, TURN_US
 from shardq.errors import StoreTimeout, StoreUnavailable
+from shardq.model.ids import order_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -54,6 +56,8 @@ FAR_MAX = 5_000
 """Most heads in memory that wait for long; of other groups only the place is kept."""
 _FAR_MS = 2_000
 """The head of a group that waits for longer is kept without its body, and alone."""
+_LEFT_AFTER_US = 1_000_000
+"""The rows behind such a head stay in memory for this long."""
 _AGAIN_MS = 100
 """How soon a head that could not be handed out is tried again."""
 _FIND_ROWS = 500
@@ -88,8 +92,8 @@ class GroupLanes:
         self._waiting: list[tuple[int, int, Group, Delivery | None]] = []
         """Times, and whose they are; None: the head is in the store."""
         self._numbers = count(1)
-        self._far: list[tuple[int, Group, Delivery, bool]] = []
-        """Heads that are to wait for long, and whether they are left in the store."""
+        self._far: deque[tuple[int, int, Group, Delivery, bool]] = deque()
+        """Since when heads wait for long, their waits, and whether they are left in the store."""
         self._far_heads = 0
         self._is_hungry = False
         self._notes: dict[Position, Row] = {}
@@ -290,7 +294,7 @@ class GroupLanes:
         is_left = is_far and self._far_heads + len(self._far) >= FAR_MAX
         heapq.heappush(self._waiting, (until_ms, number, group, None if is_left else one))
         if is_far:
-            self._far.append((number, group, one, is_left))
+            self._far.append((self._clock.boot_us(), number, group, one, is_left))
 
     def ended(self, one: Delivery, *, is_last: bool = False) -> None:
         """A delivery has ended, and its row is about to be deleted: the next of its group begins.
@@ -470,10 +474,11 @@ class GroupLanes:
                 _, number, group, one = heapq.heappop(self._waiting)
                 if group.waits != number:
                     continue
-                if one is None:
+                head = group.head if one is None else one
+                if head is None:
                     group.waits, self._is_hungry = 0, True
                 else:
-                    due.append((self._lanes[one.row.shard.lane], group, one))
+                    due.append((self._lanes[head.row.shard.lane], group, head))
         return due
 
     def _reread_heads(self, due: Sequence[tuple[GroupLane, Group, Delivery]]) -> None:
@@ -526,11 +531,17 @@ class GroupLanes:
                 self._is_hungry = self._lanes[number].wake(dues_ms) or self._is_hungry
 
     def _leave_far(self) -> None:
-        """Keep of groups whose heads wait for long only where the head is."""
+        """Keep only the place of the head of groups that wait for long.
+
+        After a while, or at once where memory is short: most claims are acknowledged sooner, and
+        the rows behind them would be read again.
+        """
         left: list[Delivery] = []
         with self._lock:
-            far, self._far = self._far, []
-            for number, group, one, is_left in far:
+            until_us = self._clock.boot_us() - _LEFT_AFTER_US
+            is_short = self._room() <= 0
+            while self._far and (is_short or self._far[0][0] <= until_us):
+                _, number, group, one, is_left = self._far.popleft()
                 if group.waits != number or group.head is not one:
                     continue
                 if is_left:
@@ -647,7 +658,11 @@ class GroupLanes:
         lanes = self._memory.lanes
         later = {at for at in unread if not lanes[at.shard.lane].comes_to(at)}
         notes = [note for note in self._notes.values() if note.noted not in later]
-        noted = sorted(looks.union(note.noted for note in notes) - unread)
+        # In the order of their lanes: what is gone is then the head of its group.
+        noted = sorted(
+            looks.union(note.noted for note in notes) - unread,
+            key=lambda at: (at.shard, at.due_ms, order_key(at.id)),
+        )
         try:
             there = {row.position: row for row in self._store.find(noted)}
         except (StoreUnavailable, StoreTimeout):

@@ -66,7 +66,7 @@ class Claims:
             for caller in wanting:
                 mine = taken.get(caller, [])
                 most = min(caller.count - rows[caller], left_rows)
-                due, due_rows, due_bytes = self._due(most, caller.per_group)
+                due, due_rows, due_bytes = self._due(most, caller.per_group, left_bytes)
                 if due and caller not in taken and line.pop(caller, caller) is not None:
                     # It has just gone: the next one gets them.
                     for one in due:
@@ -144,12 +144,13 @@ class Claims:
                 raise
         return unwanted
 
-    def _due(self, most: int, per_group: int) -> tuple[list[Delivery], int, int]:
+    def _due(self, most: int, per_group: int, most_bytes: int) -> tuple[list[Delivery], int, int]:
         """Rows that are due; and how many rows and bytes they are with those that follow heads.
 
         Args:
             most: How many rows at most. There are 10, or more where those of one group are.
             per_group: The most of one group.
+            most_bytes: No row follows a head beyond so many bytes.
         """
         engine = self._engine
         due: list[Delivery] = []
@@ -162,9 +163,13 @@ class Claims:
             rows += 1
             size_bytes += len(one.row.body)
             if one.grouped and (count := min(per_group - 1, most - rows)):
-                more = self._followers[one] = engine.groups.behind(one, count)
+                more = self._followers[one] = []
+                for each in engine.groups.behind(one, count):
+                    size_bytes += len(each.row.body)
+                    if size_bytes > most_bytes:
+                        break
+                    more.append(each)
                 rows += len(more)
-                size_bytes += sum(len(each.row.body) for each in more)
         return due, rows, size_bytes
 
     def _with_followers(self, mine: Iterable[Delivery]) -> list[Delivery]:
