@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _LINE = re.compile(
     r"^(?P<at>\S+ \S+) shardq\.(?:"
-    r"engine\.lanes .*reading lanes \[(?P<lanes>.*)\]"
+    r"\S+\.lanes .*reading lanes \[(?P<lanes>.*)\]"
     r"|\S+\.rows (?P<refused>.+) of queue \S+ refused"
     r"|.*(?P<failed>trying again)|)"
 )
