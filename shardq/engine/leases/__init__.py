@@ -1,1 +1,1 @@
-"""Leases: the right to hand out a shard's rows, and lanes whose reader leaves due rows alone."""
+"""Leases: the right to hand out a shard's rows, and lanes whose readers leave due rows unread."""

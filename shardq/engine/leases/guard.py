@@ -1,6 +1,6 @@
-"""Looking after lanes of others: who leaves due rows alone for a second loses its lane.
+"""Watches lanes of other members: a reader that leaves due rows unread for a second loses its lane.
 
-Adopting them is the engine's.
+`lanes.py` adopts the lanes that are found here.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ log = logging.getLogger(__name__)
 
 _EVERY_US = 1_000_000
 _ALONE_MS = 1_000
-"""A row that its lane's reader has left alone for so long goes to the next in rank."""
+"""A lane whose reader leaves a row unread for this long goes to the next member in rank."""
 _BACK_MS = 30_000
 _AGAIN_MS = 1_000
-"""How far behind what was seen settled the next look begins, for what was stored late."""
+"""The next look begins this far before the due up to which all was settled: writes may be late."""
 
 
 class Guard:
-    """Looks for rows in lanes of others that nobody has leased.
+    """Looks for due rows in lanes of other members that nobody has leased.
 
-    Each look begins where the last one ended: so a tombstone is met twice, not for 30 s. Who is
-    further back in line looks more rarely: for when those before it are open, and read nothing.
+    Each look begins where the last one ended, so that looks read a tombstone twice, not for 30 s. A
+    member further back in line looks more rarely: it is needed if those before it read nothing.
     """
 
     def __init__(self, home: QueueHome) -> None:
@@ -42,7 +42,7 @@ class Guard:
         self._settled_ms: dict[int, int] = {}
 
     def is_due(self) -> bool:
-        """Whether a second has passed since the last look; it counts as looked."""
+        """True if a second has passed since the last look; the answer True counts as a look."""
         now_us = self._clock.boot_us()
         if now_us - self._looked_us < _EVERY_US:
             return False
@@ -51,14 +51,14 @@ class Guard:
         return True
 
     def put_off(self) -> None:
-        """A lane was given back: its reader has a second to take it up."""
+        """Postpone the next look: the reader of a returned lane has a second to read it."""
         self._looked_us = self._clock.boot_us()
 
     def left_alone(self, ranks: Mapping[int, int]) -> set[int]:
-        """The lanes whose reader leaves due rows alone.
+        """Find the lanes whose readers leave due rows unread.
 
         Args:
-            ranks: Our place in line for each lane that is another's; 0 is the one to read it.
+            ranks: Our place in line for each lane of another; 0 is the member that should read it.
         """
         lanes = [lane for lane, rank in ranks.items() if self._looks % max(rank, 1) == 0]
         self._settled_ms = {lane: self._settled_ms.get(lane, 0) for lane in ranks}
@@ -67,7 +67,7 @@ class Guard:
         try:
             return self._look(lanes, ranks)
         except (StoreUnavailable, StoreTimeout) as error:
-            # Our own lanes are not to wait for the sake of others'.
+            # A failed look at lanes of others must not hold up our own.
             log.info("queue %s: not looked after others, for %s", self._register.name, error)
             return set()
 
@@ -90,7 +90,7 @@ class Guard:
         return free | {lane for lane in grouped if lane not in states or states[lane].lock is None}
 
     def _first_rows(self, lanes: Iterable[int], now_ms: int) -> dict[int, Row]:
-        """The first row of each lane that has waited, where there is one."""
+        """Lane -> its first row that has waited a second, for lanes that have one."""
         until_ms = now_ms - _ALONE_MS
         together: dict[int, list[int]] = {}
         for lane in lanes:

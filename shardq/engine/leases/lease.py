@@ -9,7 +9,7 @@
    └─ released: neither lock nor holder stays
 ```
 
-Who should hold what, `membership.py` says.
+`membership.py` decides which member should hold which.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ log = logging.getLogger(__name__)
 
 TTL_MS = Settings().lease_ms
 _MARGIN_US = 2_000_000
-"""The store's TTLs have a grain of one second, and its clock may round up once more."""
+"""The store counts TTLs in whole seconds, and its clock may round up once more."""
 _RENEWED_AFTER = 0.75
-"""Share of the time until the deadline: a lease of 10 s is renewed after 6 s. Nearly all LWTs are
-renewals: a queue of 8 lanes would have 2.7 a second at a third, 1.9 at half, and has 1.6."""
+"""Part of the time until the deadline: a lease of 10 s is renewed after 6 s. Nearly all LWTs are
+renewals: a queue of 8 lanes makes 1.6 a second, against 2.7 at a third and 1.9 at half."""
 _CARE_MAX = 1_000
-"""Shards, but for those held, of which it is known how many rows need care once they are again."""
+"""The most shards that are not held and whose rows in need of care are still counted."""
 
 
 class Lease:
@@ -45,19 +45,19 @@ class Lease:
 
     Attributes:
         shard: The shard.
-        lock: The token that the store knows it by.
-        deadline_us: Time since boot after which nothing may be handed out under it.
-        renew_us: Time since boot from which on it is to be renewed.
+        lock: The token of the lease in the store.
+        deadline_us: Time since boot after which no row may be handed out under it.
+        renew_us: Time since boot from which its renewal is due.
         renewed_us: Time since boot at which its last renewal was sent.
-        careful: Rows still to be worked carefully, but for those of groups, after another's unclean
-            end.
-        window: How many these were at first: those that the other handed out may be among as many.
-        unclean: Whether another's lease ended so, who may have left rows that it had settled.
-        is_after_lapse: True if the lease before it, another's or one's own, was not released: what
-            its holder wrote last may still arrive.
-        taken_ms: When it was taken, epoch milliseconds: what is due later no other has handed out.
-            Later than that by as much as the clock was set back since another had it. 0: never yet.
-        reach_ms: Of one that is still to be taken, the last due that the other may have handed out.
+        careful: How many more rows, without those of groups, need care after the unclean end of
+            another member.
+        window: The first value of `careful`: that member may have handed out this many rows.
+        unclean: True after such an end: rows may be left that the other member had settled.
+        is_after_lapse: True if the lease before it, another's or our own, was not released: the
+            last writes of its holder may still arrive.
+        taken_ms: When it was taken, epoch milliseconds; 0: not yet. Another member has handed out
+            no row that is due later. If the clock was set back since, it is as much later.
+        reach_ms: For a lease not taken yet: the last due that the other may have handed out.
     """
 
     __slots__ = (
@@ -96,33 +96,34 @@ class Lease:
         self.deadline_us = sent_us + _valid_us(ttl_us)
 
     def needs_care(self) -> bool:
-        """True if the next row without a group that was due when this was taken needs care.
+        """True if the next row needs care, which is then one fewer.
 
-        The former holder may have handed out some of the first.
+        Called for rows without a group that were due when the lease was taken. The former holder
+        may have handed out some of the first.
         """
         is_one = self.careful > 0
         self.careful -= is_one
         return is_one
 
     def give_back(self) -> None:
-        """A row without a group still is to be worked carefully: after a lapse, under the next."""
+        """Count one row more as in need of care; after a lapse the next lease counts it."""
         lease = self
         while lease._heir is not None:
             lease = lease._heir
         lease.careful += 1
 
     def inherit(self, former: Lease) -> None:
-        """Go on with what is still to be worked carefully, after a lapse of one's own."""
+        """Take over the care that is left from our own lapsed lease, or that was foreseen."""
         former._heir = self
-        # What has come due since this was first taken, the other has not handed out.
+        # The other member has handed out no row that came due since this was first taken.
         self.taken_ms = former.taken_ms or max(self.taken_ms, former.reach_ms)
         self.window = former.window
 
 
 def new_holder(member: str) -> str:
-    """With what the locks of a member begin, which is no other process's under the same name.
+    """The beginning of a member's locks; another process of the same name has another one.
 
-    What that one had is taken over with care.
+    So the member takes over the leases of that process with care.
     """
     return f"{member}/{secrets.token_hex(4)}"
 
@@ -131,15 +132,15 @@ class Leases:
     """The leases of one member of one queue.
 
     Args:
-        holder: With what the locks of all that are taken here begin, as `new_holder` makes it.
-        window: The most rows of a shard that it hands out without a record.
+        holder: The beginning of the locks of all leases taken here, as `new_holder` makes it.
+        window: The most rows of a shard that the member hands out without a record.
         ttl_ms: How long a lease lasts without renewal.
-        is_dead: Whether the member whose locks begin with this is known to be dead. What it held is
-            free, and taken over with the care of any unclean end.
+        is_dead: Returns True for a beginning of locks whose member is known to be dead. The leases
+            of such a member are free, and taken over with the care of any unclean end.
 
     Attributes:
-        holder: With what the locks of all that are taken here begin.
-        ttl_ms: Likewise; where it is changed, each lease follows at its next renewal.
+        holder: The beginning of the locks of all leases taken here.
+        ttl_ms: How long a lease lasts without renewal, from its next renewal on.
     """
 
     def __init__(
@@ -169,29 +170,29 @@ class Leases:
         return self._held.get(shard)
 
     def held(self) -> list[Lease]:
-        """All that are held."""
+        """All leases that are held, lapsed or not."""
         return list(self._held.values())
 
     def is_valid(self, lease: Lease) -> bool:
-        """Whether rows may be handed out under it now."""
+        """True if rows may be handed out under a lease now."""
         return self._clock.boot_us() < lease.deadline_us
 
     def holds(self, shard: Shard) -> bool:
-        """Whether rows of a shard may be handed out now."""
+        """True if rows of a shard may be handed out now."""
         lease = self._held.get(shard)
         return lease is not None and self.is_valid(lease)
 
     def take(self, shards: Iterable[Shard]) -> dict[Shard, LeaseState]:
-        """Lease those shards that nobody holds.
+        """Lease the shards that nobody holds.
 
         Returns:
-            The states of those that were refused.
+            The states of the shards that were refused.
         """
         wanted: dict[Shard, str | None] = {
             shard: None for shard in shards if shard not in self._held
         }
         refused: dict[Shard, LeaseState] = {}
-        # The second round tells the store which unclean holder was seen; a third finds a race lost.
+        # The second round names the unclean holder that was seen; a third finds a race lost.
         for _ in range(3):
             if not wanted:
                 break
@@ -200,19 +201,19 @@ class Leases:
                 again |= self._try(part, window, refused)
             wanted = again | self._end_of_dead(refused)
         self._hold_unknown(refused)
-        # Only now: until they are held, all are needed.
+        # Evict after the attempts above: they read entries of shards not held yet.
         self._forget_some()
         return refused
 
     def is_free(self, lock: str | None) -> bool:
-        """Whether a shard whose lock this is, and of which no lease is held, may be taken."""
+        """True if a shard with this lock, on which no lease is held here, may be taken."""
         return lock is None or self._is_own(lock) or self._is_dead(_holder_of(lock))
 
     def _is_own(self, lock: str) -> bool:
         return _holder_of(lock) == self.holder
 
     def _end_of_dead(self, refused: dict[Shard, LeaseState]) -> dict[Shard, str | None]:
-        """End what dead members still have, as if its time was up; the holders are to be named."""
+        """End the refused leases of dead members; returns their shards, each with its holder."""
         ended = {
             shard: state
             for shard, state in refused.items()
@@ -221,7 +222,7 @@ class Leases:
             and self._is_dead(_holder_of(state.lock))
         }
         if ended:
-            # Refused where another has done so before; that is found out by the next round.
+            # No effect on a lease that another member has ended first: the next round finds that.
             self._store.renew({shard: str(state.lock) for shard, state in ended.items()}, 0)
         for shard, state in ended.items():
             self._foresee(shard, state)
@@ -229,9 +230,9 @@ class Leases:
         return {shard: state.holder for shard, state in ended.items()}
 
     def _hold_unknown(self, refused: dict[Shard, LeaseState]) -> None:
-        """Hold what an earlier try had taken, whose answer was lost, or failed for another shard.
+        """Hold the leases of an earlier try: its answer was lost, or it failed for another shard.
 
-        Else nobody would read it until that has run out.
+        Otherwise no member could read these shards until the leases expire.
         """
         ours = {
             shard: state.lock
@@ -248,7 +249,7 @@ class Leases:
     def _try(
         self, wanted: dict[Shard, str | None], window: int, refused: dict[Shard, LeaseState]
     ) -> dict[Shard, str | None]:
-        """Ask once for shards; those to be asked for again, and the holder of each, come back."""
+        """Ask once for shards; returns those to ask for again, each with the holder to name."""
         lock = f"{self.holder}/{secrets.token_hex(8)}"
         sent = self._clock.boot_us()
         states = self._store.take(
@@ -262,16 +263,17 @@ class Leases:
                 self._hold(shard, lock, sent, is_after_lapse=wanted[shard] is not None)
             elif state.lock is None and state.holder != wanted[shard]:
                 again[shard] = state.holder
-                # Before it is asked for: the answer may be lost, and the lease be ours.
+                # Before the next round: its answer may be lost although it takes the lease.
                 self._foresee(shard, state)
             else:
                 refused[shard] = state
         return again
 
     def _by_window(self, wanted: dict[Shard, str | None]) -> dict[int, dict[Shard, str | None]]:
-        """Shards by how many rows whoever takes them over from here is to work carefully.
+        """Group shards by the window to store: the rows that need care if this member dies too.
 
-        What is left of what another handed out is no safer for who reads less ahead, and dies too.
+        Rows of a former holder still need care then, even if this member reads fewer ahead. So the
+        larger of the two windows is stored.
         """
         parts: dict[int, dict[Shard, str | None]] = {}
         for shard, holder in wanted.items():
@@ -281,21 +283,22 @@ class Leases:
         return parts
 
     def _foresee(self, shard: Shard, state: LeaseState) -> None:
-        """Keep in mind how many rows are to be worked carefully after a lease that ended like this.
+        """Remember how many rows need care after a lease that ended like this.
 
-        What another may have died of is no safer for a lapse of one's own before it was handed out:
-        so this goes on from lease to lease, until one of them is let go.
+        A row that another may have died of is as dangerous after a lapse of our own lease. So the
+        count passes from lease to lease, until one of them is released.
         """
         if state.holder is None:
             self._care.pop(shard, None)
         elif state.holder != self.holder:
-            # As the newest of all. Until it is taken the other may wake, and hand out more.
+            # Counted anew, and the newest entry: until the shard is taken, the other member may
+            # wake and hand out more rows.
             self._care.pop(shard, None)
             foreseen = self._care[shard] = Lease(shard, "", 0, 0, state.window)
             foreseen.reach_ms = self._clock.now_ms() + state.ahead_ms
 
     def _forget_some(self) -> None:
-        """Forget what is away: first what has been worked, then what has been away for longest."""
+        """Forget shards not held: those without rows in need of care first, then the oldest."""
         surplus = len(self._care) - len(self._held) - _CARE_MAX
         if surplus <= 0:
             return
@@ -305,7 +308,7 @@ class Leases:
             del self._care[shard]
 
     def renew(self) -> list[Lease]:
-        """Renew those whose time has come, by what they were given or by what is given now.
+        """Renew the leases whose renewal is due, by their own TTL or by a shorter present one.
 
         Returns:
             The leases that turned out to be lost.
@@ -329,12 +332,12 @@ class Leases:
         return lost
 
     def release(self, shards: Iterable[Shard]) -> None:
-        """End leases cleanly. Only when none of their rows is in flight any more."""
+        """End leases cleanly. Call it only when none of their rows is in flight any more."""
         locks = {shard: self._held[shard].lock for shard in shards if shard in self._held}
         if not locks:
             return
         for shard in locks:
-            # Before it is sent: an answer may be lost, and another hold the shard by then.
+            # Before it is sent: if the answer is lost, another member may hold the shard by then.
             self._held[shard].deadline_us = 0
         self._store.release(locks)
         for shard in locks:
@@ -367,7 +370,7 @@ def _holder_of(lock: str) -> str:
 
 
 def _valid_us(ttl_us: int) -> int:
-    """How long after its renewal was sent a lease of so long is good for."""
+    """How long a lease of `ttl_us` is valid, from the sending of its renewal."""
     return ttl_us - min(_MARGIN_US, ttl_us // 2)
 
 

@@ -1,1 +1,1 @@
-"""Storing: what deliveries came to, on its way to the store in bulk."""
+"""Storing: outcomes of deliveries, on their way to the store in batches."""

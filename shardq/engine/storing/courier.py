@@ -1,13 +1,13 @@
-"""The thread that takes acks to the store, so that its engine reads on meanwhile.
+"""The thread that stores acks while its engine reads on.
 
 ```
  outbox ── send(work) ──► errand, errand, .. ──► courier ── work() ──► store
-    ▲ looks which errands are over                  │
+    ▲ checks which errands have ended               │
     └────────────── on_return ◄─────────────────────┘
 ```
 
-Its thread begins with the first errand. An engine that is stepped by hand has none: its errands are
-run where they are sent.
+The thread starts with the first errand. An engine that is stepped by hand has no thread: an errand
+runs where it is sent.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Errand:
 
     Attributes:
         over: Set once it has ended.
-        failure: What it met; None once it has done what it was to do.
+        failure: The error that it ended with; None after success. A fault leaves the first value.
     """
 
     def __init__(self, work: Callable[[], None]) -> None:
@@ -39,7 +39,7 @@ class Errand:
         )
 
     def run(self) -> None:
-        """Do it, in this thread."""
+        """Do the work, in the calling thread."""
         try:
             self._work()
         except ShardqError as error:
@@ -54,8 +54,8 @@ class Courier:
     """Runs errands one after another: in its own thread once it is started, else in the caller's.
 
     Args:
-        name: Of its thread.
-        on_return: Called in its thread whenever an errand is over.
+        name: The name of its thread.
+        on_return: Called in its thread after each errand.
     """
 
     def __init__(self, name: str, on_return: Callable[[], None]) -> None:
@@ -66,18 +66,18 @@ class Courier:
         self._serves = self._is_begun = False
 
     def start(self) -> None:
-        """Let a thread run the errands that are sent from now on."""
+        """Have a thread run the errands that are sent from now on."""
         self._serves = True
 
     def stop(self) -> None:
-        """End the thread after the errands it has; what is sent later runs in the caller's."""
+        """End the thread after its errands; those sent later run in the caller's thread."""
         with self._lock:
             self._serves = False
             if self._is_begun:
                 self._errands.put(None)
 
     def send(self, work: Callable[[], None]) -> Errand:
-        """Let work be done; over at once where there is no thread."""
+        """Send work to the thread; if there is none, do it before returning."""
         errand = Errand(work)
         with self._lock:
             serves = self._serves and self._begin()
@@ -88,7 +88,7 @@ class Courier:
         return errand
 
     def _begin(self) -> bool:
-        """Begin the thread where it has not begun; False if no more threads can be."""
+        """Start the thread unless it runs; False if no more threads can be started."""
         if not self._is_begun:
             try:
                 threading.Thread(target=self._serve, name=self._name, daemon=True).start()
@@ -103,7 +103,7 @@ class Courier:
                 errand.run()
                 self._on_return()
         finally:
-            # After a fault, which threading prints: nobody is to wait for what was not done.
+            # After a fault, which threading prints, nobody must wait for the errands left.
             with self._lock:
                 self._serves = False
                 while not self._errands.empty():

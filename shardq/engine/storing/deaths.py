@@ -1,12 +1,12 @@
-"""Calls `on_dead` with each message that died here, never in the thread that reads and settles.
+"""Calls `on_dead` with each message that died here, after its burial is stored.
 
 ```
  outbox ── a burial is stored ──► tell ──► waiting ──► on_dead(message), one after another
-                                             in a thread of its own, or where `step` is called
+                                      in a thread of its own, or in the caller of `Consumer.step`
 ```
 
-A call is made at most once. What a crash, a deadline or too many at once leave out is in the
-dead-letter queue, which is the record.
+A message is reported once at most. A crash, a deadline or too many waiting messages leave some
+unreported. The dead-letter queue has them all.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ log.addFilter(sound_traceback)
 
 _WAITING_MAX = 10_000
 _WAITING_BYTES_MAX = 64 * 1024 * 1024
-"""How many dead messages, and bytes of them, wait in memory for a slow `on_dead`."""
+"""The most dead messages, and about the most bytes, that wait in memory for a slow `on_dead`."""
 _POLL_S = 0.05
 
 
@@ -44,8 +44,8 @@ class Deaths:
     """Dead messages of one consumer on their way to its `on_dead`.
 
     Args:
-        register: Of the queue that they died in.
-        failures: Bounds what is logged of calls that fail.
+        register: The record of the queue in which they died.
+        failures: Limits how many failed calls are logged.
         call: The user's `on_dead`.
     """
 
@@ -67,7 +67,7 @@ class Deaths:
         self._left_out = 0
         self._is_calling = False
         self._begun_us = self._named_us = 0
-        """When the last call began, and for how long it had run when the log named it last."""
+        """Time since boot at which the last call began, and its run time when last logged."""
         self._is_ending = False
         self._thread: threading.Thread | None = None
 
@@ -78,9 +78,9 @@ class Deaths:
         self._thread.start()
 
     def tell(self, row: Row) -> None:
-        """Let the call be made for a row of the dead-letter queue."""
-        # Known by now: what has planned the burial has asked for that queue. And never read anew
-        # here: the burial is stored, and what is to follow it must not fail with the store.
+        """Have `on_dead` called for a row of the dead-letter queue."""
+        # The plan of the burial has opened this record, so nothing is read here: the burial is
+        # stored, and an error of the store must not prevent its call.
         dead = self._register.dead_if_made() or self._register.dead()
         message = Message(row, 0, dead.signer)
         with self._lock:
@@ -101,12 +101,12 @@ class Deaths:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a call waits or is under way: it may put what keeps a queue from being empty."""
+        """True if a call waits or runs; it may put messages, so no queue counts as empty yet."""
         with self._lock:
             return bool(self._waiting) or self._is_calling
 
     def watch(self) -> None:
-        """Log a call that runs for as long as a handler that hangs, and when that has doubled."""
+        """Log a call that hangs, as handlers are logged: again each time its run time doubles."""
         bound_us = hangs_after_ms(self._register.settings) * 1_000
         with self._lock:
             ran_us = self._clock.boot_us() - self._begun_us if self._is_calling else 0
@@ -125,14 +125,14 @@ class Deaths:
 
     @property
     def is_here(self) -> bool:
-        """Whether this is the thread that makes the calls."""
+        """True in the thread that makes the calls."""
         return threading.current_thread() is self._thread
 
     def run(self, until_us: int) -> None:
-        """Make the calls that wait, in this thread.
+        """Make the calls that wait, in the calling thread.
 
         Args:
-            until_us: None begins after this time since boot.
+            until_us: Time since boot after which no call begins.
         """
         while self._clock.boot_us() < until_us and self._call_next():
             pass
@@ -140,11 +140,11 @@ class Deaths:
             self._say_left_out(is_over=False)
 
     def end(self, deadline_us: int, is_hurried: Callable[[], bool]) -> None:
-        """Wait until the thread has made all calls, and end it.
+        """Wait until the thread has made all calls, then end it.
 
         Args:
-            deadline_us: Time since boot until which is waited.
-            is_hurried: Tells whether to wait no longer.
+            deadline_us: Time since boot at which the wait ends.
+            is_hurried: Returns True once the wait is to end at once.
         """
         while self._clock.boot_us() < deadline_us and not is_hurried():
             with self._lock:
@@ -174,7 +174,7 @@ class Deaths:
                 self._say_left_out(is_over=False)
 
     def _call_next(self) -> bool:
-        """Make the call that waits longest; whether there was one."""
+        """Make the call that has waited longest; False if none waits."""
         with self._lock:
             if self._is_ending or not self._waiting:
                 return False

@@ -1,6 +1,6 @@
-"""Rows that are deleted and not acked: purged, ended before, cancelled, or of no use any more.
+"""Rows that are deleted without an ack: purged, ended before, cancelled, or useless by now.
 
-Whatever the store does not take stays here and is repeated.
+A row stays here, and its delete is repeated, until the store has taken it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Discards:
-    """What one consumer is to delete."""
+    """The rows that one consumer is to delete."""
 
     def __init__(self, home: QueueHome) -> None:
         self._register = home.register
@@ -26,42 +26,42 @@ class Discards:
         self._purged: dict[Position, Row] = {}
         self._left_over: dict[Position, Row] = {}
         self._cancelled: dict[Delivery, bool] = {}
-        """Delivery -> whether it counts as cancelled here."""
+        """Delivery -> True if it counts as cancelled here."""
         self._ending: dict[Delivery, bool] = {}
-        """Those of them that were there: by a repeat they may be gone, and still count."""
+        """Cancelled deliveries whose rows existed; they count though a repeat finds them gone."""
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is to be deleted."""
+        """True if nothing is to be deleted."""
         return not (self._purged or self._left_over or self._cancelled or self._ending)
 
     def purge(self, rows: list[Row]) -> None:
-        """Rows that a purge has reached are to be deleted."""
+        """Delete these rows by the next flush: they entered before a purge."""
         self._purged.update({row.position: row for row in rows})
 
     def drop(self, rows: list[Row]) -> None:
-        """Rows of messages that have ended are to be deleted."""
+        """Delete these rows by the next flush: their messages have ended."""
         self._left_over.update({row.position: row for row in rows})
 
     def cancel(self, one: Delivery, *, is_counted: bool) -> None:
-        """The row of a message that was cancelled, or is of no use, is to be deleted.
+        """Delete this row by the next flush: its message was cancelled, or is useless.
 
         Args:
-            one: Its delivery.
-            is_counted: Whether it is counted as cancelled here, where it is there. Else who has
-                cancelled it does, and it counts as a row that was left over.
+            one: The row's delivery.
+            is_counted: True to count the message as cancelled here, if its row exists. False if
+                the canceller counts it; the row then counts as left over.
         """
         self._cancelled[one] = is_counted
 
     def flush(self) -> list[Delivery]:
-        """Delete them.
+        """Delete all these rows.
 
         Returns:
-            Deliveries that were cancelled, and are to be concluded.
+            The cancelled deliveries, which the caller is to conclude.
         """
         if self._purged:
             self._settler.finish(list(self._purged.values()), End.PURGED)
-            # Of a dropped queue of this name the totals are others.
+            # Rows of a dropped queue of this name are not in these totals.
             own = sum(not self._register.is_former(row) for row in self._purged.values())
             self._stats.add(purged=own)
             self._purged = {}
@@ -78,7 +78,7 @@ class Discards:
         there = self._settler.still_there([one.row.position for one in asked])
         self._ending |= {one: own for one, own in asked.items() if one.row.position in there}
         self._cancelled = {one: own for one, own in asked.items() if one.row.position not in there}
-        # Those that had begun have had this delivery too.
+        # A delivery whose handler was called counts as an attempt.
         attempts = [one.attempt if one.thread_id else one.row.attempt for one in self._ending]
         self._settler.finish([one.row for one in self._ending], End.CANCELLED, attempts)
         ended, gone, self._ending, self._cancelled = self._ending, self._cancelled, {}, {}

@@ -1,13 +1,13 @@
-"""Ends of deliveries that are not the ends of their handlers' calls.
+"""Ends of deliveries that are held: the return of a handler does not end them.
 
 ```
  handler ── hold ──► Ending ──┬─ end, by any thread ─► acked, or judged by its error
                │              └─ the handler raises before that ─► judged by what it raised
                ├─ returns first: its thread takes the next delivery, the work goes on elsewhere
-               └─ is ended first: its message goes on by the rules, its thread once it returns
+               └─ is ended first: the outcome is stored, and its thread is free once it returns
 ```
 
-The first end decides. What becomes of the delivery then, `deliverer.py` knows.
+The first end decides. `deliverer.py` turns it into an outcome.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 
 
 class Ending:
-    """The end of a delivery that its handler holds: it may outlive the handler, or come before.
+    """The end of a delivery that its handler holds; it may come after the handler's, or before.
 
     Made by `Endings.hold`.
 
     Attributes:
         one: The delivery.
-        where: Tells where its work stands once its handler has returned, as Python prints a stack;
-            None where nobody can.
-        has_returned: Whether its handler has: no thread of the consumer runs it any more.
+        where: Returns the stack of the work that goes on after the handler's return, as Python
+            prints one; None if no stack is to be had.
+        has_returned: True if its handler has returned: no thread of the consumer runs it.
     """
 
     __slots__ = (
@@ -63,13 +63,13 @@ class Ending:
         self._over: threading.Event | None = None
 
     def end(self, error: BaseException | None) -> bool:
-        """End the delivery: acked without an error, else as it is judged. From any thread.
+        """End the delivery, from any thread: ack it, or let its error be judged.
 
-        It makes no call to the store: what the delivery comes to is stored by the engine's next
-        step. One that was parked at a shutdown comes again all the same.
+        It makes no call to the store: the engine's next step stores the outcome. A delivery that
+        was parked at a shutdown is delivered again all the same.
 
         Returns:
-            Whether this is its end; False where it had ended before, and in a forked child.
+            True if this is its end; False if it had ended before, and in a forked child.
         """
         if not self.take():
             return False
@@ -78,26 +78,26 @@ class Ending:
 
     @property
     def is_over(self) -> bool:
-        """Whether it has ended, or somebody is about to end it."""
+        """True if it has ended, or a thread is about to end it."""
         return not self._chance
 
     def wait(self) -> None:
-        """Wait until it has ended. In a forked child nothing ends it, and it returns at once."""
+        """Wait until it has ended; return at once in a forked child, where nothing ends it."""
         if self._endings.finish is not None:
             self._endings.finish()
         with self._endings.lock:
             over = self._over = self._over or threading.Event()
-        # Who ends it says so before it looks whether anybody waits.
+        # `conclude` sets `_is_concluded` before it looks for a waiter, so none is missed.
         if not (self._is_concluded or self._endings.are_parents):
             over.wait()
 
     # For the deliverer ----------------------------------------------------------------------------
 
     def take(self) -> bool:
-        """Whether the caller is to end it: the first that asks, whichever thread that is.
+        """Take the right to end it; True for the first caller alone, in whichever thread.
 
-        One step of C decides it. A lock of ours would not: it lets in a signal's handler that has
-        interrupted the thread which holds it.
+        `list.pop` is one step of C. A lock of ours would not do: it admits a signal's handler that
+        has interrupted the thread that holds it.
         """
         if self._endings.are_parents:
             return False
@@ -108,7 +108,7 @@ class Ending:
         return True
 
     def conclude(self) -> None:
-        """Its outcome is on its way to the store."""
+        """Note that its outcome is on its way to the store."""
         self._is_concluded = True
         if self._over is not None:
             self._over.set()
@@ -116,23 +116,23 @@ class Ending:
             self._endings.forget(self)
 
     def note_return(self) -> None:
-        """Its handler has returned, or raised."""
+        """Note that its handler has returned, or raised."""
         self.has_returned = True
         if self._is_concluded:
             self._endings.forget(self)
 
 
 class Endings:
-    """Those of one consumer's deliveries that are held. From any thread.
+    """The ends of one consumer's held deliveries. From any thread.
 
     Attributes:
         held: Delivery -> its end, until it has ended and its handler has returned.
-        lock: Makes what waits.
-        finish: Ends those that still wait for others, in the thread that calls it; None where
+        lock: Guards the making of the event that waiters of an end share.
+        finish: Ends the held deliveries that wait for others, in the thread that calls it; None if
             threads of their own do.
-        on_end: Told what each delivery comes to whose handler was called, held or not, and what
-            was raised; None: nobody asks.
-        are_parents: Whether this is a forked child: all of them are its parent's.
+        on_end: Called with each delivery whose handler was called, held or not, its outcome, and
+            the error that was raised; None: nobody listens.
+        are_parents: True in a forked child: all deliveries are the parent's.
     """
 
     def __init__(self) -> None:
@@ -146,11 +146,11 @@ class Endings:
     def hold(
         self, one: Delivery, conclude: Callable[[Ending, BaseException | None], None]
     ) -> Ending:
-        """The end of a delivery, of which its handler's return is none any more.
+        """Hold a delivery: its handler's return does not end it any more. Returns its end.
 
         Args:
             one: The delivery; held twice, it has one end.
-            conclude: Called with its first end, once, in the thread that ends it.
+            conclude: Called once, with this end and its error, in the thread that ends it.
         """
         ending = self.held.get(one)
         if ending is None:
@@ -158,14 +158,14 @@ class Endings:
         return ending
 
     def forget(self, ending: Ending) -> None:
-        """It has ended, and its handler has returned: both may say so."""
+        """Forget an end that has come, and whose handler has returned. Idempotent."""
         self.held.pop(ending.one, None)
 
     @property
     def freed(self) -> int:
-        """How many threads less are taken than there are deliveries that have not ended.
+        """Handlers that returned before the end, less handlers that run on after it.
 
-        Below 0: so many run handlers whose deliveries have ended.
+        A member has this many fewer threads taken than deliveries that have not ended.
         """
         held = list(self.held.values())
         return sum(ending.has_returned for ending in held) - sum(

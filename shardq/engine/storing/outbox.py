@@ -1,4 +1,4 @@
-"""What deliveries came to, on its way to the store in bulk.
+"""Outcomes of deliveries, on their way to the store in batches.
 
 ```
  handlers ── finish ──► done ──┬─ acks, lease valid ─────────► one multi-row delete a shard, blind
@@ -7,7 +7,7 @@
                                └─ the same of a group ───────► edited in place; buried by a move
 ```
 
-Whatever the store does not take stays here and is repeated unchanged: same rows, same ids.
+An outcome that the store does not take stays here and is repeated unchanged: same rows, same ids.
 """
 
 from __future__ import annotations
@@ -51,17 +51,17 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _ERRAND_ROWS_MIN = 100
-"""Fewer acks are stored on the spot: for them the engine would only be woken once more."""
+"""Fewer acks are stored on the spot: an errand for them would wake the engine once more."""
 _SHARE_MS = 20
 _SHARE_LOCAL_MS = 5
-"""Longer than a move takes: found by the next poll of who it goes to, not by a sweep."""
+"""How far ahead a shared row is due: longer than its move takes, so that a poll still finds it."""
 _LET_GO_MS = 250
 _UNREAD_MS = 1_000
-"""How long after its due a row's ack waits for a poll; a lane that lags may be read much later."""
+"""How long after a row's due its ack waits for a poll, which is much later in a lane that lags."""
 _NOT_BEGUN = (Fate.GIVE_UP, Fate.LEAVE, Fate.CANCEL, Fate.DROP)
-"""Fates of what did not begin, but for what its handler has ended as of no use.
+"""Fates of deliveries that did not begin, and of those that their handlers ended as useless.
 
-No set: it would hash the fate of each delivery, in Python.
+A tuple: a set would hash the fate of each delivery, in Python.
 """
 
 
@@ -79,12 +79,12 @@ class _Edit(NamedTuple):
 
 @dataclass(slots=True)
 class Happened:
-    """What an engine is to act on, of what was stored.
+    """Stored outcomes on which an engine has to act.
 
     Attributes:
-        moved: Where rows are now that had begun, and are due again.
-        dead: Rows of the dead-letter queue that burials have made.
-        has_parked: True if a row is a claim now, counted where it lies.
+        moved: The new rows of deliveries that had begun and are due again.
+        dead: The rows that burials have made in the dead-letter queue.
+        has_parked: True if a delivery was parked.
     """
 
     moved: list[Row] = field(default_factory=list)
@@ -96,7 +96,7 @@ class Outbox:
     """Settles deliveries of one consumer.
 
     Args:
-        groups: Go on when a row of theirs is over, and edit rows in place.
+        groups: The group lanes: they edit rows in place, and are unblocked when a row ends.
     """
 
     def __init__(self, member: Member, groups: GroupLanes) -> None:
@@ -129,7 +129,7 @@ class Outbox:
         self._parking: dict[bytes, Move | Row] = {}
         self._running = member.memory.running
         self._astray: list[Delivery] = []
-        """Whose rows others have settled, while their handlers still ran."""
+        """Deliveries whose rows others settled while their handlers still ran."""
         self._happened = Happened()
         self.discards = member.discards
         self.endings = Endings()
@@ -137,13 +137,13 @@ class Outbox:
     # From handlers --------------------------------------------------------------------------------
 
     def finish(self, one: Delivery, outcome: Outcome) -> None:
-        """A delivery has ended; its outcome is stored by the next flush."""
+        """End a delivery; the next flush stores its outcome."""
         is_stored = one.stage is STORED
         if not (is_stored or one.take(END)):
             return
         is_first = not (self._done or self._unread)
         self._done.append((one, outcome))
-        # Once a batch: those who finish while the engine is at it need not wake it again.
+        # Once a batch: handlers that end while the engine stores others need not wake it again.
         is_awaited = one.careful and not is_stored
         delay_ms = outcome.delay_ms
         is_soon = delay_ms is not None and delay_ms < READ_AHEAD_MS
@@ -155,7 +155,7 @@ class Outbox:
             self._groups.ended(one, is_last=threading.get_ident() == one.thread_id)
 
     def bury_spent(self, one: Delivery) -> None:
-        """A row has had all its attempts: it is buried, and not handed out."""
+        """Bury a row that has had all its attempts, instead of handing it out."""
         one.uncount()
         outcome = Outcome(Fate.BURY, reason=spent_reason(one.row, LOST))
         self._failures.note(one, outcome, kind=LOST)
@@ -165,9 +165,9 @@ class Outbox:
         """Store an ack in the handler's thread, which is then free for the next row.
 
         Returns:
-            Whether it is stored; else the engine is to store it. To be finished either way.
+            True if it is stored; False if the engine is to store it. Call `finish` either way.
         """
-        # Whoever stops waits for it: its shard, released before, would be read with the row in it.
+        # A shutdown waits for it: if the shard were released first, another would read the row.
         if self._clock.boot_us() >= one.lease.deadline_us or not one.take(SAVE):
             return False
         try:
@@ -192,7 +192,7 @@ class Outbox:
         return list(self._running.values())
 
     def at_work(self) -> list[Delivery]:
-        """Deliveries whose handlers run, those too whose rows others have settled."""
+        """Deliveries whose handlers run, also if others have settled their rows."""
         if self._astray:
             self._astray = [one for one in self._astray if not one.has_ended]
         running = (*self._running.values(), *self._astray)
@@ -200,21 +200,21 @@ class Outbox:
 
     @property
     def slots_taken(self) -> int:
-        """Deliveries handed out and not settled, and handlers of others that still run.
+        """Slots taken: by deliveries not settled, and by handlers that run on after the end.
 
-        But for those whose handlers have returned, and whose work goes on elsewhere.
+        A handler that has returned takes none, though the work of its delivery goes on elsewhere.
         """
         astray = sum(not one.has_ended for one in self._astray)
         return len(self._running) + astray - self.endings.freed
 
     @property
     def unended(self) -> int:
-        """How many deliveries have begun and not ended, or are being stored by their threads."""
+        """Deliveries handed out that have not ended, with those whose threads store their acks."""
         return sum(not one.has_ended for one in list(self._running.values()))
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing waits to be stored."""
+        """True if nothing waits to be stored."""
         return not (
             self._done
             or self._acks
@@ -231,13 +231,13 @@ class Outbox:
     # From the intake ------------------------------------------------------------------------------
 
     def share(self, one: Delivery, lane: int) -> bool:
-        """A row goes to a lane that another member reads: nobody here is to begin it soon.
+        """Move a row to a lane that another member reads: no slot here begins it soon.
 
-        It has been taken out of `ready`, and stays known until it is there: so no read brings it
-        back. Where the answer is lost, the same move is repeated.
+        The caller has taken it out of `ready`. It stays in memory until the move is stored, so no
+        read brings it back. If the answer is lost, the same move is repeated.
 
         Returns:
-            Whether it goes there; not where its lease is over, and another may have it by now.
+            True if it moves; False if its lease is over, as another may hold it by now.
         """
         if not self._leases.is_valid(one.lease):
             self._memory.leave(one)
@@ -247,15 +247,15 @@ class Outbox:
         return True
 
     def give_up(self, one: Delivery, *, is_settled: bool = False) -> None:
-        """A row cannot be handed out after all; whoever leases its shard then reads it again.
+        """Release a row that cannot be handed out; whoever leases its shard then rereads it.
 
         Args:
-            one: Its delivery.
-            is_settled: Whether somebody else has settled it, or put it off.
+            one: The row's delivery.
+            is_settled: True if another has settled or postponed the row.
         """
         self._running.pop(one.row.id, None)
-        # A command by key may have replaced it by a row that comes before the next of its group:
-        # its owner reads that first, by a note.
+        # A command by key may have replaced a row of a group by one that comes before the group's
+        # next row: the group waits, until a note lets its owner read the new row.
         if is_settled and not (one.grouped and one.row.key is not None):
             self._over(one)
         elif not one.grouped:
@@ -274,11 +274,11 @@ class Outbox:
         """Store all outcomes.
 
         Args:
-            everything: Also acks of rows that no poll has passed yet. Normally these wait, at most
-                50 ms: deleted before the poll, they would be tombstones that it reads.
+            everything: True to store acks also of rows that no poll has passed yet. Normally these
+                wait, at most 1 s: deleted before the poll, they would be tombstones that it reads.
 
         Returns:
-            What has happened since this was last told, be it by a flush that has failed.
+            What has happened since the last return, also in flushes that failed.
         """
         if self._memory.stranded:
             self._move_stranded()
@@ -308,18 +308,18 @@ class Outbox:
         return happened
 
     def _move_stranded(self) -> None:
-        """Move rows to now that nobody would read where they are."""
+        """Move to now the rows that no member would read where they are."""
         while self._memory.stranded:
             one = self._memory.stranded.pop()
             if self._leases.is_valid(one.lease):
                 move = self._planner.place(one.row, self._clock.now_ms())
                 self._moves.append(_Pending(one, move, Fate.SNOOZE))
             else:
-                # Another may have handed it out: moved, it would run twice, and lose an attempt.
+                # Another may have handed it out: if moved, it would run twice and use an attempt.
                 self._memory.leave(one)
 
     def park_overdue(self) -> None:
-        """Park deliveries that outlive `hold`, and move on the claims of those that still run."""
+        """Park deliveries that outlive `hold`, and postpone the claims of those that still run."""
         now_us = self._clock.boot_us()
         for one in list(self._running.values()):
             if one.stage is not RUNNING and one.stage is not PARKED:
@@ -332,23 +332,23 @@ class Outbox:
                 self._park(one)
 
     def park_all(self, *, counted: bool) -> None:
-        """Park all that runs; at a shutdown without counting the attempt."""
+        """Park all deliveries that run; at a shutdown without counting their attempts."""
         for one in list(self._running.values()):
             if one.take(PARK):
                 self._park(one, is_counted=counted)
 
     def withdraw(self) -> None:
-        """Give up all that has been handed out and has not begun: its thread does not begin it."""
+        """Release deliveries that were handed out and have not begun; their threads skip them."""
         for one in list(self._running.values()):
             if one.take(WITHDRAW):
                 self.give_up(one)
 
     def hand_over(self, one: Delivery, now: Row | None = None) -> None:
-        """A delivery goes on elsewhere, or was settled.
+        """Forget a delivery that goes on elsewhere, or was settled.
 
         Args:
-            one: It.
-            now: Its row as it is now, where it stays in a group lane: its group waits for that.
+            one: The delivery.
+            now: The present row if it stays in its group lane, where its group waits for it.
         """
         self._running.pop(one.row.id, None)
         if now is None:
@@ -357,20 +357,20 @@ class Outbox:
             self._groups.again(one, now)
 
     def leave_behind(self, one: Delivery) -> None:
-        """A delivery goes on elsewhere once its row is deleted: its claim is there beside that."""
+        """Delete the row of a delivery by the next flush: its claim exists beside the row."""
         one.take(END)
         self._left_behind.append(one)
 
     def _hold_ms(self, one: Delivery) -> int:
         hold_ms = self._register.settings.hold_ms
-        # A lane that is another's by now is not kept from it by a row that still runs here.
+        # A row that still runs here must not keep a lane from its new reader for long.
         return hold_ms if one.row.shard.lane in self._memory.lanes else min(hold_ms, _LET_GO_MS)
 
     def _sort(self) -> None:
-        """Sort the outcomes that came in; plan each move once."""
+        """Sort the new outcomes, and plan each move once."""
         done = self._done
         if not done:
-            # Nor is anything counted: totals that change are stored, in a write of their own.
+            # Count nothing either: each change of the totals is stored, by a write of its own.
             return
         lateness = self._stats.lateness
         since_boot_us = self._clock.now_us() - self._clock.boot_us()
@@ -391,24 +391,24 @@ class Outbox:
                     self._not_begun(one, outcome.fate)
                 else:
                     self._plan(one, outcome)
-                # Only now: planning may do I/O, and what it fails on must be here the next time.
+                # After planning, which may do I/O: an outcome that failed must be here next time.
                 done.popleft()
                 if one.thread_id:
                     delivered += 1
-                    # As `wanted_ms` says. Of each delivery: no call.
+                    # `Row.wanted_ms`, written out: it would be one more call for each delivery.
                     row = one.row
                     wanted_ms = row.due_ms if row.since_ms is None else row.since_ms
                     if row.not_before_ms is not None and not one.is_claim:
                         wanted_ms = row.ready_ms
                     lateness.add(one.begun_us + since_boot_us - wanted_ms * 1_000)
         finally:
-            # What only waits for its poll changes nothing, and what is counted is stored.
+            # Not if both are 0: each change of the totals is stored.
             if delivered or stored:
                 self._stats.add(delivered=delivered, acked=len(stored))
             self._conclude(stored)
 
     def _choose_acks(self, *, everything: bool) -> None:
-        """Choose the acks of rows whose tombstones no poll is to read."""
+        """Choose the acks to store now: those whose tombstones no poll will read."""
         unread, self._unread = self._unread, []
         if everything:
             self._acks += unread
@@ -420,7 +420,7 @@ class Outbox:
             row = one.row
             if (
                 row.due_ms <= passed_ms.get(row.shard.lane, now_ms)
-                # The clock was set back while it ran: no poll comes there for as long.
+                # The clock was set back while it ran: no poll reaches this due for as long.
                 or row.due_ms > now_ms
                 or one.careful
                 or one.grouped
@@ -430,7 +430,7 @@ class Outbox:
                 self._unread.append(one)
 
     def _park_first(self, one: Delivery) -> None:
-        """Repeat a park whose answer was lost: it decides where the row is."""
+        """Repeat a park whose answer was lost, to learn where the row is."""
         if one.row.id in self._parking:
             self._park(one)
 
@@ -455,7 +455,7 @@ class Outbox:
         again = plan is not None
         if plan is None:
             if one.is_claim and not one.grouped and self._may_have_come(one):
-                # Another may have it, and it would come anew.
+                # Another may have handed it out: if postponed, it would be delivered once more.
                 return
             plan = self._planner.claim(
                 one.row,
@@ -466,10 +466,10 @@ class Outbox:
             )
             if isinstance(plan, Row):
                 plan = self._groups.edits.numbered(one, plan)
-        # Only now that it is asked for: what has not been is planned anew by the next try.
+        # Kept from here on, as the store is asked next: an earlier failure is planned anew.
         self._parking[was] = plan
         if isinstance(plan, Row):
-            # A repeat after an unknown outcome is the same edit: one is under way at most.
+            # A repeat after an unknown outcome is the same edit: at most one is unanswered.
             changed = self._groups.edits.edit([(one, plan)])
             del self._parking[was]
             self._note_parked(one, plan, is_lost=bool(changed), now=changed.get(was))
@@ -478,10 +478,10 @@ class Outbox:
             gone, repaired = self._settler.carry_out([plan])
         except StoreUnavailable:
             if not again:
-                # Nothing was done, and what has ended by the next try is settled where it is.
+                # Nothing was written: if it ends before the next try, it is settled where it is.
                 del self._parking[was]
             raise
-        # One that came too late for its minute was moved to now: its ack has to find it there.
+        # A claim that was too late for its minute was moved to now: its ack has to find it there.
         claim = repaired.get(plan.new.id, plan.new)
         if gone and again:
             # The first try may have been applied though its answer was lost.
@@ -492,7 +492,7 @@ class Outbox:
             self._running[one.row.id] = one
 
     def _may_have_come(self, one: Delivery) -> bool:
-        """True if a claim came due before it was moved on; in a shard of ours it is passed by."""
+        """True if a claim came due in a shard that is not ours, where another may have read it."""
         return one.row.due_ms <= self._clock.now_ms() and not self._leases.holds(one.row.shard)
 
     def _note_parked(
@@ -500,7 +500,7 @@ class Outbox:
     ) -> None:
         again = self._memory.known.get(claim.id)
         if again is not None and again is not one:
-            # It was read again, as its time was over.
+            # The claim was read again when its time was up.
             if self._ready.remove(lambda other: other is again):
                 self._memory.forget(again)
             else:
@@ -519,18 +519,19 @@ class Outbox:
             self._happened.has_parked = True
 
     def _is_half_over(self, due_ms: int) -> bool:
-        """Whether a claim of ours with this due is to be moved on."""
+        """True if a claim of ours with this due is to be postponed."""
         return due_ms - self._clock.now_ms() < self._register.settings.visibility_ms // 2
 
     def _send_acks(self) -> None:
-        # An ack whose lease lapsed while it waited must look first.
+        # An ack whose lease lapsed while it waited must first look for its row.
         now_us = self._clock.boot_us()
         self._checked += [one for one in self._acks if one.lease.deadline_us <= now_us]
         acks = [one for one in self._acks if one.lease.deadline_us > now_us]
         self._acks = []
         if not acks:
             return
-        # What has failed goes from here, all at once: so the engine backs off while it fails again.
+        # After a failure this thread stores all acks at once, so that the engine backs off while
+        # the store fails.
         size = len(acks) if self._has_failed else self._errand_rows
         for start in range(0, len(acks), size):
             part = acks[start : start + size]
@@ -548,7 +549,7 @@ class Outbox:
         self._settler.finish(rows, End.ACKED, attempts)
 
     def _take_back(self, *, wait: bool) -> None:
-        """Conclude the acks that are stored; those that could not be are to be sent again."""
+        """Conclude the acks that were stored; keep those that failed, to be sent again."""
         failure: ShardqError | None = None
         for _ in range(len(self._sent)):
             errand, acks = self._sent.popleft()
@@ -585,9 +586,10 @@ class Outbox:
             )
 
     def _leave_lapsed(self) -> None:
-        """Move nothing that has not begun and whose lease is over: another may have handed it out.
+        """Drop moves of rows not begun whose leases are over: others may have handed them out.
 
-        But what a try whose answer was lost has written stays: there twice, it would come twice.
+        A move whose new row exists, written by a try whose answer was lost, stays: until the old
+        row is deleted, the message would be delivered twice.
         """
         lapsed = [
             p for p in self._moves if not (p.one.begun_us or self._leases.is_valid(p.one.lease))
@@ -636,9 +638,9 @@ class Outbox:
         ]
 
     def _dead_here(self, gone: AbstractSet[Position], repaired: Mapping[bytes, Row]) -> list[Row]:
-        """The rows of those that were buried by these moves, and not settled by somebody else."""
+        """The new rows of messages that these moves buried, and that nobody else had settled."""
         buried = [p.move for p in self._moves if p.fate is Fate.BURY]
-        # A try whose answer was lost may have buried it, which its own new row proves.
+        # A try whose answer was lost may have buried it: then its new row exists.
         doubtful = [move.new.position for move in buried if move.old in gone]
         there = self._settler.still_there(doubtful) if doubtful else ()
         return [
@@ -657,7 +659,7 @@ class Outbox:
             self._stats.add(snoozed=1)
 
     def _conclude(self, ended: list[Delivery]) -> None:
-        """The outcomes of these are stored: their groups go on, and their rows are forgotten."""
+        """Forget deliveries whose outcomes are stored, and unblock their groups."""
         running = self._running
         for one in ended:
             running.pop(one.row.id, None)
