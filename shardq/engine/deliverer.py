@@ -1,14 +1,14 @@
-"""Gives deliveries to the handler, one after another in each thread, and says what they come to.
+"""Gives deliveries to the handler, one after another in each thread, and decides their outcomes.
 
 ```
  delivery ──► lease over? ─────────────────► given up
           ──► attempts spent? ─────────────► buried, not handed out
-          ──► suspect? ── waits until no other runs
+          ──► suspect? ── waits until no other suspect runs
           ──► key? ── refused to begin ────► cancelled, given up, or left
           ──► doubtful? ── care says no ───► given up, or left
           ──► handler ──┬─ returns ────────► acked
-                        ├─ raises ─────────► retried, snoozed, buried; in the log once
-                        └─ holds it ───────► what its `Ending` is ended by, now or later
+                        ├─ raises ─────────► retried, snoozed, buried; logged once
+                        └─ holds it ───────► decided by the end of its `Ending`, now or later
 ```
 """
 
@@ -40,23 +40,23 @@ log = logging.getLogger(__name__)
 
 _POLL_S = 0.05
 _TURN_US = 30_000_000
-"""How long a suspect waits for others, which may run for long and be innocent."""
+"""How long a suspect waits for another, which may be innocent and run for long."""
 _INTERRUPTED = Outcome(Fate.SNOOZE, 0)
 _CUT_OFF = Outcome(Fate.RETRY, None, "its consumer ended by a fault of its own")
-"""It counts, as when a process dies: what ends each consumer that begins it must not go on so."""
+"""It counts as an attempt: a message that ends every consumer that begins it must be buried."""
 
 
 class Deliverer:
     """Delivers to one handler. From any thread.
 
     Args:
-        engine: Hands out, and stores outcomes.
-        handler: The user's.
-        is_stopping: Tells whether nothing is to begin any more.
-        judge: What a delivery comes to whose handler raised, or that was ended with an error.
+        engine: The engine that hands out rows and stores outcomes.
+        handler: The user's handler.
+        is_stopping: Returns True once nothing is to begin any more.
+        judge: Returns the outcome of a delivery whose handler raised, or that ended with an error.
 
     Attributes:
-        is_threaded: Whether the engine steps in a thread of its own; else a caller steps it.
+        is_threaded: True if the engine steps in a thread of its own; else a caller steps it.
     """
 
     def __init__(
@@ -76,12 +76,12 @@ class Deliverer:
         self._endings = engine.outbox.endings
         self._held = self._endings.held
         self._here: dict[int, Delivery] = {}
-        """What each thread has given to the handler last."""
+        """Thread -> the delivery that it gave to the handler last."""
         self._is_stopping = is_stopping
         self._care = Care(home, engine.memory, is_stopping=is_stopping)
         self._lock = locks.new()
         self._suspect: Delivery | None = None
-        """One whose process died with it before, and that runs now."""
+        """The suspect that runs now: a process may have died of it before."""
         self.is_threaded = False
 
     def deliver(self, one: Delivery) -> None:
@@ -92,7 +92,7 @@ class Deliverer:
                 engine.outbox.finish(one, GIVEN_UP)
                 return
             if self._register.is_spent(row.attempt):
-                # One that was cancelled by its key is not to be found among the dead.
+                # A message that was cancelled by its key must not get among the dead.
                 if row.key is None or engine.starts.begin(one) is not None:
                     engine.outbox.bury_spent(one)
                 return
@@ -116,11 +116,12 @@ class Deliverer:
                 self._suspect = None
 
     def hold(self) -> Ending:
-        """Take the end of the delivery that this thread's handler runs into one's own hands.
+        """Hold the delivery that this thread's handler runs: the caller ends it, from any thread.
 
-        What the handler returns is no end of it any more, nor what it raises, unless it raises
-        before the first end. Once it has returned, its thread takes the next delivery; but after
-        another's crash, and where a caller steps the consumer, it waits for the end first.
+        The handler's return does not end it any more; an error that it raises first still does.
+        Once the handler has returned, its thread takes the next delivery. It waits for the end
+        first after another member's crash, and where a caller steps the consumer and nothing ends
+        held deliveries for it (`Endings.finish`).
 
         Raises:
             UsageError: If no handler of the consumer runs in this thread.
@@ -132,9 +133,9 @@ class Deliverer:
         return self._endings.hold(one, self._conclude)
 
     def _wait_for_turn(self, one: Delivery) -> None:
-        """Wait until no other suspect runs: the one that kills its process is to die alone.
+        """Wait until no other suspect runs, so that one that kills its process dies alone.
 
-        For half a minute at most, and not for one that is parked; nor once nothing is to begin.
+        Wait for half a minute at most, never for a parked suspect, and not once the consumer stops.
         """
         until_us = self._clock.boot_us() + _TURN_US
         while not self._is_stopping() and self._clock.boot_us() < until_us:
@@ -146,9 +147,9 @@ class Deliverer:
             self._clock.sleep(_POLL_S)
 
     def _may_begin(self, one: Delivery) -> bool:
-        """Whether a row that another may settle is there, or one with a key may begin.
+        """True if a delivery may begin whose row has a key, or may have been settled by another.
 
-        With care, its attempt is recorded.
+        With care, this records its attempt.
         """
         engine, row = self._engine, one.row
         start: Start | None = None
@@ -169,10 +170,10 @@ class Deliverer:
         return False
 
     def _settle_carefully(self, one: Delivery, outcome: Outcome) -> None:
-        """After another's crash: store the outcome before the next is handed out."""
+        """After another member's crash, store the outcome before the next row is handed out."""
         engine = self._engine
-        # Through the engine's next step it would take ten times as long, and what came due while
-        # the lease ran out is much.
+        # The engine's next step would take ten times as long, and many rows may have come due while
+        # the lease ran out.
         is_stored = outcome.fate is Fate.ACK and engine.outbox.store_ack(one)
         engine.outbox.finish(one, outcome)
         if not is_stored or not self.is_threaded:
@@ -187,7 +188,7 @@ class Deliverer:
             pass
 
     def _handle(self, one: Delivery) -> Outcome | None:
-        """What the handler makes of it; None where it holds it, and its end is another."""
+        """Call the handler; returns the outcome, or None if the handler holds the delivery."""
         row = one.row
         watch = None if row.key is None else self._engine.starts.watch(row)
         message = Message(row, one.attempt, self._register.signer, watch)
@@ -213,7 +214,7 @@ class Deliverer:
         return outcome
 
     def _judged(self, one: Delivery, message: Message, error: BaseException) -> Outcome:
-        """What a delivery comes to that has failed, or asked for it; a failure is logged."""
+        """The outcome of a delivery that ended with an error, or a request; logs a failure."""
         try:
             outcome = self._judge(message, error)
         except BaseException as fault:
@@ -225,10 +226,10 @@ class Deliverer:
         self._engine.failures.note(one, outcome, error)
         return self._told(one, outcome, error)
 
-    # Of those that are held -----------------------------------------------------------------------
+    # Held deliveries ------------------------------------------------------------------------------
 
     def _conclude(self, ending: Ending, error: BaseException | None) -> None:
-        """It has ended; in any thread."""
+        """Give the outcome of a held delivery that has ended to the outbox. From any thread."""
         one, outcome = ending.one, ACKED
         try:
             if error is not None:
@@ -244,7 +245,7 @@ class Deliverer:
             ending.conclude()
 
     def _await_end(self, one: Delivery) -> None:
-        """Wait for the end of one whose handler has returned, where nothing is to begin before."""
+        """Wait for the end of a held delivery, if this thread may not begin another before that."""
         if not one.careful and (self.is_threaded or self._endings.finish is not None):
             return
         ending = self._held.get(one)
@@ -254,7 +255,7 @@ class Deliverer:
             self._await_settled(one)
 
     def _cut_off(self, one: Delivery, outcome: Outcome) -> None:
-        """End one whose thread was interrupted: else it would be held for ever, as if it ran."""
+        """End a delivery whose thread was interrupted; otherwise it would seem to run for ever."""
         ending = self._held.get(one)
         if ending is None:
             if not one.has_ended:
@@ -267,9 +268,9 @@ class Deliverer:
 
 
 def _is_suspect(row: Row) -> bool:
-    """Whether an attempt of a row was recorded and ended without a word, as when a process dies.
+    """True if an attempt was recorded and left no error, as when the process dies in it.
 
-    One that failed has said why. A claim is what ran for long, and may do so again.
+    A failed attempt leaves its error. A claim is no suspect: it may only have run for long.
     """
     if row.attempt == 0 or row.claim is not None:
         return False

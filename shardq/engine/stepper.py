@@ -1,15 +1,15 @@
-"""One thread that steps whatever is to be stepped in a process, each in its time or on news.
+"""One thread that steps everything in a process that takes turns: when one is due, or on news.
 
 ```
  stepped ── add ──► due at once ──► turn() ──► due again in so many seconds ─► ...  None: no more
                         ▲
  wake: a put, an end ───┤
- the store has changed ─┤  asked once for all of them, where the store tells
+ the store has changed ─┤  one check for all of them, if the store reports changes
  a row has arrived ─────┘  else one read for all that are at rest
 ```
 
-The thread lives while there is something to step. In a forked child there is neither. An unforeseen
-error of a turn ends the thread: one that is made anew steps the others.
+The thread lives while there is something to step. A forked child inherits neither. An unforeseen
+error of a turn ends the thread; a new thread steps the others.
 """
 
 from __future__ import annotations
@@ -26,36 +26,36 @@ if TYPE_CHECKING:
     from shardq.stores.store import Slice, Store
 
 _BLIND_US = 1_000_000
-"""After a store did not tell, so long it is not asked."""
+"""After an error the store is not asked for this long."""
 _LOOK_US_MAX = 1_000_000
 _LOOK_SHARE = 2
-"""A look takes half of the time at most."""
+"""Looks take half of the time at most."""
 _LOOKED_AT_MIN = 2
-"""One alone is polled as cheaply by its own turns, and hands out a read sooner."""
+"""One alone polls as cheaply by its own turns, and hands its rows out one read sooner."""
 
 
 class Stepped(Protocol):
-    """One that is stepped."""
+    """A part of the process that takes turns in the stepper's thread."""
 
     def turn(self) -> float | None:
         """Do what is to be done now; returns seconds until the next turn, None for no more."""
 
     def on_change(self) -> bool:
-        """Another process has written into the store; True if a turn is to follow."""
+        """Note that another process has written into the store; True if a turn is to follow."""
 
     def awaited(self) -> Slice | None:
-        """The rows that would be news for one at rest; None if only a turn finds its news."""
+        """The rows that would be news for it at rest; None if only a turn finds its news."""
 
     def wake(self) -> None:
-        """There are such rows: a turn is to follow at once."""
+        """Have a turn follow at once, because such rows exist."""
 
 
 class Stepper:
-    """Steps everything that it was given, in one thread. From any thread.
+    """Steps all that is added to it, in one thread. Call it from any thread.
 
     Args:
-        store: Tells whether another process has written.
-        name: The thread's.
+        store: The store, which may report that another process has written.
+        name: The thread's name.
     """
 
     def __init__(self, store: Store, clock: Clock, name: str) -> None:
@@ -66,46 +66,47 @@ class Stepper:
         self._news = locks.condition(self._lock)
         self._due_us: dict[Stepped, int] = {}
         self._asked_us: dict[Stepped, int] = {}
-        """By when a turn was asked for since the last one began."""
+        """The earliest time for which a turn was asked since the last one began."""
         self._turned_us: dict[Stepped, int] = {}
         self._token: int | None = None
         self._looked_at: set[Stepped] = set()
-        """Those at rest, of which the last look has found no row."""
+        """Those at rest for which the last look found no row."""
         self._look_us = self._blind_us = 0
         self._seen_us = clock.boot_us()
         self._is_running = False
         locks.in_child(self, Stepper._begin_child)
 
     def is_told(self, one: Stepped) -> bool:
-        """True if a turn of one follows when another process has written what concerns it."""
+        """True if a turn of one follows once another process has written what concerns it."""
         return self._token is not None or one in self._looked_at
 
     def add(self, one: Stepped, seconds: float = 0.0) -> None:
-        """Step one from now on, where it is not stepped already.
+        """Step one from now on, unless it is stepped already.
 
         Args:
-            seconds: In how many its next turn is, at the latest.
+            one: The one to step.
+            seconds: Seconds until its next turn, at the latest.
 
         Raises:
-            RuntimeError: If no thread can be started; it is not stepped.
+            RuntimeError: If no thread can be started; then it is not stepped.
         """
         with self._lock:
             self._start()
-            # Also while a turn is under way that was to be the last one.
+            # Even during a turn that was to be its last one.
             self._within(one, seconds)
 
     def wake(self, one: Stepped) -> None:
-        """Let the next turn of one come at once, where it is stepped."""
+        """Have the next turn of one begin at once, if it is stepped."""
         self.within(one, 0.0)
 
     def within(self, one: Stepped, seconds: float) -> None:
-        """Let the next turn of one come in so many seconds at the latest, where it is stepped."""
+        """Have the next turn of one begin in so many seconds at the latest, if it is stepped."""
         with self._lock:
             if one in self._due_us:
                 self._within(one, seconds)
 
     def remove(self, one: Stepped) -> None:
-        """Step one no more; a turn that is under way goes on."""
+        """Stop stepping one; a turn that is under way continues."""
         with self._lock:
             self._due_us.pop(one, None)
             self._asked_us.pop(one, None)
@@ -113,7 +114,7 @@ class Stepper:
             self._news.notify()
 
     def close(self) -> None:
-        """Step nothing more. Idempotent; what is added later is stepped."""
+        """Stop stepping all of them. Idempotent; one that is added later is stepped."""
         with self._lock:
             self._due_us.clear()
             self._asked_us.clear()
@@ -127,7 +128,7 @@ class Stepper:
         if due_us is None or at_us < due_us:
             self._due_us[one] = at_us
             self._news.notify()
-        # A turn that is under way says later when the next is: not after this.
+        # A turn that is under way returns when the next is due, which then is no later than this.
         self._asked_us[one] = min(at_us, self._asked_us.get(one, at_us))
 
     def _start(self) -> None:
@@ -142,7 +143,7 @@ class Stepper:
                 self._step(one)
                 one = None
         except BaseException:
-            # Of the thread's end Python prints why; the others are stepped by another thread.
+            # Python prints why this thread ends; another thread steps the others.
             self._go_on_without(one)
             raise
 
@@ -152,10 +153,10 @@ class Stepper:
             self._is_running = False
             if one is not None:
                 self._turned(one, None)
-            # What was raised between turns is not to be raised again and again.
+            # An error between turns must not end one new thread after another.
             self._blind_us = self._clock.boot_us() + _BLIND_US
             if self._due_us:
-                # Where it cannot be started, whoever adds one next tries again.
+                # If no thread can be started, the next `add` tries again.
                 self._start()
 
     def _step(self, one: Stepped) -> None:
@@ -167,7 +168,7 @@ class Stepper:
             self._turned(one, delay)
 
     def _turned(self, one: Stepped, delay: float | None) -> None:
-        """A turn is over; the next is in so many seconds; None: never, unless it was asked for."""
+        """End a turn; the next is due in `delay` seconds. None: only if one was asked for."""
         if one not in self._due_us:
             return
         asked_us = self._asked_us.get(one)
@@ -181,7 +182,7 @@ class Stepper:
             self._turned_us.pop(one, None)
 
     def _next(self) -> Stepped | None:
-        """Wait for the next whose turn it is; None where there is nobody left."""
+        """Wait until a turn is due; returns the one to step, None if there is none left."""
         while True:
             has_changed = self._has_changed()
             self._look()
@@ -213,7 +214,7 @@ class Stepper:
         now_us = self._clock.boot_us()
         if self._token is not None or now_us < self._look_us:
             return
-        # Kept where the look raises what ends the thread: the next one takes turns before it looks.
+        # Set before the look: if an error of it ends this thread, the next one takes turns first.
         self._looked_at, self._look_us = set(), now_us + _LOOK_US_MAX
         with self._lock:
             stepped = list(self._due_us)
@@ -223,7 +224,7 @@ class Stepper:
         try:
             found = self._store.occupied_queues(list(wanted.values())) if wanted else set()
         except StoreError:
-            # What steps learns of it, and says so.
+            # Turns meet the same error, and report it.
             self._look_us = self._clock.boot_us() + _BLIND_US
             return
         arrived = [one for one, rows in wanted.items() if rows.queue in found]
@@ -237,13 +238,13 @@ class Stepper:
             one.wake()
 
     def _has_changed(self) -> bool:
-        """True if another process has written since this was asked last."""
+        """True if another process has written since the last call."""
         if self._clock.boot_us() < self._blind_us:
             return False
         try:
             token = self._store.changed()
         except StoreError:
-            # What steps learns of it, and says so.
+            # Turns meet the same error, and report it.
             self._blind_us = self._clock.boot_us() + _BLIND_US
             return False
         has_changed = token != self._token
