@@ -1,13 +1,13 @@
-"""The loop of one member of a queue: which lanes are its own, read them, settle, seal, let go.
+"""The loop of one member of a queue: choose lanes, read them, settle, seal, release.
 
 ```
  step ─► settings, clock ─► heartbeat, ranks ─► renew ─► poll, ahead, sweep
    │                            release ◄─ seal ◄─ park, flush ◄───┘
-   └─ returns how long nothing needs it
+   └─ returns seconds until the next step
 ```
 
-One thread steps it; handlers work beside it through `ready` and `outbox`. In-process consumers
-(`consumer.py`) and callers of `receive` (`receiver.py`) share it.
+One thread steps it; handlers work beside it through `ready` and `outbox`. It serves the handlers of
+an in-process consumer (`consumer.py`), or callers of `receive` (`receiver.py`).
 """
 
 from __future__ import annotations
@@ -51,37 +51,37 @@ log = logging.getLogger(__name__)
 
 _BUSY_S = 0.05
 _REST_US = 1_000_000
-"""A queue rests if nothing new was seen for this long: looks then meet no tombstones."""
+"""A queue rests if nothing new was seen for this long: looks then read no tombstones."""
 _IDLE_LOOKED_AT_S = 1.5
-"""Where a read shared with other queues finds news: settings and heartbeats are due every 3 s."""
+"""The pause if a read for many queues finds the news: settings and heartbeats are due every 3 s."""
 _IDLE_WATCHED_S = 1.0
-"""Where the store tells of news, a poll that nobody has asked for finds next to nothing."""
+"""The pause if the store reports changes: polls in between find next to nothing."""
 _STUCK_US = 5_000_000
 _STUCK_LONG_US = 30_000_000
 _SEAL_US = 1_000_000
 _LINGER_MS = 5_000
 _KEPT_MS = 60_000
-"""How long a group lane's lease is kept after the last row: the next may come soon."""
+"""How long a group lane's lease is kept after its last row: the next row may arrive soon."""
 _ARRIVE_US = 500_000
 _EXPECTED_US = 2_000_000
-"""For this long after a caller another one is expected; then other members may have the lanes."""
+"""For this long after a caller another one is expected; then other members may take the lanes."""
 
 
 class Engine:
     """One member's work on one queue.
 
     Args:
-        home: The queue's, of this member alone.
-        prefetch: The most rows read and not settled, but for those of groups.
+        home: The queue's home, of this member alone.
+        prefetch: The most rows, without those of groups, that are read and not settled.
         threads: Handler slots; 0 for callers of `receive`.
-        isolated: Read only minutes that ended at least the offset ago.
-        caller_away_us: For callers of `receive`: how long ago the last one was there; 0: one waits.
-        callers_since: When each of those that wait began to, time since boot.
-        on_wake: Called with the seconds in which the next step is to come; None: `wait` is called.
-        on_dead: Called with each row of the dead-letter queue that a burial here has made.
-        put_rate: Gives how many messages are put a second.
-        along: Gives the rest of an engine that is stepped along with this one, if one is.
-        waiters: The handlers' threads, where they wait for rows of other queues too.
+        isolated: True to read only minutes that ended at least the offset ago.
+        caller_away_us: For callers of `receive`: returns for how long none has waited; 0: one does.
+        callers_since: Returns when each waiting caller began to wait, time since boot.
+        on_wake: Called with the seconds until the next step is needed; None if `News.wait` is used.
+        on_dead: Called with each row that a burial here has made in the dead-letter queue.
+        put_rate: Returns how many messages are put a second.
+        along: Returns the `Rest` of an engine that is stepped along with this one; None without.
+        waiters: The handlers' threads, if they wait for rows of other queues too.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class Engine:
         self._membership, self._presence = member.membership, member.presence
         self.news, self.memory, self.ready = member.news, member.memory, member.ready
         self.leases, self.courier, self.failures = member.leases, member.courier, member.failures
-        # Each part is made of those before it.
+        # Each part uses parts that are made before it.
         self.groups = GroupLanes(member)
         self.outbox = Outbox(member, self.groups)
         self.intake = Intake(member, self.groups)
@@ -147,7 +147,7 @@ class Engine:
     # Loop -----------------------------------------------------------------------------------------
 
     def step(self) -> float:
-        """Do all that is to be done now.
+        """Do all work that is due now.
 
         Returns:
             Seconds until the next step is needed.
@@ -156,7 +156,7 @@ class Engine:
             StoreUnavailable, StoreTimeout: Nothing is lost; step again after `back_off()`.
             UnknownQueue: If the queue has been dropped.
             ClockError: If the clock is too far off.
-            UsageError: If it is the parent's of a forked child.
+            UsageError: In a forked child: the engine is the parent's.
         """
         locks.refuse_within(self._turn)
         with self._turn:
@@ -170,9 +170,9 @@ class Engine:
             )
         if rest_us := self.news.begin_step():
             self.flush()
-            # What is left waits for a poll.
+            # Outcomes that are left are acks that wait for a poll.
             return rest_us / 1e6 if self.outbox.is_empty else min(rest_us / 1e6, _BUSY_S)
-        # First: a store in trouble keeps nothing from the log.
+        # First: an error of the store must not keep handlers that hang from the log.
         self.watch()
         self._follow_clock()
         if self.rest.is_brief():
@@ -185,15 +185,16 @@ class Engine:
         is_open = not (settings.paused or self._is_stuck)
         away_us = self._caller_away_us() if self._caller_away_us is not None else 0
         is_wanted = is_open and away_us < _EXPECTED_US
-        # What it took now would wait for its next caller; what it has, one is likely to come for.
+        # Without a caller take no more lanes, as their rows would wait. Keep those that are held,
+        # as the next caller is likely to come soon.
         self.lanes.only_keeps = away_us > 0 and bool(self._membership.others)
         self._presence.keep()
         is_anew = self._beat(demand=is_wanted and not (self._is_new() or self._is_leaving))
         if self._bury_dead() or is_anew or self.lanes.turn_has_changed():
-            # Who has no use for them now leaves its lanes to those who have.
+            # A member without demand gives its lanes to members that have it.
             self.lanes.assign(is_reading=is_wanted or (is_open and not self._membership.others))
         if self._register.settings is not self._settings:
-            # Read with the heartbeats. A step that catches up is long: begin it by what they say.
+            # They were read with the heartbeats. The rest of a step may be long: apply them first.
             return 0.0
         new = self._work(self._read if is_open else None)
         if is_open:
@@ -205,14 +206,14 @@ class Engine:
         return self._delay(new, is_open=is_open)
 
     def _follow_settings(self) -> Settings:
-        """The queue's settings, which hold from this step on.
+        """Read the queue's settings, if it is time, and apply them from this step on.
 
         Raises:
-            UnknownQueue: If it has been dropped.
+            UnknownQueue: If the queue has been dropped.
         """
         self._register.refresh()
         settings = self._register.settings
-        # Whoever shares the register may have read them first.
+        # Another user of the register may have read them first.
         if settings is not self._settings:
             has_changed, self._settings = settings != self._settings, settings
             if has_changed:
@@ -227,16 +228,16 @@ class Engine:
         return settings
 
     def _follow_clock(self) -> None:
-        """Look at the clock; where it was set, release all rows that have not begun, and all lanes.
+        """Look at the clock; if it was set, release all lanes, and all rows that have not begun.
 
-        This step takes lanes anew, and reads them from the new now less the offset, or from where
-        their seals end, if that is earlier.
+        This step then takes lanes anew. It reads them from the new now less the offset, or from the
+        ends of their seals if these are earlier.
         """
         self._clock.measure(self._store)
         if self._clock.steps == self._clock_steps:
             return
         row_ids.turn_back(self._clock.now_us())
-        # A purge of the time before must be known before anything is born that is older.
+        # A purge by the former clock must be known before a row is born that is older than it.
         self._register.refresh(force=True)
         self.intake.keep([], dict)
         self._clock_steps = self._clock.steps
@@ -244,7 +245,7 @@ class Engine:
         self.lanes.begin_in_time()
 
     def _work(self, read: Callable[[], int] | None) -> int:
-        """Read, where lanes are to be read, and store what is done; gives how much is new."""
+        """Read by `read`, unless it is None, and store outcomes; returns how many rows are new."""
         try:
             self.pages.renew()
             if lost := self.pages.lost:
@@ -252,7 +253,7 @@ class Engine:
                 lost.clear()
             return 0 if read is None else read()
         finally:
-            # What cannot be read must not keep what is done from being stored.
+            # An error of a read must not keep outcomes from being stored.
             self.starts.keep(is_leaving=self._is_leaving)
             self.outbox.park_overdue()
             self.flush()
@@ -274,9 +275,9 @@ class Engine:
         if self.memory.known:
             new = self.reader.poll()
         else:
-            # At rest one read does for poll, first rung and look ahead: a read costs 2 ms of CPU.
-            # Polls are rarer then: this rung comes later by as much as one, and reaches further.
-            # The second rung as well where it would pass over no lane.
+            # At rest one read serves poll, first rung and look ahead: a read costs 2 ms of CPU.
+            # Polls are rarer then: the rung may be late by one poll, and reaches further by that.
+            # The read serves the second rung too if that would pass over no lane.
             now_ms = self._clock.now_ms()
             longer = RUNGS[1] if self.awaited() is None else RUNGS[2]
             if rung is not None and rung.depth_ms < longer.depth_ms:
@@ -297,7 +298,7 @@ class Engine:
         return new
 
     def flush(self, *, everything: bool = False) -> None:
-        """Store all outcomes, as `Outbox.flush` does, and act on what has happened."""
+        """Store all outcomes by `Outbox.flush`, and act on what has happened."""
         happened = self.outbox.flush(everything=everything)
         if happened.has_parked:
             self._membership.hurry()
@@ -305,11 +306,12 @@ class Engine:
             for row in happened.dead:
                 self._on_dead(row)
         if happened.moved and not (self._isolated or self._register.settings.paused):
-            # Before a read: what that finds may be settled by the time of the next flush.
+            # Before any read: a row that a read finds may be settled by the next flush, and would
+            # be taken in once more then.
             self.intake.accept_moved(happened.moved)
 
     def watch(self) -> None:
-        """Log what handlers did not log themselves: which hang, and how many failures more."""
+        """Log which handlers hang, and how many failures the log had no room for."""
         self.failures.flush()
         self._hanging.look()
 
@@ -317,7 +319,7 @@ class Engine:
         """The rows that would be news for a queue at rest.
 
         None if only a step finds its news: something was seen lately or is to be done, a lane is
-        another's, or is one for groups, of which there may be many.
+        another's, or a lane is one of groups, of which there may be many.
         """
         news = self.news
         rests = self._clock.boot_us() - news.seen_us >= _REST_US and not (
@@ -326,45 +328,46 @@ class Engine:
         return self.reader.awaited() if rests and self.is_quiet() else None
 
     def is_quiet(self) -> bool:
-        """Whether all that is due in this member's lanes has been read and settled."""
+        """True if all rows that are due in this member's lanes have been read and settled."""
         return self.reader.is_caught_up() and self.outbox.is_empty
 
     def begin_to_leave(self) -> None:
-        """Tell the others, by the next step: from then on they get what comes due here.
+        """Have the next step report that this member leaves: others then get its due rows.
 
-        Steps read lanes on, but hand nothing out: so a message waits for none of them.
+        Later steps still read its lanes, to give their rows away, so that no message waits until a
+        lane has its next reader.
         """
         self._is_leaving = self.lanes.is_leaving = self.sharing.is_leaving = True
         self.news.is_leaving = True
 
     @property
     def is_relied_on(self) -> bool:
-        """Whether an open member does not know yet that this one leaves, and so waits for it."""
+        """True until all open members have assigned the lanes without this one, which leaves."""
         beats = self._membership.beats
         told = (beats[name] for name in self._membership.others)
         return any(self.home.member not in one.parted for one in told)
 
     def retire(self) -> None:
-        """Leave what has not begun to others, while what runs is waited for."""
+        """Release rows that have not begun to other members, while handlers still run."""
         self.begin_to_leave()
         self.intake.give_up(lambda _: True)
         self.intake.keep([], dict)
         try:
             self.starts.close()
-            # They may be trying each 50 ms: first what needs no park.
+            # Others may try every 50 ms: first release the leases that need no park.
             self.release_idle()
             self._membership.leave()
         except ShardqError as error:
             log.info("queue %s: others take over a little later: %s", self._register.name, error)
 
     def close(self) -> None:
-        """Settle what has ended, park what has not, uncounted, and let everything go.
+        """Settle deliveries that have ended, park the others uncounted, and release all leases.
 
         In a forked child it does nothing: all of it is the parent's.
 
         Raises:
-            StoreUnavailable, StoreTimeout: What was not settled is delivered again when the leases
-                have run out.
+            StoreUnavailable, StoreTimeout: Messages that were not settled are delivered again when
+                the leases have expired.
         """
         locks.refuse_within(self._turn)
         if self._is_parents:
@@ -380,13 +383,14 @@ class Engine:
         self.intake.give_up(lambda _: True)
         self.flush(everything=True)
         for lease in self.leases.held():
-            # What is just about to begin, with care, is given up before it is written to.
+            # A careful delivery that is about to begin is given up before its attempt is recorded.
             lease.deadline_us = 0
         self.outbox.withdraw()
         self.outbox.park_all(counted=False)
         self.intake.keep([], dict)
         self.starts.close()
-        # Once more: what ended while the rest was parked, and groups whose lanes are others' now.
+        # Once more: for deliveries that ended during the parks, and for notes to the next owners of
+        # group lanes.
         self.flush(everything=True)
         self.leases.release([lease.shard for lease in self.leases.held()])
         self._membership.leave()
@@ -395,19 +399,19 @@ class Engine:
         self.log_rest()
 
     def log_rest(self) -> None:
-        """Log what `watch` would log later. It may be called anew."""
+        """Log now what `watch` would log later. It may be called again."""
         self.failures.flush(everything=True)
         self._hanging.look(everything=True)
 
     def let_go(self) -> int:
-        """After an error for good, release all on which nothing runs, as far as the store takes it.
+        """After a permanent error, release leases under which nothing runs, if the store takes it.
 
         Returns:
             How many deliveries have begun here whose outcomes are not stored.
         """
         held = self.leases.held()
         for lease in held:
-            # As `close` does, and why.
+            # For the same reason as in `close`.
             lease.deadline_us = 0
         begun = self.outbox.handed_out()
         running = {one.lease.shard for one in begun if not (one.has_ended or one.is_claim)}
@@ -422,7 +426,7 @@ class Engine:
     # Members --------------------------------------------------------------------------------------
 
     def _beat(self, *, demand: bool) -> bool:
-        """Heartbeat, and look who else is there; whether lanes are to be assigned anew."""
+        """Write a heartbeat and read the others'; True if lanes are to be assigned anew."""
         sharing, membership = self.sharing, self._membership
         sharing.look()
         has_changed = membership.beat(
@@ -437,15 +441,15 @@ class Engine:
             leaving=self._is_leaving,
         )
         if membership.version > max(self._register.version, self._reread_for):
-            # Once for each, for a heartbeat may lie. The next step follows them.
+            # Once for each version, as a heartbeat may be wrong. The next step applies them.
             self._reread_for = membership.version
             self._register.refresh(force=True)
         return has_changed
 
     def _is_new(self) -> bool:
-        """Whether this member is not open yet, for it has not read what will be its lanes.
+        """True if this member is not open yet, because it has not yet read its future lanes.
 
-        While it does, which may take long, those who have them read on. For half a second at most.
+        Their present readers read on meanwhile, for half a second at most.
         """
         now_us = self._clock.boot_us()
         if self._arrived_us is None:
@@ -464,7 +468,7 @@ class Engine:
         return replace(told, gave=self.lanes.given)
 
     def _bury_dead(self) -> bool:
-        """Count the dead of this machine as members no more; whether there were any."""
+        """Remove members of this machine that are dead; True if there were any."""
         members = self._membership
         for holder in members.take_returned():
             self._presence.doubt(holder)
@@ -478,16 +482,16 @@ class Engine:
         self.leases.ttl_ms = settings.lease_ms
         self.lanes.assign_anew()
         if settings.paused:
-            # Here and now: the heartbeat, before lanes are left, may not come through for long.
+            # At once: lanes are left only after a heartbeat, which the store may refuse for long.
             self.intake.give_up(lambda _: True)
         if settings.purged_before_us:
             self.intake.give_up(lambda one: one.row.entered_us < settings.purged_before_us)
             self.groups.wake()
 
     def _watch_progress(self) -> None:
-        """A member with due rows and no slot lets others have its lanes, until it has a slot.
+        """Release the lanes if rows are due and no slot is free, until a slot is.
 
-        After 5 s where another has a slot and what is due cannot be shared; else after 30 s.
+        After 5 s if another member has a slot and the due rows cannot be shared, else after 30 s.
         """
         begun = self.outbox.begun
         now_us = self._clock.boot_us()
@@ -525,7 +529,7 @@ class Engine:
             self._store.note(LANES, (self._register.name,), sealed)
 
     def release_idle(self) -> None:
-        """Release leases of which no row is known, once nothing more is expected there."""
+        """Release leases without rows in memory, once no more rows are expected there."""
         layout, memory = self._register.layout, self.memory
         now_ms = self._clock.now_ms()
         over_ms, kept_ms = now_ms - _LINGER_MS, now_ms - _KEPT_MS
@@ -562,7 +566,8 @@ class Engine:
         )
         seconds = _BUSY_S if is_busy else self._idle_s
         if is_open and self.news.is_watched:
-            # What was moved on to be due in a second was read by no look so far: by the next it is.
+            # A row that was moved to be due within a second was in no look ahead yet: the next one
+            # must not be late.
             seconds = min(seconds, self.reader.ahead_s)
         if is_open:
             until_head_ms = self.groups.next_ms() - self._clock.now_ms()
@@ -575,7 +580,7 @@ class Engine:
     @property
     def _idle_s(self) -> float:
         """Seconds from poll to poll at rest."""
-        # A lease is renewed when a third of its time is over, by a step.
+        # Steps renew leases: several must come while a lease lasts.
         renew_s = self._settings.lease_ms / 6_000
         if self.news.is_watched:
             return min(_IDLE_WATCHED_S, renew_s)
