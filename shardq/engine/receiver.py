@@ -1,13 +1,13 @@
 """`receive` for callers elsewhere: rows are claimed durably before they are returned.
 
 ```
- callers ──► line ─► step the engine ─► claim what is due, for all in line together (`claims.py`)
-               ▲          │           ─► answer each by its own
-               └── wait ◄─┘ nothing due: the stepper goes on with them
+ callers ──► line ─► step the engine ─► claim due rows, for all in line together (`claims.py`)
+               ▲          │           ─► answer each with its own messages
+               └── wait ◄─┘ nothing due: the stepper serves them later
 ```
 
-Leases are taken on demand, kept by the stepper between calls, and released 5 s after the last one.
-Without a stepper each caller steps, and waits for the next step.
+The engine takes leases on demand. The stepper keeps them between calls, and releases them 5 s after
+the last call. Without a stepper each caller steps, and waits for the next step.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ if TYPE_CHECKING:
 
 _PREFETCH = 1_000
 _LINGER_US = 5_000_000
-"""Leases are kept so long for the next caller; one that lapsed would be taken over with care."""
+"""Leases are kept this long for the next caller; one that lapses is taken over with care."""
 _KEEP_S = 0.5
 _NEAR_S = 0.005
 _SHARE_S = 0.05
-"""How often the stepper steps where rows wait that others may have."""
+"""How often the stepper steps while rows wait that other members may take."""
 _GONE_S = 0.05
-"""How soon what was claimed for a caller that has gone is put back after a store in trouble."""
+"""How soon, after an error of the store, messages of callers that have gone are put back again."""
 
 log = logging.getLogger(__name__)
 
 
 class Ticking(Protocol):
-    """What is stepped beside the engine while there are callers, and closed with it."""
+    """A ticker, stepped beside the engine while there are callers, and closed with it."""
 
     def step(self) -> float:
         """Do what is to be done now; returns seconds until the next step is needed."""
@@ -71,8 +71,8 @@ class Receiver:
     Args:
         stepper: Steps the engine while callers wait, and keeps and releases the leases between
             calls; None: each caller steps, and `close` must be called.
-        make_ticker: Makes what fires the queue's schedules, once it has some.
-        put_back: Puts a claimed message back at once, without that it costs an attempt.
+        make_ticker: Makes the ticker that fires the queue's schedules, once the queue has some.
+        put_back: Puts a claimed message back at once, without the use of an attempt.
     """
 
     def __init__(
@@ -96,13 +96,13 @@ class Receiver:
         self._called_us = 0
         self._step_us = 0
         self._ticked_s = _KEEP_S
-        """In how many seconds the schedules are to be looked at."""
+        """Seconds from a step of the ticker to its next one."""
         self._line: dict[Caller, None] = {}
-        """Those that wait, in order. A caller is taken out by one call, `pop`, which tells whether
-        it was in line: by the one that claims for it, or by itself as it goes."""
+        """The waiting callers, in order. Two threads may take a caller out: the one that claims for
+        it, and its own as it leaves. `pop` decides which was first."""
         self._claiming = False
         self._unwanted: list[Message] = []
-        """Claimed for callers that have gone."""
+        """Messages that were claimed for callers that have gone."""
         locks.in_child(self, Receiver._begin_child)
 
     # Calls ----------------------------------------------------------------------------------------
@@ -115,13 +115,13 @@ class Receiver:
     def receive(
         self, count: int, visibility_ms: int, wait_ms: int, per_group: int = 1
     ) -> list[Message]:
-        """Up to `count` due messages, claimed for `visibility_ms`; waits for the first one.
+        """Claim up to `count` due messages for `visibility_ms`; wait for the first one.
 
         Args:
-            count: The most.
+            count: The most messages.
             visibility_ms: How long they are the caller's.
             wait_ms: How long to wait.
-            per_group: The most of one group.
+            per_group: The most messages of one group.
         """
         clock = self._clock
         caller = Caller(count, visibility_ms, clock.boot_us(), per_group=per_group)
@@ -132,7 +132,7 @@ class Receiver:
         try:
             while not (caller.is_over or caller.is_looked):
                 with self._lock:
-                    # Another may have looked for it meanwhile.
+                    # Another thread may have looked for this caller meanwhile.
                     if not (caller.is_over or caller.is_looked):
                         delay = self._serve()
             while not caller.is_over and (left_us := until_us - clock.boot_us()) > 0:
@@ -143,14 +143,14 @@ class Receiver:
                         if not caller.is_over:
                             delay = self._serve()
                 elif (near_s := self._due_s()) < _NEAR_S:
-                    # Sooner than the stepper's thread is there: as after a put that is due now.
+                    # Before the stepper's thread would wake: after a put that is due now, say.
                     caller.wait(clock, min(near_s, left_us / 1e6))
                     with self._lock:
                         if not caller.is_over:
                             self._serve(is_due=True)
                 else:
                     caller.wait(clock, left_us / 1e6)
-            # A claim for it may be under way; one that comes to nothing answers it too.
+            # A claim for it may be under way, which answers it even if nothing was claimed.
             caller.is_brief = True
             if not caller.is_over and not self.leave(caller):
                 caller.wait(clock, None)
@@ -160,7 +160,7 @@ class Receiver:
         return caller.answer()
 
     def ask(self, caller: Caller) -> None:
-        """Put a caller in line that is answered by its `on_over`, and waits until it leaves.
+        """Put a caller in line; its `on_over` gives it the answer, unless it leaves before.
 
         Raises:
             ShardqError: If no thread can be started.
@@ -174,46 +174,46 @@ class Receiver:
         return self._line.pop(caller, caller) is None
 
     def abandon(self, caller: Caller) -> None:
-        """A caller has gone: what it was given, or is being given, is put back."""
+        """Take out a caller that has gone; messages that it was given, or soon is, are put back."""
         if not self.leave(caller):
             self._unwanted += caller.abandon()
             if self._unwanted:
                 with suppress(ShardqError):
-                    # Else they come back when their visibility is over.
+                    # On an error they are due again when their visibility ends.
                     self._add_to_stepper(0.0)
 
     def on_put(self, due_ms: int) -> None:
-        """This process has put something."""
+        """Note that this process has put a message that is due then."""
         engine = self._engine
         if engine is None:
             return
         if self._line or self._stepper is None:
             engine.news.on_put(due_ms)
         else:
-            # Nobody waits for it: the next caller steps.
+            # Nobody waits for the message: the next caller steps.
             engine.news.note_put(due_ms)
 
     def looks_at(self, position: Position) -> bool:
-        """Let the next call look at a row of a group that was settled or edited just now.
+        """Have the next step reread a row of a group that was settled or edited just now.
 
         Returns:
-            Whether its lane is owned here; else its owner is to be told by a note.
+            True if its lane is owned here; False if its owner needs a note.
         """
         engine = self._engine
         return engine is not None and engine.groups.look_at(position)
 
     def store_stats(self) -> None:
-        """Store what was counted since the last turn.
+        """Store the counts since the last turn.
 
         Raises:
-            StoreUnavailable, StoreTimeout: It is stored with what is counted next.
+            StoreUnavailable, StoreTimeout: They are stored with the next counts.
         """
         engine = self._engine
         if engine is not None:
             engine.home.stats.store()
 
     def close(self) -> None:
-        """Answer those that wait, by nothing, and release the leases. Idempotent."""
+        """Answer waiting callers with no messages, and release the leases. Idempotent."""
         locks.refuse_within()
         with self._lock:
             self._close()
@@ -221,7 +221,7 @@ class Receiver:
     # Steps ----------------------------------------------------------------------------------------
 
     def turn(self) -> float | None:
-        """Serve those in line, and keep the leases; release them when no caller came for long."""
+        """Serve the callers in line, and keep the leases; release them 5 s after the last call."""
         with self._lock:
             engine = self._engine
             try:
@@ -231,7 +231,7 @@ class Receiver:
                 if engine is None:
                     return None
                 if self._clock.boot_us() - self._called_us > _LINGER_US:
-                    # A caller that arrives meanwhile is stepped for, by another engine.
+                    # A caller that arrives meanwhile makes another engine.
                     self._release()
                     return None
                 self._step(engine)
@@ -249,30 +249,30 @@ class Receiver:
                 raise
 
     def on_change(self) -> bool:
-        """Another process has written into the store; True if callers wait for that."""
+        """Note that another process has written into the store; True if callers wait."""
         engine = self._engine
         if engine is not None:
             engine.news.on_change()
         return bool(self._line)
 
     def awaited(self) -> Slice | None:
-        """The rows for which callers wait while the queue is at rest; None if it is not."""
+        """The rows for which callers wait while the queue is at rest; None otherwise."""
         engine = self._engine
         return engine.awaited() if engine is not None and self._line else None
 
     def wake(self) -> None:
-        """There are such rows: the next turn steps at once."""
+        """Have the next turn step at once, because such rows exist."""
         engine = self._engine
         if engine is not None:
             engine.news.wake()
 
     def _serve(self, *, is_due: bool = False) -> float:
-        """Step, and claim what is due for those in line; seconds until the next step is needed.
+        """Step, and claim due rows for the callers in line; returns seconds until the next step.
 
-        What the step fails by, all of them get.
+        All of them get an error of the step as their answer.
 
         Args:
-            is_due: True if a step may be due that nobody asked for.
+            is_due: True when a turn is taken or a row comes due; False when a caller steps.
         """
         looking = list(self._line)
         try:
@@ -285,7 +285,8 @@ class Receiver:
             self._fail(error)
             return 0.0
         except BaseException:
-            # As by Ctrl-C. What was taken is nobody's: the next call makes another engine.
+            # By Ctrl-C, say. The rows that were taken are nobody's: the next call makes another
+            # engine.
             self._was_interrupted = True
             raise
         if not engine.reader.is_lagging():
@@ -295,14 +296,14 @@ class Receiver:
                     caller.give([])
         if self._stepper is not None and not is_due:
             if engine.sharing.is_awake:
-                # What is left goes to others, unless another call comes for it.
+                # Rows that are left go to other members, unless another call comes for them.
                 self._stepper.within(self, _SHARE_S)
             if self._line:
                 self._stepper.within(self, min(delay, self._due_s()))
         return delay
 
     def _look(self, looking: Sequence[Caller], *, is_due: bool) -> tuple[Engine, float]:
-        """Step where that is needed, and claim; gives the engine, which may be another by now."""
+        """Step if needed, and claim; returns the engine, which may be new, and its delay."""
         while True:
             engine = self._wake_engine()
             try:
@@ -312,15 +313,15 @@ class Receiver:
                 self._discard(engine)
                 if self._register.settings.dropped:
                     raise
-                # Made anew since: what is received is that one's.
+                # The queue was made anew since: receive from the new one.
                 continue
             finally:
-                # Claims may take seconds: the next call is expected from when they are made.
+                # Claims may take seconds: the time without a call counts from their end.
                 self._called_us = self._clock.boot_us()
             return engine, delay
 
     def _claim_for_line(self, engine: Engine) -> None:
-        """Claim what is due, batch by batch, while callers wait and something is due for them."""
+        """Claim due rows, batch by batch, while there are both rows and waiting callers."""
         claims = Claims(self._home, engine)
         while self._line and engine.ready.at_hand:
             taken: dict[Caller, list[Delivery]] = {}
@@ -333,21 +334,21 @@ class Receiver:
             finally:
                 self._claiming = False
                 for caller in taken:
-                    # It was interrupted, or what it was to get was another's.
+                    # The claim was interrupted, or its rows were another's: the caller still waits.
                     if not (caller.is_over or caller.is_gone):
                         self._line[caller] = None
 
     def _step_where_needed(
         self, engine: Engine, looking: Sequence[Caller], *, is_due: bool
     ) -> float:
-        """Step, unless enough is due for all in line and no step is; gives seconds to the next."""
+        """Step, unless no step is due and enough rows are; returns seconds until the next step."""
         self._return_unwanted()
         left_us = self._step_us - self._clock.boot_us()
         wanted = min(sum(caller.count for caller in looking), BATCH_ROWS)
         has_enough = engine.ready.at_hand >= wanted
         if left_us > 0 and (
             has_enough
-            # Woken by a put, whose step another has done meanwhile.
+            # Woken by a put, for which another thread has stepped meanwhile.
             or (is_due and not engine.news.is_there and all(one.is_looked for one in looking))
         ):
             return left_us / 1e6
@@ -365,7 +366,7 @@ class Receiver:
         return min(delay, self._due_s()) if self._line else delay
 
     def _due_s(self) -> float:
-        """Seconds until the next row that is in memory comes due; for ever without one."""
+        """Seconds until the next row in memory comes due; infinite without one."""
         engine = self._engine
         next_ms = None if engine is None else engine.ready.next_due_ms()
         if next_ms is None:
@@ -378,7 +379,7 @@ class Receiver:
             engine.news.wait(delay)
 
     def _tick(self) -> float:
-        """Fire the queue's schedules, where it has any; returns seconds until they are next."""
+        """Fire the queue's schedules, if it has any; returns seconds until the next time."""
         if self._ticker is None:
             if not self._register.settings.schedules_used:
                 return math.inf
@@ -386,13 +387,13 @@ class Receiver:
         return self._ticker.step()
 
     def _return_unwanted(self) -> None:
-        """Put back what was claimed for callers that have gone."""
+        """Put back the messages that were claimed for callers that have gone."""
         while self._unwanted:
             message = self._unwanted.pop()
             try:
                 self._put_back(message)
             except ReceiptError:
-                # It was settled, or comes back by itself.
+                # It was settled, or is delivered again anyway.
                 continue
             except (StoreUnavailable, StoreTimeout):
                 self._unwanted.append(message)
@@ -407,7 +408,7 @@ class Receiver:
                 caller.fail(error)
 
     def _end(self, error: ShardqError) -> None:
-        """After an error for good: the next caller makes another engine."""
+        """Fail the callers in line by a permanent error; the next caller makes another engine."""
         self._fail(error)
         engine = self._engine
         self._was_interrupted = False
@@ -418,7 +419,7 @@ class Receiver:
             engine.let_go()
 
     def _end_by(self, fault: BaseException) -> None:
-        """End a turn by what should not have happened; threading prints that."""
+        """End a turn by an unforeseen error, which threading prints."""
         error = ShardqError(
             f"receiving from queue {self._register.name!r} ended by a fault of its own, "
             f"{shown(fault)}; call receive() again."
@@ -429,7 +430,7 @@ class Receiver:
 
     def _close(self) -> None:
         if self._stepper is not None:
-            # First: a caller that is in line before is answered here, one after it is stepped for.
+            # First: a caller already in line is answered below; a later one adds the stepper again.
             self._stepper.remove(self)
         for caller in list(self._line):
             if self.leave(caller):
@@ -447,7 +448,7 @@ class Receiver:
             engine.close()
 
     def _discard(self, engine: Engine) -> None:
-        """Close an engine of no more use: the next call makes another."""
+        """Close an engine that is used no more; the next call makes another one."""
         self._engine = None
         try:
             engine.close()
@@ -455,7 +456,7 @@ class Receiver:
             log.warning("queue %s: leases are not released: %s", self._register.name, error)
 
     def _begin_child(self) -> None:
-        """The engine of before a fork is the parent's, with its leases and its callers."""
+        """Leave the engine and its leases to the parent, and fail the child's waiting callers."""
         self._engine, self._was_interrupted = None, False
         self._ticker = None
         line, self._line = self._line, {}
@@ -486,14 +487,14 @@ class Receiver:
             try:
                 self._add_to_stepper(_KEEP_S)
             except ShardqError:
-                # Without it leases would run out between calls, unreleased. The next call tries
-                # again.
+                # Without the stepper, leases would lapse between calls, unreleased. The next call
+                # tries again.
                 self._engine = None
                 raise
         return self._engine
 
     def _add_to_stepper(self, seconds: float) -> None:
-        """Let the stepper step this, in so many seconds at the latest."""
+        """Have the stepper take a turn of this receiver, in so many seconds at the latest."""
         if self._stepper is None:
             return
         try:
@@ -509,7 +510,7 @@ class Receiver:
             self._stepper.within(self, seconds)
 
     def _caller_away_us(self) -> int:
-        # At least 1: a call may have ended within this very microsecond.
+        # At least 1, as 0 means that one waits: a call may have ended in this very microsecond.
         is_there = self._line or self._claiming
         return 0 if is_there else max(self._clock.boot_us() - self._called_us, 1)
 
