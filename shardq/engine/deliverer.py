@@ -43,7 +43,7 @@ _TURN_US = 30_000_000
 """How long a suspect waits for another, which may be innocent and run for long."""
 _INTERRUPTED = Outcome(Fate.SNOOZE, 0)
 _CUT_OFF = Outcome(Fate.RETRY, None, "its consumer ended by a fault of its own")
-"""It counts as an attempt: a message that ends every consumer that begins it must be buried."""
+"""It counts as an attempt: a message that ends every consumer that begins it is buried at last."""
 
 
 class Deliverer:
@@ -92,7 +92,7 @@ class Deliverer:
                 engine.outbox.finish(one, GIVEN_UP)
                 return
             if self._register.is_spent(row.attempt):
-                # A message that was cancelled by its key must not get among the dead.
+                # A message that was cancelled by its key must not become a dead one.
                 if row.key is None or engine.starts.begin(one) is not None:
                     engine.outbox.bury_spent(one)
                 return

@@ -53,9 +53,10 @@ _BUSY_S = 0.05
 _REST_US = 1_000_000
 """A queue rests if nothing new was seen for this long: looks then read no tombstones."""
 _IDLE_LOOKED_AT_S = 1.5
-"""The pause if a read for many queues finds the news: settings and heartbeats are due every 3 s."""
+"""From poll to poll if a read for many queues finds the news: twice in the 3 s after which settings
+and heartbeats are due."""
 _IDLE_WATCHED_S = 1.0
-"""The pause if the store reports changes: polls in between find next to nothing."""
+"""From poll to poll if the store reports changes: polls in between find next to nothing."""
 _STUCK_US = 5_000_000
 _STUCK_LONG_US = 30_000_000
 _SEAL_US = 1_000_000
@@ -194,7 +195,7 @@ class Engine:
             # A member without demand gives its lanes to members that have it.
             self.lanes.assign(is_reading=is_wanted or (is_open and not self._membership.others))
         if self._register.settings is not self._settings:
-            # They were read with the heartbeats. The rest of a step may be long: apply them first.
+            # The heartbeats led to newer settings. The rest of a step may be long: apply these now.
             return 0.0
         new = self._work(self._read if is_open else None)
         if is_open:
@@ -245,7 +246,7 @@ class Engine:
         self.lanes.begin_in_time()
 
     def _work(self, read: Callable[[], int] | None) -> int:
-        """Read by `read`, unless it is None, and store outcomes; returns how many rows are new."""
+        """Call `read`, unless it is None, and store outcomes; returns how many rows are new."""
         try:
             self.pages.renew()
             if lost := self.pages.lost:
@@ -441,7 +442,7 @@ class Engine:
             leaving=self._is_leaving,
         )
         if membership.version > max(self._register.version, self._reread_for):
-            # Once for each version, as a heartbeat may be wrong. The next step applies them.
+            # Once for each version, as heartbeats may be wrong. The next step applies the settings.
             self._reread_for = membership.version
             self._register.refresh(force=True)
         return has_changed

@@ -303,7 +303,7 @@ class Receiver:
         return delay
 
     def _look(self, looking: Sequence[Caller], *, is_due: bool) -> tuple[Engine, float]:
-        """Step if needed, and claim; returns the engine, which may be new, and its delay."""
+        """Step if needed, and claim; returns the engine, maybe a new one, and its delay."""
         while True:
             engine = self._wake_engine()
             try:
@@ -379,7 +379,7 @@ class Receiver:
             engine.news.wait(delay)
 
     def _tick(self) -> float:
-        """Fire the queue's schedules, if it has any; returns seconds until the next time."""
+        """Fire the queue's schedules, if it has any; returns the ticker's delay in seconds."""
         if self._ticker is None:
             if not self._register.settings.schedules_used:
                 return math.inf
@@ -393,7 +393,7 @@ class Receiver:
             try:
                 self._put_back(message)
             except ReceiptError:
-                # It was settled, or is delivered again anyway.
+                # The message was settled, or is delivered again anyway.
                 continue
             except (StoreUnavailable, StoreTimeout):
                 self._unwanted.append(message)

@@ -1,4 +1,4 @@
-"""One thread that steps everything in a process that takes turns: when one is due, or on news.
+"""One thread that steps many parts of a process, each when its turn is due, or on news.
 
 ```
  stepped ── add ──► due at once ──► turn() ──► due again in so many seconds ─► ...  None: no more
@@ -77,7 +77,7 @@ class Stepper:
         locks.in_child(self, Stepper._begin_child)
 
     def is_told(self, one: Stepped) -> bool:
-        """True if a turn of one follows once another process has written what concerns it."""
+        """True if a write of another process that concerns one makes a turn of it follow."""
         return self._token is not None or one in self._looked_at
 
     def add(self, one: Stepped, seconds: float = 0.0) -> None:
@@ -128,7 +128,7 @@ class Stepper:
         if due_us is None or at_us < due_us:
             self._due_us[one] = at_us
             self._news.notify()
-        # A turn that is under way returns when the next is due, which then is no later than this.
+        # A turn that is under way returns a time for the next one: the earlier of both counts.
         self._asked_us[one] = min(at_us, self._asked_us.get(one, at_us))
 
     def _start(self) -> None:

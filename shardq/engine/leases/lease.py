@@ -34,8 +34,8 @@ TTL_MS = Settings().lease_ms
 _MARGIN_US = 2_000_000
 """The store counts TTLs in whole seconds, and its clock may round up once more."""
 _RENEWED_AFTER = 0.75
-"""Part of the time until the deadline: a lease of 10 s is renewed after 6 s. Nearly all LWTs are
-renewals: a queue of 8 lanes makes 1.6 a second, against 2.7 at a third and 1.9 at half."""
+"""A lease is renewed after this part of the time to its deadline: 6 s at a TTL of 10 s. Nearly all
+LWTs are renewals: 8 lanes make 1.6 a second, against 2.7 at a third and 1.9 at half."""
 _CARE_MAX = 1_000
 """The most shards that are not held and whose rows in need of care are still counted."""
 
@@ -90,15 +90,15 @@ class Lease:
         self.renew(sent_us, ttl_us)
 
     def renew(self, sent_us: int, ttl_us: int) -> None:
-        """Count the deadline anew, from when the renewal was sent."""
+        """Set the deadline anew, from the sending of the renewal."""
         self.renewed_us = sent_us
         self.renew_us = sent_us + _renewed_after_us(ttl_us)
         self.deadline_us = sent_us + _valid_us(ttl_us)
 
     def needs_care(self) -> bool:
-        """True if the next row needs care, which is then one fewer.
+        """True if the next row needs care; from then on one row fewer does.
 
-        Called for rows without a group that were due when the lease was taken. The former holder
+        Call it for rows without a group that were due when the lease was taken. The former holder
         may have handed out some of the first.
         """
         is_one = self.careful > 0
@@ -113,7 +113,7 @@ class Lease:
         lease.careful += 1
 
     def inherit(self, former: Lease) -> None:
-        """Take over the care that is left from our own lapsed lease, or that was foreseen."""
+        """Take over the care that a former lease has left: our own that lapsed, or one foreseen."""
         former._heir = self
         # The other member has handed out no row that came due since this was first taken.
         self.taken_ms = former.taken_ms or max(self.taken_ms, former.reach_ms)
@@ -192,7 +192,8 @@ class Leases:
             shard: None for shard in shards if shard not in self._held
         }
         refused: dict[Shard, LeaseState] = {}
-        # The second round names the unclean holder that was seen; a third finds a race lost.
+        # The second round names the unclean holder that was seen. A third finds that another member
+        # was quicker.
         for _ in range(3):
             if not wanted:
                 break

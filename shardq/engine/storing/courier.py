@@ -28,7 +28,7 @@ class Errand:
 
     Attributes:
         over: Set once it has ended.
-        failure: The error that it ended with; None after success. A fault leaves the first value.
+        failure: The error that it ended with; None after success. Before its end, that of a fault.
     """
 
     def __init__(self, work: Callable[[], None]) -> None:

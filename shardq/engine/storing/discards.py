@@ -28,7 +28,7 @@ class Discards:
         self._cancelled: dict[Delivery, bool] = {}
         """Delivery -> True if it counts as cancelled here."""
         self._ending: dict[Delivery, bool] = {}
-        """Cancelled deliveries whose rows existed; they count though a repeat finds them gone."""
+        """Cancelled deliveries whose rows existed. They count, even if a repeat finds no row."""
 
     @property
     def is_empty(self) -> bool:

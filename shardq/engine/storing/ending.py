@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Ending:
-    """The end of a delivery that its handler holds; it may come after the handler's, or before.
+    """The end of a delivery that its handler holds: before or after the handler's return.
 
     Made by `Endings.hold`.
 
@@ -63,7 +63,7 @@ class Ending:
         self._over: threading.Event | None = None
 
     def end(self, error: BaseException | None) -> bool:
-        """End the delivery, from any thread: ack it, or let its error be judged.
+        """End the delivery, from any thread: ack it, or settle it as its error is judged.
 
         It makes no call to the store: the engine's next step stores the outcome. A delivery that
         was parked at a shutdown is delivered again all the same.
@@ -158,7 +158,7 @@ class Endings:
         return ending
 
     def forget(self, ending: Ending) -> None:
-        """Forget an end that has come, and whose handler has returned. Idempotent."""
+        """Forget the end of a delivery that ended and whose handler has returned. Idempotent."""
         self.held.pop(ending.one, None)
 
     @property

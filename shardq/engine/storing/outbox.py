@@ -57,7 +57,7 @@ _SHARE_LOCAL_MS = 5
 """How far ahead a shared row is due: longer than its move takes, so that a poll still finds it."""
 _LET_GO_MS = 250
 _UNREAD_MS = 1_000
-"""How long after a row's due its ack waits for a poll, which is much later in a lane that lags."""
+"""How long after a row's due its ack waits for a poll: a lane that lags is polled much later."""
 _NOT_BEGUN = (Fate.GIVE_UP, Fate.LEAVE, Fate.CANCEL, Fate.DROP)
 """Fates of deliveries that did not begin, and of those that their handlers ended as useless.
 
@@ -167,7 +167,8 @@ class Outbox:
         Returns:
             True if it is stored; False if the engine is to store it. Call `finish` either way.
         """
-        # A shutdown waits for it: if the shard were released first, another would read the row.
+        # A shutdown waits for this ack: if the shard were released first, another would read the
+        # row.
         if self._clock.boot_us() >= one.lease.deadline_us or not one.take(SAVE):
             return False
         try:
@@ -395,7 +396,8 @@ class Outbox:
                 done.popleft()
                 if one.thread_id:
                     delivered += 1
-                    # `Row.wanted_ms`, written out: it would be one more call for each delivery.
+                    # `Row.wanted_ms`, written out to save a call for each delivery. A parked row
+                    # of a group counts from its due: its `ready_ms` is the end of its claim.
                     row = one.row
                     wanted_ms = row.due_ms if row.since_ms is None else row.since_ms
                     if row.not_before_ms is not None and not one.is_claim:
@@ -420,7 +422,7 @@ class Outbox:
             row = one.row
             if (
                 row.due_ms <= passed_ms.get(row.shard.lane, now_ms)
-                # The clock was set back while it ran: no poll reaches this due for as long.
+                # The clock was set back while the handler ran: no poll reaches this due for long.
                 or row.due_ms > now_ms
                 or one.careful
                 or one.grouped
@@ -466,7 +468,8 @@ class Outbox:
             )
             if isinstance(plan, Row):
                 plan = self._groups.edits.numbered(one, plan)
-        # Kept from here on, as the store is asked next: an earlier failure is planned anew.
+        # Kept from here on, as the store is asked next. After an earlier error the next try plans
+        # anew.
         self._parking[was] = plan
         if isinstance(plan, Row):
             # A repeat after an unknown outcome is the same edit: at most one is unanswered.
@@ -478,7 +481,7 @@ class Outbox:
             gone, repaired = self._settler.carry_out([plan])
         except StoreUnavailable:
             if not again:
-                # Nothing was written: if it ends before the next try, it is settled where it is.
+                # Nothing was written: a delivery that ends before the next try is settled in place.
                 del self._parking[was]
             raise
         # A claim that was too late for its minute was moved to now: its ack has to find it there.
