@@ -262,8 +262,9 @@ def clocks_off_by_90_s(play: Play, nodes: Nodes, seed: int) -> None:
 
 @fault()
 def tombstone_limit_of_500(play: Play, nodes: Nodes, seed: int) -> None:
-    # A lane for each consumer, and in each more than that within the seconds of a sweep.
-    play.begin(lanes=LIMITED_LANES, group_lanes=LIMITED_LANES, rate=200)
+    # A lane for each consumer, and in each more than that within the minute of a sweep. With few
+    # threads a consumer would give its group lanes away whenever all of them are busy.
+    play.begin(lanes=LIMITED_LANES, group_lanes=LIMITED_LANES, rate=100, threads=16)
     with nodes.tombstone_limit(500):
         before = nodes.logged("tombstones during query")
         play.go_on()

@@ -121,6 +121,7 @@ class Play:
         consumers: int = CONSUMERS,
         producers: int = PRODUCERS,
         callers: int = 0,
+        threads: int = THREADS,
         plain: bool = False,
         **settings: Any,
     ) -> None:
@@ -134,6 +135,7 @@ class Play:
             consumers: How many there are, callers among them.
             producers: How many there are.
             callers: How many of them `receive`.
+            threads: Threads of each consumer.
             plain: Whether all messages are acked, whatever their bodies ask for.
             settings: The queue's.
         """
@@ -145,7 +147,7 @@ class Play:
             settings = {"history": history, **courses.SETTINGS, **settings}
             db.queue(self.queue, **settings)
         for number in range(consumers - callers):
-            self.consume(shift_s=shifts_s[number % len(shifts_s)])
+            self.consume(shift_s=shifts_s[number % len(shifts_s)], threads=threads)
         for _ in range(callers):
             self.call()
         rate = rate or self.size.rate
@@ -163,12 +165,12 @@ class Play:
         there = all(one.out.exists() for one in self.stage.producers)
         return there and bool(self.stage.handed_out())
 
-    def consume(self, *, shift_s: float = 0) -> Process:
+    def consume(self, *, shift_s: float = 0, threads: int = THREADS) -> Process:
         """Start one more consumer."""
         return self.stage.consume(
             self.queue,
             shift_s=shift_s,
-            threads=THREADS,
+            threads=threads,
             work_ms=courses.WORK_MS,
             settled=True,
             courses=self._has_courses,
