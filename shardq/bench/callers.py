@@ -1,7 +1,7 @@
 """Callers of `receive`: how fast many take and settle, and what those cost that wait.
 
 ```
- backlog ──► receive(10), ack   by 1 and 8 threads
+ backlog ──► receive(10), ack   by 1 and 8 threads: without groups, in 100, in one by tens
  put, receive(1), ack           by 1, 16 and 64 threads, each its own message after message
  1,000 wait on one queue; one on each of 30 ──► processor time; then a put ──► answered when?
 ```
@@ -13,11 +13,13 @@ import asyncio
 import resource
 import statistics
 import threading
+from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import shardq
 from shardq import aio
-from shardq.bench.line import Line, quantile
+from shardq.bench.line import Line, interleaved, quantile
 from shardq.bench.puts import body_of
 from shardq.clock import pause
 from shardq.errors import ShardqError
@@ -36,6 +38,10 @@ _SETTLE_S = 2
 _GAP_S = 0.05
 _BY_CALLERS = ((1, 8_000, 2_000), (8, 12_000, 6_000))
 """How many callers, and the rows a second that they are to reach on SQLite and on Cassandra."""
+_GROUPS = 100
+_GROUPED_PART = 0.5
+_PER_GROUP = 500
+_PARTS = 10
 _BY_CYCLERS = (1, 16, 64)
 _CYCLES_SQLITE = 4_000
 _IDLE_PERCENT = 5
@@ -48,18 +54,46 @@ def taken(place: Place, sizes: Sizes) -> list[Line]:
     lines = []
     for callers, sqlite, cassandra in _BY_CALLERS:
         target = cassandra if place.is_cassandra else sqlite
-        rates = [_drain(place, callers, sizes.received) for _ in range(runs)]
-        reached = statistics.median(rates)
-        lines.append(
+        many = f"{callers} caller{'s'[: callers > 1]}"
+        pair = interleaved(
+            runs,
+            partial(_drained, place, callers, sizes.received, groups=_GROUPS),
+            partial(_drained, place, callers, sizes.received),
+        )
+        note = f"{sizes.received:,} rows, one process, median of {runs}"
+        lines += [
             Line(
-                f"receive(10) and ack, {callers} caller{'s'[: callers > 1]}",
-                reached,
+                f"receive(10) and ack, {many}",
+                pair.bare,
                 "rows/s",
                 f"{target:,}/s",
-                reached >= target,
-                note=f"{sizes.received:,} rows, one process, median of {runs}",
-            )
+                pair.bare >= target,
+                note=note,
+            ),
+            Line(
+                f"receive(10) and ack in {_GROUPS} groups, {many}",
+                pair.reached,
+                "rows/s",
+                f"{_GROUPED_PART} of the same without groups",
+                pair.ratio >= _GROUPED_PART,
+                pair.bare,
+                pair.ratio,
+                note,
+            ),
+        ]
+    tenths = _drain(place, 1, sizes.received, groups=1, per_group=10)
+    reached = statistics.harmonic_mean(tenths)
+    lines.append(
+        Line(
+            "receive(10, per_group=10) and ack in one group",
+            reached,
+            "rows/s",
+            f"{_PER_GROUP}/s",
+            reached >= _PER_GROUP,
+            note=f"{sizes.received:,} rows, one caller; the first tenth {tenths[0]:,.0f}/s, "
+            f"the last {tenths[-1]:,.0f}/s",
         )
+    )
     before = 0.0
     for threads in _BY_CYCLERS:
         reached = statistics.median(_cycle(place, threads, sizes.cycles) for _ in range(runs))
@@ -88,23 +122,43 @@ def waiting(place: Place, sizes: Sizes) -> list[Line]:
     ]
 
 
-def _drain(place: Place, callers: int, count: int) -> float:
+def _drained(place: Place, callers: int, count: int, _turn: int, *, groups: int = 0) -> float:
     """Rows a second until all of a backlog is acked."""
+    return statistics.harmonic_mean(_drain(place, callers, count, groups=groups))
+
+
+def _drain(
+    place: Place, callers: int, count: int, *, groups: int, per_group: int = 1
+) -> list[float]:
+    """Rows a second in each tenth of a backlog that callers receive by tens and ack."""
     with shardq.connect(place.url()) as db:
         queue = place.queue(db, "received")
-        queue.put_many(body_of(n) for n in range(count))
-        left = [count]
+        queue.put_many(
+            {"body": body_of(n), "group": f"group-{n % groups}" if groups else None}
+            for n in range(count)
+        )
+        done = 0
+        clock = place.clock
+        passed_us: list[int] = []
         lock = threading.Lock()
 
         def work() -> None:
-            while left[0] > 0:
-                got = queue.receive(10, wait="1s" if left[0] > 0 else "0s")
+            nonlocal done
+            while done < count:
+                got = queue.receive(10, wait="1s", per_group=per_group)
                 if got:
                     queue.ack(*got)
                     with lock:
-                        left[0] -= len(got)
+                        done += len(got)
+                        if done >= count * len(passed_us) // _PARTS:
+                            passed_us.append(clock.boot_us())
 
-        return count / _timed(place.clock, [work] * callers)
+        passed_us.append(clock.boot_us())
+        _timed(clock, [work] * callers)
+        return [
+            count / _PARTS * 1e6 / max(after_us - before_us, 1)
+            for before_us, after_us in pairwise(passed_us)
+        ]
 
 
 def _cycle(place: Place, threads: int, count: int) -> float:
