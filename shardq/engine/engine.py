@@ -252,7 +252,10 @@ class Engine:
             if lost := self.pages.lost:
                 self.intake.give_up(lambda one: one.lease in lost)
                 lost.clear()
-            return 0 if read is None else read()
+            if read is None:
+                return 0
+            self.groups.begin_read()
+            return read()
         finally:
             # An error of a read must not keep outcomes from being stored.
             self.starts.keep(is_leaving=self._is_leaving)

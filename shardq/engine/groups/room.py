@@ -66,11 +66,7 @@ _NEVER_MS = 1 << 62
 
 
 class GroupLanes:
-    """The group lanes of one member.
-
-    Attributes:
-        ahead_ms: The due of the first row that was read ahead, epoch milliseconds.
-    """
+    """The group lanes of one member."""
 
     def __init__(self, member: Member) -> None:
         self._store = member.store
@@ -100,7 +96,8 @@ class GroupLanes:
         self._looks: set[Position] = set()
         self._tidied_ms = 0
         self._wished: set[int] = set()
-        self.ahead_ms = _NEVER_MS
+        self._ahead_ms: set[int] = set()
+        """Dues of rows that were read ahead, and are read again when due; 2,000 at most."""
 
     @property
     def _layout(self) -> Layout:
@@ -148,7 +145,12 @@ class GroupLanes:
         """When a head that waits comes due, or a row that was read ahead, epoch milliseconds."""
         with self._lock:
             first_ms = self._waiting[0][0] if self._waiting else _NEVER_MS
-        return min(first_ms, self.ahead_ms)
+        return min(first_ms, min(self._ahead_ms, default=_NEVER_MS))
+
+    def begin_read(self) -> None:
+        """Forget the rows that were read ahead and are due: the read that follows finds them."""
+        now_ms = self._clock.now_ms()
+        self._ahead_ms = {due_ms for due_ms in self._ahead_ms if due_ms > now_ms}
 
     def is_listed(self, lane: int, minute: int) -> bool:
         """True if a minute of a lane of ours is in the lane's list."""
@@ -238,7 +240,7 @@ class GroupLanes:
             for row in rows:
                 if row.due_ms > now_ms:
                     # It is read when due: what is put meanwhile may come before it.
-                    self.ahead_ms = min(self.ahead_ms, row.due_ms)
+                    self._ahead_ms.add(row.due_ms)
                     continue
                 if row.is_note:
                     self._notes[row.position] = row
@@ -445,8 +447,6 @@ class GroupLanes:
             accept: Takes in late rows that notes name.
         """
         now_ms = self._clock.now_ms()
-        if self.ahead_ms <= now_ms:
-            self.ahead_ms = _NEVER_MS
         self._leave_far()
         while due := self._due(now_ms):
             self._reread_heads(due)
