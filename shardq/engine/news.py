@@ -206,7 +206,7 @@ class News:
         return min(deadline_us, freed_us + FREE_US) if freed_us else deadline_us
 
     def _first_until_us(self, deadline_us: int) -> int:
-        """When the wait ends, with an outcome to store: it ends earlier, unless steps fail."""
+        """When the wait ends. An outcome to store ends it earlier, unless steps fail."""
         until_us = self._until_us(deadline_us)
         if self._first_us and not self._fails:
             return min(until_us, self._first_us + _STORE_US)

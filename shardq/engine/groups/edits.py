@@ -63,7 +63,7 @@ class Edits:
             row.id: now
             for one, row in edits
             if (now := there.get(row.id)) is None
-            # Compare all of it: edits of two members may have the same serial.
+            # Compare more than the serial: edits of two members may have the same one.
             or _edit_of(now) not in (_edit_of(one.row), _edit_of(row))
         }
 
@@ -101,7 +101,7 @@ class Edits:
         self._untold += map(self._planner.note, positions)
 
     def unclaim(self, claims: Iterable[tuple[Delivery, Row]]) -> None:
-        """Let the next flush undo claims that reached no caller.
+        """Let the next flush undo claims that reach no caller.
 
         Args:
             claims: Deliveries, each with the claim that its row may have become.

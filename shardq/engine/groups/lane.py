@@ -318,7 +318,7 @@ class GroupLane:
         return chosen
 
     def leave_chosen(self, chosen: Iterable[Row], after: Place) -> None:
-        """Let groups be reread once more, because chosen rows of theirs could not be read."""
+        """Called when chosen rows could not be read: let their groups be reread once more."""
         for row in chosen:
             group = self.groups[row.group or ""]
             group.after = group.last = max([after, *(entry[0] for entry in group.rows)])

@@ -1,4 +1,4 @@
-"""The group lanes of one member: hands heads to `ready`, and keeps each group in order.
+"""Runs the group lanes of one member: hands heads to `ready`, and keeps groups in order.
 
 ```
  page ─► kept? ─► group ─► head ──┬─ due ──────────► ready ─► handler ─► ended ─► the next is head
@@ -282,7 +282,7 @@ class GroupLanes:
         return heads
 
     def _take_out(self, group: Group) -> bool:
-        """Take a group's head out of `ready`, if it is there; False if a handler may have it."""
+        """Take a group's head out of `ready`; True if there is a head, and no handler has it."""
         head = group.head
         if head is None or head.begun_us:
             return False
@@ -533,7 +533,7 @@ class GroupLanes:
                 self._is_hungry = self._lanes[number].wake(dues_ms) or self._is_hungry
 
     def _leave_far(self) -> None:
-        """Release the bodies of heads that wait long, and the rows behind them; some heads as well.
+        """Release bodies of heads that wait long, the rows behind them, and some of the heads.
 
         Unless memory is short, wait a while first: most claims are acked sooner, and the rows
         behind them would have to be reread.
@@ -656,7 +656,7 @@ class GroupLanes:
             looks, self._looks = self._looks, set()
         unread = {at for at in looks if self._is_unread(at)}
         unread.update(note.noted for note in self._notes.values() if self._is_unread(note.noted))
-        # A poll reads unread rows. The cursor may skip these: reread them once it is behind them.
+        # A poll reads unread rows. The cursor may skip these: reread them once it has passed them.
         lanes = self._memory.lanes
         later = {at for at in unread if not lanes[at.shard.lane].comes_to(at)}
         notes = [note for note in self._notes.values() if note.noted not in later]

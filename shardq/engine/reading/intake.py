@@ -1,7 +1,7 @@
 """Takes in rows that were read: leases the shards of new rows, and makes these rows ready.
 
 ```
- rows ──► in memory already? ── skipped            they are in memory until settled
+ rows ──► in memory already? ── skipped            rows stay in memory until settled
       ──► entered before a purge? ── deleted
       ──► leased? ── no: refused, for now          one LWT for a shard or group lane, not for a row
       ──► ended, by the ledger? ── dropped         asked only for rows that may be left over
@@ -40,7 +40,7 @@ _FIND_ROWS = 500
 _RETRY_MS = 250
 _EAGER_RETRY_MS = 50
 _EAGER_MS = 4_000
-"""A new lane is tried so often for this long: until then its former reader has released it."""
+"""How long a lane that is new here is retried so often: its reader releases it by then."""
 _FRESH_US = 2_000_000
 """A message put this recently can hardly have ended with its row still stored."""
 
@@ -227,7 +227,7 @@ class Intake:
                 now_ms = self._clock.now_ms()
                 after_ms = _EAGER_RETRY_MS if now_ms < lane.eager_until_ms else _RETRY_MS
                 lane.retry_ms = now_ms + after_ms
-                # Not from the shard's start: each try would read past the rows settled there.
+                # Not from the shard's start: each try would read past its tombstones.
                 refused[shard.lane] = min(first_ms, refused.get(shard.lane, first_ms))
                 if lane.of_groups:
                     # A row that a sweep has found comes before the rows that a poll reads next.
@@ -283,7 +283,7 @@ class Intake:
         return [row for row in rows if row.id not in purged]
 
     def _without_ended(self, rows: list[Row]) -> list[Row]:
-        """Drop rows whose message has ended by the ledger, but whose delete is missing.
+        """Drop rows of messages that ended according to the ledger: their deletes are missing.
 
         The process that recorded the end crashed, or a replica missed the delete and its hint. New
         messages, most of a queue without timers, can hardly have ended and are not looked up.

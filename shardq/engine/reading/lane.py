@@ -118,11 +118,11 @@ class Lane:
         return self.cursor_ms - (self.cursor_id is not None)
 
     def passed_ms(self, now_ms: int, read_ms: int) -> int:
-        """The due that polls have passed; now if it is stalled, as no poll comes soon."""
+        """The due that polls have passed; now if the lane is stalled, as no poll comes soon."""
         return now_ms if self.stalled else max(self.cursor_ms, read_ms)
 
     def advance(self, cursor_ms: int, cursor_id: bytes | None = None) -> None:
-        """Move the cursor to here, as everything up to here has been read; never back."""
+        """Move the cursor forward, never back: all rows up to this place have been read."""
         if cursor_ms > self.cursor_ms or (
             cursor_ms == self.cursor_ms and self.cursor_id is not None
         ):
@@ -131,7 +131,7 @@ class Lane:
     def stop(self, due_ms: int, row_id: bytes) -> None:
         """Move the cursor to the last row of a full page.
 
-        Rows that the page left out may be behind the cursor: `again_ms` then goes back to them.
+        Rows that it left out may be behind the cursor: then `again_ms` goes back, to reread them.
         """
         if due_ms <= self.cursor_ms:
             self.again_ms = min(self.again_ms, due_ms - 1)
@@ -162,8 +162,7 @@ class Lane:
     def seal(self, minute: int, newest: int) -> None:
         """Record that all minutes up to one were found empty, when `newest` could be sealed.
 
-        That counts as the sweeps of these minutes that were due by then, except for rungs with a
-        gap.
+        That counts as their sweeps that were due by then, except at rungs with unswept minutes.
         """
         for rung, swept in self.swept.items():
             if swept >= self.sealed:
@@ -295,7 +294,7 @@ class Ladder:
         self._next_ms = self._first_due_ms()
 
     def sealed_due(self, lane: Lane, now_ms: int) -> list[tuple[int, int]]:
-        """(rung, minute) of a lane's sealed minutes that are due for another sweep.
+        """The (rung, minute) of a lane's sealed minutes that are due for another sweep.
 
         They follow from the register and the time: the sealer of a minute had swept earlier ones
         (see `sealable_to`), so a lane that is new here starts there, however long nobody read it.

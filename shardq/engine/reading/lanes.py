@@ -135,7 +135,7 @@ class Lanes:
         return ranks
 
     def follow(self, *, has_news: bool) -> None:
-        """Reread the settings if news may be of the first put to a band."""
+        """Reread the settings if the news may be the first put to a band."""
         self._quiet.follow(has_news=has_news)
 
     def look(self) -> None:

@@ -24,12 +24,12 @@ PAGE_BYTES = 4 << 20
 ROW_BYTES = 100
 """The most bytes that one read is to return, and the bytes of a row beside its body."""
 TURN_US = 250_000
-"""How long a step works on minutes that ended long ago: acks and claims wait for its end to be
-stored and postponed."""
+"""How long a step works on minutes that ended long ago. Meanwhile acks wait to be stored, and
+claims to be postponed."""
 PROBE_MINUTES = 1_440
 QUICK_US = 15_000
 BYTES_MAX = 64 << 20
-"""Most bytes of bodies in memory, over all lanes; beyond them only heads of groups are kept."""
+"""Most bytes of bodies in memory, over all lanes; above that only heads of groups are taken in."""
 _PAGE_ROWS_MIN = 100
 _PAGE_ROWS_MAX = 5_000
 
@@ -124,7 +124,7 @@ class Pages:
 
     def read_slices(self, *wanted: Slice) -> list[Row]:
         """Read several slices in one read; a failure makes the pages smaller."""
-        # Here, because a step of many slow reads outlasts a lease.
+        # Renew before each read: a step of many slow reads outlasts a lease.
         self.renew()
         try:
             rows = self._store.read(*wanted)

@@ -56,7 +56,7 @@ _MISSED_ROWS_MAX = 5_000
 _PAGES_AT_ONCE = 5
 """Pages for each lane: its open minutes, and one more."""
 _AWAITED_MS = 2_000
-"""How far back a read for several queues begins: they are 1 s apart, or more after an error."""
+"""How far back a read for several queues begins: the last was 1 s ago, or more after errors."""
 _DOZE_MS = 60_000
 _DOZE_US = 250_000
 """A group lane in which nothing was seen for `_DOZE_MS` is read every `_DOZE_US`."""
@@ -189,7 +189,7 @@ class Reader:
         return self._pages.slice(polled, now_ms - _AWAITED_MS, until_ms, "news", limit=1)
 
     def look_ahead(self, *, at_once: bool = False) -> None:
-        """Read rows due in the next 2 s, every second, so that they fire on their millisecond."""
+        """Read rows due in the next 2 s, every second, to hand them out on their millisecond."""
         if not self._is_ahead_due(at_once=at_once):
             return
         now_ms = self._clock.now_ms()
@@ -202,7 +202,7 @@ class Reader:
             and lane.retry_ms <= now_ms
             and self._room_ahead(lane) > 0
             and lane.is_current(now_ms, self._layout)
-            # Skip a group lane whose cursor went back since, behind the rows reread below.
+            # Skip a group lane whose cursor went back since, to before the rows reread below.
             and not (lane.of_groups and lane.read_ms < self._missed_since_ms(lane, now_ms))
         ]
         if lanes:
@@ -257,7 +257,7 @@ class Reader:
                 for lane in lanes:
                     lane.again_ms = max(lane.again_ms, again_ms)
         except (StoreUnavailable, StoreTimeout):
-            # If a sweep found these just now, no poll reads them: they are behind a cursor.
+            # Move cursors back: no poll reads rows that a sweep has found behind them.
             self._memory.read_again([*rows, *again])
             raise
         seen = {row.id for row in rows}
@@ -266,7 +266,7 @@ class Reader:
         return sorted([*rows, *missed], key=_place_of) if missed else rows
 
     def without_unread(self, rows: list[Row]) -> list[Row]:
-        """Drop rows of group lanes after the cursor, where polls read them in order."""
+        """Drop rows of lanes not read here, and of group lanes after the cursor: polls read these."""
         lanes = self._memory.lanes
         return [
             row
@@ -417,7 +417,7 @@ class Reader:
                 lane.rewind(max(since_ms + 1, self._layout.start_ms(lane.sealed + 1)))
 
     def _missed_since_ms(self, lane: Lane, after_ms: int) -> int:
-        """The due after which rows may have been stored after the poll that passed their due."""
+        """The due after which rows may have been stored too late for the poll that passed it."""
         return max(min(after_ms, lane.again_ms) - MISSED_MS, after_ms - MISSED_MS_MAX)
 
     def _probe(self, lanes: Sequence[Lane], until_ms: int) -> None:
@@ -428,7 +428,7 @@ class Reader:
         layout = self._layout
         first = layout.minute_of(min(lane.cursor_ms for lane in wanted) + 1)
         newest = layout.minute_of(until_ms)
-        # A machine without a battery begins in 1970, which is 30 million minutes ago.
+        # A machine without a clock battery boots in 1970, 30 million minutes ago.
         first = max(first, min(self._pages.first_minute(first), newest))
         last = min(newest, first + PROBE_MINUTES - 1)
         # Open minutes are read anyway: a probe would read past all rows settled in them.
@@ -468,7 +468,7 @@ class Reader:
 
     def _within_bytes(self, pages: list[_Page]) -> list[_Page]:
         """The pages furthest behind that fit into 4 MiB together; one if sizes are unknown."""
-        # Group lanes last: rows due in other lanes hold their heads back until these are read.
+        # Group lanes last: their heads are held back until due rows of other lanes are read.
         pages.sort(key=lambda page: (page.lane.of_groups, page.wanted.after_ms))
         if not self._pages.knows_bodies:
             return pages[:1]

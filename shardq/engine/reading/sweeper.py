@@ -41,7 +41,7 @@ _AGAIN_MS = 1_000
 _BEHIND_US = 250_000
 """Pause before the next look behind the seals, if the last one met rows there."""
 _BACK_MS_MAX = 3_600_000
-"""How far back a late rung reaches at most, if not for minutes that cannot be sealed yet. A machine
+"""How far back a late rung reaches at most, unless older minutes cannot be sealed yet. A machine
 may have slept for a year, and a step has to end. The sweep of a seal finds older rows."""
 _AHEAD_MS = 1_000
 _MANY_MINUTES = 200
@@ -51,7 +51,7 @@ _SLICES_MAX = 64
 
 
 class _Swept(NamedTuple):
-    """How many rows a sweep met, new or not, and the lanes of which it left some unread."""
+    """The outcome of a sweep: rows met, new or not, and lanes of which it left some there."""
 
     rows: int
     left: set[int]
@@ -101,7 +101,7 @@ class Sweeper:
         if rung is not None:
             # A lagging lane is skipped: it must not keep the others from being swept.
             after_ms = now_ms - rung.depth_ms
-            # A lane without its lease is swept once it has the lease, then as far back as now.
+            # A lane without its lease is swept from here on once it has the lease.
             ready = {lane.number for lane in self._sweepable(now_ms)}
             open_ms = self._layout.minute_ms + self._layout.offset_ms
             together: dict[int, list[Lane]] = {}
@@ -248,7 +248,7 @@ class Sweeper:
             if minute > lane.sealed:
                 lane.seal(minute, newest)
                 if lane.quiet:
-                    # Once it is polled again, it has no rows to read up to there.
+                    # The lane has no rows up to there to be read once it is polled again.
                     lane.advance(self._layout.end_ms(minute) - 1)
                 sealed[number] = minute
         return sealed
