@@ -266,7 +266,7 @@ class Reader:
         return sorted([*rows, *missed], key=_place_of) if missed else rows
 
     def without_unread(self, rows: list[Row]) -> list[Row]:
-        """Drop rows of lanes not read here, and of group lanes after the cursor: polls read these."""
+        """Drop rows of lanes not read here, and rows of group lanes that polls will still read."""
         lanes = self._memory.lanes
         return [
             row
