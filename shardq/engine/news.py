@@ -1,9 +1,9 @@
-"""When an engine steps next: in its time, or at once on news.
+"""Decides when an engine steps next: at its set time, or at once on news.
 
 ```
- a put here or elsewhere, a handler that has ended ─► news ─► wait ends ─► step
- the first outcome since a flush ─► 10 ms, in which others come along ─► step that stores alone
- a slot that waits for 10 ms ─► step that tells the others
+ a put here or elsewhere, an outcome that cannot wait ─► news ─► wait ends ─► step
+ the first outcome since a flush ─► 10 ms, to gather more ─► step that only stores outcomes
+ a slot that has been free for 10 ms ─► step that reports it to the other members
 ```
 """
 
@@ -24,35 +24,37 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 FREE_US = 10_000
-"""A slot is reported as free once it has waited this long: between many messages none has."""
+"""A slot counts as free after this wait. A busy slot waits less between two messages."""
 NEWS_S = 0.013
-"""How often a store that tells is asked whether another process has written."""
+"""Pause between two checks for writes of other processes, on a store that detects them."""
 SPACING_US = 2_000
-"""Two steps that are woken are at least so far apart."""
+"""`wait` starts no step sooner than this after the start of the last one."""
 IDLE_US = 110_000
-"""From poll to poll at rest, where the store does not tell. On Cassandra 100 ms cost 2.1 % of a
-core, and a put still comes to its handler in 55 ms."""
+"""Pause between two polls at rest, on a store that does not detect writes of other processes.
+On Cassandra 100 ms cost 2.1 % of a core, and a put still reaches its handler in 55 ms."""
 QUIET_IDLE_US = 250_000
 QUIET_US = 60_000_000
-"""From poll to poll where nothing was seen for so long."""
+"""The pause is `QUIET_IDLE_US` once nothing was seen for `QUIET_US`."""
 _STORE_US = 10_000
-"""How long the first outcome since a flush waits for others that are stored along with it."""
+"""The first outcome since a flush waits this long for more, to be stored together with them."""
 _BACK_OFF_S = (0.1, 5.0)
 
 
 class News:
-    """What lets the next step of one engine come. From any thread, but for `wait` and what follows.
+    """Decides when one engine takes its next step.
+
+    Any thread may report news. Only the thread that steps the engine begins and awaits steps.
 
     Args:
-        membership: The other members, to which a free slot is told.
-        on_wake: Called with the seconds in which the next step is to come; None: `wait` is called.
+        membership: The other members, to which a free slot is reported.
+        on_wake: Called with the seconds until the next step is needed; None: `wait` is called.
 
     Attributes:
-        is_near: True if something was put that is due soon, and not looked for yet.
-        is_leaving: True if the member has no free slots to tell.
-        is_watched: True if the store tells when another process has written.
+        is_near: True if a row was put that is due soon, and no step has looked for it yet.
+        is_leaving: True if the member is leaving: it reports no free slots.
+        is_watched: True if a write of another process is noticed without a poll.
         is_looked_at: True if a read for many queues has just looked for the rows awaited here.
-        seen_us: When something was last put or read here, time since boot.
+        seen_us: When a row was last put or read here, time since boot.
         stepped_us: When the last step began, time since boot.
     """
 
@@ -76,7 +78,7 @@ class News:
     # Wakes ----------------------------------------------------------------------------------------
 
     def wake(self) -> None:
-        """Let the next step come at once."""
+        """Make the next step begin at once."""
         with self._lock:
             self._is_rung = True
             self._changed.notify()
@@ -84,12 +86,12 @@ class News:
             self._on_wake(0.0)
 
     def on_put(self, due_ms: int) -> None:
-        """This process has put something: look for it at once where it is due soon."""
+        """Called after a put of this process: wake the engine if the row is due soon."""
         if self.note_put(due_ms):
             self.wake()
 
     def note_put(self, due_ms: int) -> bool:
-        """This process has put something: the next step looks for it. True if it is due soon."""
+        """Let the next step look for a row that this process has put; True if it is due soon."""
         is_soon = due_ms <= self._clock.now_ms() + READ_AHEAD_MS
         if is_soon:
             self.is_near = True
@@ -97,11 +99,11 @@ class News:
         return is_soon
 
     def on_change(self) -> None:
-        """Another process has written into the store."""
+        """Called after another process wrote into the store."""
         self.is_near = True
 
     def on_first(self) -> None:
-        """A handler has ended: its work comes again if this process dies before that is stored."""
+        """Called at the first outcome since a flush. It is stored soon: a crash would lose it."""
         with self._lock:
             self._first_us = self._clock.boot_us()
             self._changed.notify()
@@ -109,7 +111,7 @@ class News:
             self._on_wake(_STORE_US / 1e6)
 
     def on_free(self) -> None:
-        """A handler has begun to wait: where others may have work for it, they are told soon."""
+        """Called when a slot begins to wait: other members, if any, are to learn of it soon."""
         membership = self._membership
         if membership.beats and not membership.told.free and not self._freed_us:
             with self._lock:
@@ -122,42 +124,43 @@ class News:
 
     @property
     def is_there(self) -> bool:
-        """True if the next step is to come at once."""
+        """True if the next step is to begin at once."""
         return self._is_rung or self.is_near
 
     def begin_step(self) -> int:
-        """A step begins; gives for how many microseconds it is to store outcomes alone."""
+        """Begin a step. Returns 0, or microseconds to a full step if this one only flushes."""
         now_us = self.stepped_us = self._clock.boot_us()
         if now_us < self._rested_us:
             return self._rested_us - now_us
         if now_us - self._freed_us >= FREE_US:
-            # A slot that counts as free is told by this step; else another comes when it does.
+            # The slot counts as free: this step reports it. Otherwise a later step does.
             self._freed_us = 0
         return 0
 
     @property
     def has_failed(self) -> bool:
-        """True if the last step has failed."""
+        """True if the last step failed."""
         return self._fails > 0
 
     def end_step(self) -> None:
-        """A step has done all that was to be done."""
+        """Note that a full step succeeded."""
         self._fails = 0
 
     def take(self, *, is_watched: bool, due_us: int = 0) -> None:
-        """A step follows, which nobody has waited for by `wait`.
+        """Prepare a step that begins without `wait`.
 
         Args:
-            is_watched: True if `on_change` is called when another process has written: on a store
-                that does not tell, if the awaited rows were just looked for.
-            due_us: Time since boot until which nothing but an outcome needs a step; 0: it is over.
+            is_watched: True if `on_change` is called after another process wrote. On a store that
+                does not detect such writes: True if the awaited rows were just looked for.
+            due_us: When a full step is needed, time since boot; until then only outcomes need a
+                step. 0: now.
         """
         self.is_looked_at = is_watched and self._store.changed() is None
         self.is_watched = is_watched and not self.is_looked_at
         self._take(due_us)
 
     def wait(self, seconds: float) -> None:
-        """Wait for the next step, or for news: from this process or, on SQLite, from another."""
+        """Wait until the next step is due, or news arrives: on SQLite also from other processes."""
         clock = self._clock
         deadline_us = clock.boot_us() + round(seconds * 1e6)
         self.is_watched = watched = self._store.changed() is not None
@@ -176,9 +179,9 @@ class News:
         self._take(deadline_us)
 
     def back_off(self, error: Exception) -> float:
-        """Seconds to wait after a failed step: doubling, to leave a store in trouble alone.
+        """Return the seconds to wait after a failed step: they double, to spare a failing store.
 
-        But for no longer than a claim of ours can wait: it is to be moved on in its last half.
+        At most a quarter of the visibility: a step must postpone our claims in their last half.
         """
         least, most = _BACK_OFF_S
         most = min(most, self._register.settings.visibility_ms / 4_000)
@@ -192,18 +195,18 @@ class News:
     def _take(self, due_us: int) -> None:
         with self._lock:
             is_for_first = self._first_us and due_us and not self.is_there
-            # All but the flush may wait for as long as it would have without.
+            # An outcome needs only a flush: the full step comes as if there were no outcome.
             self._rested_us = self._until_us(due_us) if is_for_first else 0
             self._is_rung = False
             self._first_us = 0
 
     def _until_us(self, deadline_us: int) -> int:
-        """Until when to wait: a slot that was just freed is told as soon as it counts as free."""
+        """When the wait ends: at the deadline, or earlier, once a freed slot counts as free."""
         freed_us = 0 if self.is_leaving else self._freed_us
         return min(deadline_us, freed_us + FREE_US) if freed_us else deadline_us
 
     def _first_until_us(self, deadline_us: int) -> int:
-        """Until when to wait, where what has ended is to be stored before; not while that fails."""
+        """When the wait ends. An outcome to store ends it earlier, unless steps fail."""
         until_us = self._until_us(deadline_us)
         if self._first_us and not self._fails:
             return min(until_us, self._first_us + _STORE_US)

@@ -1,4 +1,4 @@
-"""Edits of rows that stay in their group lanes, and notes for the owners of lanes of others."""
+"""Edits rows in place in group lanes, and writes notes to the owners of other lanes."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ _edit_of = attrgetter("serial", "attempt", "not_before_ms", "claim")
 
 
 class Edits:
-    """Edits rows of group lanes for one member. From the thread that steps its engine."""
+    """Edits rows of group lanes for one member, in the thread that steps its engine."""
 
     def __init__(self, member: Member) -> None:
         self._store = member.store
         self._leases = member.leases
         self._planner = member.settler.planner
         self._untold: list[Row] = []
-        """Notes that are still to be written."""
+        """Notes still to be written."""
         self._unclaimed: list[tuple[Delivery, Row]] = []
-        """Rows claimed for callers that do not get them, as they are to be edited back."""
+        """Claims that reached no caller, each with the row to write back."""
 
     @property
     def is_empty(self) -> bool:
@@ -36,10 +36,10 @@ class Edits:
         return not (self._untold or self._unclaimed)
 
     def numbered(self, one: Delivery, row: Row) -> Row:
-        """An edit of a delivery's row, with its serial.
+        """Give an edit of a delivery's row its serial.
 
-        The first edit after a take-over skips the serials of what the former owner may have under
-        way, and an edit by another than the owner that of the owner's next one.
+        The first edit after a take-over skips the serials of edits that the former owner may have
+        under way. An edit by another member skips the serial of the owner's next edit.
         """
         if not self._leases.is_valid(one.lease):
             by = SERIALS_OF_OTHERS
@@ -50,30 +50,30 @@ class Edits:
         return row._replace(serial=one.row.serial + by)
 
     def changed(self, edits: Sequence[tuple[Delivery, Row]]) -> dict[bytes, Row | None]:
-        """Read rows that are to be edited, and find those that somebody else has changed.
+        """Read rows that are to be edited, and find those that others have changed or deleted.
 
         Args:
-            edits: Deliveries, and their rows as they are to be.
+            edits: Deliveries, each with its row after the edit.
 
         Returns:
-            Row id -> the row as somebody else has edited it; None: it is gone.
+            Row id -> the row as others have edited it; None: the row is gone.
         """
         there = {row.id: row for row in self._store.find([row.position for _, row in edits])}
         return {
             row.id: now
             for one, row in edits
             if (now := there.get(row.id)) is None
-            # Edits of two members may have the same serial.
+            # Compare more than the serial: edits of two members may have the same one.
             or _edit_of(now) not in (_edit_of(one.row), _edit_of(row))
         }
 
     def edit(self, edits: Sequence[tuple[Delivery, Row]]) -> dict[bytes, Row | None]:
         """Edit rows in place; a repeat with the same rows is safe.
 
-        Rows whose lease is over are read first.
+        Rows whose lease has ended are read first: others may have changed them.
 
         Args:
-            edits: Deliveries, and their rows as they are to be.
+            edits: Deliveries, each with its row after the edit.
 
         Returns:
             The rows that were not edited, as `changed` returns them.
@@ -89,7 +89,7 @@ class Edits:
         return changed
 
     def tell(self, ended: Iterable[Delivery]) -> None:
-        """Rows were settled or edited: let the owners of lanes that are not ours look at them."""
+        """Add notes on settled or edited rows, for the owners of lanes that are not ours."""
         self.tell_of(
             one.row.position
             for one in ended
@@ -97,25 +97,25 @@ class Edits:
         )
 
     def tell_of(self, positions: Iterable[Position]) -> None:
-        """Let the owners of lanes look at rows."""
+        """Add notes on rows, for the owners of their lanes. The next flush writes them."""
         self._untold += map(self._planner.note, positions)
 
     def unclaim(self, claims: Iterable[tuple[Delivery, Row]]) -> None:
-        """Rows may be claimed for callers that do not get them: they are edited back.
+        """Let the next flush undo claims that reach no caller.
 
         Args:
-            claims: Deliveries, and the claims that may have been made of their rows.
+            claims: Deliveries, each with the claim that its row may have become.
         """
         for one, row in claims:
             back = row._replace(
                 claim=None, not_before_ms=None, attempt=row.attempt - 1, serial=row.serial + 1
             )
-            # Once the lease is over, only what is still that claim is edited back.
+            # After the lease has ended, the row is edited back only if it is still that claim.
             claim = Delivery(row, one.band, one.lease, grouped=True)
             self._unclaimed.append((claim, back))
 
     def flush(self) -> list[Row]:
-        """Write the notes, and edit back what no caller got; gives the rows that were."""
+        """Write notes, and undo claims that reached no caller; returns the rows edited back."""
         if self._untold:
             self._store.insert(self._untold)
             self._untold = []

@@ -1,11 +1,11 @@
 """Group lanes that change hands: a busy owner gives them to a member with free slots.
 
 ```
- all slots taken for 0.5 s, a head is due, another has free slots ─► lane left, told in heartbeats
- told that a lane is given to this member ─► adopted for 10 s, though the hash names another
+ all slots taken for 0.5 s, a head is due, a member has free slots ─► lane given, by heartbeat
+ a heartbeat gives a lane to this member ─► adopted for 10 s, though the hash names another
 ```
 
-What runs in a lane that is left becomes a claim in place; then its lease is released.
+A delivery that runs in a given lane becomes a claim in place; then the lease is released.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _BUSY_US = 500_000
 
 
 class Gifts:
-    """Gives group lanes of one member to others, and takes those that others give."""
+    """Gives group lanes of one member to others, and adopts lanes that others give."""
 
     def __init__(self, member: Member, groups: GroupLanes, lanes: Lanes, outbox: Outbox) -> None:
         self._clock = member.clock
@@ -39,10 +39,10 @@ class Gifts:
         self._free_us = 0
         """When a slot was last seen free, time since boot."""
         self._offered: dict[str, int] = {}
-        """Member -> the number of its heartbeat by which lanes were given to it."""
+        """Member -> the number of its heartbeat when lanes were last given to it."""
 
     def step(self) -> None:
-        """Take lanes that others have given to this member, and give lanes with heads to others."""
+        """Adopt lanes that others gave to this member, and give lanes with due heads to others."""
         beats = self._membership.beats
         if not beats:
             return
@@ -59,7 +59,7 @@ class Gifts:
             self._give(wished, is_to_any=True)
 
     def _give(self, lanes: Iterable[int], *, is_to_any: bool = False) -> None:
-        """Give lanes to members with free slots, one a slot, or to any that is open."""
+        """Give lanes to members with free slots, one a slot; with `is_to_any` also to busy ones."""
         left = [lane for lane in lanes if self._lanes.may_give(lane)]
         beats = self._membership.beats
         given: dict[int, str] = {}

@@ -1,13 +1,13 @@
-"""One group lane in memory: its groups, their heads, and what was left in the store. No I/O.
+"""One group lane in memory: its groups, their heads, and its rows left in the store. No I/O.
 
 ```
  read in order ─► kept ──────► rows of a group, by place ─► head ─► handed out, or waits
-             └─► no room ────► left: the group goes on after its last row in memory ─► reread
- head ended ─► next row of the group is its head; the group is hungry where few rows are in memory
+             └─► no room ────► left in the store: reread after the last row in memory
+ head ended ─► the next row is the head; a group with few rows in memory is hungry
 ```
 
 The place of a row, (due, row id), never changes. All rows of a group up to its `after` are in
-memory or settled, so its head is the first of the group that is there.
+memory or settled, so its head is the group's first row.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
     from shardq.model.message import Row
 
 Place: TypeAlias = tuple[int, bytes]
-"""Due and order of the row id: where a row comes in its lane."""
+"""Due and order of the row id: a row's place in its lane."""
 _GROUP_PART = 2
-"""One group takes at most this part of the room that is left, so that others find some."""
+"""One group takes at most 1 / `_GROUP_PART` of the free room, so that others find some."""
 LAST = b"\xff" * 16
-"""It comes after every row id in a place, and is none: a node would refuse it."""
+"""Sorts after every row id in a place. It is no row id itself: a node would refuse it."""
 GROUP_ROWS_MIN = 250
 """A group with fewer rows in memory, and more in the store, is hungry."""
 
 
 def place_of(row: Row) -> Place:
-    """Where a row comes in its lane."""
+    """Return a row's place in its lane."""
     return row.due_ms, order_key(row.id)
 
 
@@ -44,14 +44,14 @@ class Group:
 
     Attributes:
         head: The first row: in `ready`, at a handler, being stored, or waiting for its time; None:
-            it waits in the store, or there is none.
-        waits: Not 0 if the head waits for its time, and is read again before it is handed out: the
-            number of its wait.
+            it waits in the store, or the group has no row.
+        waits: The number of the head's wait for its time, after which the head is reread; 0: it
+            does not wait.
         rows: A heap of the rows behind the head.
-        coming: How many rows are kept that are still to be added.
+        coming: How many rows `keep` accepted that `add` has not added yet.
         last: The place of the last row that was kept.
-        after: Rows after this place are left in the store; None: none are.
-        claimed: No row behind the head is a claim after this place.
+        after: Rows after this place were left in the store; None: no rows were.
+        claimed: Every claim behind the head is at this place or before it.
     """
 
     __slots__ = ("after", "claimed", "coming", "head", "last", "rows", "waits")
@@ -67,11 +67,14 @@ class Group:
 
     @property
     def is_hungry(self) -> bool:
-        """True if rows are left in the store, and few are in memory."""
+        """True if few rows are in memory, more in the store, and the head does not wait."""
         return self.after is not None and not self.waits and len(self.rows) < GROUP_ROWS_MIN
 
     def has_room(self, room: int) -> bool:
-        """True if one more row is kept: the first in any case, others where memory has room."""
+        """True if one more row may be kept: the first always, others if memory has room.
+
+        While the head waits, none may.
+        """
         if self.waits:
             return False
         count = len(self.rows) + self.coming
@@ -81,8 +84,8 @@ class Group:
         """Decide whether a row that was read is kept in memory.
 
         Args:
-            place: The row's.
-            room: For how many rows behind heads memory has room.
+            place: The row's place.
+            room: How many more rows behind heads fit into memory.
         """
         if self.after is not None and place > self.after:
             return False
@@ -95,20 +98,20 @@ class Group:
         return True
 
     def add(self, one: Delivery) -> None:
-        """Add a row that is kept."""
+        """Add a row behind the head."""
         self.coming = max(self.coming - 1, 0)
         heapq.heappush(self.rows, (place_of(one.row), one))
         self.note_claim(one.row)
 
     def note_claim(self, row: Row) -> None:
-        """A row behind the head is as this."""
+        """Note the place of a row behind the head, if it is a claim."""
         if row.claim is not None:
             self.claimed = max(self.claimed, place_of(row))
 
     def next(self, now_ms: int) -> Delivery | None:
-        """Make the first row in memory the head, where there is no head.
+        """Make the first row in memory the head, unless there is one; returns the head.
 
-        But for a row that was stored so late that one after it has been claimed: it waits for that.
+        A first row that was stored after a later row had been claimed waits until that claim ends.
         """
         if self.head is None and self.rows:
             self.head = self._take_claimed(now_ms) or heapq.heappop(self.rows)[1]
@@ -116,9 +119,9 @@ class Group:
         return self.head
 
     def _take_claimed(self, now_ms: int) -> Delivery | None:
-        """Take out the first claim whose time is not over, if the first row was never in hand."""
+        """Take out the first claim that still runs, if the first row was never handed out."""
         place, first = self.rows[0]
-        # One that was may be tried again while its caller has others of the same call.
+        # A row handed out before may be retried while its caller still has rows of the same call.
         if place > self.claimed or first.row.attempt or first.row.not_before_ms:
             return None
         claims = [
@@ -134,7 +137,7 @@ class Group:
         return claimed[1]
 
     def behind(self, count: int, is_wanted: Callable[[Row], bool]) -> list[Delivery]:
-        """The first rows behind the head, up to one that is not wanted; they stay here."""
+        """Return the first rows behind the head, up to one that is not wanted; they stay here."""
         rows = self.rows
         taken: list[tuple[Place, Delivery]] = []
         while rows and len(taken) < count and is_wanted(rows[0][1].row):
@@ -144,18 +147,18 @@ class Group:
         return [one for _, one in taken]
 
     def is_passed(self) -> bool:
-        """True if a row in memory comes before a head that no handler has."""
+        """True if a row in memory comes before the head."""
         head = self.head
         return head is not None and bool(self.rows) and self.rows[0][0] < place_of(head.row)
 
     def take_back(self) -> None:
-        """Put a head that no handler has behind the rows that come before it."""
+        """Put the head, which no handler has, back among the other rows, in order."""
         if self.head is not None:
             self.add(self.head)
             self.head, self.waits = None, 0
 
     def leave(self) -> list[Delivery]:
-        """Leave the rows behind the head, and behind any claim, in the store; returns them."""
+        """Release the rows after the head and after the last claim to the store; returns them."""
         if self.head is None:
             return []
         claimed = (place for place, one in self.rows if one.row.claim is not None)
@@ -167,7 +170,7 @@ class Group:
         return left
 
     def leave_all(self) -> list[Delivery]:
-        """Leave the head, which waits, and the rows behind it in the store; returns them."""
+        """Release the head, which waits, and the rows behind it to the store; returns them."""
         left = [one for _, one in self.rows]
         if self.head is not None:
             left.append(self.head)
@@ -176,7 +179,7 @@ class Group:
         return left
 
     def remove(self, unwanted: Callable[[Delivery], bool]) -> list[Delivery]:
-        """Take out the rows behind the head that answer True."""
+        """Remove and return the rows behind the head for which `unwanted` is true."""
         removed = [one for _, one in self.rows if unwanted(one)]
         if removed:
             self.rows = [entry for entry in self.rows if not unwanted(entry[1])]
@@ -189,12 +192,12 @@ class GroupLane:
 
     Attributes:
         lease: The lease under which its rows were read.
-        groups: Those with rows in memory, or left in the store.
-        listed: Minute -> due of its first row, of the minutes in the lane's list.
-        touched: Listed minutes in which a row has ended since they were last looked at.
-        is_dense: Whether most rows that were reread last were chosen: bodies are read with them.
+        groups: Name -> group that has rows in memory or in the store.
+        listed: Minute in the lane's list -> due of its first row.
+        touched: Minutes whose entry in the list may be outdated: `WaitingList.tidy` looks at them.
+        is_dense: True if most rows of the last reread were kept: the next one reads bodies as well.
         looked_ms: When the dues in the list were last renewed, epoch milliseconds.
-        cared: Groups whose head that was due at the take-over has been handed out with care.
+        cared: Groups of which a head that was due at the take-over was handed out with care.
     """
 
     __slots__ = (
@@ -219,7 +222,7 @@ class GroupLane:
         self.is_dense = True
 
     def keep(self, row: Row, room: int) -> bool:
-        """Decide whether a row that was read is kept in memory; the first of a group is."""
+        """Decide whether a row that was read is kept in memory; the first row of a group is."""
         name = row.group or ""
         group = self.groups.get(name)
         if group is None:
@@ -227,7 +230,7 @@ class GroupLane:
         return group.keep(place_of(row), room)
 
     def needs_care(self, row: Row) -> bool:
-        """Whether a head may be the row that the former owner died of; True once a group."""
+        """True if the former owner may have died of this head; True once a group."""
         lease, name = self.lease, row.group or ""
         if not lease.window or row.due_ms > lease.taken_ms or name in self.cared:
             return False
@@ -235,10 +238,10 @@ class GroupLane:
         return True
 
     def hungry(self, room: int) -> dict[str, Group]:
-        """Groups with few rows in memory and more in the store, of which one more is kept.
+        """Return the hungry groups that may keep one more row.
 
         Args:
-            room: For how many rows behind heads memory has room.
+            room: How many more rows behind heads fit into memory.
         """
         return {
             name: group
@@ -247,7 +250,7 @@ class GroupLane:
         }
 
     def left_ms(self) -> int | None:
-        """The due of the first row that has not begun, or one before it; None: there is none."""
+        """A due not after that of the first row that has not begun; None: there is no such row."""
         dues_ms: list[int] = []
         for group in self.groups.values():
             if group.after is not None:
@@ -259,10 +262,10 @@ class GroupLane:
         return min(dues_ms, default=None)
 
     def wake(self, dues_ms: Collection[int] | None = None) -> bool:
-        """Let groups whose heads wait in the store be reread; returns whether there are any.
+        """Make groups hungry whose heads wait in the store; returns True if there are any.
 
         Args:
-            dues_ms: Dues of their heads; None: all of them.
+            dues_ms: Only groups with heads at these dues; None: all of them.
         """
         is_any = False
         for group in self.groups.values():
@@ -277,13 +280,13 @@ class GroupLane:
     ) -> list[Row]:
         """Choose the rows to keep, of those that were read after a place.
 
-        Groups with rows in the store before that place keep nothing: those come first.
+        A group that left rows before that place keeps none of these: its earlier rows come first.
 
         Args:
-            rows: In order.
+            rows: The rows that were read, in order.
             after: The place after which all rows were read.
             until: The place up to which all rows were read; None: up to the lane's cursor.
-            room: For how many rows there is memory; a group without rows gets one in any case.
+            room: How many more rows fit into memory; a group without rows keeps one in any case.
         """
         opened = {
             name
@@ -315,18 +318,18 @@ class GroupLane:
         return chosen
 
     def leave_chosen(self, chosen: Iterable[Row], after: Place) -> None:
-        """Rows that were chosen could not be read: their groups go on from there once more."""
+        """Called when chosen rows could not be read: let their groups be reread once more."""
         for row in chosen:
             group = self.groups[row.group or ""]
             group.after = group.last = max([after, *(entry[0] for entry in group.rows)])
             group.coming = 0
 
     def skip(self, row: Row) -> None:
-        """A row that was kept is gone."""
+        """Called when a row that was chosen turns out to be gone."""
         self.groups[row.group or ""].coming -= 1
 
     def forget(self, name: str) -> None:
-        """Forget a group of which nothing is in memory, or left."""
+        """Forget a group that has no rows in memory, and none left in the store."""
         group = self.groups.get(name)
         if group is None or group.head is not None or group.rows or group.coming:
             return

@@ -1,4 +1,4 @@
-"""Rows of a group lane that memory had no room for: read again where the lane is hungry."""
+"""Rereads rows of group lanes that memory had no room for, once their groups are hungry."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PAGE = 1_000
 
 
 class Left:
-    """Reads what was left in the group lanes of one member."""
+    """Rereads rows that one member left in the store, in its group lanes."""
 
     def __init__(self, member: Member) -> None:
         self._store = member.store
@@ -27,12 +27,13 @@ class Left:
         self._memory = member.memory
 
     def page_after(self, mine: GroupLane, after: Place) -> tuple[list[Row], Place | None]:
-        """A page of rows after a place, and the place up to which it reads; None: the cursor.
+        """Read a page of rows after a place; returns also the place up to which it read.
 
-        The next rows may be minutes later: what lies between is sealed, and not in the list.
+        That place is None if the page reaches the cursor. The next rows may be minutes later:
+        minutes between that are sealed, and not in the list, are empty.
         """
         layout, lane = self._register.layout, self._memory.lanes[mine.number]
-        # The whole of its due: what was read of it may have been left.
+        # Include all rows due at the cursor: some of those read there may have been left.
         until_ms = min(lane.cursor_ms, self._clock.now_ms())
         mean_bytes = self._memory.body_bytes // (len(self._memory.known) or 1) + ROW_BYTES
         limit = max(min(_PAGE, PAGE_BYTES // mean_bytes), 1)

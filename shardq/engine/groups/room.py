@@ -1,22 +1,24 @@
-"""The group lanes of one member: heads go to `ready`, and what becomes of rows is kept in order.
+"""Runs the group lanes of one member: hands heads to `ready`, and keeps groups in order.
 
 ```
  page ─► kept? ─► group ─► head ──┬─ due ──────────► ready ─► handler ─► ended ─► the next is head
-    │                             └─ not before ───► waits ─► read again when its time has come
-    ├─ note ─► its row is read again, and placed anew            retry, snooze, park, claim: edited
+    │                             └─ not before ───► waits ─► reread when its time has come
+    ├─ note ─► the row that it names is reread                   retry, snooze, park, claim: edited
     └─ left ─► reread when the group is hungry                   in place, then the head waits
- minute over ─► listed, so that the seal passes it ─► erased when nothing is left there
+ minute ended ─► listed, so that the seal passes it ─► erased when it has no rows left
 ```
 
-Where this leaves the design: an edit of a claimed head is written only after a look (a cancel by
-receipt would else be delivered), a note is due 20 ms from now (a poll may have passed now by the
-time it is stored) and is spared where the owner is a receiver of this process, a message edited by
-key keeps its due though that is past, and a lane that changes hands is told in a heartbeat, after
-which its lease is released and not passed on.
+Differences from the design:
+- `receive` rereads a head before it claims it: the message may have been cancelled by receipt.
+- A note is due 20 ms from now: a poll may have passed now by the time the note is stored.
+- No note is written if the owner is a receiver of this process.
+- A message edited by key keeps its due, even if that is past.
+- A heartbeat names the new owner of a lane; then the lease is released, and not passed on.
 
-A lane has one owner, the holder of its lease. Order is the place of rows, (due, row id): a row met
-while a lane is read from the front has nothing before it. To `ready` a head is a row like any
-other. The thread that steps the engine calls everything here but `ended` and `look_at`.
+A lane has one owner, the holder of its lease. Rows are ordered by place, (due, row id): a row met
+while reading the lane from the front has no row before it. `ready` treats a head like any other
+row. Any thread may call `ended` and `look_at`; only the thread that steps the engine calls the
+rest.
 """
 
 from __future__ import annotations
@@ -53,13 +55,13 @@ ROWS_MAX = 20_000
 HEADS_MAX = 20_000
 """Most rows behind heads, and heads, in memory, over all group lanes."""
 FAR_MAX = 5_000
-"""Most heads in memory that wait for long; of other groups only the place is kept."""
+"""Most heads in memory that wait long; of further such groups only the place is kept."""
 _FAR_MS = 2_000
-"""The head of a group that waits for longer is kept without its body, and alone."""
+"""A head that waits longer is kept without its body, and without the rows behind it."""
 _LEFT_AFTER_US = 1_000_000
 """The rows behind such a head stay in memory for this long."""
 _AGAIN_MS = 100
-"""How soon a head that could not be handed out is tried again."""
+"""Pause before a head that could not be handed out is tried again."""
 _FIND_ROWS = 500
 _TIDY_MS = 1_000
 _NEVER_MS = 1 << 62
@@ -84,12 +86,12 @@ class GroupLanes:
         self._lock = locks.new()
         self._lanes: dict[int, GroupLane] = {}
         self._begun: dict[tuple[int, str], Delivery] = {}
-        """Heads at handlers whose lanes were given up since."""
+        """(lane, group) -> head at a handler, whose lane was released meanwhile."""
         self._waiting: list[tuple[int, int, Group, Delivery | None]] = []
-        """Times, and whose they are; None: the head is in the store."""
+        """A heap: end of a wait, its number, group, head; None: the head is in the store."""
         self._numbers = count(1)
         self._far: deque[tuple[int, int, Group, Delivery, bool]] = deque()
-        """Since when heads wait for long, their waits, and whether they are left in the store."""
+        """Long waits: start, number, group, head; True if the head is to be left in the store."""
         self._far_heads = 0
         self._is_hungry = False
         self._notes: dict[Position, Row] = {}
@@ -115,7 +117,7 @@ class GroupLanes:
 
     @property
     def is_at_work(self) -> bool:
-        """True if a head is at a handler, or may be."""
+        """True if a head is in `ready`, at a handler, or being stored."""
         with self._lock:
             groups = (group for mine in self._lanes.values() for group in mine.groups.values())
             return any(group.head is not None and not group.waits for group in groups)
@@ -133,16 +135,16 @@ class GroupLanes:
             ]
 
     def pass_on(self, lane: int) -> None:
-        """A row of a lane is to come to another member, so the lane is given away."""
+        """Ask for a lane to be given away, as another member is to get one of its rows."""
         self._wished.add(lane)
 
     def take_wished(self) -> set[int]:
-        """Lanes that are to be given away; each once."""
+        """Return the lanes that `pass_on` asked for, each once."""
         wished, self._wished = self._wished, set()
         return wished
 
     def next_ms(self) -> int:
-        """When a head that waits comes due, or a row that was read ahead, epoch milliseconds."""
+        """When the next waiting head, or row read ahead, comes due, epoch milliseconds."""
         with self._lock:
             first_ms = self._waiting[0][0] if self._waiting else _NEVER_MS
         return min(first_ms, min(self._ahead_ms, default=_NEVER_MS))
@@ -153,19 +155,19 @@ class GroupLanes:
         self._ahead_ms = {due_ms for due_ms in self._ahead_ms if due_ms > now_ms}
 
     def is_listed(self, lane: int, minute: int) -> bool:
-        """True if a minute of a lane of ours is in the lane's list."""
+        """True if a lane is owned here, and a minute is in its list."""
         mine = self._lanes.get(lane)
         return mine is not None and minute in mine.listed
 
     def is_needed(self, lane: int) -> bool:
-        """True if the lease of a lane is to be kept, though no row of it is in memory."""
+        """True if a lane's lease is to be kept even while no row of it is in memory."""
         mine = self._lanes.get(lane)
         return mine is not None and bool(mine.listed or mine.groups)
 
     # Lanes ----------------------------------------------------------------------------------------
 
     def look_for_listed(self, lanes: Sequence[Lane]) -> None:
-        """Read lanes that are new here from their first listed row on."""
+        """Let group lanes that are new here be read from their first listed row on."""
         if wanted := {lane.number: lane for lane in lanes if lane.of_groups}:
             found = self._store.waiting(self._layout.queue, sorted(wanted))
             for number, listed in found.items():
@@ -173,7 +175,7 @@ class GroupLanes:
                     wanted[number].reread_listed(listed, self._layout)
 
     def owns(self, lane: int, lease: Lease) -> bool:
-        """True if a lane has been owned since this lease was taken."""
+        """True if a lane is owned here under this lease."""
         mine = self._lanes.get(lane)
         return mine is not None and mine.lease is lease
 
@@ -181,15 +183,15 @@ class GroupLanes:
         """Begin to own lanes: read their lists.
 
         Returns:
-            Lane -> the due from which on it is to be read anew: something is listed, or this member
-            owned the lane before, and had rows that have not begun.
+            Lane -> the due from which it is to be reread. It contains lanes with listed minutes,
+            and lanes that this member owned before, with rows that have not begun.
         """
         found = self._store.waiting(self._layout.queue, sorted(leases)) if leases else {}
         former = {n: mine for n in leases if (mine := self._lanes.get(n)) is not None}
         with self._lock:
             left_ms = {n: mine.left_ms() for n, mine in former.items()}
         if former:
-            # The former lease was lost within this step, and its rows are not given up yet.
+            # The former lease was lost within this step, and its rows are still in memory.
             for one in self.give_up(lambda one: one.row.shard.lane in former):
                 self._memory.leave(one)
         self.drop(leases)
@@ -214,14 +216,14 @@ class GroupLanes:
         return first_ms
 
     def drop(self, lanes: Iterable[int]) -> None:
-        """Own these lanes no more; their rows that have not begun were given up."""
+        """Stop owning lanes; the caller has released their rows that have not begun."""
         with self._lock:
             for number in lanes:
                 mine = self._lanes.pop(number, None)
                 lost = sorted(at for at in self._looks if at.shard.lane == number)
                 self.edits.tell_of(lost)
                 self._looks.difference_update(lost)
-                # Of the next owner.
+                # The next owner reads these notes.
                 self._notes = {at: n for at, n in self._notes.items() if at.shard.lane != number}
                 for name, group in () if mine is None else mine.groups.items():
                     group.waits = 0
@@ -231,7 +233,7 @@ class GroupLanes:
     # Rows -----------------------------------------------------------------------------------------
 
     def place(self, lane: Lane, rows: Iterable[Row]) -> None:
-        """Place rows of a shard that were read, in order; what memory has no room for is left."""
+        """Add rows of a shard, in order, to their groups; rows without room stay in the store."""
         now_ms = self._clock.now_ms()
         kept: list[Row] = []
         with self._lock:
@@ -239,7 +241,7 @@ class GroupLanes:
             room = self._room()
             for row in rows:
                 if row.due_ms > now_ms:
-                    # It is read when due: what is put meanwhile may come before it.
+                    # It is reread when due: a row that is put meanwhile may come before it.
                     self._ahead_ms.add(row.due_ms)
                     continue
                 if row.is_note:
@@ -259,7 +261,7 @@ class GroupLanes:
         self._ready.add(self._offer(mine, names))
 
     def _offer(self, mine: GroupLane, names: Iterable[str]) -> list[Delivery]:
-        """The new heads of groups that may be handed out now; others wait."""
+        """Choose new heads of groups; returns those that are due, and lets the others wait."""
         heads: list[Delivery] = []
         now_ms = self._clock.now_ms()
         for name in names:
@@ -282,14 +284,14 @@ class GroupLanes:
         return heads
 
     def _take_out(self, group: Group) -> bool:
-        """True if no handler has a group's head: it is in `ready` no more."""
+        """Take a group's head out of `ready`; True if there is a head, and no handler has it."""
         head = group.head
         if head is None or head.begun_us:
             return False
         return bool(group.waits or self._ready.remove(lambda one: one is head))
 
     def _wait(self, group: Group, one: Delivery, until_ms: int) -> None:
-        # Of several entries of a head the last one counts.
+        # A head may have several entries; only the last one counts.
         number = group.waits = next(self._numbers)
         one.wait()
         is_far = until_ms > self._clock.now_ms() + _FAR_MS
@@ -299,13 +301,13 @@ class GroupLanes:
             self._far.append((self._clock.boot_us(), number, group, one, is_left))
 
     def ended(self, one: Delivery, *, is_last: bool = False) -> None:
-        """A delivery has ended, and its row is about to be deleted: the next of its group begins.
+        """Called when a delivery ended, before its row is deleted: unblock the next of its group.
 
         From any thread.
 
         Args:
             one: The delivery.
-            is_last: Whether the calling thread takes another row from `ready` at once.
+            is_last: True if the calling thread takes another row from `ready` at once.
         """
         shard, name = one.row.shard, one.row.group or ""
         with self._lock:
@@ -321,7 +323,7 @@ class GroupLanes:
                 and rows[0][0] > group.claimed
                 and not (rows[0][1].is_stale or rows[0][1].row.not_before_ms)
             ):
-                # The path of every message in a backlog.
+                # Every message of a backlog takes this path, so it is short.
                 place, head = heapq.heappop(rows)
                 group.head = head
                 if mine.lease.window:
@@ -337,28 +339,28 @@ class GroupLanes:
             self._news.wake()
 
     def stored(self, one: Delivery) -> None:
-        """A delivery's row is gone from its lane."""
+        """Called when a delivery's row is gone from its lane."""
         row = one.row
         self._touch(row)
         mine = self._lanes.get(row.shard.lane)
         if one.careful and not one.thread_id and mine is not None:
-            # It was not handed out: care is for the next.
+            # The head was not handed out: the next head needs the care.
             mine.cared.discard(row.group or "")
         group = None if mine is None else mine.groups.get(row.group or "")
         if group is None or group.head is one:
             self.ended(one)
 
     def _touch(self, row: Row | Position) -> None:
-        """A row is gone: its minute is looked at, where it is in the list."""
+        """Note that a row is gone: if its minute is listed, it may have no rows left."""
         mine = self._lanes.get(row.shard.lane)
         if mine is not None and row.shard.minute in mine.listed:
             mine.touched.add(row.shard.minute)
 
     def again(self, one: Delivery, row: Row, after_ms: int = 0) -> None:
-        """A head is not over: it waits for its time, and is read again.
+        """Let a head whose row stays wait for its time; then it is reread.
 
         Args:
-            one: Its delivery, which is over.
+            one: Its delivery, which has ended.
             row: The row as it is now.
             after_ms: The earliest time of its next delivery, epoch milliseconds.
         """
@@ -375,15 +377,15 @@ class GroupLanes:
             self._wait(group, head, max(row.ready_ms, after_ms))
 
     def release(self, one: Delivery) -> None:
-        """A head could not be handed out; it is tried again soon."""
+        """Called when a head could not be handed out: try it again soon."""
         if one.careful and (mine := self._lanes.get(one.row.shard.lane)) is not None:
             mine.cared.discard(one.row.group or "")
         self.again(one, one.row, self._clock.now_ms() + _AGAIN_MS)
 
     def give_up(self, unwanted: Callable[[Delivery], bool]) -> list[Delivery]:
-        """Take rows out of memory that have not begun and answer True; their caller forgets them.
+        """Remove and return the rows that have not begun and for which `unwanted` is true.
 
-        Their lanes are to be read anew from the first of them.
+        The caller forgets them, and rereads their lanes from the first of them.
         """
         removed: list[Delivery] = []
         with self._lock:
@@ -422,7 +424,7 @@ class GroupLanes:
         return mine, None if mine is None else mine.groups.get(row.group or "")
 
     def _rows(self) -> int:
-        """How many rows are in memory, but for heads that wait for long."""
+        """How many rows are in memory, without heads that wait long."""
         lanes = self._memory.lanes
         return sum(lanes[n].rows for n in self._lanes if n in lanes) - self._far_heads
 
@@ -435,13 +437,13 @@ class GroupLanes:
             )
 
     def _room(self) -> int:
-        """For how many rows behind heads there is room."""
+        """How many more rows behind heads fit into memory."""
         return 0 if self._memory.body_bytes > BYTES_MAX else ROWS_MAX - self._rows()
 
     # Step -----------------------------------------------------------------------------------------
 
     def serve(self, accept: Callable[[Sequence[Row]], object]) -> None:
-        """Hand out heads whose time has come, look where notes say, and reread what was left.
+        """Hand out heads whose time has come, and reread rows that notes name or that were left.
 
         Args:
             accept: Takes in late rows that notes name.
@@ -482,7 +484,7 @@ class GroupLanes:
         return due
 
     def _reread_heads(self, due: Sequence[tuple[GroupLane, Group, Delivery]]) -> None:
-        """Read heads again whose time has come: another may have settled or edited them."""
+        """Reread heads whose time has come: others may have settled or edited them."""
         try:
             there = {row.id: row for row in self._store.find([o.row.position for _, _, o in due])}
         except (StoreUnavailable, StoreTimeout):
@@ -494,7 +496,7 @@ class GroupLanes:
             self._renew(mine, group, one, there.get(one.row.id))
 
     def _renew(self, mine: GroupLane, group: Group, one: Delivery, row: Row | None) -> None:
-        """Place a head that waits anew, by its row as it is now; None: it is gone."""
+        """Hand out a waiting head, or let it wait on, by its row as reread; None: it is gone."""
         name = one.row.group or ""
         if row is not None and row.entered_us < self._register.settings.purged_before_us:
             self._discards.purge([row])
@@ -519,10 +521,10 @@ class GroupLanes:
         self._ready.add(heads)
 
     def wake(self, positions: Collection[Position] | None = None) -> None:
-        """Reread groups whose heads wait in the store.
+        """Let the next step reread groups whose heads wait in the store.
 
         Args:
-            positions: Of heads that were settled or edited; None: all are to be read.
+            positions: Heads that were settled or edited; None: reread all such groups.
         """
         dues_ms = None if positions is None else {at.due_ms for at in positions}
         lanes = set(self._lanes) if positions is None else {at.shard.lane for at in positions}
@@ -531,10 +533,10 @@ class GroupLanes:
                 self._is_hungry = self._lanes[number].wake(dues_ms) or self._is_hungry
 
     def _leave_far(self) -> None:
-        """Keep only the place of the head of groups that wait for long.
+        """Release bodies of heads that wait long, the rows behind them, and some of the heads.
 
-        After a while, or at once where memory is short: most claims are acknowledged sooner, and
-        the rows behind them would be read again.
+        Unless memory is short, wait a while first: most claims are acked sooner, and the rows
+        behind them would have to be reread.
         """
         left: list[Delivery] = []
         with self._lock:
@@ -553,7 +555,7 @@ class GroupLanes:
         self._memory.forget_all(left)
 
     def _feed(self, mine: GroupLane, until_us: int) -> None:
-        """Read on for the groups of a lane of which few rows are in memory."""
+        """Reread rows for the hungry groups of a lane."""
         while hungry := self._hungry(mine):
             after = min(group.after for group in hungry.values() if group.after is not None)
             rows, until = self._left.page_after(mine, after)
@@ -597,10 +599,10 @@ class GroupLanes:
     # Edits ----------------------------------------------------------------------------------------
 
     def behind(self, head: Delivery, count: int) -> list[Delivery]:
-        """Rows of a group that may be claimed along with its head, in order.
+        """Return rows of a group that may be claimed along with its head, in order.
 
-        Up to the first that waits for its time, is claimed, has a key or no attempt left, or is
-        purged: that is to be a head first.
+        They end before the first row that waits for its time, is claimed, has a key, has no
+        attempt left or is purged: such a row must become the head first.
         """
         now_ms, register = self._clock.now_ms(), self._register
         before_us = register.settings.purged_before_us
@@ -619,7 +621,7 @@ class GroupLanes:
             return group.behind(count, may_follow) if group is not None and is_head else []
 
     def flush(self) -> None:
-        """Write what is to be told others, and edit back what no caller got."""
+        """Write notes for other owners, and undo claims that reached no caller."""
         for row in self.edits.flush():
             one = self._memory.known.get(row.id)
             if one is not None and not one.begun_us:
@@ -628,12 +630,12 @@ class GroupLanes:
     # Notes ----------------------------------------------------------------------------------------
 
     def look_at(self, position: Position) -> bool:
-        """Read a row again by the next step, which another in this process has changed.
+        """Let the next step reread a row that another part of this process has changed.
 
         From any thread.
 
         Returns:
-            Whether its lane is owned here.
+            True if its lane is owned here.
         """
         with self._lock:
             mine = self._lanes.get(position.shard.lane)
@@ -644,21 +646,21 @@ class GroupLanes:
         return True
 
     def look(self, accept: Callable[[Sequence[Row]], object]) -> None:
-        """Look at the rows that others have settled or edited."""
+        """Reread the rows that others have settled or edited."""
         if self._notes or self._looks:
             self._look_at_noted(accept)
 
     def _look_at_noted(self, accept: Callable[[Sequence[Row]], object]) -> None:
-        """Read the rows again that notes name, and delete the notes."""
+        """Reread the rows that notes or `look_at` name, and delete the notes."""
         with self._lock:
             looks, self._looks = self._looks, set()
         unread = {at for at in looks if self._is_unread(at)}
         unread.update(note.noted for note in self._notes.values() if self._is_unread(note.noted))
-        # Where the cursor may not come by, they are looked at when it is further on.
+        # A poll reads unread rows. The cursor may skip these: reread them once it has passed them.
         lanes = self._memory.lanes
         later = {at for at in unread if not lanes[at.shard.lane].comes_to(at)}
         notes = [note for note in self._notes.values() if note.noted not in later]
-        # In the order of their lanes: what is gone is then the head of its group.
+        # In the order of their lanes: a row that is gone is then the head of its group.
         noted = sorted(
             looks.union(note.noted for note in notes) - unread,
             key=lambda at: (at.shard, at.due_ms, order_key(at.id)),
@@ -681,7 +683,7 @@ class GroupLanes:
             elif not one.begun_us:
                 self.follow(one, row)
         if fresh:
-            # Late ones, as a rule behind the seal: their minutes are listed.
+            # They were stored late, mostly behind the seal: `accept` lets their minutes be listed.
             accept(sorted(fresh, key=lambda row: (row.shard, *place_of(row))))
         with self._lock:
             self._looks |= looks & later
@@ -692,12 +694,12 @@ class GroupLanes:
             self._touch(note)
 
     def _is_unread(self, at: Position) -> bool:
-        """True if a row is not in memory, and its lane's cursor has not come to it."""
+        """True if a row is not in memory, and its lane's cursor has not reached it."""
         lane = self._memory.lanes.get(at.shard.lane)
         return lane is not None and at.id not in self._memory.known and lane.is_before(at)
 
     def follow(self, one: Delivery, row: Row | None) -> None:
-        """A row in memory that has not begun is as this by now; None: it is gone."""
+        """Update a row in memory that has not begun to its newest form; None: it is gone."""
         with self._lock:
             mine, group = self._group_of(one.row)
             if mine is None or group is None:
@@ -719,7 +721,7 @@ class GroupLanes:
     # List -----------------------------------------------------------------------------------------
 
     def pass_by(self, lane: int, minute: int) -> bool:
-        """List a minute with rows, so that the seal may pass it; False: the lane is not ours."""
+        """List a minute if it has rows, so the seal may pass it; False: the lane is not ours."""
         mine = self._lanes.get(lane)
         if mine is None or not self._leases.is_valid(mine.lease):
             return False

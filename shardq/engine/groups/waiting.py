@@ -1,4 +1,4 @@
-"""The list of minutes of a group lane that have rows, though the lane's seal has passed them."""
+"""Keeps the list of a group lane's sealed minutes that still have rows."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class WaitingList:
         self._register = member.register
 
     def pass_by(self, mine: GroupLane, minute: int) -> bool:
-        """List a minute with rows, so that the seal may pass it; False: the lane is lost."""
+        """List a minute if it has rows, so that the seal may pass it; False: the lease is lost."""
         if minute in mine.listed:
             return True
         first = self._first_of(mine.number, minute)
         return first is None or self._write_list(mine, {minute: first.due_ms}, ())
 
     def tidy(self, mine: GroupLane) -> None:
-        """Erase listed minutes in which nothing is left, and renew the hints of the others."""
+        """Erase touched minutes without rows from the list, and renew the hints of the others."""
         listed: dict[int, int] = {}
         erased: list[int] = []
         now_ms = self._clock.now_ms()

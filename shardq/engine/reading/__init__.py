@@ -1,1 +1,1 @@
-"""Reading: which lanes a member reads, from where on, and what of it is taken into memory."""
+"""Reading: which lanes a member reads, from where, and which rows it takes into memory."""

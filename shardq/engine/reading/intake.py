@@ -1,15 +1,15 @@
-"""Taking in rows that were read: which of them are new, may be handed out, and when.
+"""Takes in rows that were read: leases the shards of new rows, and makes these rows ready.
 
 ```
- rows ──► known already? ── passed over            known: in memory until settled
+ rows ──► in memory already? ── skipped            rows stay in memory until settled
       ──► entered before a purge? ── deleted
-      ──► leased? ── no: refused, for now          one LWT a shard or group lane, not a row
-      ──► ended, by the ledger? ── dropped         asked only of rows that may be left over
+      ──► leased? ── no: refused, for now          one LWT for a shard or group lane, not for a row
+      ──► ended, by the ledger? ── dropped         asked only for rows that may be left over
       ──► of a group? ── placed by its lane (`groups/room.py`)
       ──► ready
 ```
 
-How rows are found, `reader.py` and `sweeper.py` know.
+`reader.py` and `sweeper.py` find the rows.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ _FIND_ROWS = 500
 _RETRY_MS = 250
 _EAGER_RETRY_MS = 50
 _EAGER_MS = 4_000
-"""How long a lane that is new here is tried so often: its former reader leaves it in that time."""
+"""How long a lane that is new here is retried so often: its reader releases it by then."""
 _FRESH_US = 2_000_000
-"""A message put so lately can hardly have ended and be there."""
+"""A message put this recently can hardly have ended with its row still stored."""
 
 
 class Intake:
-    """The lanes of one member, and the rows of them that it has in memory.
+    """Chooses the lanes that one member reads, and takes their rows into memory.
 
     Args:
         groups: Places rows of group lanes.
 
     Attributes:
         lanes: The lanes that are read, by number.
-        known: Row id -> delivery of what has been read and not settled.
+        known: Row id -> delivery of a row that was read and is not settled.
     """
 
     def __init__(self, member: Member, groups: GroupLanes) -> None:
@@ -74,7 +74,7 @@ class Intake:
         return self._register.layout
 
     def _lease_key(self, shard: Shard) -> Shard:
-        """The shard whose lease lets a shard be read: its own, or its group lane's."""
+        """The shard whose lease covers a shard: itself, or that of its group lane."""
         layout = self._layout
         return layout.lane_lease(shard.lane) if layout.is_of_groups(shard.lane) else shard
 
@@ -88,15 +88,15 @@ class Intake:
 
         Args:
             lanes: Their numbers.
-            sealed: Gives the sealed minutes of the queue; asked only for lanes that are new.
+            sealed: Returns the sealed minutes of the queue; called only if lanes are new.
 
         Returns:
-            The lanes that were given up; their rows that wait are forgotten.
+            The lanes that were released; their rows that have not begun are forgotten.
         """
         wanted = set(lanes)
         dropped = [lane for lane in self.lanes if lane not in wanted]
         new = [lane for lane in wanted if lane not in self.lanes]
-        # First: where it fails, all stays as it was.
+        # Call it first: if it fails, nothing has changed.
         registered = sealed() if new else {}
         if dropped:
             self.give_up(lambda one: one.row.shard.lane in dropped)
@@ -120,20 +120,20 @@ class Intake:
         return dropped
 
     def give_up(self, unwanted: Callable[[Delivery], bool]) -> None:
-        """Forget rows that were not handed out, and read them again where their lane stays ours."""
+        """Forget rows that were not handed out, and reread them if their lane stays ours."""
         for one in self._groups.give_up(unwanted):
             self._memory.leave(one)
         for one in self._ready.remove(lambda one: not one.grouped and unwanted(one)):
             if self._lies_behind_seal(one):
-                # Who reads the lane next begins after that, and looks back minutes later at best.
+                # The lane's next reader begins after the seal, and sweeps behind it minutes later.
                 self._memory.stranded.append(one)
             else:
                 self._memory.leave(one)
 
     def _lies_behind_seal(self, one: Delivery) -> bool:
-        """True if a row that waits for nothing but a handler came when its minute was sealed.
+        """True if a due row that waits only for a handler lies in a sealed minute.
 
-        Of one that is not due the minute is still to come: the clock was set back meanwhile.
+        A row that is not due lies there only if the clock was set back: its minute comes again.
         """
         lane = self.lanes.get(one.row.shard.lane)
         is_behind = lane is not None and one.row.shard.minute <= lane.sealed
@@ -142,31 +142,32 @@ class Intake:
     # Rows -----------------------------------------------------------------------------------------
 
     def accept(self, rows: Sequence[Row]) -> dict[int, int]:
-        """Lease the shards of rows that are new, and make them ready.
+        """Lease the shards of new rows, and make these rows ready.
 
         Args:
             rows: The rows, by shard.
 
         Returns:
-            Lane -> due of its first row that was refused: its shard is another's, or may be by now;
-            or the due from which on a group lane that was just taken over is to be read.
+            Lane -> the due from which it is to be reread: that of its first row that was refused,
+            as another member holds or may hold its shard; or, in a group lane that was just taken
+            over, that of the first row to read.
         """
         if not rows:
             return {}
         try:
             return self._accept(rows)
         except (StoreUnavailable, StoreTimeout):
-            # What was found behind a cursor is looked for by no poll.
+            # No poll reads rows behind a cursor: move cursors back where order counts.
             self._memory.read_again(rows)
             raise
 
     def accept_moved(self, rows: Iterable[Row]) -> None:
         """Take in rows that this process has just placed and that are due soon, without a read.
 
-        But for those of groups: what comes before them is to be read first.
+        Rows of groups are left to a poll, which reads the rows before them first.
         """
         soon_ms = self._clock.now_ms() + READ_AHEAD_MS
-        # Two copies of a message are moved to one and the same row.
+        # Two copies of a message may have been moved to the same row.
         mine = {
             row.id: row
             for row in rows
@@ -200,7 +201,7 @@ class Intake:
             elif lane.number not in refused:
                 self._groups.place(lane, rows_of_shard)
         self._ready.add(taken)
-        # Leases may have run out meanwhile: a cursor that went on would pass what was left.
+        # Leases may have expired meanwhile: no cursor may pass rows that were released then.
         return _earliest(refused, self._memory.left)
 
     def _lease(self, rows: Sequence[Row], unheld: set[Shard]) -> dict[int, int]:
@@ -219,22 +220,22 @@ class Intake:
         for shard, rows_of_shard in groupby(rows, key=_shard_of):
             lane = self.lanes.get(shard.lane)
             if lane is None:
-                # It was given up meanwhile.
+                # The lane was released meanwhile.
                 continue
             if shard in unheld and self._leases.get(keys[shard]) is None:
                 first_ms = min(row.due_ms for row in rows_of_shard)
                 now_ms = self._clock.now_ms()
                 after_ms = _EAGER_RETRY_MS if now_ms < lane.eager_until_ms else _RETRY_MS
                 lane.retry_ms = now_ms + after_ms
-                # Not from the shard's start: each try would go through what that one has settled.
+                # Not from the shard's start: each try would read past its tombstones.
                 refused[shard.lane] = min(first_ms, refused.get(shard.lane, first_ms))
                 if lane.of_groups:
-                    # What a sweep has found comes before what is read next.
+                    # A row that a sweep has found comes before the rows that a poll reads next.
                     self._memory.go_back_to(lane, first_ms)
         return refused
 
     def _free(self, rows: Sequence[Row]) -> set[Shard]:
-        """Shards worth an LWT: what was refused before is looked at with a plain read first."""
+        """Return the shards worth an LWT; if one was refused before, a plain read decides."""
         shards = {row.shard: row.position for row in rows}
         mine = {shard: lane for shard in shards if (lane := self.lanes.get(shard.lane)) is not None}
         doubtful = [shard for shard, lane in mine.items() if lane.retry_ms]
@@ -252,14 +253,14 @@ class Intake:
         return free
 
     def _without_settled(self, rows: list[Row], unheld: set[Shard]) -> list[Row]:
-        """Look again at rows of shards leased just now: their last holder may have settled some."""
+        """Reread rows of shards leased just now: their last holder may have settled some."""
         new = {shard for shard in unheld if self._lease_of(shard) is not None}
         asked = [row for row in rows if row.shard in new]
         there = {row.id: row for row in self._find(asked, new)} if asked else {}
         return [there.get(row.id, row) for row in rows if row.shard not in new or row.id in there]
 
     def _find(self, rows: Sequence[Row], shards: Iterable[Shard]) -> list[Row]:
-        """Those of some shards' rows that are there; of many by ranges, which costs a third."""
+        """Return the rows that still exist; many are read by ranges, which costs a third."""
         if len(rows) < _FIND_ROWS:
             return self._store.find(row.position for row in rows)
         found: dict[bytes, Row] = {}
@@ -269,7 +270,7 @@ class Intake:
             place = min(dues) - 1, max(dues), 2 * len(dues)
             range_ = Slice(shard.queue, [shard.minute], [shard.lane], *place, purpose="leased")
             found |= {row.id: row for row in self._store.read(range_) if row.id in wanted}
-        # More may have been put there meanwhile than the range was read for.
+        # Rows put there meanwhile may have filled the limit of a range.
         left = [row.position for row in rows if row.id not in found]
         return [*found.values(), *(self._store.find(left) if left else ())]
 
@@ -282,10 +283,10 @@ class Intake:
         return [row for row in rows if row.id not in purged]
 
     def _without_ended(self, rows: list[Row]) -> list[Row]:
-        """Look up in the ledger what may be left over: its end was recorded, its delete was not.
+        """Drop rows of messages that ended according to the ledger: their deletes are missing.
 
-        Whoever recorded the end crashed, or a replica missed the delete and its hint. What has just
-        been put can hardly have ended, and is most of what is read in a queue without timers.
+        The process that recorded the end crashed, or a replica missed the delete and its hint. New
+        messages, most of a queue without timers, can hardly have ended and are not looked up.
         """
         fresh_us = self._clock.now_us() - _FRESH_US
         asked: list[Row] = []

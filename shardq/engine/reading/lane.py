@@ -1,4 +1,4 @@
-"""One lane as its reader keeps it, and the ladder of sweeps behind now: decisions, no I/O.
+"""The state of a lane that is read, and the ladder of sweeps behind now: decisions, no I/O.
 
 ```
  minutes   sealed ]  open, read, drained  |  current
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 SWEPT = 1 << 62
 READ_AHEAD_MS = 2_000
-"""Rows that are due within it are read before they are, and fire on their millisecond."""
+"""Rows due within this time are read ahead, and handed out on their millisecond."""
 
 
 @dataclass(slots=True)
@@ -35,31 +35,31 @@ class Lane:
     """A lane that this process reads.
 
     Attributes:
-        number: The lane.
-        band: Its priority; 0 for a group lane, whose rows keep their own.
-        of_groups: Whether it is a group lane.
-        sealed: The last minute up to which all its shards are done with.
+        number: The lane's number.
+        band: Its priority; 0 for a group lane, whose rows have their own.
+        of_groups: True if it is a group lane.
+        sealed: The last minute up to which all its shards are sealed.
         cursor_ms: Rows due before this have been read once.
         cursor_id: Rows due at `cursor_ms` up to this id have been read; None: all of them.
-        again_ms: When all that was due shortly before was last read again.
-        behind: Minutes with rows that are still to be read first, oldest first; None: not looked
-            for.
-        behind_until_ms: The due up to which `behind` was looked for.
-        full: The last read ended at its limit: more rows are there now.
-        rows: Rows that are in memory and no claims.
-        used: Unsealed minute -> rows seen in it, which are tombstones by now.
-        retry_ms: Epoch milliseconds before which another's lease is not tried again.
-        eager_until_ms: Until when it is tried often, epoch milliseconds.
-        adopted_until_ms: Until when it is read in place of a member that does not; 0: by right.
+        again_ms: When the rows due shortly before were last reread, epoch milliseconds.
+        behind: Minutes with rows to catch up with, oldest first; None: not probed.
+        behind_until_ms: The due up to which `behind` was probed.
+        full: True if the last read ended at its limit: more rows are due now.
+        rows: How many of its rows are in memory, without claims.
+        used: Unsealed minute -> how many rows were seen in it; most are tombstones by now.
+        retry_ms: When to retry a lease that another member holds, epoch milliseconds; 0: none.
+        eager_until_ms: Until when such a lease is retried often, epoch milliseconds.
+        adopted_until_ms: Until when it is read in place of another member, epoch milliseconds; 0:
+            it is this member's by rank.
         span_ms: The longest stretch of due to read at once.
-        stalled: Whether the last poll passed it over, for want of room or lease.
-        swept: Rung of `SEALED_RUNGS` -> last minute that was swept at it.
-        unswept_ms: The due from which on a sweep passed it over; `SWEPT`: none did.
-        quiet: Whether nothing is expected in it: then it is not polled (`quiet.py`).
-        stirred: Whether rows of it were taken in while it was quiet.
-        probed: The last minute in which rows were looked for while it was quiet.
+        stalled: True if the last poll skipped it, for lack of room or of a lease.
+        swept: Rung of `SEALED_RUNGS` -> the last minute that was swept at it.
+        unswept_ms: The due from which on a sweep skipped it; `SWEPT`: no sweep did.
+        quiet: True if no rows are expected in it: then it is not polled (`quiet.py`).
+        stirred: True if rows of it were taken in while it was quiet.
+        probed: The last minute that was searched for rows while it was quiet.
         awake_ms: Until when it is polled at least, epoch milliseconds.
-        seen_ms: Of a group lane: when a row was last seen in it, epoch milliseconds.
+        seen_ms: When a row was last seen in it, epoch milliseconds; group lanes only.
     """
 
     number: int
@@ -89,9 +89,9 @@ class Lane:
 
     @classmethod
     def fresh(cls, number: int, layout: Layout, sealed: int, made: int = -1) -> Lane:
-        """A lane to be read from the minute after `sealed`.
+        """Make a lane to be read from the minute after `sealed`.
 
-        What was sealed up to when it was made, nothing has been in.
+        Minutes up to `made` are not swept again: the lane did not exist then.
         """
         back = _swept_back(layout)
         return cls(
@@ -107,7 +107,7 @@ class Lane:
         )
 
     def is_current(self, until_ms: int, layout: Layout) -> bool:
-        """Whether one read with all the other current lanes brings it to `until_ms`."""
+        """True if one read, together with other current lanes, brings it to `until_ms`."""
         return (
             not self.full and self.behind is None and until_ms - self.cursor_ms <= layout.minute_ms
         )
@@ -118,26 +118,30 @@ class Lane:
         return self.cursor_ms - (self.cursor_id is not None)
 
     def passed_ms(self, now_ms: int, read_ms: int) -> int:
-        """The due that polls have passed; now where none comes soon that could be spared a row."""
+        """The due that polls have passed; now if the lane is stalled, as no poll comes soon."""
         return now_ms if self.stalled else max(self.cursor_ms, read_ms)
 
     def advance(self, cursor_ms: int, cursor_id: bytes | None = None) -> None:
-        """Everything up to here has been read; the cursor never goes back."""
+        """Move the cursor forward, never back: all rows up to this place have been read."""
         if cursor_ms > self.cursor_ms or (
             cursor_ms == self.cursor_ms and self.cursor_id is not None
         ):
             self.cursor_ms, self.cursor_id = cursor_ms, cursor_id
 
     def stop(self, due_ms: int, row_id: bytes) -> None:
-        """A read was cut off there; the rest of it may be behind the cursor, and not read again."""
+        """Move the cursor to the last row of a full page.
+
+        Rows that it left out may be behind the cursor: then `again_ms` goes back, to reread them.
+        """
         if due_ms <= self.cursor_ms:
             self.again_ms = min(self.again_ms, due_ms - 1)
         self.advance(due_ms, row_id)
 
     def look_again(self, after_ms: int, now_ms: int) -> None:
-        """All that was due from then until now has been read again.
+        """Record that all rows due after `after_ms`, until now, were reread.
 
-        It leaves a gap where it does not reach back to what was stored in time, but since the last.
+        A reread that leaves a gap does not count: rows stored in time since the last one may be
+        due before it.
         """
         if after_ms <= max(self.again_ms - _IN_TIME_MS, now_ms - MISSED_MS_MAX):
             self.again_ms = max(self.again_ms, now_ms)
@@ -145,9 +149,9 @@ class Lane:
     def sealable_to(self, layout: Layout, newest: int) -> int | None:
         """The last minute that may be sealed by now; None: any, up to the newest.
 
-        That those before were looked at again, the next reader knows from the seal alone: it must
-        not be further on than these looks. But who finds a lane that nobody has read for longer
-        than the last of them takes is not held up for minutes, and makes them up behind the seal.
+        The next reader infers from the seal alone which minutes were swept after their seals, so
+        the seal must not run ahead of these sweeps. A lane that nobody read for longer than the
+        last rung is an exception: it is sealed at once, and swept behind the seal.
         """
         late = [swept + rung for rung, swept in self.swept.items() if swept < self.sealed]
         if not late or newest - self.sealed > SEALED_RUNGS[-1]:
@@ -156,9 +160,9 @@ class Lane:
         return to if to >= self.sealed else None
 
     def seal(self, minute: int, newest: int) -> None:
-        """All up to this minute were found empty, when that was the newest that could be sealed.
+        """Record that all minutes up to one were found empty, when `newest` could be sealed.
 
-        Which stands for those of their later looks whose time had come, where none is left out.
+        That counts as their sweeps that were due by then, except at rungs with unswept minutes.
         """
         for rung, swept in self.swept.items():
             if swept >= self.sealed:
@@ -167,36 +171,36 @@ class Lane:
         self.used = {m: count for m, count in self.used.items() if m > minute}
 
     def reopen(self, minute: int, layout: Layout) -> None:
-        """A minute that was sealed has a row: it is read again from there on."""
+        """Move the seal back before a minute that has a row, and reread the lane from there."""
         self.sealed = minute - 1
         self.quiet = False
         self.swept = {rung: min(swept, self.sealed) for rung, swept in self.swept.items()}
         self.rewind(layout.start_ms(minute))
 
     def is_before(self, position: Position) -> bool:
-        """True if the cursor has not come to a position."""
+        """True if the cursor has not reached a position."""
         if position.due_ms != self.cursor_ms or self.cursor_id is None:
             return position.due_ms > self.cursor_ms
         return order_key(position.id) > order_key(self.cursor_id)
 
     def comes_to(self, position: Position) -> bool:
-        """True if the cursor is to come to a position that it has not come to.
+        """True if the cursor will reach a position that is ahead of it.
 
-        It passes minutes that are sealed, or were empty when they were looked for.
+        It skips minutes that are sealed, or that a probe found empty.
         """
         minute = position.shard.minute
         is_passed = position.due_ms <= self.behind_until_ms and minute not in (self.behind or ())
         return minute > self.sealed and (self.behind is None or not is_passed)
 
     def rewind(self, due_ms: int) -> None:
-        """Rows from this due on were given up unread by a handler: they are to be read again."""
+        """Reread rows from a due on: move the cursor back if it has passed that due."""
         self.quiet = False
         if due_ms <= self.cursor_ms:
             self.cursor_ms, self.cursor_id = due_ms - 1, None
             self.behind, self.full = None, False
 
     def reread_listed(self, listed: Mapping[int, int], layout: Layout) -> None:
-        """Read a group lane from its first listed row on: the listed minutes, then those after.
+        """Reread a group lane from its first listed row on: listed minutes, then unsealed ones.
 
         Args:
             listed: Minute -> due of its first row.
@@ -220,17 +224,17 @@ RUNGS = (
     Rung(60_000, 30_000, "sweep 60 s"),
 )
 MISSED_MS = 500
-"""How long after its due a group's row may be stored and still go before the next one."""
+"""A row of a group that is stored this long after its due still goes before later rows."""
 MISSED_MS_MAX = RUNGS[1].depth_ms
-"""How far before the cursor such a row is looked for where nothing was read again for long."""
+"""How far before the cursor such a row is looked for if nothing was reread for long."""
 _IN_TIME_MS = 250
-"""How long after its due the README says that it may be: what the first rung looks for."""
+"""docs/guarantees.md promises the order of rows stored this late; the first rung finds them."""
 SEALED_RUNGS = (4, 32, 256)
-"""Minutes after its seal at which a shard is read again: hints and logged batches may be late."""
+"""Minutes after its seal at which a shard is swept: hints and logged batches may be late."""
 
 _SWEPT_BACK = 1
 _SWEPT_BACK_MS = 1_000
-"""How long who seals a lane may have looked before that at what was sealed."""
+"""The sealer may have read the sealed minutes up to this long before it wrote the seal."""
 _SWEPT_AT_ONCE = 4
 
 
@@ -241,13 +245,13 @@ def _swept_back(layout: Layout) -> int:
 SLICES = 12
 """Slices of a swept minute: 2,000 settled rows a second stay under 10,000 tombstones a read."""
 SLICE_MS_MIN = 1_000
-"""No slice of a sealed minute need be shorter than this, but for what it holds."""
+"""The shortest slice planned for a sealed minute; failed reads make slices shorter."""
 SPAN_MS_MIN = 10
-"""No slice is made shorter for what it holds."""
+"""Failed reads make no slice shorter than this."""
 
 
 class Ladder:
-    """The sweeps of a lane and when they are due; they read each tombstone ten times at most.
+    """Decides which sweeps are due; they read each tombstone ten times at most.
 
     Args:
         now_ms: Epoch milliseconds.
@@ -268,10 +272,10 @@ class Ladder:
         )
 
     def due(self, now_ms: int) -> Rung | None:
-        """The deepest rung that is due; it stands for all shallower ones that are due as well.
+        """The deepest rung that is due; its sweep also does for the shallower ones. None: none is.
 
-        It reaches back further by as much as it is late: what was stored behind the cursors just
-        before the store was in trouble would else wait for the seal's sweep.
+        A late rung reaches back further, by as much as it is late. Otherwise rows stored behind
+        the cursors just before an outage of the store would wait for the sweep of their seal.
         """
         if now_ms < self._next_ms:
             return None
@@ -283,18 +287,18 @@ class Ladder:
         return deepest
 
     def swept(self, rung: Rung, at_ms: int) -> None:
-        """A rung's sweep, which began then, has been made; one that failed stays due."""
+        """Record that a rung's sweep, begun at `at_ms`, succeeded. A failed one stays due."""
         for place, one in enumerate(RUNGS):
             if one.every_ms <= rung.every_ms:
                 self._swept_ms[place] = at_ms
         self._next_ms = self._first_due_ms()
 
     def sealed_due(self, lane: Lane, now_ms: int) -> list[tuple[int, int]]:
-        """(rung, minute) of a lane's sealed minutes whose time for another look has come.
+        """The (rung, minute) of a lane's sealed minutes that are due for another sweep.
 
-        Follows from the register and the time: who sealed a minute had swept those before by then
+        They follow from the register and the time: the sealer of a minute had swept earlier ones
         (see `sealable_to`), so a lane that is new here starts there, however long nobody read it.
-        The caller says in `lane.swept` which of them were done.
+        The caller records in `lane.swept` which sweeps were made.
         """
         due = []
         for rung in SEALED_RUNGS:

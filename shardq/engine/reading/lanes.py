@@ -1,7 +1,7 @@
 """The lanes of a queue that one member reads: its own, and those that it adopts for a while.
 
-Who should read which, `membership.py` says; the lease says who does. Which of them are polled,
-`quiet.py` says, and how many there should be, `auto.py`.
+`membership.py` ranks the members for each lane; the lease decides which one reads it. `quiet.py`
+decides which lanes are polled, and `auto.py` how many lanes a queue has.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ _ADOPTED_MS = 10_000
 
 
 class Lanes:
-    """The lanes of one member; `memory.lanes` holds each as it is read.
+    """Decides which lanes one member reads; `memory.lanes` holds the state of each.
 
     Args:
         groups: The group lanes.
-        put_rate: Gives how many messages are put a second.
+        put_rate: Returns how many messages are put a second.
 
     Attributes:
-        only_keeps: Whether no lane is taken that is not held already.
-        is_leaving: Whether none is taken or left any more: it ends soon, with all of them.
-        auto: Decides how many lanes the queue has, where that is left to its consumers.
+        only_keeps: True if the member takes no lanes beside those it reads already.
+        is_leaving: True if the member ends soon: its lanes stay the same until then.
+        auto: Decides how many lanes the queue has, if its consumers are to decide.
     """
 
     def __init__(
@@ -67,43 +67,43 @@ class Lanes:
         self.is_leaving = False
         self.auto = AutoLanes(self._home, put_rate)
         self._given: dict[int, tuple[str, int]] = {}
-        """Group lane -> whom it was given to, and until when that one keeps it."""
+        """Group lane -> the member that it was given to, and until when that member keeps it."""
         self.begin_in_time()
 
     def begin_in_time(self) -> None:
-        """Make anew what remembers times of the wall clock."""
+        """Make the parts that remember wall-clock times; again after the clock was set."""
         self._assigned_turn: int | None = None
         self._looks_after = Guard(self._home)
         self._quiet = Quiet(self._home, self._memory, self._reader, self._pages)
 
     @property
     def told(self) -> tuple[int, ...]:
-        """The lanes that others may give this member messages in: those that it polls."""
+        """The lanes in which others may share messages with this member: those that it polls."""
         polled = self._memory.polled
         return tuple(sorted(lane.number for lane in polled if not lane.of_groups))
 
     def assign_anew(self) -> None:
-        """Let the next step assign lanes, whether members have changed or not."""
+        """Make the next step assign lanes, even if no member has come or gone."""
         self._assigned_turn = None
 
     def turn_has_changed(self) -> bool:
-        """Whether lanes are to be assigned anew, though no member has come or gone."""
+        """True if lanes are to be assigned anew, though no member has come or gone."""
         now_ms = self._clock.now_ms()
         if len(self._membership.others) < self._register.settings.lanes_written:
             return self._assigned_turn is None
         return self._assigned_turn != now_ms // PASS_ON_MS
 
     def assign(self, *, is_reading: bool) -> None:
-        """Read the lanes that are this member's by rank, and leave the others.
+        """Read the lanes that are this member's by rank, and release the others.
 
         Args:
-            is_reading: Whether it reads any: one without demand leaves them to the others.
+            is_reading: True if it reads any: without demand it releases them to the others.
         """
         if self.is_leaving:
             return
         self._is_reading = is_reading
         now_ms = self._clock.now_ms()
-        # Where the store fails in between, the next step assigns them.
+        # If the store fails below, the next step assigns lanes again.
         self._assigned_turn = None
         ranks = self._ranks(now_ms) if is_reading else {}
         self._given = {n: (to, ms) for n, (to, ms) in self._given.items() if ms > now_ms}
@@ -117,7 +117,7 @@ class Lanes:
         }
         self._keep(mine | adopted)
         if not self.only_keeps:
-            # Else the next caller is to find taken by its first step what is not taken now.
+            # Otherwise unset, so that the next caller's first step takes the lanes not taken now.
             self._assigned_turn = now_ms // PASS_ON_MS
         for number in mine:
             self._memory.lanes[number].adopted_until_ms = 0
@@ -125,21 +125,21 @@ class Lanes:
             self.auto.decide(len(self._membership.others) + 1)
 
     def _ranks(self, now_ms: int) -> dict[int, int]:
-        """This member's place in line for each lane; 0 is the one that should read it."""
+        """This member's rank for each lane; the member with rank 0 should read it."""
         layout, filled = self._register.layout, self._register.settings.lanes_written
         lanes = layout.lanes()
         ranks = self._membership.ranks(lanes, now_ms, bands=layout.bands, filled=filled)
         if layout.groups_used:
-            # At no time of the wall: a group lane passed on each second would not get on.
+            # At a fixed time: a group lane passed on each second would make no progress.
             ranks |= self._membership.ranks(layout.lanes_of_groups(), 0)
         return ranks
 
     def follow(self, *, has_news: bool) -> None:
-        """Read the settings anew where news may be that a band was put to for the first time."""
+        """Reread the settings if the news may be the first put to a band."""
         self._quiet.follow(has_news=has_news)
 
     def look(self) -> None:
-        """Tell the lanes that are polled from those in which nothing is expected."""
+        """Decide which lanes are polled, and which expect no rows."""
         self._quiet.look()
 
     def _keep(self, lanes: set[int]) -> None:
@@ -149,9 +149,9 @@ class Lanes:
             log.info("queue %s: reading lanes %s", name, sorted(lanes))
 
     def guard(self) -> None:
-        """Adopt lanes whose rightful reader leaves due rows alone for a second."""
+        """Adopt lanes whose reader by rank has left due rows unread for a second."""
         now_ms = self._clock.now_ms()
-        # One that was given away is not taken back before that member had time to come for it.
+        # Take no lane back that was given away, before the other member had time to adopt it.
         given = {lane for lane, (_, until_ms) in self._given.items() if until_ms > now_ms}
         lanes = self._register.layout.all_lanes()
         others = [lane for lane in lanes if lane not in self._memory.lanes and lane not in given]
@@ -166,7 +166,7 @@ class Lanes:
             log.info("queue %s: adopted lanes %s", self._register.name, sorted(adopted))
 
     def adopt(self, lanes: set[int]) -> None:
-        """Read lanes for a while that are not this member's by rank."""
+        """Read lanes for a while that are another member's by rank."""
         new = lanes - self._memory.lanes.keys()
         if not new or self.is_leaving or self.only_keeps or not self._is_reading:
             return
@@ -176,16 +176,16 @@ class Lanes:
 
     @property
     def given(self) -> tuple[tuple[int, str], ...]:
-        """The group lanes that were given to others lately, and to whom."""
+        """The group lanes that were given away lately, each with the member that got it."""
         return tuple((lane, name) for lane, (name, _) in sorted(self._given.items()))
 
     def may_give(self, lane: int) -> bool:
-        """True if a lane is read here, and was not given to this member just now."""
+        """True if a lane is read here, and was not adopted just now."""
         mine = self._memory.lanes.get(lane)
         return mine is not None and mine.adopted_until_ms <= self._clock.now_ms()
 
     def give(self, lanes: Mapping[int, str]) -> None:
-        """Leave group lanes to the members that they are given to."""
+        """Release group lanes to the members that they are given to."""
         until_ms = self._clock.now_ms() + _ADOPTED_MS
         self._given |= {lane: (name, until_ms) for lane, name in lanes.items()}
         self._keep(set(self._memory.lanes) - lanes.keys())

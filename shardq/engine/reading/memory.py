@@ -1,8 +1,8 @@
-"""The rows of one member that are in memory, by lane: read and not settled. No I/O.
+"""The rows that one member has in memory: read and not settled. No I/O.
 
 ```
  read ─► take_in ─► known ─┬─ handed out ─► running ─► settled ─► forget
-                           └─ given up ──► leave: its lane is read again from there
+                           └─ released ──► leave: its lane is reread from there
 ```
 """
 
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
 
 
 class Memory:
-    """What one member has in memory of a queue.
+    """The lanes and rows of a queue that one member has in memory.
 
     Attributes:
         lanes: The lanes that are read, by number.
-        polled: Those of them that were not quiet when that was last looked at.
-        known: Row id -> delivery of what has been read and not settled.
-        running: Row id -> delivery of what was handed out and is not settled.
-        begun: How many deliveries were handed out; it tells a run until empty that none has begun.
-        leased_rows: By shard of the lease, the rows that were read under it and are no claims.
-        body_bytes: The size of their bodies.
-        left: Lane -> the due from which on it is read again, since that was last cleared.
-        stranded: What was given up behind the seal of its lane: it is to be moved to now.
+        polled: The lanes that were not quiet when `Quiet` last looked.
+        known: Row id -> delivery of a row that was read and is not settled.
+        running: Row id -> delivery that was handed out and is not settled.
+        begun: How many deliveries were handed out; a run until empty sees by it that none began.
+        leased_rows: Shard of a lease -> how many rows were read under it, without claims.
+        body_bytes: The size of all bodies in memory.
+        left: Lane -> the due from which it is reread, noted since `left` was last cleared.
+        stranded: Deliveries released behind the seal of their lane; their rows are moved to now.
     """
 
     def __init__(self, home: QueueHome) -> None:
@@ -53,7 +53,7 @@ class Memory:
         self.stranded: list[Delivery] = []
 
     def take_in(self, rows: Sequence[Row], lease: Lease) -> list[Delivery]:
-        """Count rows of a lane as in memory, under a lease of it; gives their deliveries."""
+        """Add rows of one shard, read under a lease; returns their deliveries."""
         if not rows:
             return []
         known, lane = self.known, self.lanes[rows[0].shard.lane]
@@ -76,7 +76,7 @@ class Memory:
         return taken
 
     def leave(self, one: Delivery) -> None:
-        """Forget a row that waits nowhere any more, and read it again where its shard is ours."""
+        """Forget a row that was released, and reread it if its lane is still read here."""
         self.forget(one)
         if one.careful and not one.grouped:
             one.lease.give_back()
@@ -85,16 +85,16 @@ class Memory:
             self.go_back_to(lane, one.row.due_ms)
 
     def go_back_to(self, lane: Lane, due_ms: int) -> None:
-        """Read a lane again from a due on, where its cursor is behind that or is about to be."""
+        """Reread a lane from a due on, if its cursor has passed that due or is about to."""
         lane.rewind(due_ms)
         self.left[lane.number] = min(due_ms, self.left.get(lane.number, due_ms))
 
     def forget(self, one: Delivery) -> None:
-        """A delivery is over: its row is settled, or somebody else's."""
+        """Forget a delivery: its row is settled, or another member's."""
         self.forget_all([one])
 
     def forget_all(self, ended: Iterable[Delivery]) -> None:
-        """Deliveries are over."""
+        """Forget deliveries, as `forget` does."""
         known = self.known
         gone: dict[Lease, int] = {}
         for one in ended:
@@ -108,18 +108,18 @@ class Memory:
             self._uncount(lease.shard, count)
 
     def replace(self, one: Delivery, row: Row) -> None:
-        """A row in memory was edited in place, or is kept without its body from now on."""
+        """Replace a row in memory by its edited form, or by one without its body."""
         self.body_bytes += len(row.body) - len(one.row.body)
         one.replace(row)
 
     def begin(self, one: Delivery) -> None:
-        """A delivery has been handed out; the lock of `ready` is held, so `begun` is exact."""
+        """Record a hand-out. The caller holds the lock of `ready`, so `begun` is exact."""
         one.claim(self._clock.boot_us())
         self.running[one.row.id] = one
         self.begun += 1
 
     def park(self, one: Delivery, claim: Row) -> None:
-        """A delivery's row has become a claim, which no lease of ours is kept for."""
+        """Record that a delivery was parked: its row is a claim now, and needs no lease."""
         if self.known.pop(one.row.id, None) is not None and not one.is_claim:
             self._uncount(one.lease.shard, 1)
         one.become_claim(claim)
@@ -136,9 +136,9 @@ class Memory:
             lane.rows -= count
 
     def read_again(self, rows: Iterable[Row]) -> None:
-        """Move cursors back to rows of groups behind them: they come before what is read next.
+        """Move cursors back to rows of groups behind them, which come before the rows read next.
 
-        And to ticks of schedules, which are due when they should be, however late they are written.
+        Also to ticks of schedules: they keep their due, however late they are written.
         """
         has_ticks = names.is_schedules_queue(self._register.layout.queue)
         for row in rows:
@@ -152,12 +152,12 @@ class Memory:
                 lane.rewind(row.due_ms)
 
     def is_eager(self) -> bool:
-        """True if a lane is another's that is new here: what it has waits for us alone."""
+        """True if another member holds a lane that is new here: its rows wait for this member."""
         now_ms = self._clock.now_ms()
         return any(lane.retry_ms and now_ms < lane.eager_until_ms for lane in self.lanes.values())
 
     def is_ending(self, lane: Lane) -> bool:
-        """True if a lane has a row whose handler is through, and which is about to be settled."""
+        """True if a lane has a row whose delivery has ended, and which is about to be settled."""
         return any(
             one.has_ended and one.row.shard.lane == lane.number for one in self.known.values()
         )

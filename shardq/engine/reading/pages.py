@@ -1,4 +1,4 @@
-"""Reads of a member's lanes, page by page, and of which minutes have rows."""
+"""Reads a member's lanes page by page, and finds the minutes that have rows."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ log = logging.getLogger(__name__)
 
 PAGE_BYTES = 4 << 20
 ROW_BYTES = 100
-"""The most bytes of bodies that one read is to give, and those that a row has beside its body."""
+"""The most bytes that one read is to return, and the bytes of a row beside its body."""
 TURN_US = 250_000
-"""How long a step goes on with minutes that ended long ago: acks wait to be stored, and claims to
-be moved on."""
+"""How long a step works on minutes that ended long ago. Meanwhile acks wait to be stored, and
+claims to be postponed."""
 PROBE_MINUTES = 1_440
 QUICK_US = 15_000
 BYTES_MAX = 64 << 20
-"""Most bytes of bodies in memory: of ordinary lanes, and as many of group lanes."""
+"""Most bytes of bodies in memory, over all lanes; above that only heads of groups are taken in."""
 _PAGE_ROWS_MIN = 100
 _PAGE_ROWS_MAX = 5_000
 
@@ -39,9 +39,9 @@ class Pages:
 
     Attributes:
         page_rows: The most rows of a shard to read at once; adapts to 4 MiB.
-        body_bytes: About as large are bodies.
-        knows_bodies: True if any were read.
-        lost: Leases that were lost, until they are taken from here.
+        body_bytes: The estimated size of a body.
+        knows_bodies: True if any body was read.
+        lost: Leases that were lost, until the next step clears them.
     """
 
     def __init__(self, member: Member) -> None:
@@ -68,7 +68,7 @@ class Pages:
         limit: int,
         after_id: bytes | None = None,
     ) -> list[Row]:
-        """Rows of lanes with after < due <= until; a failure makes the pages smaller."""
+        """Read rows of lanes with after < due <= until; a failure makes the pages smaller."""
         return self.read_slices(
             self.slice(lanes, after_ms, until_ms, purpose, limit=limit, after_id=after_id)
         )
@@ -76,9 +76,9 @@ class Pages:
     def whole(
         self, lanes: Sequence[Lane], after_ms: int, until_ms: int, purpose: str
     ) -> Iterator[list[Row]]:
-        """All rows of lanes with after < due <= until, however many a shard has.
+        """Read all rows of lanes with after < due <= until, however many a shard has.
 
-        The first page is of all shards; where one was cut short, it is read on to its end.
+        The first page covers all shards; then each shard that was cut short is read to its end.
         """
         limit = self.page_rows
         page = self.read(lanes, after_ms, until_ms, purpose, limit=limit)
@@ -108,7 +108,7 @@ class Pages:
         limit: int,
         after_id: bytes | None = None,
     ) -> Slice:
-        """The stretch of lanes with after < due <= until, to be read by `read_slices`."""
+        """Describe a read of lanes with after < due <= until, for `read_slices`."""
         layout = self._layout
         first = layout.minute_of(after_ms + (after_id is None))
         return Slice(
@@ -123,8 +123,8 @@ class Pages:
         )
 
     def read_slices(self, *wanted: Slice) -> list[Row]:
-        """Read stretches in one read; a failure makes the pages smaller."""
-        # A step of many slow reads outlasts a lease.
+        """Read several slices in one read; a failure makes the pages smaller."""
+        # Renew before each read: a step of many slow reads outlasts a lease.
         self.renew()
         try:
             rows = self._store.read(*wanted)
@@ -144,7 +144,7 @@ class Pages:
         self.page_rows = max(1, min(grown, fits, _PAGE_ROWS_MAX))
 
     def next_minute(self, minute: int) -> int | None:
-        """The first minute, from this one on, in which a lane has rows; None: no index tells."""
+        """The first minute, from this one on, in which a lane has rows; None: no index knows."""
         return self._store.next_minute(self._layout.queue, minute)
 
     def first_minute(self, minute: int) -> int:
@@ -153,7 +153,7 @@ class Pages:
         return minute if found is None else found
 
     def occupied(self, minutes: range, lanes: Sequence[int]) -> list[Shard]:
-        """Those shards that have rows, or all of them where they hold too much to tell."""
+        """Return the shards that have rows, or all shards if the store fails to find out."""
         if not minutes:
             return []
         layout = self._layout
@@ -166,5 +166,5 @@ class Pages:
             ]
 
     def renew(self) -> None:
-        """Renew the leases whose time has come; what is lost is given up by the next step."""
+        """Renew the leases whose time has come; the next step releases the rows of lost ones."""
         self.lost += self._leases.renew()

@@ -1,14 +1,14 @@
-"""Quiet lanes: of bands that nobody has put to, and those that producers do not fill any more.
+"""Quiet lanes: lanes of bands without puts, and lanes that producers no longer fill.
 
 ```
- needed (its band is put to, and producers fill it, or did until lately) ── polled as ever
- quiet ── looked through for rows, one read for all of them: each minute just before it begins
-   └─ has rows there, or gets some ── polled until these are gone and the minute is over
+ needed (its band has puts, and producers fill it, or did until lately) ── polled
+ quiet ── searched for rows, one read for all of them: each minute just before it begins
+   └─ has rows there, or gets some ── polled until these are gone and the minute has ended
 ```
 
-So a queue pays for the lanes that it uses. A producer that has not read the settings yet may write
-to a quiet lane. That is found as the minute is sealed; then the lane is polled for a while, and its
-band from then on.
+So a queue pays only for the lanes that it uses. A producer that has not read the settings yet may
+write to a quiet lane. The sweep before the seal finds the row; then the lane is polled for a while,
+and its band from then on.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _BEFORE_MS = 2_000
-"""How long before a minute begins it is looked through: as far as polled lanes are read ahead."""
+"""A minute is searched this long before it begins: polled lanes are read ahead as far."""
 _LOOK_US = 200_000
 _SETTINGS_US = 100_000
-"""How soon after another a reading of the settings follows news of what another process wrote."""
+"""Shortest time between rereads of the settings on news of writes of other processes."""
 
 
 class Quiet:
-    """Knows the lanes of a member that are quiet."""
+    """Decides which lanes of a member are quiet, and searches these for rows."""
 
     def __init__(self, home: QueueHome, memory: Memory, reader: Reader, pages: Pages) -> None:
         self._clock = home.clock
@@ -52,7 +52,7 @@ class Quiet:
         self._read_us = self._look_us = 0
         self._seen: tuple[object, object] = (None, None)
         self._watched: dict[int, int] = {}
-        """Quiet lanes of others that have rows -> until when they are looked after."""
+        """Quiet lane of another member that has rows -> until when it is guarded."""
         self._watched_to = -1
 
     @property
@@ -60,16 +60,16 @@ class Quiet:
         return self._register.layout
 
     def follow(self, *, has_news: bool) -> None:
-        """Read the settings anew where news may be that a band was put to for the first time."""
+        """Reread the settings if the news may be the first put to a band."""
         now_us = self._clock.boot_us()
         if has_news and self._register.has_unused_lanes and now_us >= self._read_us:
             self._read_us = now_us + _SETTINGS_US
             self._register.refresh(force=True)
 
     def look(self) -> None:
-        """Tell quiet lanes from others, and look through minutes that are about to begin.
+        """Decide which lanes are quiet, and search these in minutes that are about to begin.
 
-        A step of many has to do nothing here: a queue may have had 64 lanes of three bands once.
+        Most steps skip this, as it is long for a queue that once had 64 lanes of three bands.
         """
         now_us, settings, memory = self._clock.boot_us(), self._register.settings, self._memory
         seen = settings, memory.polled
@@ -85,12 +85,12 @@ class Quiet:
         filled = settings.lanes_polled(now_ms)
         quiet = []
         for lane in self._memory.lanes.values():
-            # As `expected_lanes` does.
+            # The same rule as in `expected_lanes`.
             is_used = lane.band < layout.bands_used
             if lane.of_groups or (is_used and layout.index_of(lane.number) < filled):
                 lane.quiet = False
             elif lane.stirred or lane.rows:
-                # Found by the sweep of a seal, or by a look before its minute began.
+                # The sweep of a seal, or the search before a minute began, has found rows.
                 if not is_used:
                     self._register.use_band(lane.band)
                 self._wake(lane, now_ms + layout.offset_ms)
@@ -102,9 +102,9 @@ class Quiet:
             self._look_through(quiet, now_ms)
 
     def of_others(self, lanes: Sequence[int], now_ms: int) -> list[int]:
-        """Those of others' lanes to be looked after: rows are expected in them, or are there.
+        """Return the lanes of other members to guard: lanes that expect rows, or have some.
 
-        Once a minute the others are looked through: their reader may not do so.
+        Their quiet lanes are searched for rows once a minute: their reader may not do so.
         """
         layout = self._layout
         expected = expected_lanes(self._register.settings, layout, now_ms)
@@ -118,14 +118,14 @@ class Quiet:
         return [lane for lane in lanes if lane not in quiet or lane in self._watched]
 
     def _last_minute(self, now_ms: int) -> int:
-        """The minute up to which lanes are looked through by now."""
+        """The minute up to which quiet lanes are to be searched by now."""
         before_ms = min(_BEFORE_MS, self._layout.minute_ms // 2)
         return self._layout.minute_of(now_ms + before_ms)
 
     def _falls_silent(self, lane: Lane, now_ms: int) -> bool:
-        """Whether a lane that was polled, or is new here, may be quiet from now on.
+        """True if a lane that was polled, or is new here, may be quiet from now on.
 
-        What is behind its cursor was read; from there on it is looked through.
+        Rows behind its cursor were read; minutes after the cursor are searched from now on.
         """
         layout = self._layout
         is_unread = lane.cursor_ms < layout.start_ms(lane.sealed + 1)
@@ -139,7 +139,7 @@ class Quiet:
         lane.awake_ms = max(lane.awake_ms, until_ms)
 
     def _look_through(self, quiet: Sequence[Lane], now_ms: int) -> None:
-        """Wake those that have rows, up to the minute that is about to begin."""
+        """Wake the lanes that have rows, up to the minute that is about to begin."""
         last, until_us = self._last_minute(now_ms), self._clock.boot_us() + TURN_US
         while lanes := [lane for lane in quiet if lane.quiet and lane.probed < last]:
             first = min(lane.probed for lane in lanes) + 1
@@ -155,7 +155,7 @@ class Quiet:
     def _found(self, shard: Shard, now_ms: int) -> None:
         lane, layout = self._memory.lanes[shard.lane], self._layout
         is_to_come = shard.minute > layout.minute_of(now_ms)
-        # Where a producer does not know better, more may come.
+        # A producer that has not read the settings may write more rows.
         until_ms = layout.end_ms(shard.minute) if is_to_come else now_ms + layout.offset_ms
         self._wake(lane, until_ms)
         log.debug("lane %d has rows in minute %d, and is polled", shard.lane, shard.minute)

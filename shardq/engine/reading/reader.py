@@ -1,4 +1,4 @@
-"""Reading a queue's lanes: polls from the cursor, a look ahead, and catch-up.
+"""Reads a queue's lanes: polls from the cursors, looks ahead, and catches up.
 
 ```
  current lanes ── one read for all of them: (cursor, now] ───┐
@@ -6,7 +6,7 @@
  ahead ────────── (now, now + 2 s], every second ────────────┘
 ```
 
-Which lanes these are, `engine.py` decides. What lies behind the cursors, `sweeper.py` reads again.
+`lanes.py` decides which lanes are read. `sweeper.py` rereads rows behind the cursors.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ _MISSED_ROWS_MAX = 5_000
 _PAGES_AT_ONCE = 5
 """Pages for each lane: its open minutes, and one more."""
 _AWAITED_MS = 2_000
-"""How far back a look for several queues asks: looks are a second apart, or more after an error."""
+"""How far back a read for several queues begins: the last was 1 s ago, or more after errors."""
 _DOZE_MS = 60_000
 _DOZE_US = 250_000
-"""A group lane in which nothing was seen for so long is read so often."""
+"""A group lane in which nothing was seen for `_DOZE_MS` is read every `_DOZE_US`."""
 
 
 class _Page(NamedTuple):
-    """What a lagging lane is to be read on with: up to the end of its minute where it is last."""
+    """The next read of a lagging lane; `is_last` if it reaches the end of its minute."""
 
     lane: Lane
     wanted: Slice
@@ -75,8 +75,7 @@ class Reader:
     """Reads rows of a member's lanes as they come due.
 
     Args:
-        groups: Says whether memory has room for more rows of groups.
-
+        groups: Reports whether memory has room for more rows of groups.
     """
 
     def __init__(self, member: Member, intake: Intake, groups: GroupLanes, pages: Pages) -> None:
@@ -104,8 +103,8 @@ class Reader:
         """Read what has come due since the last poll.
 
         Args:
-            back_ms: How far before now to read again as well, in the same read.
-            at_rest: Whether to look ahead in the same read too, where that is due.
+            back_ms: How far before now the same read rereads as well.
+            at_rest: True if the same read looks ahead as well, if that is due.
 
         Returns:
             How many rows were new.
@@ -138,7 +137,7 @@ class Reader:
         if current:
             self._read_current(current, until_ms, back_ms, ahead_ms)
         if dozing:
-            # Apart: from their cursors on the others would be read through their tombstones again.
+            # Apart, or the others would be reread from these cursors on, through their tombstones.
             self._read_current(dozing, until_ms, back_ms, ahead_ms)
         if lagging:
             self._go_back(lagging, until_ms)
@@ -149,7 +148,7 @@ class Reader:
         return len(self._memory.known) - before
 
     def _wakes(self) -> bool:
-        """True if group lanes in which nothing was seen for a minute are read as well."""
+        """True if this poll also reads group lanes in which nothing was seen for a minute."""
         now_us = self._clock.boot_us()
         if now_us - self._dozed_us < _DOZE_US and not self.wakes_all:
             return False
@@ -157,11 +156,11 @@ class Reader:
         return True
 
     def is_current(self, lane: Lane) -> bool:
-        """Whether a lane has been read up to now, but for what one more poll brings."""
+        """True if one more poll brings a lane up to now."""
         return lane.is_current(self._until_ms(self._clock.now_ms()), self._layout)
 
     def is_lagging(self) -> bool:
-        """Whether a lane has more to read right now than was read."""
+        """True if a lane has more rows to read, and can be read right now."""
         now_ms = self._clock.now_ms()
         until_ms = self._until_ms(now_ms)
         return any(
@@ -172,16 +171,16 @@ class Reader:
         )
 
     def is_caught_up(self) -> bool:
-        """Whether everything due up to now was read and settled."""
+        """True if everything due up to now was read and settled."""
         until_ms = self._until_ms(self._clock.now_ms())
         return not self._memory.known and all(
             lane.is_current(until_ms, self._layout) for lane in self._memory.polled
         )
 
     def awaited(self) -> Slice | None:
-        """The rows that a poll at rest would read, but for late ones; None if lanes are read apart.
+        """The rows that a poll at rest would read, without late ones; None: lanes need other reads.
 
-        A lane that is another's is tried again and again; one for groups is read more rarely.
+        A lane that another member holds is retried often; a group lane is read more rarely.
         """
         now_ms, polled = self._clock.now_ms(), self._memory.polled
         if self._isolated or not polled or any(one.of_groups or one.retry_ms for one in polled):
@@ -190,7 +189,7 @@ class Reader:
         return self._pages.slice(polled, now_ms - _AWAITED_MS, until_ms, "news", limit=1)
 
     def look_ahead(self, *, at_once: bool = False) -> None:
-        """Read rows due in the next 2 s, every second, so that they fire on their millisecond."""
+        """Read rows due in the next 2 s, every second, to hand them out on their millisecond."""
         if not self._is_ahead_due(at_once=at_once):
             return
         now_ms = self._clock.now_ms()
@@ -198,12 +197,12 @@ class Reader:
         lanes = [
             lane
             for lane in self._memory.polled
-            # One that this step did not poll may have rows that come before those ahead.
+            # Skip a lane that this step did not poll: rows of it may come before those ahead.
             if not lane.stalled
             and lane.retry_ms <= now_ms
             and self._room_ahead(lane) > 0
             and lane.is_current(now_ms, self._layout)
-            # Nor has one whose cursor went back since, behind what is read again here.
+            # Skip a group lane whose cursor went back since, to before the rows reread below.
             and not (lane.of_groups and lane.read_ms < self._missed_since_ms(lane, now_ms))
         ]
         if lanes:
@@ -215,28 +214,28 @@ class Reader:
             counts = Counter(row.shard for row in rows)
             self._look_again_where_cut(counts, limit)
             rows = self._without_cut_off(rows, counts, limit)
-            # A claim's holder may still move it on: it is read when due, never before.
+            # A claim's holder may still postpone it: it is read when due, never before.
             rows = [row for row in rows if row.claim is None]
             self._intake.accept(self.with_missed(rows, now_ms, now_ms))
 
     @property
     def ahead_s(self) -> float:
-        """Seconds until the next look ahead; for ever where none is to come."""
+        """Seconds until the next look ahead; infinite if there is none."""
         if self._isolated:
             return math.inf
         return max(self._ahead_next_us - self._clock.boot_us(), 0) / 1e6
 
     def with_missed(self, rows: list[Row], after_ms: int, until_ms: int) -> list[Row]:
-        """Rows of groups, and before them what was stored after the poll that passed its due.
+        """Add to rows of groups earlier rows, stored after the poll that passed their due.
 
-        A sweep would find it too, but may come after a row that is due later has been handed out,
-        be that read just now or ahead. What was stored so late when the lane was last read again
-        has been found by that, and no other: polls may be slow, and be many since.
+        A sweep would find these too, but perhaps only after a later row has been handed out. The
+        read begins before the lane's last reread, and not before its last poll: polls find no
+        late rows, and there may have been many slow ones since.
         """
         grouped = {
             row.shard.lane: lane
             for row in rows
-            # One of these lanes may have been given up while they were read.
+            # The lane may have been released while the rows were read.
             if (lane := self._memory.lanes.get(row.shard.lane)) is not None
             and lane.of_groups
             and row.id not in self._memory.known
@@ -258,16 +257,16 @@ class Reader:
                 for lane in lanes:
                     lane.again_ms = max(lane.again_ms, again_ms)
         except (StoreUnavailable, StoreTimeout):
-            # Those behind a cursor are looked for by no poll, were they found by a sweep just now.
+            # Move cursors back: no poll reads rows that a sweep has found behind them.
             self._memory.read_again([*rows, *again])
             raise
         seen = {row.id for row in rows}
         missed = [row for row in again if row.id not in seen]
-        # By shard and due: of what another may have died of, the first rows need care.
+        # By shard and due: the first rows need care, if another member may have died of them.
         return sorted([*rows, *missed], key=_place_of) if missed else rows
 
     def without_unread(self, rows: list[Row]) -> list[Row]:
-        """Rows without those of group lanes that are to be read from further in front."""
+        """Drop rows of lanes not read here, and rows of group lanes that polls will still read."""
         lanes = self._memory.lanes
         return [
             row
@@ -279,12 +278,12 @@ class Reader:
     def _without_cut_off(
         self, rows: list[Row], counts: Mapping[Shard, int], limit: int
     ) -> list[Row]:
-        """Rows without those of group lanes that come after what a full page has left out.
+        """Drop rows of group lanes in minutes after one in which a full page left rows out.
 
         Args:
-            rows: In order.
-            counts: How many of them each shard has.
-            limit: Of a full page.
+            rows: The page, in order.
+            counts: How many of the rows each shard has.
+            limit: How many rows of a shard make a full page.
         """
         lanes = self._memory.lanes
         cut: dict[int, int] = {}
@@ -299,12 +298,12 @@ class Reader:
         ]
 
     def _look_again_where_cut(self, counts: Mapping[Shard, int], limit: int) -> None:
-        """What a full page has left out of the next 2 s is looked for by the next step."""
+        """Let the next step look ahead if a full page left out rows of the next 2 s."""
         if max(counts.values(), default=0) >= limit:
             self._ahead_next_us = 0
 
     def _is_ahead_due(self, *, at_once: bool = False) -> bool:
-        """Whether to look ahead; it counts as done."""
+        """True if a look ahead is due; it counts as done."""
         boot_us = self._clock.boot_us()
         if self._isolated or (boot_us < self._ahead_next_us and not at_once):
             return False
@@ -320,22 +319,25 @@ class Reader:
         return self._prefetch // self._polled or 1
 
     def _room(self, lane: Lane) -> int:
-        """Room for rows of a lane; those of groups wait for each other, not for a handler."""
+        """How many rows of a lane to read at most.
+
+        The prefetch does not bound rows of groups: they wait for each other, not for a handler.
+        """
         if lane.of_groups:
             return self._pages.page_rows if self._groups.has_room else 0
         room = 0 if self._memory.body_bytes > BYTES_MAX else self._share() - lane.rows
         return min(self._pages.page_rows, room)
 
     def _room_ahead(self, lane: Lane) -> int:
-        """Room for rows read ahead: they leave half of it to what comes in between and is due."""
+        """How many rows to read ahead: half of the share is left to rows that come due before."""
         if lane.of_groups:
             return self._room(lane)
         return min(self._room(lane), self._share() // 2 - lane.rows)
 
     def _room_behind(self, lane: Lane) -> int:
-        """Room for a lane that lags: none until a quarter of its share is free.
+        """How many rows of a lagging lane to read: none until a quarter of its share is free.
 
-        A read takes as long for ten rows as for five hundred.
+        A read of ten rows takes as long as one of five hundred.
         """
         is_wide = lane.of_groups or lane.rows <= self._share() * 3 // 4
         return self._room(lane) if is_wide else 0
@@ -357,7 +359,7 @@ class Reader:
         if ahead_ms:
             self._look_again_where_cut(counts, limit)
         rows = self._without_cut_off(rows, counts, limit)
-        # A claim's holder may still move it on: it is read when due, never before.
+        # A claim's holder may still postpone it: it is read when due, never before.
         rows = [row for row in rows if row.due_ms <= until_ms or row.claim is None]
         beyond = {row.shard for row in rows if row.due_ms > until_ms}
         rows = self._within_room_ahead(lanes, rows, until_ms)
@@ -371,9 +373,9 @@ class Reader:
         for lane in lanes:
             lane.full = lane.number in last
         if last:
-            # Before the rows are there to be taken: what was cut off is due before some of them.
+            # Before handlers can take the rows: rows that were cut off are due before some of them.
             self._set_horizon(until_ms)
-        # What was cut off is for the next poll: in hand before that, it would take up the room.
+        # The next poll reads the rows that were cut off: in memory now, they would take its room.
         missed_ms = min([until_ms, *(row.due_ms - 1 for row in last.values())])
         refused = self._intake.accept(self.with_missed(rows, after_ms, missed_ms))
         for lane in lanes:
@@ -391,7 +393,7 @@ class Reader:
     def _within_room_ahead(
         self, lanes: Sequence[Lane], rows: list[Row], until_ms: int
     ) -> list[Row]:
-        """Rows without those read ahead for which there is no room; the next look finds them."""
+        """Drop rows read ahead for which there is no room; the next look ahead finds them."""
         room = {lane.number: self._room_ahead(lane) for lane in lanes}
         kept = []
         for row in rows:
@@ -404,9 +406,9 @@ class Reader:
         return kept
 
     def _go_back(self, lanes: Sequence[Lane], until_ms: int) -> None:
-        """Let lanes that were not read for long begin with what their last polls may have missed.
+        """Move lanes not read for long back to rows that their last polls may have missed.
 
-        What has come due since is read page by page: none of the first ones may be of a group.
+        Rows due since then are read page by page, and the first pages may have none of a group.
         """
         for lane in lanes:
             if not lane.full and lane.behind is None:
@@ -415,7 +417,7 @@ class Reader:
                 lane.rewind(max(since_ms + 1, self._layout.start_ms(lane.sealed + 1)))
 
     def _missed_since_ms(self, lane: Lane, after_ms: int) -> int:
-        """Where to begin for what was stored in a lane after the poll that passed its due."""
+        """The due after which rows may have been stored too late for the poll that passed it."""
         return max(min(after_ms, lane.again_ms) - MISSED_MS, after_ms - MISSED_MS_MAX)
 
     def _probe(self, lanes: Sequence[Lane], until_ms: int) -> None:
@@ -426,10 +428,10 @@ class Reader:
         layout = self._layout
         first = layout.minute_of(min(lane.cursor_ms for lane in wanted) + 1)
         newest = layout.minute_of(until_ms)
-        # Between 1970, in which a machine without a battery begins, and now are 30 million minutes.
+        # A machine without a clock battery boots in 1970, 30 million minutes ago.
         first = max(first, min(self._pages.first_minute(first), newest))
         last = min(newest, first + PROBE_MINUTES - 1)
-        # Open minutes are read anyhow: a probe would go through all that was settled in them.
+        # Open minutes are read anyway: a probe would read past all rows settled in them.
         open_from = max(layout.newest_sealable(self._clock.now_ms()) + 1, first)
         numbers = [lane.number for lane in wanted]
         found = self._pages.occupied(range(first, min(open_from, last + 1)), numbers)
@@ -444,7 +446,7 @@ class Reader:
             lane.behind_until_ms = min(layout.end_ms(last) - 1, until_ms)
 
     def _read_lagging(self, lanes: Sequence[Lane], until_ms: int) -> None:
-        """Read on in lagging lanes, many at once, until they have no room or are through."""
+        """Read lagging lanes on, many at once, until they have no room or have caught up."""
         left, until_us = list(lanes), self._clock.boot_us() + TURN_US
         for _ in range(_PAGES_AT_ONCE * len(lanes)):
             pages = [
@@ -465,8 +467,8 @@ class Reader:
                 lane.behind, lane.full = None, False
 
     def _within_bytes(self, pages: list[_Page]) -> list[_Page]:
-        """Pages that may hold 4 MiB together, those most behind first; one if sizes are unknown."""
-        # Lanes of groups last: what is due in others holds their heads back until they are read.
+        """The pages furthest behind that fit into 4 MiB together; one if sizes are unknown."""
+        # Group lanes last: their heads are held back until due rows of other lanes are read.
         pages.sort(key=lambda page: (page.lane.of_groups, page.wanted.after_ms))
         if not self._pages.knows_bodies:
             return pages[:1]
@@ -475,14 +477,14 @@ class Reader:
         return pages[: max(sum(count <= rows_max for count in rows), 1)]
 
     def _page_of(self, lane: Lane, until_ms: int, limit: int) -> _Page:
-        """The next stretch of the first minute that a lagging lane is behind with."""
+        """The next read of the first minute that a lagging lane has to catch up with."""
         layout, minute = self._layout, (lane.behind or [0])[0]
         after_ms = max(lane.cursor_ms, layout.start_ms(minute) - 1)
         after_id = lane.cursor_id if after_ms == lane.cursor_ms else None
         last_ms = min(layout.end_ms(minute) - 1, until_ms, lane.behind_until_ms)
         span_ms = lane.span_ms
         if not layout.may_seal(minute, self._clock.now_ms()):
-            # An open minute may be full of what its former reader has settled.
+            # An open minute may be full of tombstones of rows that its former reader settled.
             least_ms = max(layout.minute_ms // SLICES, SPAN_MS_MIN)
             span_ms = min(span_ms, max(self._open_span_ms, least_ms))
         end_ms = min(last_ms, after_ms + span_ms)
@@ -494,7 +496,7 @@ class Reader:
         )
 
     def _read_pages(self, pages: Sequence[_Page]) -> set[int]:
-        """Read these; gives the lanes of which a shard is another's."""
+        """Read pages; returns the lanes of which a shard was refused."""
         sent_us, asked_ms = self._clock.boot_us(), self._clock.now_ms()
         try:
             rows = self._pages.read_slices(*(page.wanted for page in pages))
@@ -502,7 +504,7 @@ class Reader:
             for lane, *_ in pages:
                 lane.span_ms = max(lane.span_ms // 2, SPAN_MS_MIN)
             raise
-        # What came back at once was not full of tombstones: a minute of them takes 100 ms.
+        # A quick read met few tombstones: a minute full of them takes 100 ms.
         quick = self._clock.boot_us() - sent_us < QUICK_US * len(pages)
         widest_ms = max(page.span_ms for page in pages)
         self._open_span_ms = min(widest_ms * 4, self._layout.minute_ms) if quick else 0
@@ -533,9 +535,9 @@ class Reader:
     def _with_older(
         self, pages: Sequence[_Page], rows: _Found, ends_ms: Mapping[int, int], asked_ms: int
     ) -> list[Row]:
-        """Rows of pages, and what their lanes' former polls may have missed before them.
+        """Add to rows of pages earlier rows that their lanes' former polls may have missed.
 
-        Of what came due long before it is read nothing is: a lane is looked at again once near now.
+        Polls miss no rows that came due long before, so a lane is reread only once, near now.
         """
         whole: list[Row] = []
         for lane, wanted, *_ in pages:
@@ -549,9 +551,9 @@ class Reader:
 
     def _set_horizon(self, until_ms: int) -> None:
         layout = self._layout
-        # Not those of the layout: it is another's once the queue is dropped and made anew.
+        # Not the bands of the layout: a queue made anew under this name may have others.
         horizon: list[int | None] = [None] * self._ready.bands
-        # What has been read up to now, or is another's as far as we know, holds nothing back.
+        # A lane that was read up to now, or that another member seems to hold, holds nothing back.
         behind = [
             lane
             for lane in self._memory.polled
@@ -560,9 +562,9 @@ class Reader:
         full = {lane.number: lane.cursor_ms for lane in behind if lane.stalled}
         moving = self._ready.waiting(full) if full else set()
         for lane in behind:
-            # A lane that is full holds back what is due after its cursor, and later bands, while
-            # handlers can still take rows of it up to there, or these are about to be settled. One
-            # whose rows all run, wait for their groups or were read ahead would hold up itself.
+            # A stalled lane holds back rows due after its cursor, and later bands, only while
+            # handlers can take rows of it due before, or one is about to be settled. Otherwise
+            # all its rows run, wait for their groups or were read ahead: it would block itself.
             if lane.stalled and not (lane.number in moving or self._memory.is_ending(lane)):
                 continue
             seen = horizon[lane.band]
@@ -571,5 +573,5 @@ class Reader:
 
 
 def _place_of(row: Row) -> tuple[Shard, int, bytes]:
-    """Where a row comes in what a read gives."""
+    """Return the place of a row in the order of a read."""
     return row.shard, row.due_ms, order_key(row.id)

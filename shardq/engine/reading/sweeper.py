@@ -1,8 +1,8 @@
-"""Reading again what lies behind the cursors: late and skewed writes, and what nothing else finds.
+"""Rereads rows behind the cursors: late and skewed writes, and rows that no other read finds.
 
-The ladder says when (`lane.py`). A shard is sealed only when a sweep of it, made after its offset,
-finds no row. Where the store tells at once where rows are, a seal is looked behind at every step:
-it is as right as the clock was by which it was set.
+The ladder in `lane.py` decides when. A shard is sealed only when a sweep of it, made after its
+offset, finds no row. If the store has an index of rows, steps look behind the seals as well: a
+seal is only as right as the clock by which it was set.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ NEWS_BACK_MS = 50
 _SEALED_EVERY_MS = 1_000
 _AGAIN_MS = 1_000
 _BEHIND_US = 250_000
-"""How soon after rows of other lanes hid what may lie behind a seal it is looked behind again."""
+"""Pause before the next look behind the seals, if the last one met rows there."""
 _BACK_MS_MAX = 3_600_000
-"""How far back a late rung reaches at most, or to all that cannot be sealed yet: a machine may have
-slept for a year, and a step has to end. What is older is found as its minute is sealed by now."""
+"""How far back a late rung reaches at most, unless older minutes cannot be sealed yet. A machine
+may have slept for a year, and a step has to end. The sweep of a seal finds older rows."""
 _AHEAD_MS = 1_000
 _MANY_MINUTES = 200
-"""How many minutes make a sweep ask first which of them have rows: that costs a read as well."""
+"""A sweep of more minutes than this asks first which of them have rows, at the cost of a read."""
 _SLICES_MAX = 64
-"""Failures make slices no shorter than this many a sweep, for a step waits until it is through."""
+"""Failures split a sweep into this many slices at most: the step waits for all of them."""
 
 
 class _Swept(NamedTuple):
-    """What a sweep came upon: how many rows, known or not; lanes of which some were left there."""
+    """The outcome of a sweep: rows met, new or not, and lanes of which it left some there."""
 
     rows: int
     left: set[int]
@@ -61,7 +61,7 @@ class Sweeper:
     """Sweeps the lanes of one member.
 
     Args:
-        groups: Lists minutes of group lanes, so that their seals may pass.
+        groups: Lists minutes of group lanes, so that seals may pass them.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Sweeper:
         self.begin_in_time()
 
     def begin_in_time(self) -> None:
-        """Make anew what remembers times of the wall clock."""
+        """Make the parts that remember wall-clock times; again after the clock was set."""
         self._sealed_next_ms = self._again_ms = 0
         self._refused_ms: dict[tuple[int, int], int] = {}
         self._narrow_ms: dict[str, int] = {}
@@ -91,17 +91,17 @@ class Sweeper:
         return self._register.layout
 
     def rung_due(self) -> Rung | None:
-        """The rung of the ladder that is due, until it has been swept."""
+        """The rung of the ladder that is due, until it was swept; None: none is."""
         now_ms = self._clock.now_ms()
         return None if self._isolated or now_ms < self._again_ms else self._ladder.due(now_ms)
 
     def sweep(self, rung: Rung | None) -> None:
-        """Read again what lies behind the cursors, as far as a rung says, and sealed minutes."""
+        """Reread rows behind the cursors, as far back as a rung reaches, and sealed minutes."""
         now_ms = self._clock.now_ms()
         if rung is not None:
-            # A lane that lags is passed over: it must not keep the others from being swept.
+            # A lagging lane is skipped: it must not keep the others from being swept.
             after_ms = now_ms - rung.depth_ms
-            # One without its lease is swept as far back as it would have been, once it has it.
+            # A lane without its lease is swept from here on once it has the lease.
             ready = {lane.number for lane in self._sweepable(now_ms)}
             open_ms = self._layout.minute_ms + self._layout.offset_ms
             together: dict[int, list[Lane]] = {}
@@ -113,30 +113,30 @@ class Sweeper:
             for unswept_ms, lanes in together.items():
                 since_ms = max(unswept_ms, now_ms - max(_BACK_MS_MAX, open_ms))
                 oldest = self._layout.start_ms(min(lane.sealed for lane in lanes) + 1)
-                # Cursors are ahead of now where the clock was set back: this step, or by a little.
+                # Cursors are ahead of now if the clock was set back: in this step, or by a little.
                 end_ms = min(now_ms + _AHEAD_MS, *(lane.cursor_ms for lane in lanes))
                 self._sweep_slices(lanes, max(since_ms, oldest - 1), end_ms, rung.purpose)
                 for lane in lanes:
                     lane.unswept_ms = SWEPT
-                    # Another's cursor that is further back has ended the sweep before this one's.
+                    # The sweep may have ended before this lane's cursor, at that of another lane.
                     if end_ms >= lane.cursor_ms:
                         lane.look_again(max(since_ms, oldest - 1), now_ms)
             self._ladder.swept(rung, now_ms)
         self._sweep_sealed(now_ms)
 
     def was_swept(self, rung: Rung, at_ms: int) -> None:
-        """A poll that began then has reached as far back as a rung does."""
+        """Record that a poll, begun at `at_ms`, has read as far back as a rung does."""
         self._ladder.swept(rung, at_ms)
 
     def look_behind_seals(self) -> None:
-        """Reread lanes from rows that lie behind their seals, where the store tells of them.
+        """Reread lanes from rows behind their seals, if the store has an index that finds these.
 
-        It costs one look-up: nearly always the first row of the queue comes after all seals.
+        It costs one look-up: the first row of the queue nearly always comes after all seals.
         """
         lanes = self._memory.lanes
         now_us = until_us = self._clock.boot_us()
         if lanes.keys() != self._behind_of:
-            # Of a lane that is new here all must be known: its groups wait for what is first.
+            # Find all of them if a lane is new here: its groups wait for their first rows.
             self._behind_of = frozenset(lanes)
             self._behind_from = self._register.first_minute
             until_us = now_us + TURN_US
@@ -147,7 +147,7 @@ class Sweeper:
             if first > newest:
                 self._behind_from = self._register.first_minute
                 break
-            # One at a time: listed minutes of group lanes have rows, and may be days apart.
+            # One minute at a time: listed minutes of group lanes have rows, and may be days apart.
             self._reopen(first)
             self._behind_from = first + 1
             self._behind_us = now_us + _BEHIND_US
@@ -164,7 +164,7 @@ class Sweeper:
                 lane.reopen(minute, self._layout)
 
     def look_back(self) -> None:
-        """Read what a put whose news has just come may have written behind the cursor."""
+        """Reread the last 50 ms: a put just reported may have written behind the cursor."""
         now_ms = self._clock.now_ms()
         after_ms = now_ms - NEWS_BACK_MS
         lanes = [lane for lane in self._sweepable(now_ms) if lane.cursor_ms > after_ms]
@@ -173,9 +173,9 @@ class Sweeper:
             known = self._memory.known
             for page in self._pages.whole(lanes, after_ms, end_ms, "look back"):
                 new = [row for row in page if row.id not in known]
-                # What comes before these in their groups may have been passed a little earlier.
+                # Polls may have passed earlier rows of these groups a little before.
                 whole = self._reader.with_missed(new, after_ms, end_ms)
-                # A lease taken for the page before may have moved the cursor back.
+                # A lease taken for the previous page may have moved the cursor back.
                 self._intake.accept(self._reader.without_unread(whole))
 
     def _sweep_sealed(self, now_ms: int) -> None:
@@ -183,15 +183,15 @@ class Sweeper:
             return
         self._sealed_next_ms = now_ms + _SEALED_EVERY_MS
         if self._pages.next_minute(0) is not None:
-            # What comes there late is found by a look behind the seals.
+            # `look_behind_seals` finds rows that arrive there late.
             for lane in self._memory.lanes.values():
                 lane.swept = dict.fromkeys(SEALED_RUNGS, lane.sealed)
             return
         together: dict[tuple[int, int], list[Lane]] = {}
-        # Those that lag as well: what holds up a lane may do so for long.
+        # Lagging lanes as well: they may lag for long.
         for lane in self._memory.lanes.values():
             if lane.band >= self._layout.bands_used and not lane.of_groups:
-                # Nobody has written what could come late.
+                # Nobody has put to this band, so no row can arrive late.
                 lane.swept = dict.fromkeys(SEALED_RUNGS, lane.sealed)
                 continue
             for place in self._ladder.sealed_due(lane, now_ms):
@@ -210,8 +210,8 @@ class Sweeper:
             swept = self._sweep_minute(lanes, minute, f"sweep sealed {rung} min", slices)
             for lane in lanes:
                 if lane.number in swept.left:
-                    # Looked at again when its holder may have died. Later minutes of this rung wait
-                    # until then, of which `swept` knows the last alone, and so does the seal.
+                    # Sweep it again when its holder may have died. Later minutes of this rung wait
+                    # until then, because `swept` and the seal record only the last minute.
                     self._refused_ms[rung, lane.number] = now_ms + self._register.settings.lease_ms
                 else:
                     lane.swept[rung] = minute
@@ -223,19 +223,19 @@ class Sweeper:
         return self._ladder.next_ms()
 
     def sealable(self) -> dict[int, int]:
-        """Sweep the shards that may be sealed; returns lane -> minute of those that are empty."""
+        """Sweep shards that may be sealed; returns lane -> minute up to which all are drained."""
         now_ms = self._clock.now_ms()
         newest = self._layout.newest_sealable(now_ms)
         sealed: dict[int, int] = {}
         until_us = self._clock.boot_us() + TURN_US
         wanted: dict[int, range] = {}
-        # Of so many shards one read tells where rows are, while leases wait to be renewed.
+        # One read covers this many shards at most, because leases wait to be renewed.
         most = max(4 * PROBE_MINUTES // (len(self._memory.lanes) or 1), 1)
         most = min(most, PROBE_MINUTES)
         for lane in self._memory.lanes.values():
             first = self._pages.first_minute(lane.sealed + 1)
             last = min(newest, first + most - 1)
-            # A quiet one is not read, but looked through just below.
+            # A quiet lane is not read: it is searched just below.
             last = last if lane.quiet else min(last, self._read_to(lane))
             swept_to = lane.sealable_to(self._layout, newest)
             last = last if swept_to is None else min(last, swept_to)
@@ -248,27 +248,27 @@ class Sweeper:
             if minute > lane.sealed:
                 lane.seal(minute, newest)
                 if lane.quiet:
-                    # It has nothing up to there that is to be read, once it is polled.
+                    # The lane has no rows up to there to be read once it is polled again.
                     lane.advance(self._layout.end_ms(minute) - 1)
                 sealed[number] = minute
         return sealed
 
     def _look_for_unseen(self, wanted: Mapping[int, range]) -> None:
-        """Note in which of their minutes lanes have rows though none was seen there.
+        """Find minutes in which lanes have rows, although no row was seen there.
 
-        Lanes are nearly always sealed together: one look does for all of them.
+        Lanes are nearly always sealed together: one read does for all of them.
         """
         lanes = self._memory.lanes
         together: dict[range, list[int]] = {}
         for number, minutes in wanted.items():
-            # They may be millions, of which an index tells that most are empty.
+            # There may be millions of minutes, and an index skips empty ones.
             first = min(self._pages.first_minute(minutes.start), minutes.stop)
             unseen = [m for m in range(first, minutes.stop) if m not in lanes[number].used]
             if unseen:
                 together.setdefault(range(unseen[0], unseen[-1] + 1), []).append(number)
         for minutes, numbers in together.items():
             for shard in self._pages.occupied(minutes, numbers):
-                # Somebody wrote into a minute that was read already, and no sweep has seen it yet.
+                # A row was written into a minute that was read before, and no sweep met it yet.
                 lanes[shard.lane].used.setdefault(shard.minute, 1)
 
     def _read_to(self, lane: Lane) -> int:
@@ -276,9 +276,9 @@ class Sweeper:
         return self._layout.minute_of(lane.cursor_ms + 1) - 1
 
     def _empty_until(self, lane: Lane, minutes: range, until_us: int) -> int:
-        """The last of these minutes up to which the lane's shards have no rows.
+        """The last of these minutes up to which the lane's shards are drained.
 
-        It looks at one of them at least, and at others until that time since boot.
+        It sweeps one of them at least, and others until `until_us`, time since boot.
         """
         for minute in sorted(minute for minute in lane.used if minute in minutes):
             is_over = minute > minutes.start and self._clock.boot_us() > until_us
@@ -287,7 +287,7 @@ class Sweeper:
         return minutes[-1]
 
     def _is_drained(self, lane: Lane, minute: int) -> bool:
-        """True if a minute has no rows, or, of a group lane, is listed."""
+        """True if a minute of a lane has no rows or, in a group lane, is listed."""
         if not lane.of_groups and any(
             s.minute == minute and s.lane == lane.number for s in self._memory.leased_rows
         ):
@@ -314,18 +314,18 @@ class Sweeper:
     def _sweep_slices(
         self, lanes: Sequence[Lane], after_ms: int, end_ms: int, purpose: str, slices: int = 0
     ) -> _Swept:
-        """Read (after, end] again in slices."""
+        """Reread (after, end] in slices."""
         length = max(self._layout.minute_ms // SLICES, SPAN_MS_MIN)
         if slices:
             length = -(-(end_ms - after_ms) // slices)
-        # What was too much before may have been a part of what is to be swept by now.
+        # This sweep may cover more than the one that failed: bound the number of slices.
         least_ms = max((end_ms - after_ms) // _SLICES_MAX, SPAN_MS_MIN)
         length = min(length, max(self._narrow_ms.get(purpose, length), least_ms))
         before = len(self._memory.known)
         rows, left = 0, set[int]()
         while after_ms < end_ms:
             if end_ms - after_ms > _MANY_MINUTES * self._layout.minute_ms:
-                # A clock that was set ahead, or slept, leaves many minutes in which nothing is.
+                # A clock that was set ahead, or a machine that slept, leaves many empty minutes.
                 first = self._pages.first_minute(self._layout.minute_of(after_ms + 1))
                 after_ms = min(max(after_ms, self._layout.start_ms(first) - 1), end_ms - 1)
             stop_ms = min(after_ms + length, end_ms)
@@ -339,7 +339,7 @@ class Sweeper:
                         left.update(row.shard.lane for row in page if row.id not in read)
                     left.update(self._intake.accept(met))
             except (StoreUnavailable, StoreTimeout):
-                # What else a step has to do is done before the next try, which asks for less.
+                # The step does its other work before the next try, which reads less at once.
                 self._narrow_ms[purpose] = min(length, max(length // 2, least_ms))
                 self._again_ms = self._clock.now_ms() + _AGAIN_MS
                 raise
