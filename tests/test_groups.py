@@ -27,6 +27,21 @@ def test_a_group_is_delivered_in_the_order_of_its_dues(stage: Stage) -> None:
     assert seen.texts == [f"{number}" for number in range(200)]
 
 
+def test_timers_of_groups_are_delivered_on_their_milliseconds(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", group_lanes=1)
+    seen = Recorder(stage.clock)
+    consumer = Consumer(queue, seen)
+    stage.drive(consumer, seconds=5)
+    dues_us = [
+        queue.put(f"{number}", group=f"g{number}", delay=f"{700 + 15 * number}ms")._row.due_ms
+        * 1_000
+        for number in range(5)
+    ]
+    stage.drive(consumer, seconds=2)
+    late_us = [at_us - due_us for at_us, due_us in zip(seen.at_us, dues_us, strict=True)]
+    assert max(late_us) <= 2_000
+
+
 def test_a_group_waits_for_a_retry_and_others_do_not(stage: Stage) -> None:
     queue = stage.connect().queue("mail", group_lanes=1)
     for number in range(3):
