@@ -29,9 +29,9 @@ def lane(rows: Sequence[Row] = (), lease: Lease = LEASE) -> GroupLane:
 
 
 def take(made: GroupLane, rows: Sequence[Row], *, room: int = 100) -> list[Row]:
-    kept = [one for one in rows if made.keep(one, room)]
+    kept = [one for one in rows if made.keep(one.group or "", place_of(one), room)]
     for one in kept:
-        made.groups[one.group or ""].add(Delivery(one, 0, LEASE, grouped=True))
+        made.groups[one.group or ""].add(place_of(one), Delivery(one, 0, LEASE, grouped=True))
     return kept
 
 

@@ -97,11 +97,12 @@ class Group:
         self.coming += 1
         return True
 
-    def add(self, one: Delivery) -> None:
-        """Add a row behind the head."""
+    def add(self, place: Place, one: Delivery) -> None:
+        """Add a row that is kept, at its place."""
         self.coming = max(self.coming - 1, 0)
-        heapq.heappush(self.rows, (place_of(one.row), one))
-        self.note_claim(one.row)
+        heapq.heappush(self.rows, (place, one))
+        if one.row.claim is not None:
+            self.note_claim(one.row)
 
     def note_claim(self, row: Row) -> None:
         """Note the place of a row behind the head, if it is a claim."""
@@ -114,15 +115,17 @@ class Group:
         A first row that was stored after a later row had been claimed waits until that claim ends.
         """
         if self.head is None and self.rows:
-            self.head = self._take_claimed(now_ms) or heapq.heappop(self.rows)[1]
+            is_plain = self.rows[0][0] > self.claimed
+            first = None if is_plain else self._take_claimed(now_ms)
+            self.head = first or heapq.heappop(self.rows)[1]
             self.waits = 0
         return self.head
 
     def _take_claimed(self, now_ms: int) -> Delivery | None:
         """Take out the first claim that still runs, if the first row was never handed out."""
-        place, first = self.rows[0]
+        first = self.rows[0][1]
         # A row handed out before may be retried while its caller still has rows of the same call.
-        if place > self.claimed or first.row.attempt or first.row.not_before_ms:
+        if first.row.attempt or first.row.not_before_ms:
             return None
         claims = [
             entry
@@ -154,7 +157,7 @@ class Group:
     def take_back(self) -> None:
         """Put the head, which no handler has, back among the other rows, in order."""
         if self.head is not None:
-            self.add(self.head)
+            self.add(place_of(self.head.row), self.head)
             self.head, self.waits = None, 0
 
     def leave(self) -> list[Delivery]:
@@ -221,13 +224,12 @@ class GroupLane:
         self.looked_ms = 0
         self.is_dense = True
 
-    def keep(self, row: Row, room: int) -> bool:
-        """Decide whether a row that was read is kept in memory; the first row of a group is."""
-        name = row.group or ""
+    def keep(self, name: str, place: Place, room: int) -> bool:
+        """Decide whether a row of a group is kept in memory; the first row of a group is."""
         group = self.groups.get(name)
         if group is None:
             group = self.groups[name] = Group()
-        return group.keep(place_of(row), room)
+        return group.keep(place, room)
 
     def needs_care(self, row: Row) -> bool:
         """True if the former owner may have died of this head; True once a group."""

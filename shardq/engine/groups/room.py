@@ -41,7 +41,7 @@ from shardq.model.ids import order_key
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-    from shardq.engine.groups.lane import Group
+    from shardq.engine.groups.lane import Group, Place
     from shardq.engine.handing.delivery import Delivery
     from shardq.engine.leases.lease import Lease
     from shardq.engine.members.member import Member
@@ -203,7 +203,7 @@ class GroupLanes:
                 mine.touched = set(mine.listed)
                 for (lane, name), one in list(self._begun.items()):
                     if lane == number:
-                        mine.keep(one.row, ROWS_MAX)
+                        mine.keep(name, place_of(one.row), ROWS_MAX)
                         mine.groups[name].head = self._begun.pop((lane, name))
                         mine.groups[name].coming = 0
                 read = self._memory.lanes.get(number)
@@ -232,38 +232,51 @@ class GroupLanes:
 
     # Rows -----------------------------------------------------------------------------------------
 
-    def place(self, lane: Lane, rows: Iterable[Row]) -> None:
-        """Add rows of a shard, in order, to their groups; rows without room stay in the store."""
+    def place(self, lane: Lane, rows: Iterable[Row]) -> list[Delivery]:
+        """Add rows of a shard, in order, to their groups; rows without room stay in the store.
+
+        Returns:
+            The new heads, which their caller adds to `ready`.
+        """
         now_ms = self._clock.now_ms()
         kept: list[Row] = []
+        places: list[Place] = []
         with self._lock:
             mine, lane.seen_ms = self._lanes[lane.number], now_ms
-            room = self._room()
+            room, keep = self._room(), mine.keep
             for row in rows:
-                if row.due_ms > now_ms:
+                due_ms = row.due_ms
+                if due_ms > now_ms:
                     # It is reread when due: a row that is put meanwhile may come before it.
-                    self._ahead_ms.add(row.due_ms)
+                    self._ahead_ms.add(due_ms)
                     continue
                 if row.is_note:
                     self._notes[row.position] = row
                     continue
                 minute = row.shard.minute
-                if minute <= lane.sealed and row.due_ms < mine.listed.get(minute, _NEVER_MS):
+                if minute <= lane.sealed and due_ms < mine.listed.get(minute, _NEVER_MS):
                     mine.touched.add(minute)
-                if mine.keep(row, room - len(kept)):
+                place = due_ms, order_key(row.id)
+                if keep(row.group or "", place, room - len(kept)):
                     kept.append(row)
-            self._take_in(mine, kept)
+                    places.append(place)
+            return self._take_in(mine, kept, places)
 
-    def _take_in(self, mine: GroupLane, rows: Sequence[Row]) -> None:
-        names = dict.fromkeys(row.group or "" for row in rows)
-        for one in self._memory.take_in(rows, mine.lease):
-            mine.groups[one.row.group or ""].add(one)
-        self._ready.add(self._offer(mine, names))
+    def _take_in(
+        self, mine: GroupLane, rows: Sequence[Row], places: Iterable[Place]
+    ) -> list[Delivery]:
+        names: dict[str, None] = {}
+        groups = mine.groups
+        for place, one in zip(places, self._memory.take_in(rows, mine.lease), strict=True):
+            name = one.row.group or ""
+            groups[name].add(place, one)
+            names[name] = None
+        return self._offer(mine, names)
 
     def _offer(self, mine: GroupLane, names: Iterable[str]) -> list[Delivery]:
         """Choose new heads of groups; returns those that are due, and lets the others wait."""
         heads: list[Delivery] = []
-        now_ms = self._clock.now_ms()
+        now_ms, window = self._clock.now_ms(), mine.lease.window
         for name in names:
             group = mine.groups.get(name)
             if group is None:
@@ -278,9 +291,11 @@ class GroupLanes:
             elif one.is_stale or one.row.ready_ms > now_ms:
                 self._wait(group, one, one.row.ready_ms)
             else:
-                one.lead(careful=mine.needs_care(one.row))
+                if window or one.careful:
+                    one.lead(careful=mine.needs_care(one.row))
                 heads.append(one)
-            self._is_hungry = self._is_hungry or group.is_hungry
+            if group.after is not None and group.is_hungry:
+                self._is_hungry = True
         return heads
 
     def _take_out(self, group: Group) -> bool:
@@ -329,6 +344,8 @@ class GroupLanes:
                 if mine.lease.window:
                     head.lead(careful=mine.needs_care(head.row))
                 self._ready.offer(place, head, is_taken=is_last)
+            elif not rows:
+                mine.forget(name)
             else:
                 self._ready.add(self._offer(mine, (name,)))
             is_awaited = (group.head is None and group.after is not None) or group.waits
@@ -339,16 +356,22 @@ class GroupLanes:
             self._news.wake()
 
     def stored(self, one: Delivery) -> None:
-        """Called when a delivery's row is gone from its lane."""
+        """Record that the row of a delivery is gone from its lane."""
         row = one.row
-        self._touch(row)
         mine = self._lanes.get(row.shard.lane)
-        if one.careful and not one.thread_id and mine is not None:
-            # The head was not handed out: the next head needs the care.
-            mine.cared.discard(row.group or "")
-        group = None if mine is None else mine.groups.get(row.group or "")
-        if group is None or group.head is one:
+        group = None
+        if mine is not None:
+            if row.shard.minute in mine.listed:
+                mine.touched.add(row.shard.minute)
+            if one.careful and not one.thread_id:
+                # It was not handed out: the next head is handed out with care.
+                mine.cared.discard(row.group or "")
+            group = mine.groups.get(row.group or "")
+        if group is not None and group.head is one:
             self.ended(one)
+        elif group is None and self._begun:
+            with self._lock:
+                self._forget_begun(one)
 
     def _touch(self, row: Row | Position) -> None:
         """Note that a row is gone: if its minute is listed, it may have no rows left."""
@@ -424,9 +447,8 @@ class GroupLanes:
         return mine, None if mine is None else mine.groups.get(row.group or "")
 
     def _rows(self) -> int:
-        """How many rows are in memory, without heads that wait long."""
-        lanes = self._memory.lanes
-        return sum(lanes[n].rows for n in self._lanes if n in lanes) - self._far_heads
+        """How many rows are in memory, without heads that wait for long."""
+        return self._memory.group_rows - self._far_heads
 
     def _count_far(self) -> None:
         until_ms = self._clock.now_ms() + _FAR_MS
@@ -585,9 +607,10 @@ class GroupLanes:
                 for row in chosen:
                     if row.id not in ids:
                         mine.skip(row)
-                self._take_in(mine, kept)
+                heads = self._take_in(mine, kept, map(place_of, kept))
                 for name in hungry:
                     mine.forget(name)
+            self._ready.add(heads)
             if self._clock.boot_us() > until_us or not self._leases.is_valid(mine.lease):
                 self._is_hungry = True
                 return

@@ -199,7 +199,7 @@ class Intake:
             if not lane.of_groups:
                 taken += self._memory.take_in(list(rows_of_shard), lease)
             elif lane.number not in refused:
-                self._groups.place(lane, rows_of_shard)
+                taken += self._groups.place(lane, rows_of_shard)
         self._ready.add(taken)
         # Leases may have expired meanwhile: no cursor may pass rows that were released then.
         return _earliest(refused, self._memory.left)

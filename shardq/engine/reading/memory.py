@@ -34,6 +34,7 @@ class Memory:
         running: Row id -> delivery that was handed out and is not settled.
         begun: How many deliveries were handed out; a run until empty sees by it that none began.
         leased_rows: Shard of a lease -> how many rows were read under it, without claims.
+        group_rows: How many rows of group lanes were read, without claims.
         body_bytes: The size of all bodies in memory.
         left: Lane -> the due from which it is reread, noted since `left` was last cleared.
         stranded: Deliveries released behind the seal of their lane; their rows are moved to now.
@@ -48,6 +49,7 @@ class Memory:
         self.running: dict[bytes, Delivery] = {}
         self.begun = 0
         self.leased_rows: Counter[Shard] = Counter()
+        self.group_rows = 0
         self.body_bytes = 0
         self.left: dict[int, int] = {}
         self.stranded: list[Delivery] = []
@@ -61,6 +63,7 @@ class Memory:
         taken: list[Delivery] = []
         self.leased_rows[lease.shard] += len(rows)
         lane.rows += len(rows)
+        self.group_rows += len(rows) if is_grouped else 0
         lane.used[minute] = lane.used.get(minute, 0) + len(rows)
         lane.stirred = lane.stirred or lane.quiet
         may_need_care = lease.careful > 0 and not is_grouped
@@ -131,6 +134,8 @@ class Memory:
             self.leased_rows[shard] = left
         else:
             del self.leased_rows[shard]
+        if self._register.layout.is_of_groups(shard.lane):
+            self.group_rows -= count
         lane = self.lanes.get(shard.lane)
         if lane is not None:
             lane.rows -= count
