@@ -200,7 +200,14 @@ class Receiver:
             True if its lane is owned here; False if its owner needs a note.
         """
         engine = self._engine
-        return engine is not None and engine.groups.look_at(position)
+        if engine is None or not engine.groups.look_at(position):
+            return False
+        if self._line or self._stepper is None:
+            engine.news.wake()
+        else:
+            # The process that has settled it is likely to receive at once, and looks then.
+            self._stepper.within(self, _SHARE_S)
+        return True
 
     def store_stats(self) -> None:
         """Store the counts since the last turn.

@@ -655,7 +655,7 @@ class GroupLanes:
     def look_at(self, position: Position) -> bool:
         """Let the next step reread a row that another part of this process has changed.
 
-        From any thread.
+        From any thread. It wakes nobody.
 
         Returns:
             True if its lane is owned here.
@@ -665,7 +665,6 @@ class GroupLanes:
             if mine is None or not self._leases.is_valid(mine.lease):
                 return False
             self._looks.add(position)
-        self._news.wake()
         return True
 
     def look(self, accept: Callable[[Sequence[Row]], object]) -> None:
