@@ -1,4 +1,4 @@
-"""The rests of an engine that is stepped only when there is something to do.
+"""When an engine may rest, for a caller that steps it only if there is something to do.
 
 ```
  step ─► until_ms ── None, or later ──► begin ─► time passes ─► step: reads from where it stopped
@@ -39,7 +39,7 @@ class Rest:
         along: Returns the `Rest` of an engine that is stepped along with this one; None without.
 
     Attributes:
-        along: The function `along` above.
+        along: Returns the `Rest` of that engine; None without.
         was_brief: True if the last step was brief.
         is_alone: True if the caller of the steps vouches that no other process uses the store. It
             then calls `note` for each row that is placed, and `hurry` when settings have changed.
@@ -92,7 +92,7 @@ class Rest:
         return True
 
     def is_over(self) -> bool:
-        """True if there is something to do, in an engine whose placed rows are all noted."""
+        """True if there is something to do, provided that each placed row was noted."""
         return self._next_ms <= self.clock.now_ms()
 
     def hurry(self) -> None:
@@ -183,7 +183,7 @@ class Rest:
         """If a lease would run out by `until_ms`, release all leases, and rows that have not begun.
 
         Raises:
-            StoreUnavailable, StoreTimeout: Then the leases run out.
+            StoreUnavailable, StoreTimeout: The leases are not released, and run out.
         """
         self._release(until_ms)
         if (along := self.along()) is not None:

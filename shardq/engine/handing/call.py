@@ -78,7 +78,7 @@ def _copy_decimal() -> None:
 
 
 def passes(error: BaseException) -> bool:
-    """True if no function has failed: Ctrl-C in the main thread, or a simulated process's end."""
+    """True if an error must pass: Ctrl-C in the main thread, or the end of a simulated process."""
     if isinstance(error, KeyboardInterrupt):
         return threading.current_thread() is threading.main_thread()
     return isinstance(error, ENDS_PROCESS)

@@ -85,7 +85,8 @@ class Crew:
                 thread.start()
 
     def _begin(self) -> None:
-        # Also called in a forked child, which has none of its parent's threads or consumers.
+        # Also called in a forked child: it has none of its parent's threads, and its consumers begin
+        # anew.
         self._works: list[Work] = []
         self.threads = [
             threading.Thread(target=self._run, name=f"{self._name}-{n}", daemon=True)

@@ -1,4 +1,4 @@
-"""Checks that a call of a user's function does its work: of the function, and of its result.
+"""Checks that a call of a user's function does the work: before the call, and by its result.
 
 A call of an async function, or of one with `yield`, only makes an object. The work runs when the
 object is awaited or iterated over, which a consumer does not do.

@@ -103,7 +103,7 @@ def outcome_of(error: BaseException) -> Outcome:
         text = _text_of(error) or "the handler buried it"
         return Outcome(Fate.BURY, None, text, told if has_cause else "")
     if isinstance(error, Retry):
-        # If shardq raised it for a command of the user's, there is no user's code to show.
+        # If shardq raised it for a command of the user's, it has no code of theirs to show.
         is_shown = frames is not None or has_cause
         return Outcome(Fate.RETRY, _delay_of(error), _text_of(error), told if is_shown else "")
     return Outcome(Fate.RETRY, None, reason, told)

@@ -94,7 +94,7 @@ class Ready:
             if row.due_ms > now_ms:
                 future.append((row.due_ms, order_key(row.id), one))
             else:
-                # A shared row has waited longer than its due says. No call here: each row costs.
+                # A shared row has waited longer than its due says. No call: this runs for each row.
                 at_ms = row.due_ms
                 if row.since_ms is not None:
                     at_ms, is_given = row.since_ms, True
@@ -121,7 +121,7 @@ class Ready:
                 self._changed.notify()
 
     def take(self) -> Delivery | None:
-        """Take the first row that is due; None if none is."""
+        """Take the first row that is due; None without one."""
         with self._lock:
             return self._pop()
 
@@ -193,12 +193,12 @@ class Ready:
             return self._future[0][0] if self._future else None
 
     def has_due(self) -> bool:
-        """True if a row is due and not taken."""
+        """True if a row is due and not taken yet."""
         return self.due > 0
 
     @property
     def due(self) -> int:
-        """How many rows are due and not taken."""
+        """How many rows are due and not taken yet."""
         with self._lock:
             self._promote()
             return sum(map(len, self._due))
@@ -228,7 +228,7 @@ class Ready:
             looked_at = islice(chain.from_iterable(self._due), most)
             found = (entry[0] for entry in looked_at if wanted(entry[2]))
             if count > most:
-                # An entry near the top of a heap is about its first.
+                # The accepted row nearest the top of a heap has waited about the longest.
                 first_ms = next(found, None)
                 return (0, 0) if first_ms is None else (count, first_ms)
             dues_ms = list(found)

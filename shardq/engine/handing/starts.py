@@ -63,7 +63,7 @@ _ASK_US = 250_000
 
 
 class Start:
-    """A delivery of a message with a key that is to begin.
+    """A delivery that is to begin, and the decision whether it does.
 
     Attributes:
         one: The delivery.
@@ -124,7 +124,7 @@ class Starts:
         self._stock = 0
         """How many rows to begin in advance, at the present rate."""
         self._low = 0
-        """With fewer than this begun in advance, more are begun."""
+        """More rows are begun in advance once fewer than this are left."""
         self._late: list[tuple[int, Start]] = []
         self._back: list[Change] = []
 

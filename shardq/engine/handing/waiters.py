@@ -28,7 +28,7 @@ class Waited(Protocol):
     """The rows of one queue, as waiting threads see them; the caller holds the waiters' lock.
 
     Attributes:
-        is_stopped: True if nothing more is handed out.
+        is_stopped: True once nothing more is handed out.
         on_wait: Called when a thread begins to wait, because nothing is due.
     """
 
@@ -36,7 +36,7 @@ class Waited(Protocol):
     on_wait: Callable[[], None]
 
     def pop(self) -> Delivery | None:
-        """Take the first row that is due; None if none is, or once stopped."""
+        """Take the first row that is due; None without one, or once stopped."""
 
     def seconds_to_next(self) -> float:
         """Seconds until a row comes due; infinite without one."""

@@ -1,8 +1,8 @@
 """The number of lanes of a queue whose consumers choose it (`lanes="auto"`).
 
-A queue needs two lanes for each member, so that each member has lanes of its own, and one lane for
-each 1,000 puts a second, which a partition of Cassandra takes well. The member that ranks first for
-the first lane decides.
+A queue needs two lanes for each member, so that each member has lanes of its own, and at least one
+lane for each 1,000 puts a second, which a partition of Cassandra takes well. The member that ranks
+first for the first lane decides.
 """
 
 from __future__ import annotations

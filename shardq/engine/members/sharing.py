@@ -42,7 +42,7 @@ _GIFT_US = 300_000
 _GIFT_MAX = 64
 _ROWS_MAX = 200
 _BYTES_MAX = 4 << 20
-"""The most rows that one step moves, and about the most bytes; one row always may move."""
+"""The most rows that one step moves, and about the most bytes; it may always move one row."""
 _TURN_US = 250_000
 _TURN_LOCAL_US = 120_000
 """After this long without an answer, another member offers a slot."""
@@ -87,8 +87,8 @@ class _Seen:
 
     Attributes:
         number: The number of its last heartbeat.
-        after_us: The last look before that heartbeat was seen: it was sent after this time.
-        looked_us: The last look for a heartbeat.
+        after_us: When we last looked before that heartbeat was seen: it was sent after this time.
+        looked_us: When we last looked for a heartbeat.
         offered: The slots to which we have given rows since that heartbeat.
         given_us: When it was given rows of which it has begun none yet; 0 without such rows.
         begun: The begun deliveries that it had reported by then.
@@ -379,7 +379,7 @@ class Sharing:
             log.debug("queue %s: shared %d rows", self._register.name, moved)
 
     def _give(self, one: Delivery, lanes: Sequence[int]) -> int | None:
-        """Move a row to the next of these lanes in turn; returns that, or None if it stays."""
+        """Move a row to the next of these lanes; returns the lane, or None if the row stays."""
         self._turn += 1
         lane = lanes[self._turn % len(lanes)]
         return lane if self._outbox.share(one, lane) else None
@@ -437,7 +437,7 @@ class Sharing:
         return now_us - birth_us(row.id) >= stays_us
 
     def _slots(self) -> Iterator[_Slot]:
-        """Free slots of others that this member is to offer, each once a heartbeat of its member."""
+        """Free slots of others that this member is to offer, each once for each heartbeat."""
         now_us = self._clock.boot_us()
         beats = self._membership.beats
         self._seen = {name: one for name, one in self._seen.items() if name in beats}
