@@ -85,8 +85,7 @@ class Crew:
                 thread.start()
 
     def _begin(self) -> None:
-        # Also called in a forked child: it has none of its parent's threads, and its consumers begin
-        # anew.
+        # Also called in a forked child: it lacks its parent's threads; its consumers begin anew.
         self._works: list[Work] = []
         self.threads = [
             threading.Thread(target=self._run, name=f"{self._name}-{n}", daemon=True)
