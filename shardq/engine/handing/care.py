@@ -1,10 +1,10 @@
-"""Care for rows that another member may have settled: each is reread just before its hand-out.
+"""Care for rows that somebody else may have settled: each is reread just before its hand-out.
 
 These are claims, and rows of a shard whose last holder has not released it. The attempts of the
 latter are recorded before the hand-out.
 
 ```
- row ──► does it exist? ── no: forgotten, as another has settled it     one read for up to 100 rows
+ row ──► does it exist? ── no: forgotten: somebody else settled it     one read for up to 100 rows
      ──► careful: attempt recorded?
              └── no: released, and reread              tried until the lease is nearly over
      ──► handed out
@@ -68,7 +68,7 @@ class Care:
                 if not self._is_there(one):
                     return LEFT
                 if one.is_stale:
-                    # Another member has edited the row: its group takes it in anew.
+                    # Somebody else has edited the row: its group takes it in anew.
                     return GIVEN_UP
                 if one.careful:
                     # A row with `not_before_ms` counts as waiting for a retry, not as running.

@@ -40,7 +40,7 @@ class Stage(IntEnum):
     PARKED = 3
     """It outlived `hold`: the engine keeps its row as a claim, and alone stores its outcome."""
     LOST = 4
-    """Another member has settled its row, and its handler still runs."""
+    """Somebody else has settled its row, and its handler still runs."""
     SAVING = 5
     """Its thread stores its ack, so its row must stay where it is."""
     ENDED = 6
@@ -150,7 +150,7 @@ class Delivery:
 
     @property
     def doubtful(self) -> bool:
-        """True if another member may settle its row, which is reread before the hand-out."""
+        """True if somebody else may settle its row, which is reread before the hand-out."""
         return self.careful or self.row.claim is not None
 
     # Steps ----------------------------------------------------------------------------------------
