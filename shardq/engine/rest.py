@@ -1,13 +1,13 @@
-"""The rest of an engine whose steps are called when there is something to do, and not before.
+"""When an engine may rest, for a caller that steps it only if there is something to do.
 
 ```
- step ─► until_ms ── None, or later ──► begin ─► time passes ─► step: reads on where it has left off
+ step ─► until_ms ── None, or later ──► begin ─► time passes ─► step: reads from where it stopped
                └──── now ─────────────────────────────────────► step
 ```
 
-Nothing is missed by it, however long it takes: that is a process that stands still, but for leases
-that run out, and need not. Where whoever steps it vouches that nobody else is there, most steps are
-brief: what heartbeats, sweeps and seals are for happens among several processes.
+A rest misses nothing, however long it is. It is like a pause of the process, but releases leases
+before they run out. If the caller of the steps vouches that no other process uses the store, most
+steps are brief: heartbeats, sweeps and seals serve a queue that several processes use.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from shardq.engine.reading.sweeper import NEWS_BACK_MS
 from shardq.stores.store import NEVER, Slice
 
 _BRIEF_MAX = 1_000
-"""Brief steps between two others, at most."""
+"""The most brief steps between two whole ones."""
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,17 +33,17 @@ if TYPE_CHECKING:
 
 
 class Rest:
-    """Tells until when an engine may rest, and readies it. From the thread that steps it.
+    """Finds out until when an engine may rest, and prepares it. From the thread that steps it.
 
     Args:
-        along: Gives the rest of an engine that is stepped along with this one, if one is.
+        along: Returns the `Rest` of an engine that is stepped along with this one; None without.
 
     Attributes:
-        along: Likewise.
-        was_brief: Whether the last step was.
-        is_alone: Whether who steps the engine vouches that no other process uses the store, and
-            tells it by `note` of each row that is placed, and by `hurry` of changed settings.
-        clock: By which time is told.
+        along: Returns the `Rest` of that engine; None without.
+        was_brief: True if the last step was brief.
+        is_alone: True if the caller of the steps vouches that no other process uses the store. It
+            then calls `note` for each row that is placed, and `hurry` when settings have changed.
+        clock: The clock of the member.
         register: The queue's record.
     """
 
@@ -63,7 +63,7 @@ class Rest:
         self.is_alone = self.was_brief = self._is_behind = False
         self._brief = _BRIEF_MAX
         self._next_ms = 0
-        """Before that nothing is to be done, as far as was told since that was looked up."""
+        """Before this nothing is to be done, by the last look and the calls of `note` since."""
         self._membership = member.membership
         self._groups = groups
         self.clock = member.clock
@@ -76,7 +76,7 @@ class Rest:
         self._sweeper = sweeper
 
     def is_brief(self) -> bool:
-        """Whether the step that begins may leave out all but reading and settling."""
+        """True if the step that begins need only read and settle."""
         memory, used = self._memory, self.register.layout.bands_used
         if (
             not self.is_alone
@@ -92,34 +92,33 @@ class Rest:
         return True
 
     def is_over(self) -> bool:
-        """Whether something is to be done, of an engine that is told of all that is placed."""
+        """True if there is something to do, provided that each placed row was noted."""
         return self._next_ms <= self.clock.now_ms()
 
     def hurry(self) -> None:
-        """Let the next step be a whole one."""
+        """Make the next step a whole one."""
         self._brief, self._next_ms = _BRIEF_MAX, 0
         if (along := self.along()) is not None:
             along.hurry()
 
     def note(self, due_ms: int) -> None:
-        """A row has been placed in the queue, due then, epoch milliseconds."""
+        """Note that a row was placed in the queue, due at `due_ms`, epoch milliseconds."""
         self._next_ms = min(self._next_ms, due_ms)
         if due_ms <= self.clock.now_ms():
             self._is_behind = True
             self._news.on_put(due_ms)
 
     def take_behind(self) -> bool:
-        """Whether a row has been placed where lanes may have been read; once."""
+        """True, once, if a row was placed where lanes may have been read already."""
         is_behind, self._is_behind = self._is_behind, False
         return is_behind
 
     def until_ms(self) -> int | None:
-        """Until when nothing is to be done, if nobody puts anything. Two reads at most.
+        """Until when nothing is to be done, if nobody puts a message. Four reads at most.
 
         Returns:
-            Epoch milliseconds, not before now. Now: there is something to do, or it waits for
-            another member; the last step has said for how long. None: for ever, as far as an index
-            tells where rows are.
+            Epoch milliseconds. Now: there is something to do, or a lane waits for another member;
+            the last step has returned for how long. None: for ever, by the store's index of rows.
         """
         now_ms = self.clock.now_ms()
         if not self.is_alone or self._next_ms <= now_ms:
@@ -136,7 +135,7 @@ class Rest:
             return NEVER
         if self._is_at_work(now_ms):
             return now_ms
-        # A lane whose rows were given up is to be read again from there.
+        # A lane whose rows were released is reread from its cursor.
         cursors_ms = (lane.cursor_ms for lane in self._memory.polled)
         first_ms = self._next_due_ms(min([now_ms - NEWS_BACK_MS, *cursors_ms]))
         heads_ms = self._groups.next_ms()
@@ -148,7 +147,7 @@ class Rest:
         return min(NEVER if first_ms is None else first_ms, heads_ms)
 
     def _next_due_ms(self, after_ms: int) -> int | None:
-        """The due of the first row of the queue after a due; None where an index tells of none."""
+        """The due of the first row of the queue after a due; None if an index shows none."""
         layout = self.register.layout
         minute = layout.minute_of(after_ms + 1)
         while (first := self._store.next_minute(layout.queue, minute)) not in (None, NEVER):
@@ -168,7 +167,7 @@ class Rest:
         return None
 
     def _is_at_work(self, now_ms: int) -> bool:
-        """Whether something that is in memory is due, or is to be stored."""
+        """True if a row in memory is due, an outcome is not stored, or a lane is to be retried."""
         return (
             (self._is_behind if self.is_alone else self._news.is_near)
             or not self._outbox.is_empty
@@ -181,10 +180,10 @@ class Rest:
         )
 
     def begin(self, until_ms: int) -> None:
-        """Release what would run out until then, and with it what has not begun.
+        """If a lease would run out by `until_ms`, release all leases, and rows that have not begun.
 
         Raises:
-            StoreUnavailable, StoreTimeout: It runs out, then.
+            StoreUnavailable, StoreTimeout: The leases are not released, and run out.
         """
         self._release(until_ms)
         if (along := self.along()) is not None:
@@ -199,16 +198,16 @@ class Rest:
             self._leases.release([lease.shard for lease in held])
 
     def pass_to(self, until_ms: int) -> None:
-        """Let time pass until then, as `begin` does; nobody does anything meanwhile.
+        """Begin a rest, like `begin`, in which no process does anything until `until_ms`.
 
-        What is known to hold nothing that is due before counts as read.
+        If nothing is due before that, the lanes count as read and swept up to it.
         """
         polled = self._memory.polled
         cursors_ms = [lane.cursor_ms for lane in polled]
         self._release(until_ms)
         if self.is_alone and self._next_ms >= until_ms and not self._membership.beats:
             for lane, cursor_ms in zip(polled, cursors_ms, strict=True):
-                # A cursor that went back is before rows of groups, which wait where they are.
+                # A cursor that went back stays before rows of groups, which wait in place.
                 if lane.behind is None and not lane.full and lane.cursor_ms >= cursor_ms:
                     lane.advance(until_ms - 1)
             self._sweeper.was_swept(RUNGS[-1], until_ms)
@@ -217,6 +216,6 @@ class Rest:
 
     @property
     def begun(self) -> int:
-        """How many deliveries have begun here, and along."""
+        """How many deliveries have begun, with those of the engine that is stepped along."""
         along = self.along()
         return self._outbox.begun + (0 if along is None else along.begun)

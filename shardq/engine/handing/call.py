@@ -1,4 +1,4 @@
-"""Calls of a user's functions: what passes through them, and what a child forked in one does."""
+"""Calls of users' functions: the errors that they let pass, and the end of a forked child."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from shardq.model.message import Message
 
 ENDS_PROCESS: tuple[type[BaseException], ...] = ()
-"""What a simulated process ends by; the end of a real one is no exception in a function."""
+"""The exceptions that end a simulated process; a real process ends without one."""
 
 
 class Call:
     """A user's function of a message, called in this process.
 
     Args:
-        function: Checked by `check_function`.
+        function: A function that `check_function` accepts.
     """
 
     def __init__(self, function: Callable[[Message], object]) -> None:
@@ -35,10 +35,14 @@ class Call:
         locks.in_child(self, Call._begin_child)
 
     def __call__(self, message: Message) -> tuple[str, BaseException | None]:
-        """Call it; returns what it has not done, empty where it has done all, and what it raised.
+        """Call the function.
 
-        It has a context of its own: no context variable and no setting of `decimal` that it changes
-        is seen by the next. A child that it forks ends here: what follows is its parent's.
+        The function runs in a context of its own: the next call does not see the context variables
+        and `decimal` settings that it changes. A child process that it forks ends here, because the
+        code that follows is the parent's.
+
+        Returns:
+            The work that the call has not done, empty if it has done all; and the error it raised.
         """
         try:
             try:
@@ -48,8 +52,8 @@ class Call:
             finally:
                 if self._is_parents:
                     end_child(sys.exception())
-        # All of it, SystemExit, GeneratorExit and what time-outs, asyncio and greenlets raise: else
-        # it would end a thread of ours, and what that was to do would be held for ever.
+        # Every error, also SystemExit, GeneratorExit and those of time-outs, asyncio and greenlets.
+        # Uncaught, it would end a thread of ours, and the row would be held for ever.
         except BaseException as error:
             if passes(error):
                 raise
@@ -61,8 +65,8 @@ class Call:
 
 def _own_context() -> contextvars.Context:
     made = contextvars.copy_context()
-    # Empty in a thread of ours. Elsewhere a copy shares the objects that are in it, and decimal's
-    # is one that functions change.
+    # In a thread of ours the context is empty. Elsewhere the copy shares objects with the original,
+    # and functions change one of them: the context of decimal.
     if len(made) and "decimal" in sys.modules:
         made.run(_copy_decimal)
     return made
@@ -74,14 +78,14 @@ def _copy_decimal() -> None:
 
 
 def passes(error: BaseException) -> bool:
-    """Whether this is nobody's failure: Ctrl-C, which reaches the main thread wherever it is."""
+    """True if an error must pass: Ctrl-C in the main thread, or the end of a simulated process."""
     if isinstance(error, KeyboardInterrupt):
         return threading.current_thread() is threading.main_thread()
     return isinstance(error, ENDS_PROCESS)
 
 
 def end_child(error: BaseException | None) -> NoReturn:
-    """End this process as `sys.exit` in the main thread would, but for what runs at exit."""
+    """End this process as `sys.exit` in the main thread would, without calling exit handlers."""
     code: object = 0 if error is None else 1
     if isinstance(error, SystemExit):
         code = error.code or 0

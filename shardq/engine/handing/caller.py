@@ -1,4 +1,4 @@
-"""A caller of `receive`: in line, until it is answered or has gone."""
+"""A caller of `receive`: it is in line until it is answered or has gone."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ class Caller:
     """One call of `receive`.
 
     Args:
-        on_over: Called once it is answered, in the thread that does so; None: it waits by `wait`.
-        is_brief: True if it is answered by nothing where a look finds nothing.
+        on_over: Called after the answer, in the thread that answers; None: the caller uses `wait`.
+        is_brief: True to answer with no messages as soon as a look finds none.
 
     Attributes:
-        count: How many messages it takes at most.
-        per_group: How many of one group.
-        visibility_ms: How long they are its own.
-        since_us: When it came, time since boot.
+        count: The most messages.
+        per_group: The most messages of one group.
+        visibility_ms: How long the messages are the caller's.
+        since_us: When the call began, time since boot.
         is_over: True if it was answered.
         is_gone: True if nobody waits for its answer any more.
-        is_looked: True if a look that began after it came has found nothing for it.
+        is_looked: True if a look that began after the call has found nothing for it.
     """
 
     __slots__ = (
@@ -72,17 +72,17 @@ class Caller:
         self._news: threading.Condition | None = None
 
     def answer(self) -> list[Message]:
-        """The messages; none if it was not answered.
+        """The messages; none before the answer.
 
         Raises:
-            ShardqError: What it was answered by instead.
+            ShardqError: The error that is the answer instead.
         """
         if self._error is not None:
             raise self._error
         return self._messages
 
     def wait(self, clock: Clock, seconds: float | None) -> None:
-        """Wait for the answer, for so many seconds; None: until it comes."""
+        """Wait for the answer, at most `seconds`; None: until it is given."""
         news = self._news
         if news is None:
             news = self._news = locks.condition(self._lock)
@@ -93,7 +93,7 @@ class Caller:
                     return
 
     def give(self, messages: list[Message]) -> list[Message]:
-        """Answer it; returns what it does not want, for it has gone."""
+        """Answer with these messages; returns them if the caller has gone, else none."""
         with self._lock:
             if self.is_gone:
                 self.is_over = True
@@ -104,14 +104,14 @@ class Caller:
         return []
 
     def fail(self, error: ShardqError) -> None:
-        """Answer it by an error, of which it gets a copy of its own."""
+        """Answer with a copy of an error."""
         with self._lock:
             self._error = own_copy(error)
             self._end()
         self._tell()
 
     def abandon(self) -> list[Message]:
-        """It has gone; returns what it was given."""
+        """Record that the caller has gone; returns the messages that it was given."""
         with self._lock:
             self.is_gone = True
             messages, self._messages = self._messages, []

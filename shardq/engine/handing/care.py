@@ -1,11 +1,12 @@
-"""Rows that another may settle yet: looked at once more, just before they are handed out.
+"""Care for rows that somebody else may have settled: each is reread just before its hand-out.
 
-Such are claims, and rows after another's unclean end, whose attempts are recorded first.
+These are claims, and rows of a shard whose last holder has not released it. The attempts of the
+latter are recorded before the hand-out.
 
 ```
- row ──► still there? ── no: left to whoever settled it       asked of a hundred at once
-     ──► after an unclean end: attempt recorded?
-             └── no: given up, and read again                 tried until the lease is nearly over
+ row ──► does it exist? ── no: forgotten: somebody else settled it     one read for up to 100 rows
+     ──► careful: attempt recorded?
+             └── no: released, and reread              tried until the lease is nearly over
      ──► handed out
 ```
 """
@@ -32,18 +33,18 @@ log = logging.getLogger(__name__)
 
 _PAUSE_S = 0.2
 _RECORD_US = 2_000_000
-"""How long recording an attempt may well take."""
+"""No attempt is recorded if the lease ends within this time: the write may take as long."""
 _LOOKED_US = 1_000_000
 _LOOK_ROWS = 100
 _LOOK_BYTES = 256 * 1024
 
 
 class Care:
-    """Begins deliveries of rows that another may have handed out. From any thread.
+    """Begins deliveries of rows that another member may have handed out. From any thread.
 
     Args:
-        memory: Holds them.
-        is_stopping: Tells whether nothing is to begin any more.
+        memory: The rows in memory.
+        is_stopping: Returns True once no delivery is to begin any more.
     """
 
     def __init__(self, home: QueueHome, memory: Memory, is_stopping: Callable[[], bool]) -> None:
@@ -53,13 +54,13 @@ class Care:
         self._is_stopping = is_stopping
 
     def begin(self, one: Delivery) -> Outcome | None:
-        """Look for a delivery's row and, with care, record its attempt.
+        """Check that a delivery's row exists and, if it is careful, record its attempt.
 
         Returns:
-            None where it may begin; else what it comes to.
+            None if the delivery may begin; else its outcome.
         """
         row = one.row
-        # Recorded and not begun it has lost an attempt: so not when the lease is nearly over.
+        # An attempt that is recorded and does not begin is lost: record none as the lease ends.
         while not self._is_stopping() and (
             self._clock.boot_us() < one.lease.deadline_us - _RECORD_US
         ):
@@ -67,21 +68,21 @@ class Care:
                 if not self._is_there(one):
                     return LEFT
                 if one.is_stale:
-                    # Another has edited it: its lane places it anew.
+                    # Somebody else has edited the row: its group takes it in anew.
                     return GIVEN_UP
                 if one.careful:
-                    # No longer before any time: by that a retry is told from what runs.
+                    # A row with `not_before_ms` counts as waiting for a retry, not as running.
                     edit = row._replace(
                         attempt=row.attempt + 1,
                         not_before_ms=None,
                         serial=row.serial + SERIALS_AFTER_TAKEOVER,
                     )
                     self._store.edit([edit])
-                    # The handler sees the due of the retry, which the recorded row has no more.
+                    # The handler is to see the due of the retry, which the stored row has lost.
                     one.replace(edit._replace(not_before_ms=row.not_before_ms))
                     one.note_edit()
             except StoreTimeout as error:
-                # Maybe recorded: given up now, each new try could use up one more attempt.
+                # The attempt may be recorded. After a release, each new try might use another.
                 log.warning("message %s waits: %s", row.message_id, error)
                 self._clock.sleep(_PAUSE_S)
             except ShardqError as error:
@@ -92,10 +93,10 @@ class Care:
         return GIVEN_UP
 
     def _is_there(self, one: Delivery) -> bool:
-        """Whether a row has not been settled up to a second ago.
+        """True if a delivery's row existed within the last second.
 
-        Who had it before may have been slow, not dead: what it has settled since this one was read
-        is not to come again, nor what it has moved on.
+        Its former holder may have been slow, not dead: a row that it has settled or postponed since
+        we read the row must not be delivered again.
         """
         now_us = self._clock.boot_us()
         if now_us < one.there_until_us:
@@ -109,7 +110,7 @@ class Care:
         return one.row.id in there
 
     def _with_next(self, one: Delivery) -> list[Delivery]:
-        """A delivery, and those of its shard that come next."""
+        """A delivery, and the next ones of its lease that are to be checked and have not begun."""
         waiting = (
             other
             for other in list(self._memory.known.values())

@@ -1,12 +1,12 @@
-"""Claims of what is due for callers of `receive`: one batch for all that are in line.
+"""Claims of due rows for callers of `receive`: one batch for all callers in line.
 
 ```
- ready ─► take: ten rows a caller and round ─► begin what has a key ─► what follows heads of groups
+ ready ─► take: ten rows a caller and round ─► begin rows with keys ─► add followers of heads
        ─► plan: due now + visibility
-       ─► move them all ─► each caller gets its own
+       ─► move all ─► each caller gets its own
 ```
 
-A batch that is refused for one row is repeated caller by caller.
+If the store refuses a batch because of one row, the batch is repeated caller by caller.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
     from shardq.model.shard import Position
 
 _ROUND_ROWS = 10
-"""A caller gets so many rows before the next one in line gets some."""
+"""How many rows a caller gets before the next one in line gets some."""
 
 log = logging.getLogger(__name__)
 
 
 class Claims:
-    """Takes and claims rows that one engine has in memory. In the thread that steps it."""
+    """Takes and claims rows in one engine's memory. From the thread that steps the engine."""
 
     def __init__(self, home: QueueHome, engine: Engine) -> None:
         self._clock = home.clock
@@ -46,17 +46,17 @@ class Claims:
         self._engine = engine
         self._starts: dict[Delivery, Start] = {}
         self._followers: dict[Delivery, list[Delivery]] = {}
-        """Head of a group -> the rows that its caller gets along with it."""
+        """Head of a group -> its followers: rows that the head's caller gets along with it."""
 
     def take(self, line: dict[Caller, None], taken: dict[Caller, list[Delivery]]) -> None:
-        """Take what is due for callers in line, round by round, up to a batch.
+        """Take due rows for the callers in line, round by round, up to a batch.
 
         Args:
-            line: They; each that gets something is taken out of it.
-            taken: What each gets goes here.
+            line: The callers in line; a caller that gets rows is removed.
+            taken: Caller -> its rows; filled here.
         """
-        # A head that was settled or edited meanwhile is not to be taken, and one that comes before
-        # it is.
+        # A head that was settled or edited meanwhile must not be taken; a row that is now before it
+        # must be.
         self._engine.groups.look(self._engine.intake.accept)
         left_rows, left_bytes = BATCH_ROWS, BATCH_BYTES
         wanting = list(line)
@@ -68,7 +68,7 @@ class Claims:
                 most = min(caller.count - rows[caller], left_rows)
                 due, due_rows, due_bytes = self._due(most, caller.per_group, left_bytes)
                 if due and caller not in taken and line.pop(caller, caller) is not None:
-                    # It has just gone: the next one gets them.
+                    # The caller has just gone: release the rows to the next one.
                     for one in due:
                         self._engine.outbox.give_up(one)
                     continue
@@ -91,15 +91,15 @@ class Claims:
             raise
 
     def claim(self, taken: Mapping[Caller, Sequence[Delivery]]) -> list[Message]:
-        """Claim what was taken, and answer its callers; gives what is of callers that have gone.
+        """Claim the taken rows, and answer the callers; returns messages of callers that have gone.
 
         Raises:
-            ShardqError: What all of them were answered by.
+            ShardqError: The error that answered each caller without messages.
         """
         ones = list(chain.from_iterable(taken.values()))
         try:
             if not self._engine.outbox.is_empty:
-                # What is buried is not to wait for the next call.
+                # Burials must not wait for the next call.
                 self._engine.flush()
             given = {caller: self._with_followers(mine) for caller, mine in taken.items()}
             planned = {
@@ -110,7 +110,7 @@ class Claims:
             claimed = self._carry_out(planned)
         except StoreRefused as error:
             if len(taken) > 1:
-                # By one row of one caller; the others get theirs.
+                # Because of one row of one caller: the others still get theirs.
                 return self._claim_one_by_one(taken)
             self._give_up(ones)
             for caller in taken:
@@ -145,12 +145,12 @@ class Claims:
         return unwanted
 
     def _due(self, most: int, per_group: int, most_bytes: int) -> tuple[list[Delivery], int, int]:
-        """Rows that are due; and how many rows and bytes they are with those that follow heads.
+        """Take due rows for a round; returns them, and the count of rows and bytes with followers.
 
         Args:
-            most: How many rows at most. There are 10, or more where those of one group are.
-            per_group: The most of one group.
-            most_bytes: No row follows a head beyond so many bytes.
+            most: The most rows. A round ends at 10 rows; followers of its last head may add more.
+            per_group: The most rows of one group.
+            most_bytes: No follower is added beyond this many bytes.
         """
         engine = self._engine
         due: list[Delivery] = []
@@ -176,14 +176,14 @@ class Claims:
         return [each for one in mine for each in (one, *self._followers.get(one, ()))]
 
     def _begin(self, taken: dict[Caller, list[Delivery]]) -> None:
-        """Let all begin together that have keys; leave out what may not, or has no attempt left."""
+        """Begin rows with keys together; leave out rows that may not, or have no attempt left."""
         keyed = [one for mine in taken.values() for one in mine if one.row.key is not None]
         self._starts = dict(self._engine.starts.begin_all(keyed)) if keyed else {}
         for caller, mine in taken.items():
             begun: list[Delivery] = []
             for one in mine:
                 if one.row.key is not None and one not in self._starts:
-                    # What becomes of it is on its way.
+                    # It may not begin: its outcome is on its way to the store.
                     continue
                 if self._register.is_spent(one.row.attempt):
                     self._engine.outbox.bury_spent(one)
@@ -192,22 +192,22 @@ class Claims:
             taken[caller] = begun
 
     def _plan(self, one: Delivery, visibility_ms: int) -> Move | Row:
-        """The claim of a row: a move, or the row of a group as it will be where it stays."""
+        """Plan the claim of a row: a move or, for a row of a group, the row as edited in place."""
         engine = self._engine
         planner, member = engine.home.settler.planner, engine.home.member
-        # One that is claimed along with its head was not taken out of `ready`.
+        # A follower was not taken out of `ready`, which would have set its attempt.
         attempt = one.attempt or one.row.attempt + 1
         plan = planner.claim(one.row, visibility_ms, attempt, holder=member)
         return engine.groups.edits.numbered(one, plan) if isinstance(plan, Row) else plan
 
     def _carry_out(self, planned: Mapping[Delivery, Move | Row]) -> dict[Delivery, tuple[int, Row]]:
-        """Claim rows, and settle what becomes of those that are not claimed.
+        """Claim rows; release rows that are not claimed, and forget those that others settled.
 
         Returns:
-            Delivery -> the due from which its lateness counts, and the row of its claim.
+            Claimed delivery -> the due from which its lateness counts, and the row of its claim.
         """
         engine, outbox = self._engine, self._engine.outbox
-        # All this took its time, and another may have leased a shard since.
+        # Time has passed since the rows were taken: another may have leased a shard.
         lapsed = [one for one in planned if not engine.leases.is_valid(one.lease)]
         claims = {one: plan for one, plan in planned.items() if one not in lapsed}
         edits = {one: plan for one, plan in claims.items() if isinstance(plan, Row)}
@@ -239,15 +239,15 @@ class Claims:
         done: Mapping[Delivery, Row],
         changed: Mapping[bytes, Row | None],
     ) -> None:
-        """Let groups go by what became of the claims of their rows.
+        """Update groups by the results of their rows' claims.
 
         Args:
-            edits: The claims that were asked for.
-            done: Those that were made.
-            changed: As `_edit` returns it.
+            edits: The planned claims.
+            done: The claims that were made.
+            changed: Rows that others have changed, as `_edit` returns them.
         """
         engine = self._engine
-        # A head last: where it is over, what comes after it is the head.
+        # In reverse, heads last: when a head is done, the next row of its group becomes the head.
         for one, planned in reversed(list(edits.items())):
             if one not in done and planned.id not in changed:
                 continue
@@ -267,9 +267,8 @@ class Claims:
         """Claim rows of groups in place.
 
         Returns:
-            What was claimed; and the rows that others have settled or edited, as
-            `Edits.changed` returns them. What follows one of a group that was edited, and is
-            not over, is in neither.
+            The claimed rows; and the rows that others have settled or edited, as `Edits.changed`
+            returns them. Rows of a group behind one that others have edited are in neither.
         """
         groups = self._engine.groups.edits
         if not claims:
@@ -287,10 +286,10 @@ class Claims:
             changed |= groups.edit(edits)
         except StoreTimeout as unknown:
             try:
-                # The very same once more, which tells what became of it.
+                # Repeat the very same edits: the answer shows what became of them.
                 changed |= groups.edit(edits)
             except ShardqError as error:
-                # Whatever the repeat has met, the claims may have been made before.
+                # Whatever has failed the repeat, the first try may have made the claims.
                 groups.unclaim(edits)
                 raise unknown from error
         except StoreUnavailable:
@@ -302,15 +301,16 @@ class Claims:
         """Move rows to their claims.
 
         Returns:
-            Those that were gone; those of which it is not known; those that are there beside their
-            claims: a large one's old row is deleted after that, and left, it comes as well.
+            The old positions of rows that were gone, of rows whose claims were not found after an
+            error, and of rows that exist beside their claims. A large row is deleted only after its
+            claim is written; if it is left, it is delivered as well.
         """
         settler = self._engine.home.settler
         try:
-            # What came too late is due, and is not returned: so it does not matter where it is now.
+            # A claim that was written too late is due, so no caller gets it, wherever it is now.
             gone, _ = settler.carry_out(moves)
         except (StoreTimeout, StoreUnavailable):
-            # What was claimed would hide until its visibility is over, and have cost an attempt.
+            # An unnoticed claim would hide its message for the visibility, and cost an attempt.
             positions = [at for move in moves for at in (move.old, move.new.position)]
             there = settler.still_there(positions)
             made = {move.old for move in moves if move.new.position in there}
@@ -326,18 +326,18 @@ class Claims:
             self._engine.outbox.give_up(one)
 
     def _give_back(self, ones: Iterable[Delivery]) -> None:
-        """Let deliveries with keys not have begun."""
+        """Take back the start of deliveries with keys: they are not handed out after all."""
         self._engine.starts.give_back(self._starts[one] for one in ones if one in self._starts)
 
     def _messages(self, claimed: Sequence[tuple[int, Row]], visibility_ms: int) -> list[Message]:
-        """The messages of rows that are their caller's from now on."""
+        """The messages of claimed rows, which are their caller's from now on."""
         messages = []
         now_ms = self._clock.now_ms()
         stats = self._engine.home.stats
         for wanted_ms, row in claimed:
             stats.lateness.add((now_ms - wanted_ms) * 1_000)
             if visibility_ms and row.ready_ms <= now_ms:
-                # No receipt of it would be taken any more, and another may have it by now.
+                # Its receipt would be refused, and another may hold the row by now.
                 log.warning("claiming message %s outlasted its visibility", row.message_id)
             else:
                 watch = None if row.key is None else self._engine.starts.watch(row)

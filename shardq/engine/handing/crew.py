@@ -1,8 +1,8 @@
-"""Handler threads, of one queue's consumer or shared by those of several queues.
+"""Handler threads of one queue's consumer, or shared by the consumers of several queues.
 
 ```
- so many threads ──► wait for a row of any of the queues (`waiters.py`) ──► deliver it, as that
-                     queue's consumer does
+ each thread ──► waits for a row of any of the queues (`waiters.py`) ──► delivers it, as the
+                 consumer of that queue does
 ```
 """
 
@@ -26,12 +26,12 @@ _YIELD_EVERY = 32
 
 
 class Work(NamedTuple):
-    """The part of a crew that is for one consumer.
+    """The work of one consumer for its handler threads.
 
     Attributes:
-        ready: Its rows.
-        deliver: Delivers one of them.
-        on_fault: Called with what a thread ended by that no handler has raised.
+        ready: The consumer's rows.
+        deliver: Delivers one row.
+        on_fault: Called with the error by which a thread ended, if no handler has raised it.
     """
 
     ready: Ready
@@ -40,18 +40,18 @@ class Work(NamedTuple):
 
 
 class Crew:
-    """Handler threads, and what steps the engines of the consumers that share them.
+    """Handler threads, and the stepper for the engines of the consumers that share them.
 
     Args:
-        threads: How many.
-        name: What their names begin with.
-        stepper: Steps the engines of several consumers; None: the one consumer has a thread.
-        waiters: Of the one consumer's queue; None makes those of several.
+        threads: How many threads.
+        name: The beginning of their names.
+        stepper: Steps the engines of several consumers; None if a single consumer has a thread.
+        waiters: The waiters of a single consumer's queue; None makes new ones, for several queues.
 
     Attributes:
-        waiters: For the rows of each of them.
-        stepper: Likewise.
-        threads: The handlers' threads.
+        waiters: The threads, as they wait for rows of all the queues.
+        stepper: The stepper of several consumers; None for a single one.
+        threads: The handler threads.
     """
 
     def __init__(
@@ -71,21 +71,21 @@ class Crew:
         locks.in_child(self, Crew._begin)
 
     def add(self, work: Work) -> None:
-        """Deliver for one more consumer; before it is started."""
+        """Deliver for one more consumer. Call it before `start`."""
         self._works.append(work)
 
     def start(self) -> None:
         """Start the threads that have not been started. Idempotent.
 
         Raises:
-            RuntimeError: If no more can be.
+            RuntimeError: If no more threads can be started.
         """
         for thread in self.threads:
             if thread.ident is None:
                 thread.start()
 
     def _begin(self) -> None:
-        # Also in a forked child, which has none of its parent's threads: its consumers begin anew.
+        # Also called in a forked child: it lacks its parent's threads; its consumers begin anew.
         self._works: list[Work] = []
         self.threads = [
             threading.Thread(target=self._run, name=f"{self._name}-{n}", daemon=True)
@@ -97,8 +97,8 @@ class Crew:
         try:
             self._deliver(works)
         except BaseException as error:
-            # No handler's. Another thread in its place could not know what it has left half done;
-            # whoever reads the lanes anew does.
+            # Not a handler's error. A thread in place of this one could not know what is half done;
+            # the next reader of the lanes finds out.
             for work in works:
                 work.on_fault(error)
             raise
@@ -112,8 +112,8 @@ class Crew:
             works[place].deliver(one)
             since_yield += 1
             if since_yield == _YIELD_EVERY:
-                # Handlers that never wait would keep the interpreter from those who read and
-                # settle for 5 ms at a time (sys.getswitchinterval), and so starve themselves.
+                # Handlers that never wait would keep the interpreter from the threads that read and
+                # settle, for 5 ms at a time (sys.getswitchinterval), and so run out of rows.
                 since_yield = 0
                 self._clock.sleep(0)
 

@@ -1,4 +1,4 @@
-"""A delivery: a row in memory, until it is settled here or is another's.
+"""A delivery: a row in memory, until it is settled here or is another member's.
 
 ```
  waiting ─claim─► claimed ─run─► running ─────────── end ──────────► ended ─forget─► gone
@@ -10,8 +10,8 @@
                      └─ withdraw, at a close ──────────────────────────────────────────►┘
 ```
 
-Handlers' threads and the engine race for a delivery. What both may do is a step, and the first step
-wins: the table says which steps exist, and at which stages one comes too late.
+Handler threads and the engine race for a delivery. Each changes its stage by a step, and the first
+step wins. The table below says which steps exist, and at which stages a step comes too late.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ if TYPE_CHECKING:
 
 
 class Stage(IntEnum):
-    """How far a delivery has come. Before `ENDED` its thread, or its caller, is waited for."""
+    """How far a delivery has come. Before `ENDED` the engine waits for its thread or caller."""
 
     WAITING = 0
-    """Nothing has taken it: it is in `ready`, behind a head of its group, or being moved away."""
+    """Nobody has taken it: it is in `ready`, behind a head of its group, or being moved away."""
     CLAIMED = 1
     """A thread or a caller of `receive` has taken it, and may still have to ask if it may begin."""
     RUNNING = 2
     """Its handler has been called."""
     PARKED = 3
-    """It outlived `hold`: the engine keeps its row as a claim, and alone stores its end."""
+    """It outlived `hold`: the engine keeps its row as a claim, and alone stores its outcome."""
     LOST = 4
-    """Its row was settled by another, and its handler still runs."""
+    """Somebody else has settled its row, and its handler still runs."""
     SAVING = 5
-    """Its thread stores its ack, so its row is to stay where it is."""
+    """Its thread stores its ack, so its row must stay where it is."""
     ENDED = 6
-    """What it comes to is decided, and is stored by the engine."""
+    """Its outcome is decided, and the engine stores it."""
     STORED = 7
     """Its thread has stored its ack."""
     GONE = 8
-    """It is forgotten here: its row is settled, or another's."""
+    """It is forgotten here: its row is settled, or another member's."""
 
 
 WAITING, CLAIMED, RUNNING, PARKED, LOST, SAVING, ENDED, STORED, GONE = Stage
@@ -61,8 +61,8 @@ class Step:
     Attributes:
         before: The stages that it leads from.
         after: The stage that it leads to.
-        refused: The stages at which another has been first, or the step comes too early. From all
-            others there is no such step.
+        refused: The stages at which another step was first, or this one comes too early. From all
+            other stages there is no such step.
     """
 
     before: tuple[Stage, ...]
@@ -73,7 +73,7 @@ class Step:
 CLAIM: Final = Step((WAITING,), CLAIMED)
 RUN: Final = Step((CLAIMED,), RUNNING, (GONE,))
 WITHDRAW: Final = Step((CLAIMED,), GONE, (RUNNING, PARKED, SAVING, ENDED, STORED))
-"""By a close: what its thread has not begun, it does not begin any more."""
+"""Taken at a close: a delivery that its thread has not begun does not begin any more."""
 PARK: Final = Step((RUNNING, PARKED), PARKED, (CLAIMED, SAVING, ENDED, STORED))
 LOSE: Final = Step((PARKED,), LOST, (ENDED,))
 SAVE: Final = Step((RUNNING,), SAVING, (PARKED, LOST))
@@ -87,24 +87,24 @@ _lock = locks.new()
 class Delivery:
     """A row in memory, and how far its delivery has come.
 
-    Only the methods here set what it knows.
+    Only its own methods set its attributes.
 
     Attributes:
-        row: The row, where it is now: parks move it.
+        row: The row at its present position, which parks change.
         band: Its priority.
         lease: The lease under which it was read.
         grouped: True if its row lives in a group lane, where it stays.
-        careful: True if its attempt is recorded before its handler is called, and its ack before
-            the next is handed out.
+        careful: True if its attempt is recorded before its handler is called, and its ack stored
+            before the next row is handed out.
         stage: How far it has come.
         attempt: The number of the delivery, from 1; 0 before it is claimed.
-        begun_us: Time since boot of the hand-out; 0 before.
+        begun_us: Time since boot of the hand-out, then of its handler's call; 0 before.
         thread_id: The thread that its handler runs in; 0 before.
-        is_claim: True if its row is a claim of ours, which the lease does not cover any more.
+        is_claim: True if its row is a claim of ours, which no lease needs to cover any more.
         settled: Set once a careful delivery's outcome is stored; None before its handler is called.
-        there_until_us: Of a doubtful one: time since boot until which it is taken to be there.
-        is_stale: Of the head of a group: True if its row is read again before it is handed out.
-        is_edited: Of one of a group: True if its row was edited under its lease.
+        there_until_us: If it is doubtful: time since boot until which its row is taken to exist.
+        is_stale: For the head of a group: True if its row is reread before it is handed out.
+        is_edited: For a row of a group: True if the row was edited under its lease.
     """
 
     __slots__ = (
@@ -145,24 +145,24 @@ class Delivery:
 
     @property
     def has_ended(self) -> bool:
-        """True if nobody is waited for: its end is decided, or its row is another's."""
+        """True if its outcome is decided, or its row is another member's: nobody waits for it."""
         return self.stage >= ENDED
 
     @property
     def doubtful(self) -> bool:
-        """True if another may settle its row: it is looked at again before it is handed out."""
+        """True if somebody else may settle its row, which is reread before the hand-out."""
         return self.careful or self.row.claim is not None
 
     # Steps ----------------------------------------------------------------------------------------
 
     def take(self, step: Step) -> bool:
-        """Take a step, if nobody was first. From any thread.
+        """Take a step, unless another was first. From any thread.
 
         Returns:
-            Whether it was taken.
+            True if the step was taken.
 
         Raises:
-            RuntimeError: If there is no such step from its stage.
+            RuntimeError: If there is no such step from the present stage.
         """
         with _lock:
             if self.stage in step.before:
@@ -173,7 +173,7 @@ class Delivery:
         raise self._illegal(step)
 
     def claim(self, now_us: int) -> None:
-        """A thread, or a caller, has taken it out of `ready`, under the lock of that.
+        """Record that a thread or a caller has taken it out of `ready`, whose lock is held.
 
         Raises:
             RuntimeError: As for `take`.
@@ -185,7 +185,7 @@ class Delivery:
         self.attempt = self.row.attempt + 1
 
     def run(self, now_us: int) -> bool:
-        """Begin to run in the calling thread; False if it is not to begin any more."""
+        """Begin to run in the calling thread; returns False if it must not begin any more."""
         if not self.take(RUN):
             return False
         self.begun_us = now_us
@@ -195,9 +195,9 @@ class Delivery:
         return True
 
     def forget(self) -> None:
-        """Its row is settled, or another's; one that is lost is gone once it has ended.
+        """Forget it, as its row is settled or another member's. A lost one must end first.
 
-        The thread that steps the engine alone forgets deliveries.
+        Only the thread that steps the engine forgets deliveries.
 
         Raises:
             RuntimeError: As for `take`.
@@ -219,29 +219,29 @@ class Delivery:
     # Facts ----------------------------------------------------------------------------------------
 
     def uncount(self) -> None:
-        """It is none of the deliveries of its message: its row is buried instead."""
+        """Take back the count of this delivery, because its row is buried instead."""
         self.attempt -= 1
 
     def replace(self, row: Row) -> None:
-        """Its row was edited in place, or is kept without its body from now on."""
+        """Replace its row, which was edited in place or is kept without its body from now on."""
         self.row = row
 
     def note_edit(self) -> None:
-        """Its row of a group was edited under its lease."""
+        """Record that its row, of a group, was edited under its lease."""
         self.is_edited = True
 
     def note_look(self, until_us: int, *, is_stale: bool) -> None:
-        """Its row was there just now, and is taken to be until then."""
+        """Record that its row existed just now, and is taken to exist until `until_us`."""
         self.there_until_us, self.is_stale = until_us, is_stale
 
     def wait(self) -> None:
-        """It is the head of its group, and waits for its time."""
+        """Record that it is the head of its group, and waits for its time."""
         self.is_stale = True
 
     def lead(self, *, careful: bool) -> None:
-        """It is the head of its group, and is handed out next."""
+        """Record that it is the head of its group, and is handed out next."""
         self.careful, self.is_stale = careful, False
 
     def become_claim(self, claim: Row) -> None:
-        """Its row was parked: it is this claim from now on."""
+        """Record that its row was parked: from now on the row is this claim."""
         self.row, self.is_claim = claim, True

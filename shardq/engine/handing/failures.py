@@ -1,11 +1,11 @@
-"""The log of a consumer's failures: each once, and never a storm.
+"""The log of a consumer's failures: each at most once, and at a bounded rate.
 
 ```
  a delivery fails ── note ──┬─ at most 10 in any second ──► a line, and the traceback
                             └─ the rest ──► counted by kind ──► flush, each second: one line
 ```
 
-What failed is logged where it failed, in its handler's thread: a slow log costs no leases.
+A failure is logged in the thread of its handler, so that a slow log costs no leases.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SHOWN_MAX = 10
-"""How many failures of one consumer the log shows in any second; the others are counted."""
+"""The most failures of one consumer that the log shows in any second; the rest is counted."""
 _SECOND_US = 1_000_000
 _KINDS_MAX = 20
-"""How many kinds of failure are counted by their names; the others together."""
+"""The most kinds of failure that are counted by name; the others are counted together."""
 _OTHERS = "others"
 _FORMATTER = logging.Formatter()
 _LINE_CHARS = 1_000
@@ -39,7 +39,7 @@ _FAILED = (Fate.RETRY, Fate.BURY)
 
 
 class Failures:
-    """Logs what failed at one member of a queue. From any thread."""
+    """Logs the failed deliveries of one member of a queue. From any thread."""
 
     def __init__(self, home: QueueHome) -> None:
         self._clock = home.clock
@@ -58,17 +58,17 @@ class Failures:
         kind: str = "",
         level: int = logging.WARNING,
     ) -> None:
-        """Log a failed delivery, or count it where the log has had enough.
+        """Log a failed delivery, or count it if the log has no room.
 
-        What was snoozed, or is of no use any more, has not failed.
+        A message that was snoozed or discarded has not failed.
 
         Args:
             one: The delivery.
-            outcome: What it came to.
-            error: What its handler raised. Its traceback is shown, unless it is a `Retry` or a
-                `Bury` without a cause, which says all by its reason.
-            kind: What it is counted as; else the class of the error, or the reason.
-            level: Of the line.
+            outcome: Its outcome.
+            error: The error of its handler. Its traceback is shown, unless it is a `Retry` or a
+                `Bury` without a cause, whose reason says all.
+            kind: The kind that it is counted as; by default the error's class, or the reason.
+            level: The level of the line.
         """
         if outcome.fate not in _FAILED:
             return
@@ -89,7 +89,7 @@ class Failures:
         )
 
     def has_room_for(self, kind: str) -> bool:
-        """Whether the log has room for one failure more; else it is counted by its kind."""
+        """True if the log has room for one more failure; else the failure is counted by kind."""
         now_us = self._clock.boot_us()
         with self._lock:
             shown_us = self._shown_us
@@ -106,7 +106,7 @@ class Failures:
         """Log how many failures were left out, a second after the first of them.
 
         Args:
-            everything: Now, since the member ends.
+            everything: True to log it at once, as the member ends.
         """
         if not self._left_out:
             return
@@ -125,13 +125,13 @@ class Failures:
 
     def _attempt_of(self, one: Delivery, outcome: Outcome) -> str:
         if is_dead_queue(self._register.name):
-            # There a message never has had all.
+            # A dead message never runs out of attempts.
             return f"{one.attempt}"
         return f"{one.attempt} of {outcome.attempts or self._register.settings.attempts}"
 
 
 def one_line(reason: str) -> str:
-    r"""A reason as a line of the log has it.
+    r"""A reason as one line of the log.
 
     >>> one_line("first\nsecond")
     'first ..'
@@ -141,9 +141,9 @@ def one_line(reason: str) -> str:
 
 
 def sound_traceback(record: logging.LogRecord) -> bool:
-    """A filter of loggers: a traceback becomes text that a file in UTF-8 can take.
+    """Filter a record of a logger: turn its traceback into text that a file in UTF-8 can take.
 
-    An error may hold half of a surrogate pair, and its whole line would be lost.
+    An error may hold half of a surrogate pair, for which the whole line would be lost.
     """
     if record.exc_info:
         text = _FORMATTER.formatException(record.exc_info)
@@ -157,9 +157,9 @@ def _delay(outcome: Outcome) -> str:
 
 
 def exc_info_of(error: BaseException, outcome: Outcome) -> Any:
-    """What `logging` is given, so that the user's code comes first; None where nothing is to see.
+    """The `exc_info` for `logging`, from the user's code on; None if there is nothing to show.
 
-    What could be formatted for the dead message can be formatted by the log.
+    An error is shown only if the outcome has its traceback: `logging` can then format it too.
     """
     if not outcome.traceback:
         return None

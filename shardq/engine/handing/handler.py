@@ -1,7 +1,7 @@
-"""What a user's function has to be so that a call does its work, and whether a call has done it.
+"""Checks that a call of a user's function does the work: before the call, and by its result.
 
-A call of an async function, or of one with `yield`, only makes an object. Its work runs when that
-is awaited or iterated over, which a consumer does not do.
+A call of an async function, or of one with `yield`, only makes an object. The work runs when the
+object is awaited or iterated over, which a consumer does not do.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ _KINDS = (
     (inspect.isasyncgenfunction, "an async generator", "give a function that runs it to its end"),
     (inspect.isgeneratorfunction, "a generator", _LAZY),
 )
-"""How a function is recognised, what it is, and what to give instead."""
+"""Each refused kind of function: how to recognise it, its name, and what to give instead."""
 _PLAIN = frozenset((type(None), bool, int, float, str, bytes, list, tuple, dict, set))
-"""What handlers return, most of them: to look closer would cost each delivery 2 us."""
+"""Types that most handlers return: a closer look would cost each delivery 2 us."""
 _FRAMES = ("cr_frame", "gi_frame", "ag_frame")
-"""Where a coroutine or generator keeps what is left to run: None once it has ended."""
+"""Attributes of a coroutine or generator for the code left to run: None once it has ended."""
 
 
 def check_function(given: object, what: str) -> None:
-    """Refuse what can be seen not to do its work when it is called with a message.
+    """Refuse a function that would evidently not do its work when called with a message.
 
     Args:
-        given: What was given as a function.
+        given: The value given as a function.
         what: The name of the argument, for the error.
 
     Raises:
@@ -58,7 +58,7 @@ def check_function(given: object, what: str) -> None:
 
 
 def is_any(is_kind: Callable[[Any], bool], function: Any) -> bool:
-    """Whether what is called is of a kind: a function, or what an object's class is called by."""
+    """True if a function, or the `__call__` of a callable object, is of a kind."""
     while isinstance(function, partial):
         function = function.func
     plain = function.__func__ if isinstance(function, staticmethod) else function
@@ -66,23 +66,23 @@ def is_any(is_kind: Callable[[Any], bool], function: Any) -> bool:
 
 
 def undone(returned: object) -> str:
-    """What a call's result shows not to have been done, and what to do; empty where all has.
+    """The work that a call has left undone, and what to do about it; empty if it has done all.
 
-    The result of a future is waited for. A coroutine or a generator is closed.
+    It waits for the result of a future, and closes a coroutine or a generator.
 
     Raises:
-        BaseException: What the work of a future raised.
+        BaseException: The error of a future's work.
     """
     return unrun(finished(returned), _ASYNC, _LAZY)
 
 
 def unrun(result: object, if_async: str, if_lazy: str) -> str:
-    """What a result shows not to have been done; empty where it shows nothing.
+    """The work that a result shows to be undone, and what to do about it; empty if none.
 
     Args:
-        result: What a call has come to.
-        if_async: What to do where it is a coroutine.
-        if_lazy: What to do where it is a generator.
+        result: The result of a call.
+        if_async: What to do if it is a coroutine.
+        if_lazy: What to do if it is a generator.
     """
     if type(result) in _PLAIN:
         return ""
@@ -105,16 +105,16 @@ def unrun(result: object, if_async: str, if_lazy: str) -> str:
 
 
 def finished(returned: object) -> object:
-    """What a call returned; where that is a future, its result.
+    """The value that a call returned or, if the value is a future, the future's result.
 
-    Waited for, because the work of a future has begun: if its message failed now, it would be done
-    once more. What asyncio has not done yet cannot be waited for here, and stays what it is.
+    It waits for a future, whose work has begun: if the message failed now, the work would be done
+    twice. An unfinished future of asyncio is returned itself, as it cannot be waited for here.
 
     Raises:
-        BaseException: What the work of the future raised.
+        BaseException: The error of the future's work.
     """
     while (kind := type(returned)) not in _PLAIN:
-        # Whoever has one of these has imported its module.
+        # If the value is of this module, the module has been imported.
         pool = sys.modules.get("multiprocessing.pool")
         if pool is not None and isinstance(returned, pool.AsyncResult):
             returned = returned.get()

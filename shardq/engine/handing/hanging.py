@@ -1,7 +1,7 @@
-"""Handlers that run for long, in the log: what, for how long, in which thread, and where it stands.
+"""The log of handlers that run long: message, run time, thread, and place in the user's code.
 
-Once when one has run for longer than its queue's `hold` and 10 s, again when that time has doubled,
-and when it has ended after all.
+A handler is logged once it has run longer than both its queue's `hold` and 10 s, again each time
+the run time has doubled, and when it has ended after all.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _LEAST_MS = 10_000
-"""Nothing hangs before, however short a queue's `hold` is."""
+"""No handler hangs before this time, however short its queue's `hold` is."""
 _LOOK_EVERY_US = 1_000_000
 SHOWN_MAX = 10
-"""How many handlers the log names at each look, one a second; the others are counted."""
+"""The most handlers that the log names at each look, once a second; the rest is counted."""
 _FRAMES_MAX = 12
-"""Frames that are shown of where a handler stands: half of them outer ones, half inner ones."""
+"""The most frames shown of a handler's stack: half of them outer ones, half inner ones."""
 
 
 def hangs_after_ms(settings: Settings) -> int:
-    """For how long a handler of a queue runs before it is said to hang, milliseconds."""
+    """How long a handler of a queue runs before it counts as hanging, milliseconds."""
     return max(settings.hold_ms, _LEAST_MS)
 
 
 class Hanging:
-    """Watches what runs at one member of a queue. From the thread that steps its engine."""
+    """Watches the handlers of one member of a queue. From the thread that steps its engine."""
 
     def __init__(self, member: Member, outbox: Outbox) -> None:
         self._clock = member.clock
@@ -46,13 +46,13 @@ class Hanging:
         self._outbox = outbox
         self._looked_us = 0
         self._again_us: dict[Delivery, int] = {}
-        """How long a named delivery must have run to be named again."""
+        """Logged delivery -> the run time at which it is logged again."""
 
     def look(self, *, everything: bool = False) -> None:
-        """Log which handlers run for long, and which of those have ended; once a second at most.
+        """Log which handlers run long, and which of those have ended; once a second at most.
 
         Args:
-            everything: Now, since the member ends.
+            everything: True to look at once, as the member ends.
         """
         now_us = self._clock.boot_us()
         if now_us - self._looked_us < _LOOK_EVERY_US and not everything:
@@ -60,7 +60,7 @@ class Hanging:
         self._looked_us = now_us
         for one in [one for one in self._again_us if one.has_ended]:
             del self._again_us[one]
-            # It was given up.
+            # A held delivery can be ended before its handler returns.
             runs_on = one in self._outbox.endings.held
             log.warning(
                 "message %s of queue %s: its %s, after %s",
@@ -86,7 +86,7 @@ class Hanging:
         for number, one in enumerate(slow):
             ran_us = now_us - one.begun_us
             again_us = 2 * self._again_us.get(one, bound_us)
-            # A look may come late.
+            # A look may be late: skip the doublings that have passed.
             while again_us <= ran_us:
                 again_us *= 2
             self._again_us[one] = again_us
@@ -98,7 +98,7 @@ class Hanging:
             else:
                 thread = f", in thread {names.get(one.thread_id, one.thread_id)}"
                 place = place_of(one.thread_id)
-            # Its thread may have begun another meanwhile.
+            # If it has ended meanwhile, `place` may be that of its thread's next delivery.
             if one.has_ended:
                 continue
             log.warning(
@@ -120,9 +120,9 @@ class Hanging:
 
 
 def place_of(thread_id: int) -> str:
-    """Where a thread stands in the user's code, as Python prints a stack; empty if it has ended.
+    """The stack of a thread in the user's code, as Python prints it; empty if it has ended.
 
-    What leads from the begin of the thread through shardq to that code is left out.
+    The frames from the start of the thread through shardq to that code are left out.
     """
     innermost = sys._current_frames().get(thread_id)  # noqa: SLF001 - it is public
     frames = list(traceback.walk_stack(innermost)) if innermost is not None else []
@@ -147,6 +147,6 @@ def _begun(one: Delivery) -> int:
 
 
 def span_text(us: int) -> str:
-    """For how long something has run, in the log."""
-    # Rounded up: what has run for longer than 30 s is not shown as 30 s.
+    """A run time, as the log shows it."""
+    # Rounded up: a run of more than 30 s is not shown as 30 s.
     return duration_text(-(-us // 1_000_000) * 1_000)

@@ -1,6 +1,6 @@
-"""What a handler raises to say what its delivery comes to.
+"""The exceptions by which a handler decides the outcome of its delivery.
 
-What becomes of that is in `lifecycle/fate.py`; how it is stored, `outbox.py` knows.
+`lifecycle/fate.py` completes outcomes, and `outbox.py` stores them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _REASON_CHARS = 1_000
 _TEXT_CHARS = 8_000
 """Characters that a dead message keeps of an error's text."""
 _OWN = os.path.join(Path(__file__).parents[2], "")
-"""Where the files of shardq are."""
+"""The folder of shardq's files."""
 
 
 ACKED = Outcome(Fate.ACK)
@@ -32,19 +32,19 @@ DROPPED = Outcome(Fate.DROP)
 
 
 class Request(Exception):
-    """What a handler raises to say what is to become of its message."""
+    """An exception by which a handler decides what happens to its message."""
 
     def __reduce__(self) -> tuple[object, ...]:
-        # Python would make a copy from the text, which is not what these are made from.
+        # Python would make a copy from the text, which is not the argument of these classes.
         return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
 
 
 class Retry(Request):
-    """Raised by a handler: deliver this again, as a failed attempt.
+    """Raised by a handler: deliver the message again, as a failed attempt.
 
     Args:
         delay: How long to wait; None takes the queue's back-off.
-        reason: Why, for the log and, in the end, the dead-letter queue.
+        reason: The reason, for the log and, after the last attempt, for the dead-letter queue.
     """
 
     def __init__(
@@ -55,12 +55,12 @@ class Retry(Request):
 
 
 class Snooze(Request):
-    """Raised by a handler: deliver this again later; spends no attempt.
+    """Raised by a handler: deliver the message again later, without the use of an attempt.
 
     Args:
         delay: How long to wait.
-        reason: Why, for the message's `last_error` and what `shardq show` says of it; none keeps
-            the error of a failed attempt before. It is in no log.
+        reason: The reason, for the message's `last_error` and for `shardq show`; it is not logged.
+            Without a reason, the error of an earlier failed attempt is kept.
     """
 
     def __init__(self, delay: Duration, reason: str = "") -> None:
@@ -70,21 +70,21 @@ class Snooze(Request):
 
 
 class Bury(Request):
-    """Raised by a handler: move this to the dead-letter queue now.
+    """Raised by a handler: move the message to the dead-letter queue now.
 
     `Bury("no such address")` keeps the reason in the header `shardq-reason`.
     """
 
 
 class Discard(Request):
-    """Raised by a handler: this is of no use any more; end it as one that was cancelled.
+    """Raised by a handler: the message is of no use any more; end it as if it were cancelled.
 
-    `Discard("expired")`. It is no failure, and in no log.
+    For example `Discard("expired")`. It is not a failure, and is not logged.
     """
 
 
 def outcome_of(error: BaseException) -> Outcome:
-    """What a delivery comes to whose handler raised this."""
+    """The outcome of a delivery whose handler raised this error."""
     if isinstance(error, Snooze):
         return Outcome(Fate.SNOOZE, _delay_of(error), _reason_of(error))
     if isinstance(error, Discard):
@@ -92,7 +92,7 @@ def outcome_of(error: BaseException) -> Outcome:
     try:
         # The traceback module copes with most that cannot be printed, but not with all of it.
         lines = traceback.format_exception_only(error)
-        # Of an error of syntax its place comes first; of any other its notes come last.
+        # A syntax error prints its place first; other errors print their notes last.
         reason = lines[-1 if isinstance(error, SyntaxError) else 0].strip()[:_REASON_CHARS]
         frames = users_frames(error.__traceback__)
         told = "".join(traceback.format_exception(type(error), error, frames))[-_TEXT_CHARS:]
@@ -103,31 +103,31 @@ def outcome_of(error: BaseException) -> Outcome:
         text = _text_of(error) or "the handler buried it"
         return Outcome(Fate.BURY, None, text, told if has_cause else "")
     if isinstance(error, Retry):
-        # Raised by shardq for a command of the user's, it has no code of theirs to show.
+        # If shardq raised it for a command of the user's, it has no code of theirs to show.
         is_shown = frames is not None or has_cause
         return Outcome(Fate.RETRY, _delay_of(error), _text_of(error), told if is_shown else "")
     return Outcome(Fate.RETRY, None, reason, told)
 
 
 def users_frames(frames: TracebackType | None) -> TracebackType | None:
-    """A traceback without what leads from shardq to the user's code: that comes first."""
+    """A traceback without its first frames, which lead through shardq to the user's code."""
     while frames is not None and is_own(frames.tb_frame):
         frames = frames.tb_next
     return frames
 
 
 def is_own(frame: FrameType) -> bool:
-    """Whether a frame is one of shardq's."""
+    """True if a frame runs shardq's code."""
     return frame.f_code.co_filename.startswith(_OWN)
 
 
 def _delay_of(asked: Retry | Snooze) -> int | None:
-    # A class of the user's own may have passed by what sets it.
+    # A subclass of the user's may not have called the `__init__` that sets it.
     return getattr(asked, "delay_ms", None)
 
 
 def _reason_of(asked: Snooze) -> str:
-    # Likewise, and `reason` may be another thing there.
+    # Likewise; and a subclass may use `reason` for another value.
     reason: object = getattr(asked, "reason", "")
     return reason[:_TEXT_CHARS] if isinstance(reason, str) else ""
 

@@ -4,9 +4,9 @@
  add ──► future (heap by due) ──due──► band 0, band 1, .. (heaps by due, row id) ──► take
 ```
 
-Handler threads wait here, one of them for the very next due (`waiters.py`): so a timer fires on its
-millisecond without a thread between. Bounds are the reader's: it never adds more than it has room
-for.
+Handler threads wait here, one of them until the very next due (`waiters.py`): a timer fires on its
+millisecond, in the thread that handles it. There is no bound here: the reader never adds more rows
+than it has room for.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _NEVER_MS = 1 << 62
 
 
 _Entry: TypeAlias = tuple[int, bytes, Delivery]
-"""Due, or from when it has waited; order of the row id; delivery."""
+"""The due, or since when a shared row has waited; the order of the row id; the delivery."""
 
 
 def _nothing(*_given: object) -> None:
@@ -39,16 +39,16 @@ def _nothing(*_given: object) -> None:
 
 
 class Ready:
-    """The rows between reader and handlers. Every method may be called from any thread.
+    """The rows that are read and not handed out. Every method may be called from any thread.
 
     Args:
-        bands: Priorities of the queue.
-        waiters: The threads that wait for its rows, where they wait for those of others too.
+        bands: How many priorities the queue has.
+        waiters: The threads that wait for its rows, if they wait for rows of other queues too.
         on_take: Called with each delivery as it is taken.
-        on_wait: Called when a thread begins to wait, as nothing is due.
+        on_wait: Called when a thread begins to wait, because nothing is due.
 
     Attributes:
-        bands: Likewise.
+        bands: How many priorities the queue has.
         waiters: The threads that wait for its rows.
     """
 
@@ -70,18 +70,18 @@ class Ready:
         self._due: list[list[_Entry]] = [[] for _ in range(bands)]
         self._horizon: list[int | None] = [None] * bands
         self.is_stopped = False
-        """True if nothing more is handed out."""
+        """True once nothing more is handed out."""
         self.on_wait = on_wait
         self._on_take = on_take
         self.given_us = 0
-        """When a row came due here last that another member has shared, time since boot."""
+        """When a row that another member shared with this one last came due, time since boot."""
 
     def add(self, deliveries: list[Delivery], *, is_taken: bool = False) -> None:
         """Add rows, due or not yet.
 
         Args:
-            deliveries: They.
-            is_taken: Whether the calling thread takes a row next, so that no other need wake.
+            deliveries: The deliveries of the rows.
+            is_taken: True if the calling thread takes a row next, so that no other need wake.
         """
         if not deliveries:
             return
@@ -94,7 +94,7 @@ class Ready:
             if row.due_ms > now_ms:
                 future.append((row.due_ms, order_key(row.id), one))
             else:
-                # What was shared has waited for longer than its due says. Of each row: no call.
+                # A shared row has waited longer than its due says. No call: this runs for each row.
                 at_ms = row.due_ms
                 if row.since_ms is not None:
                     at_ms, is_given = row.since_ms, True
@@ -113,7 +113,7 @@ class Ready:
                 self._changed.notify(len(deliveries))
 
     def offer(self, place: tuple[int, bytes], one: Delivery, *, is_taken: bool) -> None:
-        """Add one row that is due, as `add` does."""
+        """Add one row that is due, as `add` does; `place` is its due and the order of its id."""
         with self._lock:
             heapq.heappush(self._due[one.band], (*place, one))
             if not is_taken:
@@ -121,54 +121,54 @@ class Ready:
                 self._changed.notify()
 
     def take(self) -> Delivery | None:
-        """The first row that is due, or None."""
+        """Take the first row that is due; None without one."""
         with self._lock:
             return self._pop()
 
     def pop(self) -> Delivery | None:
-        """The same, unless it is stopped; the lock of the waiters is held."""
+        """Like `take`, but None once stopped. The caller holds the lock of the waiters."""
         return None if self.is_stopped else self._pop()
 
     def wait(self, stopping: Callable[[], bool]) -> Delivery | None:
-        """The first row that is due, as soon as there is one; None when stopped.
+        """Wait for the first row that is due, and take it; None when stopped.
 
         Args:
-            stopping: Asked before each wait.
+            stopping: Returns True to stop; called before each wait.
         """
         found = self.waiters.wait((self,), stopping)
         return None if found is None else found[1]
 
     def waiting_since(self) -> list[int]:
-        """When each thread that waits began to, time since boot in microseconds."""
+        """When each waiting thread began to wait, time since boot in microseconds."""
         return self.waiters.since()
 
     @property
     def is_threaded(self) -> bool:
-        """True if threads wait here; else who steps the engine takes rows itself."""
+        """True if threads wait here; else the thread that steps the engine takes the rows."""
         return self.waiters.is_threaded
 
     def refuse(self) -> None:
-        """Hand out nothing more; who waits learns of it within a second, or by `stop`.
+        """Hand out nothing more; waiting threads notice it within a second, or by `stop`.
 
-        It takes no lock: a signal's handler may have interrupted what others wait for in here.
+        It takes no lock: a signal handler may call it in a thread that holds the lock.
         """
         self.is_stopped = True
 
     def stop(self) -> None:
-        """Hand out nothing more, and wake all that wait."""
+        """Hand out nothing more, and wake all waiting threads."""
         self.refuse()
         with self._lock:
             self._changed.notify_all()
 
     def set_horizon(self, horizon: list[int | None]) -> None:
-        """Hand out rows of each band only up to this due: a lagging lane may have earlier ones."""
+        """Hand out each band's rows only up to a due, as lagging lanes may have earlier ones."""
         with self._lock:
             if horizon != self._horizon:
                 self._horizon = horizon
                 self._let_go()
 
     def remove(self, unwanted: Callable[[Delivery], bool]) -> list[Delivery]:
-        """Take out and return what was not handed out yet and answers True, in order of due."""
+        """Take out the rows that `unwanted` accepts; returns them in order of due."""
         with self._lock:
             removed: list[Delivery] = []
             self._due = [_sift(heap, unwanted, removed) for heap in self._due]
@@ -179,9 +179,9 @@ class Ready:
         return len(self._future) + sum(map(len, self._due))
 
     def next_due_ms(self) -> int | None:
-        """The due of the first row that can be taken then; None without any.
+        """The due of the first row that can be taken at its due; None without one.
 
-        What waits for an earlier row of its band, which is on its way, can be taken once that came.
+        A due row that waits because a lagging lane may have an earlier one does not count.
         """
         with self._lock:
             for heap, horizon in zip(self._due, self._horizon, strict=True):
@@ -193,19 +193,19 @@ class Ready:
             return self._future[0][0] if self._future else None
 
     def has_due(self) -> bool:
-        """Whether a row is due that nobody has taken."""
+        """True if a row is due and not taken yet."""
         return self.due > 0
 
     @property
     def due(self) -> int:
-        """How many rows are due that nobody has taken."""
+        """How many rows are due and not taken yet."""
         with self._lock:
             self._promote()
             return sum(map(len, self._due))
 
     @property
     def at_hand(self) -> int:
-        """How many rows can be taken now: no earlier row of a lane that lags is on its way."""
+        """How many rows can be taken now; rows that wait for a lagging lane do not count."""
         count = 0
         with self._lock:
             self._promote()
@@ -216,19 +216,19 @@ class Ready:
         return count
 
     def find_due(self, wanted: Callable[[Delivery], bool], most: int) -> tuple[int, int]:
-        """How many of these `wanted` accepts, and from which due on the first has waited.
+        """Count the due rows that `wanted` accepts, and find since when the first has waited.
 
-        It looks at `most` of them. Where there are more, one that it accepts stands for all.
+        It looks at `most` rows. If more are due, all count as accepted once one of these is.
 
         Returns:
-            Their number and epoch milliseconds; zeros without any.
+            The count, and epoch milliseconds; zeros if none is accepted.
         """
         with self._lock:
             count = sum(map(len, self._due))
             looked_at = islice(chain.from_iterable(self._due), most)
             found = (entry[0] for entry in looked_at if wanted(entry[2]))
             if count > most:
-                # What stands first in a heap is about the first of it.
+                # The accepted row nearest the top of a heap has waited about the longest.
                 first_ms = next(found, None)
                 return (0, 0) if first_ms is None else (count, first_ms)
             dues_ms = list(found)
@@ -239,12 +239,12 @@ class Ready:
     ) -> list[Delivery]:
         """The first due rows that `wanted` accepts, in the order in which handlers get them.
 
-        They stay here. So do those whose lanes lag, which are handed out a little later.
+        They stay here. Rows that wait for a lagging lane are among them: they are handed out soon.
 
         Args:
-            count: How many at most.
-            wanted: Which of them.
-            looks: At how many rows it looks at most.
+            count: The most rows to find.
+            wanted: True for a row to find.
+            looks: The most rows to look at.
         """
         found: list[Delivery] = []
         with self._lock:
@@ -253,14 +253,14 @@ class Ready:
                 passed: list[_Entry] = []
                 while heap and len(found) < count and looks > 0:
                     looks -= 1
-                    # To look for them in their heap takes Python twice as long as this.
+                    # A search of the heap takes Python twice as long as pops and pushes.
                     entry = heapq.heappop(heap)
                     passed.append(entry)
                     if wanted(entry[2]):
                         found.append(entry[2])
                 _push(heap, passed)
                 if len(found) >= count or horizon is not None:
-                    # Bands are strict here too: rows of this one are on their way.
+                    # Bands are strict: this one may have rows that are not read yet.
                     break
         return found
 
@@ -269,12 +269,13 @@ class Ready:
     ) -> list[Delivery]:
         """Take out the first due rows that `wanted` accepts: no handler gets them any more.
 
-        In the order in which handlers would. It looks at `count` and 1,000 more at most.
+        They are in the order in which handlers would get them. It looks at `count` + 1,000 rows at
+        most.
 
         Args:
-            count: How many at most.
-            wanted: Which of them.
-            is_early: Whether to go on with those that are not due yet, the first first.
+            count: The most rows to take out.
+            wanted: True for a row to take out.
+            is_early: True to continue with rows that are not due yet, in order of due.
         """
         taken: list[Delivery] = []
         looks = count + _PASSED_MAX
@@ -296,12 +297,12 @@ class Ready:
                         passed.append(entry)
                 _push(heap, passed)
                 if len(taken) >= count or horizon is not None:
-                    # Bands are strict here too: rows of this one are on their way.
+                    # Bands are strict: this one may have rows that are not read yet.
                     break
         return taken
 
     def waiting(self, until_ms: Mapping[int, int]) -> set[int]:
-        """Those of lanes that have a row, due until then, which waits for a handler."""
+        """The lanes in which a row due by the lane's time in `until_ms` waits for a handler."""
         sought, found = dict(until_ms), set()
         with self._lock:
             self._promote()
@@ -333,23 +334,23 @@ class Ready:
         for band, heap in enumerate(self._due):
             horizon = self._horizon[band]
             if horizon is not None and not (heap and heap[0][0] <= horizon):
-                # Bands are strict: while an earlier row of this band is on its way, later bands
-                # wait.
+                # Bands are strict: while a lagging lane may have an earlier row of this band, later
+                # bands wait.
                 return None
             if heap:
                 one = heapq.heappop(heap)[2]
-                # Under the lock, so that no moment is left in which a stop could overlook it.
+                # Under the lock, so that a stop cannot overlook this delivery.
                 self._on_take(one)
                 return one
         return None
 
     def _let_go(self) -> None:
-        # Every poll comes here; what is not due yet wakes the leader when it is.
+        # Polls call this often: a row that is not due wakes no thread, as the leader waits for it.
         if any(self._due):
             self._changed.notify_all()
 
     def seconds_to_next(self) -> float:
-        """Seconds until a row comes due, or for ever; the lock of the waiters is held."""
+        """Seconds until a row comes due; infinite without one. The waiters' lock is held."""
         if not self._future:
             return math.inf
         return max(0.0, (self._future[0][0] * 1_000 - self._clock.now_us()) / 1e6)
@@ -357,7 +358,7 @@ class Ready:
 
 def _push(heap: list[_Entry], entries: list[_Entry]) -> None:
     if len(entries) > len(heap) // 8:
-        # A page at once: linear, where pushes would cost a logarithm each.
+        # A page is added at once in linear time; each push would cost a logarithm.
         heap += entries
         heapq.heapify(heap)
     else:

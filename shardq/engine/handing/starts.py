@@ -1,14 +1,14 @@
-"""Lets deliveries of messages with a key begin: by LWT, so that a cancel by key is exact.
+"""Begins deliveries of messages with a key: by LWT, so that a cancel by key is exact.
 
 ```
- thread takes a row ── begun in advance? ── yes: to its handler, and for long no LWT
-        └─ no: one of those that wait writes ─► all that wait, and what slots take within 50 ms
-                    └─ refused ─► cancelled, replaced by a command, or looked at again later
+ thread takes a row ── begun in advance? ── yes: its handler runs, without another LWT
+        └─ no: one waiting thread writes ─► the rows of all, and rows that slots take within 50 ms
+                    └─ refused ─► cancelled, replaced by a command, or tried again later
  begun in advance ── not taken within 1 s, or not in memory any more ─► given back
 ```
 
-Rows that are begun in advance stay in `ready` meanwhile: whatever takes them out of there needs to
-know nothing of this. Whose a name is, `records/keys.py` says.
+Rows that are begun in advance stay in `ready`, and code that takes them out need not know of this.
+`records/keys.py` says which message has a name.
 """
 
 from __future__ import annotations
@@ -40,21 +40,21 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _AHEAD_US = 50_000
-"""What slots take within it at the present rate is begun together."""
+"""Rows that slots take within this time, at the present rate, are begun together."""
 _AHEAD_MAX = 1_000
 _LOW_PART = 3
 _LOOKS_EACH = 4
 _LOOKS_MORE = 100
-"""How many rows of `ready` are looked at for each that is to be begun in advance, and beside."""
+"""Rows of `ready` to look at: `_LOOKS_EACH` for each to begin in advance, and `_LOOKS_MORE`."""
 _SPAN_US_MIN = 1_000
 _GROWTH = 4
 _KEPT_US = 1_000_000
-"""A message that is begun in advance may wait this long for a slot."""
+"""How long a message that is begun in advance may wait for a slot."""
 _ROUNDS = 3
 _WAIT_S = 1.0
 _PAUSE_S = 0.2
 _LATER_US = 500_000
-"""After so long a row is read again that a command by key is about to replace."""
+"""How soon a row that a command by key is about to replace is reread."""
 _BEHIND_MS = 10_000
 """How long a message that follows a long run is postponed."""
 _DAMAGED_US = 60_000_000
@@ -63,17 +63,17 @@ _ASK_US = 250_000
 
 
 class Start:
-    """The begin of one delivery.
+    """A delivery that is to begin, and the decision whether it does.
 
     Attributes:
         one: The delivery.
-        change: What is to be written; None where no name has to be asked for.
+        change: The change of the key's row; None if none is needed.
         name: The message's name.
-        is_over: Whether it is decided.
-        has_begun: Whether it has begun.
-        outcome: What it comes to where it has not.
-        after_us: How long after that it does.
-        until_us: Of one in advance: time since boot until which it waits for a slot.
+        is_over: True if it is decided whether the delivery begins.
+        has_begun: True if the delivery has begun.
+        outcome: The outcome of a delivery that does not begin.
+        after_us: How soon the row of such a delivery is released; 0: it ends by `outcome`, at once.
+        until_us: If begun in advance: time since boot until which it waits for a slot.
     """
 
     __slots__ = ("after_us", "change", "has_begun", "is_over", "name", "one", "outcome", "until_us")
@@ -88,16 +88,16 @@ class Start:
         self.until_us = 0
 
     def refuse(self, outcome: Outcome, after_us: int = 0) -> None:
-        """It does not begin."""
+        """Decide that the delivery does not begin."""
         self.is_over, self.has_begun = True, False
         self.outcome, self.after_us = outcome, after_us
 
 
 class Starts:
-    """Lets keyed deliveries of one engine begin. From any thread.
+    """Begins the deliveries of one engine that have keys. From any thread.
 
     Args:
-        outbox: Stores what those come to that may not begin.
+        outbox: Stores the outcomes of deliveries that may not begin.
     """
 
     def __init__(self, member: Member, outbox: Outbox) -> None:
@@ -110,31 +110,31 @@ class Starts:
         self._settler = member.settler
         self._stats = member.stats
         self._keys = member.settler.keys
-        # Those of a dead-letter queue have ended where they had their names.
+        # Messages in a dead-letter queue had their names in the queue where they ended.
         self._has_keys = not names.is_dead_queue(member.register.name)
         self._lock = locks.new()
         self._changed = locks.condition(self._lock)
         self._asked: list[Start] = []
         self._ahead: dict[bytes, Start] = {}
-        """Row id -> what is begun in advance, or about to be. Added to by who writes alone."""
+        """Row id -> a start in advance, written or not yet. Only the writing thread adds to it."""
         self._is_writing = False
         self._wrote_us = 0
         self._taken = 0
-        """Since it was written last."""
+        """Rows taken since the last write."""
         self._stock = 0
-        """How many are to be begun in advance, at the present rate."""
+        """How many rows to begin in advance, at the present rate."""
         self._low = 0
-        """At fewer of them more are begun."""
+        """More rows are begun in advance once fewer than this are left."""
         self._late: list[tuple[int, Start]] = []
         self._back: list[Change] = []
 
     # From handlers --------------------------------------------------------------------------------
 
     def begin(self, one: Delivery) -> Start | None:
-        """Let a delivery begin whose row has a key, in the thread that has taken it.
+        """Begin a delivery whose row has a key, in the thread that has taken it.
 
         Returns:
-            None where it may not: what it comes to is on its way to the store.
+            None if it may not begin: its outcome is on its way to the store.
         """
         if not self._has_keys:
             return Start(one, None)
@@ -152,7 +152,7 @@ class Starts:
         return None
 
     def begin_all(self, deliveries: Iterable[Delivery]) -> dict[Delivery, Start]:
-        """Begin many, as `begin` does, for callers of `receive`. Returns those that may begin."""
+        """Begin many, as `begin` does, for callers of `receive`; returns those that have begun."""
         starts = []
         for one in deliveries:
             start = self._start(one) if self._has_keys else Start(one, None)
@@ -166,25 +166,25 @@ class Starts:
         return {start.one: start for start in starts if start.has_begun}
 
     def give_back(self, starts: Iterable[Start]) -> None:
-        """Deliveries have begun, and are not handed out after all. Written by the next `keep`."""
+        """Take back starts of deliveries that are not handed out; the next `keep` writes it."""
         with self._lock:
             self._back += [start.change for start in starts if start.change is not None]
 
     def has_begun(self, row: Row) -> bool:
-        """Whether a row has a key, and is begun in advance or about to be."""
+        """True if a row has a key, and is begun in advance or about to be."""
         return row.key is not None and row.id in self._ahead
 
     def watch(self, row: Row) -> Callable[[], bool] | None:
-        """Tells a handler whether its message is to stop; None where nothing can."""
+        """The check by which a handler sees that its message must stop; None if none ever must."""
         return Watch(self._keys, self._clock, row) if self._has_keys else None
 
     # From the engine ------------------------------------------------------------------------------
 
     def keep(self, *, is_leaving: bool = False) -> None:
-        """Give back what was begun in advance and not taken, and pass on what has had to wait.
+        """Give back starts in advance that no thread took, and release rows that have waited.
 
         Args:
-            is_leaving: Whether nothing is taken any more.
+            is_leaving: True if no row is taken any more.
         """
         if not (self._ahead or self._back or self._late):
             return
@@ -208,11 +208,11 @@ class Starts:
 
     @property
     def has_late(self) -> bool:
-        """Whether what may not begin yet is to be looked at again a little later."""
+        """True if rows that may not begin yet are to be reread a little later."""
         return bool(self._late)
 
     def close(self) -> None:
-        """Give back all that was begun in advance: nothing is taken any more."""
+        """Give back all starts in advance, because no row is taken any more."""
         self.keep(is_leaving=True)
 
     def _write_back(self) -> None:
@@ -221,10 +221,10 @@ class Starts:
         if not back:
             return
         try:
-            # Refused: it has been cancelled, or begun by another.
+            # A message whose change is refused was cancelled, or another member has begun it.
             self._keys.write([self._keys.give_back(change) for change in back])
         except (StoreTimeout, StoreUnavailable) as error:
-            # Left, each would be taken to run until it is begun the next time.
+            # Without this write each message counts as running until it begins again.
             log.info("queue %s: given back later: %s", self._register.name, error)
             with self._lock:
                 self._back = [*back, *self._back][:_BACK_MAX]
@@ -232,13 +232,13 @@ class Starts:
     # Writing --------------------------------------------------------------------------------------
 
     def _begun_ahead(self, one: Delivery) -> Start | None:
-        """The start of a delivery: as it was written in advance, or one that asks to be."""
+        """The start of a delivery: one made in advance, or a new one that waits to be written."""
         with self._lock:
             self._taken += 1
             start = self._ahead.pop(one.row.id, None)
             if start is not None:
                 if not start.is_over or self._clock.boot_us() < start.until_us:
-                    # It may have been read anew since.
+                    # The row may have been reread since, into this delivery.
                     start.one = one
                     return start
                 self._back += [] if start.change is None else [start.change]
@@ -259,9 +259,9 @@ class Starts:
             return None
 
     def _is_low(self) -> bool:
-        """Whether threads take what is begun in advance sooner than more of it can be written.
+        """True if threads will have taken all starts in advance before more are written.
 
-        On this machine nothing is gained: who writes, and who handles, need the same processor.
+        Never for a store on this machine: there the writer and the handlers share the processor.
         """
         return (
             len(self._ahead) < self._low
@@ -271,27 +271,30 @@ class Starts:
         )
 
     def _is_to_write(self, start: Start) -> bool:
-        """Whether this thread is to write; not once its own delivery is decided by another."""
+        """True if this thread must write.
+
+        False once another has decided its delivery, unless too few rows are begun in advance.
+        """
         with self._lock:
             while self._is_writing and not start.is_over:
                 self._clock.wait(self._changed, _WAIT_S)
             if self._is_writing or (start.is_over and not self._is_low()):
                 return False
             self._is_writing = True
-            # While it is written, slots wait: how fast they take what has begun shows between. Two
-            # that end together by chance are no rate, so it grows and falls by and by.
+            # Slots wait during a write: the rate at which they take rows shows between writes. Two
+            # that end together by chance are no rate, so the stock grows and falls step by step.
             span_us = max(self._clock.boot_us() - self._wrote_us, _SPAN_US_MIN)
             stock = max(self._taken * _AHEAD_US // span_us, self._stock // 2)
             self._stock = min(stock, 4 * (self._stock + _GROWTH), _AHEAD_MAX)
         return True
 
     def _write(self) -> None:
-        """Write what is asked for, and some in advance."""
+        """Write the starts for which threads wait, and some in advance."""
         asked: list[Start] = []
         ahead: list[Start] = []
         try:
             ahead = self._choose_ahead()
-            # Only now: meanwhile others may have come.
+            # After the choice, during which more threads may have asked.
             asked = self._take_asked()
             self._decide(_by_name([*asked, *ahead]))
         finally:
@@ -300,7 +303,7 @@ class Starts:
             with self._lock:
                 self._wrote_us, self._taken = self._clock.boot_us(), 0
                 for start in ahead:
-                    # Of one that was taken meanwhile its thread asks.
+                    # If a thread has taken the row meanwhile, that thread passes it on.
                     row_id = start.one.row.id
                     if not start.has_begun and row_id in self._ahead:
                         del self._ahead[row_id]
@@ -322,11 +325,11 @@ class Starts:
         return asked
 
     def _choose_ahead(self) -> list[Start]:
-        """Due rows that slots will take soon; not of groups, whose rows may still change places."""
+        """Choose due rows that slots will take soon; not of groups, whose heads may change."""
         count = self._stock
         if not count:
             return []
-        # Those too that are begun already, before which others may have been read since.
+        # Count rows that are begun already too: rows before them may have been read since.
         first = self._ready.first_due(
             count, _may_begin_ahead, looks=_LOOKS_EACH * count + _LOOKS_MORE
         )
@@ -338,7 +341,7 @@ class Starts:
         ]
         with self._lock:
             ahead.update((start.one.row.id, start) for start in chosen)
-            # Of those there are: else they would be looked for with each row that is taken.
+            # A part of the rows that exist: otherwise each row that is taken would cause a search.
             self._low = len(first) // _LOW_PART
         return chosen
 
@@ -346,11 +349,11 @@ class Starts:
         try:
             return Start(one, self._keys.begin(one.row))
         except StoreCorrupt:
-            # Who takes it says so.
+            # The thread that takes the row logs it.
             return None
 
     def _decide(self, starts: Sequence[Start]) -> None:
-        """Let these begin, each of another name; where the store is in trouble, they are left."""
+        """Begin these, each of another name; those that the store fails to write are released."""
         left = list(starts)
         try:
             for _ in range(_ROUNDS):
@@ -371,15 +374,15 @@ class Starts:
                 "queue %s: %d messages with keys wait: %s", self._register.name, len(left), error
             )
             if isinstance(error, StoreTimeout):
-                # Maybe begun: then each would be taken to run until it is begun the next time.
+                # Some may have begun, and would count as running until they begin again.
                 self.give_back(left)
             for start in left:
                 start.refuse(GIVEN_UP)
-            # What is given up is read again at once, and there may be many.
+            # Released rows are reread at once, and there may be many.
             self._clock.sleep(_PAUSE_S)
 
     def _judge(self, starts: list[Start]) -> list[Start]:
-        """Find out why these were refused, and what they come to; returns those to begin again."""
+        """Find out why these were refused, and decide each; returns those to begin again."""
         if not starts:
             return []
         why: dict[Refusal, list[tuple[Start, Refused]]] = {}
@@ -404,9 +407,9 @@ class Starts:
         return self._again(why.get(Refusal.AGAIN, ()))
 
     def _put_off(self, start: Start) -> None:
-        """Postpone a message that follows a running one: in place, or by moves after a while.
+        """Postpone a message that follows a running one: in place, or by moves after `hold`.
 
-        A row that stays in place holds back the seal of its minute.
+        It moves, because a row that stays in place holds back the seal of its minute.
         """
         late_ms = self._clock.now_ms() - start.one.row.order[0]
         if late_ms < self._register.settings.hold_ms:
@@ -415,7 +418,7 @@ class Starts:
             start.refuse(Outcome(Fate.SNOOZE, _BEHIND_MS, BEHIND_A_RUN))
 
     def _again(self, refused: Sequence[tuple[Start, Refused]]) -> list[Start]:
-        """Prepare another begin of each, from its key's row as it was just read."""
+        """Prepare to begin each again, from its key's row as it was just read."""
         superseded = [found.superseded for _, found in refused if found.superseded is not None]
         if superseded:
             # End them here: after the begin, nothing records that their ends are to be counted.
@@ -428,7 +431,7 @@ class Starts:
         return [start for start, _ in refused]
 
     def _refusals(self, starts: list[Start]) -> list[tuple[Start, Refused]]:
-        """Why each was refused; a key's row that is damaged keeps its own message alone."""
+        """Find out why each was refused; a damaged key's row holds back only its own message."""
         try:
             found = self._keys.refusals([start.one.row for start in starts])
         except StoreCorrupt as error:
@@ -451,19 +454,19 @@ class Starts:
                 start.refuse(LEFT)
 
     def _pass_on(self, start: Start) -> None:
-        """Let what does not begin come to its outcome."""
+        """End a delivery that does not begin: by its outcome at once, or by a release later."""
         one = start.one
         if not start.after_us:
             self._outbox.finish(one, start.outcome)
             return
-        # Nobody is to wait for its handler.
+        # It has ended, so that nobody waits for its handler.
         if one.take(END):
             with self._lock:
                 self._late.append((self._clock.boot_us() + start.after_us, start))
 
 
 class Watch:
-    """Tells whether a message that runs is to stop, by a read of its key every 0.25 s at most."""
+    """Checks if a running message must stop, by a read of its key every 0.25 s at most."""
 
     __slots__ = ("_asked_us", "_clock", "_is_cancelled", "_keys", "_row")
 
@@ -475,7 +478,7 @@ class Watch:
         self._is_cancelled = False
 
     def __call__(self) -> bool:
-        """Whether it is, as far as is known: a store in trouble says nothing new."""
+        """True if it must stop, by the last read that the store has answered."""
         now_us = self._clock.boot_us()
         if self._is_cancelled or (self._asked_us is not None and now_us - self._asked_us < _ASK_US):
             return self._is_cancelled
@@ -493,7 +496,7 @@ def _may_begin_ahead(one: Delivery) -> bool:
 
 
 def _by_name(starts: Iterable[Start]) -> list[Start]:
-    """The first of each name: two of one name are not to be told apart in one answer."""
+    """The first start of each name: an answer could not tell two of one name apart."""
     firsts: dict[str, Start] = {}
     for start in starts:
         firsts.setdefault(start.name, start)

@@ -1,8 +1,8 @@
 """Threads that wait for rows, of one queue or of several.
 
 ```
- ready, ready, .. ──► one lock; queues take turns, each gives what is due first
-                        └─ one thread waits for the very next due (leader and followers)
+ ready, ready, .. ──► one lock; queues take turns, each gives its first due row
+                        └─ one thread waits until the very next due (leader and followers)
 ```
 
 Source: leader and followers as in Doug Lea's `java.util.concurrent.DelayQueue`.
@@ -25,31 +25,31 @@ _WAIT_MAX_S = 1.0
 
 
 class Waited(Protocol):
-    """The rows of one queue, as those see them that wait; the lock of the waiters is held.
+    """The rows of one queue, as waiting threads see them; the caller holds the waiters' lock.
 
     Attributes:
-        is_stopped: True if nothing more is handed out.
-        on_wait: Called when a thread begins to wait, as nothing is due.
+        is_stopped: True once nothing more is handed out.
+        on_wait: Called when a thread begins to wait, because nothing is due.
     """
 
     is_stopped: bool
     on_wait: Callable[[], None]
 
     def pop(self) -> Delivery | None:
-        """The first row that is due, unless it is stopped."""
+        """Take the first row that is due; None without one, or once stopped."""
 
     def seconds_to_next(self) -> float:
-        """Seconds until a row comes due, or for ever."""
+        """Seconds until a row comes due; infinite without one."""
 
 
 class Waiters:
     """Threads that wait for rows of one queue or several. From any thread.
 
     Attributes:
-        lock: Guards their queues' rows.
-        changed: Notified when a thread is to look again.
-        leader: The thread that waits for the next due; None where it is to look again.
-        is_threaded: True if threads wait here; else whoever steps an engine takes rows itself.
+        lock: Guards the rows of the queues.
+        changed: Notified when a thread must look again.
+        leader: The thread that waits until the next due; None: one must look again.
+        is_threaded: True if threads wait here; else the thread that steps an engine takes its rows.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -62,21 +62,21 @@ class Waiters:
         self._turn = 0
 
     def since(self) -> list[int]:
-        """When each thread that waits began to, time since boot in microseconds."""
+        """When each waiting thread began to wait, time since boot in microseconds."""
         with self.lock:
             return list(self._since_us.values())
 
     def wait(
         self, readies: Sequence[Waited], stopping: Callable[[], bool]
     ) -> tuple[int, Delivery] | None:
-        """The first row that is due, as soon as there is one; queues take turns.
+        """Wait for the first row that is due, and take it; queues take turns.
 
         Args:
             readies: The rows of the queues, all with these waiters.
-            stopping: Asked before each wait.
+            stopping: Returns True to stop; called before each wait.
 
         Returns:
-            The place of its queue among them, and the row; None when stopped, or all of them are.
+            The place of its queue in `readies`, and the row; None when stopped, or all queues are.
         """
         me = threading.get_ident()
         is_waiting = False

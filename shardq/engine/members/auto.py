@@ -1,8 +1,8 @@
-"""How many lanes a queue has where that is left to its consumers (`lanes="auto"`).
+"""The number of lanes of a queue whose consumers choose it (`lanes="auto"`).
 
-Two for each member, so that each has some that nobody else reads; one for each 1,000 puts a second,
-which is what a partition of Cassandra takes well. One member decides: who ranks first for the first
-lane.
+A queue needs two lanes for each member, so that each member has lanes of its own, and at least one
+lane for each 1,000 puts a second, which a partition of Cassandra takes well. The member that ranks
+first for the first lane decides.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _EVERY_US = 3_000_000
-"""How soon after another a change of the lanes follows, and about how often it is asked for one."""
+"""The least time between two changes, and about the time between two calls of `decide`."""
 _DOWN_US = 600_000_000
-"""Fewer lanes follow once so long no more were needed: each change is one for all processes."""
+"""Lanes are removed once fewer sufficed for this long: all processes follow each change."""
 _OF_MEMBER = 2
 _PUTS = 1_000
 
 
 def lanes_needed(members: int, puts_per_s: float) -> int:
-    """How many lanes so many members and puts need: a power of two, 8 to 64.
+    """How many lanes a queue needs for its members and puts: a power of two, 8 to 64.
 
     >>> [lanes_needed(*given) for given in ((1, 0), (5, 0), (1, 9_500), (500, 0))]
     [8, 16, 16, 64]
@@ -43,10 +43,10 @@ def lanes_needed(members: int, puts_per_s: float) -> int:
 
 
 class AutoLanes:
-    """Decides for one queue, while this member is the one that does.
+    """Changes the number of lanes of one queue, while this member is the one that decides.
 
     Args:
-        put_rate: Gives how many messages are put a second.
+        put_rate: Returns how many messages are put a second.
     """
 
     def __init__(self, home: QueueHome, put_rate: Callable[[], float]) -> None:
@@ -57,16 +57,16 @@ class AutoLanes:
         self._most = 0
 
     def decide(self, members: int) -> None:
-        """Change the number of lanes where another is needed: to more at once, to fewer later.
+        """Change the number of lanes if another is needed: to more at once, to fewer later.
 
         Args:
-            members: How many are open, this one too.
+            members: How many members are open, with this one.
         """
         now_us, current = self._clock.boot_us(), self._register.settings
         if not current.lanes_auto or current.paused:
             return
         if now_us - self._asked_us > 2 * _EVERY_US:
-            # Another decided meanwhile.
+            # Another member decided meanwhile: count anew.
             self._below_us, self._most = now_us, 0
         self._asked_us = now_us
         needed = lanes_needed(members, self._put_rate())

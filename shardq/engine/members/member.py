@@ -1,4 +1,4 @@
-"""What all parts of one engine share, made once before them.
+"""The objects that all parts of one engine share, made once before the parts.
 
 ```
  home ─► membership ─► news ─┐
@@ -31,23 +31,23 @@ class Member:
     """One member of a queue, as the parts of its engine see it.
 
     Args:
-        home: The queue's, of this member alone.
-        prefetch: The most rows read and not settled, but for those of groups.
+        home: The queue's home, of this member alone.
+        prefetch: The most rows, without those of groups, that are read and not settled.
         threads: Handler slots; 0 for callers of `receive`.
-        isolated: Read only minutes that ended at least the offset ago.
-        on_wake: Called with the seconds in which the next step is to come; None: somebody waits.
-        waiters: The handlers' threads, where they wait for rows of other queues too.
+        isolated: True to read only minutes that ended at least the offset ago.
+        on_wake: Called with the seconds until the next step is needed; None if `News.wait` is used.
+        waiters: The handlers' threads, if they wait for rows of other queues too.
 
     Attributes:
         membership: The other members.
-        news: What lets the next step come.
+        news: The news by which the next step comes early.
         memory: The rows in memory.
-        ready: Those of them that were not handed out.
-        presence: Which members of this machine are dead.
+        ready: The rows in memory that may be handed out, now or when due.
+        presence: Finds out which members on this machine are dead.
         leases: The leases that are held.
-        failures: Logs what has failed.
-        discards: What is to be deleted.
-        courier: Takes acks to the store.
+        failures: Logs failed deliveries.
+        discards: The rows to delete.
+        courier: Runs the storing of acks.
     """
 
     def __init__(

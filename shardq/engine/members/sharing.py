@@ -1,13 +1,13 @@
-"""Sharing surplus: due rows that no slot of ours begins soon go to members that have free ones.
+"""Sharing: due rows that no slot of this member begins soon move to members with free slots.
 
 ```
- look ─► slots that wait, due rows, deliveries begun ─► free, surplus ── told in heartbeats
+ look ─► waiting slots, due rows, deliveries begun ─► free, surplus ── reported in heartbeats
  share ─► free slots of others ── ours to offer? ──► first due rows ──► moved to a lane of theirs
-             by a hash of slot and heartbeat, so that one member gives what all could
+             by a hash of slot and heartbeat, so that one member gives rows that all could give
 ```
 
-A row that was moved is never handed out here again, unless a read finds its old row. How rows move,
-`outbox.py` knows; who reads which lane, `membership.py`.
+A row that was moved is never handed out here again, unless a read finds its old row. `outbox.py`
+moves rows; `membership.py` decides which member reads which lane.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _STALLED_US = 100_000
-"""While no slot has begun anything for so long, all that is due is surplus."""
+"""If no slot has begun a delivery for this long, all due rows are surplus."""
 _SOON_US = 100_000
-"""What slots begin within it is theirs, at the rate of the last second."""
+"""Rows that slots begin within this time, at the rate of the last second, are no surplus."""
 _QUICK_US = 5_000
 """At a mean run time below this, moving a message costs more than running it."""
 _GIFT_US = 300_000
@@ -42,30 +42,30 @@ _GIFT_US = 300_000
 _GIFT_MAX = 64
 _ROWS_MAX = 200
 _BYTES_MAX = 4 << 20
-"""Most rows that one step moves, and about how many bytes of bodies, but one row always."""
+"""The most rows that one step moves, and about the most bytes; it may always move one row."""
 _TURN_US = 250_000
 _TURN_LOCAL_US = 120_000
-"""After so long without an answer, another member offers a slot."""
+"""After this long without an answer, another member offers a slot."""
 _ALIKE_MS = 500
-"""A member whose rows have waited this much longer than those of others gives first."""
+"""A member whose rows have waited this much longer than other members' rows gives first."""
 _STAY_US = 100_000
 _STAY_PART, _STAY_PART_LEAVING = 10, 2
 _STAY_MAX_US = 500_000
-"""A row that was shared stays for a tenth of its lateness, within these bounds: so none goes round
-among members that each believe others free, but is begun where it is the first by then. For half of
-it where several leave at once: others may still read the lanes that it is given to."""
+"""A shared row stays in its lane for a tenth of its lateness, within these bounds. So it does not
+circle among members that each believe others free, but begins where it is the first by then. If
+several leave at once, half of its lateness: others may still read the lanes that it is given to."""
 _IDLE_US = 1_000_000
 _SHUNNED_US = 3_000_000
 _SHUNNED_LONG_US = 30_000_000
-"""A member that began nothing within a second of being given messages gets nothing for this
-long, at first and later."""
+"""How long a member gets no rows after it has begun none within 1 s of a gift: the first time, and
+later times."""
 _LOOK_MAX = 1_000
 _WINDOW_US = 1_000_000
 _SAMPLE_US = 50_000
 
 
 class _Sample(NamedTuple):
-    """At a time since boot: deliveries begun, and ended; how long slots have been taken."""
+    """Totals at a time since boot: deliveries begun, deliveries ended, time of taken slots."""
 
     at_us: int
     begun: int
@@ -74,7 +74,7 @@ class _Sample(NamedTuple):
 
 
 class _Slot(NamedTuple):
-    """A free slot of another member, and the lanes in which it finds what it is given."""
+    """A free slot of another member, and the lanes to which rows for it are moved."""
 
     member: str
     place: int
@@ -83,20 +83,20 @@ class _Slot(NamedTuple):
 
 
 class _Seen:
-    """What we know of another member beside its heartbeat.
+    """The facts about another member that its heartbeat does not hold. Times are since boot.
 
     Attributes:
-        number: Of its last heartbeat.
-        after_us: When this was looked for before it was first seen: it was sent after that.
-        looked_us: When it was looked for last.
-        offered: Which of its slots we have given something since.
-        given_us: When it was given what it has not begun yet; 0: never, or begun.
-        begun: What it had begun by then.
-        lanes: To which of its lanes that has gone.
-        shunned_us: Until when it gets nothing.
-        is_suspect: Whether it was shunned, and has begun nothing since.
-        turn: How often its slots have gone from one giver to the next since its heartbeat.
-        turn_us: When they did last.
+        number: The number of its last heartbeat.
+        after_us: When we last looked before that heartbeat was seen: it was sent after this time.
+        looked_us: When we last looked for a heartbeat.
+        offered: The slots to which we have given rows since that heartbeat.
+        given_us: When it was given rows of which it has begun none yet; 0 without such rows.
+        begun: The begun deliveries that it had reported by then.
+        lanes: The lanes to which those rows were moved.
+        shunned_us: Until when it gets no rows.
+        is_suspect: True if it was shunned, and has begun nothing since.
+        turn: How often its slots have passed from one giver to the next since that heartbeat.
+        turn_us: When they last did.
     """
 
     __slots__ = (
@@ -128,37 +128,38 @@ class _Seen:
         self._givers: list[str] = []
 
     def begin_turn(self, name: str, givers: Mapping[str, int], now_us: int) -> None:
-        """Let its slots be offered by these from now on, one slot by each.
+        """Choose the members that offer its slots during a turn, each slot by one of them.
 
-        For a while, whatever they tell meanwhile: a slot that two of them give something keeps one
-        of the rows waiting.
+        The choice stays for the turn, whatever heartbeats report meanwhile: if two members gave
+        rows to one slot, one of the rows would wait.
 
         Args:
-            givers: Name -> from when the first of its surplus has waited. That goes first.
+            givers: Member -> the due from which its first surplus has waited. Earliest first.
         """
         first_ms = min(givers.values())
         self._givers = ranking(f"{name}/{self.number}", givers)
-        # Not by their very age: all slots would be offered by one, which may have one row.
+        # By coarse age: by exact age one giver would be first for all, and may have one row.
         self._givers.sort(key=lambda giver: (givers[giver] - first_ms) // _ALIKE_MS)
         self.turn, self.turn_us = self.turn + 1, now_us
 
     def giver_of(self, place: int) -> str:
-        """The member that offers a slot: after a turn without success the next one does."""
+        """The member that offers a slot; after a turn without success it is the next one."""
         return self._givers[(place + self.turn) % len(self._givers)]
 
 
 class Sharing:
-    """What one member has beyond what its slots begin soon, and whom it gives that.
+    """The surplus of one member, and the members to which it gives rows.
 
     Args:
-        has_begun: Whether a row is begun in advance, which no other may have.
-        callers_since: When each caller of `receive` that waits began to, time since boot.
+        has_begun: Returns True if a row is begun in advance: then no other member may have it.
+        callers_since: Returns when each waiting caller of `receive` began to wait, time since boot;
+            None if handlers take the rows.
 
     Attributes:
         free: Slots that wait while nothing is due here.
-        surplus: Due rows that others may have.
-        oldest_ms: The due from which the first of them has waited, epoch milliseconds; 0: of none.
-        is_leaving: Whether this member ends soon, and others get all that they may have.
+        surplus: How many due rows others may have.
+        oldest_ms: The due from which the first of these has waited, epoch milliseconds; 0 for none.
+        is_leaving: True if this member ends soon, and others get all rows that they may have.
     """
 
     def __init__(
@@ -191,10 +192,10 @@ class Sharing:
         self.surplus = self.oldest_ms = 0
         self.is_leaving = False
 
-    # What is told ---------------------------------------------------------------------------------
+    # Reports --------------------------------------------------------------------------------------
 
     def look(self) -> None:
-        """Reckon what is free and what is surplus; once a step, never for each message."""
+        """Count free slots and surplus; once a step, never for each message."""
         now_us = self._clock.boot_us()
         due, waiting = self._ready.due, self._waiting_since()
         self._sample(now_us, waiting)
@@ -205,12 +206,12 @@ class Sharing:
         self._reckon(now_us, due, len(waiting))
 
     def told(self, lanes: tuple[int, ...], *, version: int, holder: str) -> Heartbeat:
-        """What a heartbeat tells of what is held and what runs here.
+        """A heartbeat's fields about rows that are held, and handlers that run here.
 
         Args:
-            lanes: Those that are read.
-            version: Of the settings that are followed.
-            holder: With what the locks of its leases begin.
+            lanes: The lanes that are read.
+            version: The version of the settings that are followed.
+            holder: The beginning of the locks of this member's leases.
         """
         outbox = self._outbox
         handed_out, run = outbox.handed_out(), outbox.at_work()
@@ -220,7 +221,7 @@ class Sharing:
         since_ms = [(one.row.message_id, now_ms - (now_us - one.begun_us) // 1_000) for one in run]
         return Heartbeat(
             threads=self._threads,
-            # A parked row is a claim, which is counted where it lies.
+            # A parked row is a claim, which is counted among the rows in its shard.
             busy=sum(not one.is_claim for one in handed_out),
             # A caller of `receive` runs no handler.
             running=min(max(len(run) - outbox.endings.freed, 0), self._threads),
@@ -235,9 +236,9 @@ class Sharing:
         )
 
     def _look_again(self) -> None:
-        """Reckon surplus anew, with what this step has read.
+        """Count surplus anew, with the rows that this step has read.
 
-        Only beside handlers' threads: where a caller steps, it takes what was read after this.
+        Only if handler threads take rows: a caller that steps takes the new rows after this.
         """
         if self._ready.is_threaded and not self.surplus and (due := self._ready.due):
             waiting = len(self._ready.waiting_since())
@@ -248,7 +249,7 @@ class Sharing:
             return self._callers_since()
         if self._ready.is_threaded:
             return self._ready.waiting_since()
-        # Whoever steps it delivers as well: what is due is what it has had no time for.
+        # The thread that steps also delivers: it has had no time for rows that are due.
         return () if self._ready.due else (0,)
 
     def _sample(self, now_us: int, waiting: Sequence[int]) -> None:
@@ -267,11 +268,11 @@ class Sharing:
                 samples.popleft()
 
     def _reckon(self, now_us: int, due: int, waiting: int) -> None:
-        """Work out how many of these due rows others may have."""
+        """Calculate how many of these due rows others may have."""
         self.surplus = self.oldest_ms = 0
         beyond = self._beyond(now_us, due, waiting) if due else 0
         if beyond > 0 and not self._membership.others:
-            # Told all the same: others are looked for the sooner.
+            # Set all the same: with surplus, heartbeats of others are read more often.
             self.surplus = beyond
         elif beyond > 0:
             may_go, oldest_ms = self._ready.find_due(self._may_go, _LOOK_MAX)
@@ -292,14 +293,14 @@ class Sharing:
         return due - waiting - own
 
     def _last_begun_us(self) -> int:
-        """When the last delivery began: to the microsecond where few are under way."""
+        """When the last delivery began; exact if few are under way, else by the last look."""
         if self._outbox.running > 2 * self._threads:
             return self._begun_us
         return max((one.begun_us for one in self._outbox.handed_out()), default=self._begun_us)
 
     @property
     def mean_us(self) -> int | None:
-        """How long a slot took for a delivery lately, or longer; None where nothing tells yet."""
+        """The time that slots were taken lately, for each ended delivery; None if not known yet."""
         if not self._samples:
             return None
         first = self._samples[0]
@@ -316,7 +317,7 @@ class Sharing:
 
     @property
     def is_awake(self) -> bool:
-        """Whether to step at the busy pace: something is shared, or may be given to us soon."""
+        """True to step at the busy pace: rows are due to share, or may be given to us soon."""
         if not self._membership.beats or self._isolated:
             return False
         if self.free:
@@ -325,7 +326,7 @@ class Sharing:
 
     @property
     def is_barred(self) -> bool:
-        """Whether others may have slots for what is due here, and it cannot be given to them."""
+        """True if others may have free slots, but cannot be given the rows that are due here."""
         if self._isolated:
             return True
         beats = self._membership.beats
@@ -338,12 +339,12 @@ class Sharing:
         return bool(self._membership.others) and not self._isolated
 
     def share(self) -> None:
-        """Move surplus to free slots of others, where it is ours to offer them.
+        """Move surplus to the free slots of others that this member is to offer.
 
-        The moves are stored with the next flush of the outbox.
+        The next flush of the outbox stores the moves.
 
         Raises:
-            StoreUnavailable, StoreTimeout: The others could not be read; nothing was moved.
+            StoreUnavailable, StoreTimeout: The others could not be read; no row was moved.
         """
         if not self._may_share:
             return
@@ -378,20 +379,20 @@ class Sharing:
             log.debug("queue %s: shared %d rows", self._register.name, moved)
 
     def _give(self, one: Delivery, lanes: Sequence[int]) -> int | None:
-        """Move a row to one of these lanes, to each in its turn; gives which, where it may."""
+        """Move a row to the next of these lanes; returns the lane, or None if the row stays."""
         self._turn += 1
         lane = lanes[self._turn % len(lanes)]
         return lane if self._outbox.share(one, lane) else None
 
     def _rows_at_once(self) -> int:
-        """How many rows one step moves at most: large ones take long, and leases go on ending."""
+        """The most rows that one step moves: large ones take long, and leases end meanwhile."""
         body_bytes = self._memory.body_bytes // max(len(self._memory.known), 1)
         return min(_ROWS_MAX, max(_BYTES_MAX // max(body_bytes, 1), 1))
 
     def _share_all(self) -> None:
-        """Give others what is due here or soon will be, for nothing of it begins here any more.
+        """Give others all rows that are due here, or soon: none of them begins here any more.
 
-        What is known early keeps its due, so it is not late.
+        A row that is not due yet keeps its due, so it is not late.
         """
         self._membership.look()
         lanes = self._lanes_of_others()
@@ -404,7 +405,7 @@ class Sharing:
             self._give(one, lanes[one.band])
 
     def _lanes_of_others(self) -> dict[int, list[int]]:
-        """Band -> lanes of others, of those with free slots where there are any."""
+        """Band -> lanes of other members: of those with free slots, if there are any."""
         beats = self._membership.beats
         names = [name for name in self._membership.others if not beats[name].isolated]
         lanes: dict[int, list[int]] = {}
@@ -418,7 +419,7 @@ class Sharing:
         return one.band in slot.lanes and self._may_go(one)
 
     def _may_go(self, one: Delivery) -> bool:
-        """Whether a row may be given to another member."""
+        """True if a row may be given to another member."""
         row = one.row
         if row.group is not None or one.doubtful or self._has_begun(row):
             return False
@@ -436,12 +437,12 @@ class Sharing:
         return now_us - birth_us(row.id) >= stays_us
 
     def _slots(self) -> Iterator[_Slot]:
-        """Free slots of others that are ours to offer, each once a heartbeat of its member."""
+        """Free slots of others that this member is to offer, each once for each heartbeat."""
         now_us = self._clock.boot_us()
         beats = self._membership.beats
         self._seen = {name: one for name, one in self._seen.items() if name in beats}
         me, told = self._membership.member, self._membership.told
-        # As told, of ours too: so all that may give agree on who does.
+        # By the last heartbeats, ours too: so all givers agree on which of them gives.
         givers = {name: beat.oldest_ms for name, beat in beats.items() if beat.surplus}
         givers[me] = told.oldest_ms or self.oldest_ms
         readers = self._readers()
@@ -456,7 +457,7 @@ class Sharing:
                 continue
             if seen.turn < 0 or now_us - seen.turn_us >= self._turn_us:
                 seen.begin_turn(name, givers, now_us)
-            # Callers of `receive` have no threads to tell of.
+            # A member for callers of `receive` has no threads.
             for place in range(min(beat.free, beat.threads or beat.free)):
                 if place in seen.offered:
                     continue
@@ -474,7 +475,7 @@ class Sharing:
         if beat.begun > seen.begun:
             seen.given_us, seen.is_suspect = 0, False
         elif not seen.lanes <= set(beat.lanes):
-            # Others have these by now, and what was given.
+            # Other members have these lanes by now, with the given rows.
             seen.given_us = 0
         elif seen.after_us - seen.given_us >= _IDLE_US:
             shunned_us = _SHUNNED_LONG_US if seen.is_suspect else _SHUNNED_US
@@ -496,7 +497,7 @@ class Sharing:
         seen.lanes |= lanes
 
     def _readers(self) -> dict[int, str]:
-        """Polled lanes that we do not read, and who should read each."""
+        """Polled lane that this member does not read -> the member that should read it."""
         register, ours, now_ms = self._register, self._memory.lanes, self._clock.now_ms()
         layout, settings = register.layout, register.settings
         polled = settings.lanes_polled(now_ms)
@@ -510,10 +511,10 @@ class Sharing:
         }
 
     def _lanes_of(self, name: str, readers: Mapping[int, str]) -> dict[int, list[int]]:
-        """Band -> lanes in which a member finds what it is given.
+        """Band -> lanes to which rows for a member are moved.
 
-        Those that it reads and is to keep, where others have come or gone since it told of them;
-        else any that it reads.
+        They are the lanes that it has reported and should still read, as members may have come or
+        gone since. Without any, they are all lanes that it has reported.
         """
         layout = self._register.layout
         bands: dict[int, list[int]] = {}
