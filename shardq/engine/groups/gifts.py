@@ -63,7 +63,12 @@ class Gifts:
         left = [lane for lane in lanes if self._lanes.may_give(lane)]
         beats = self._membership.beats
         given: dict[int, str] = {}
-        for name in sorted(self._membership.others, key=lambda name: -beats[name].free):
+        me = self._membership.member
+        # Among equals the next by name: two owners that give at once seldom choose the same member.
+        order = sorted(
+            self._membership.others, key=lambda name: (-beats[name].free, name < me, name)
+        )
+        for name in order:
             beat = beats[name]
             slots = max(beat.free, int(is_to_any))
             if beat.isolated or self._offered.get(name) == beat.number or not slots:

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _ADOPTED_MS = 10_000
+_SETTLED_MS = 500
+"""An adopted lane is not given away sooner: its first head takes a moment to begin."""
 
 
 class Lanes:
@@ -180,9 +182,10 @@ class Lanes:
         return tuple((lane, name) for lane, (name, _) in sorted(self._given.items()))
 
     def may_give(self, lane: int) -> bool:
-        """True if a lane is read here, and was not adopted just now."""
+        """True if a lane is read here, and was not adopted within the last half second."""
         mine = self._memory.lanes.get(lane)
-        return mine is not None and mine.adopted_until_ms <= self._clock.now_ms()
+        since_ms = self._clock.now_ms() + _ADOPTED_MS - _SETTLED_MS
+        return mine is not None and mine.adopted_until_ms <= since_ms
 
     def give(self, lanes: Mapping[int, str]) -> None:
         """Release group lanes to the members that they are given to."""
