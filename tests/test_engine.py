@@ -132,6 +132,20 @@ def test_a_lane_that_was_given_away_is_not_taken_back_before_it_is_come_for(stag
     assert lane in taker._engine.memory.lanes
 
 
+def test_a_lane_that_a_member_was_given_can_be_given_on_after_a_moment(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    queue._home.register.use_groups()
+    (giver, _), (taker, _) = members(stage, 2)
+    stage.drive(giver, taker, seconds=8)
+    lane = max(giver._engine.memory.lanes)
+    giver._engine.lanes.give({lane: taker._engine.home.member})
+    while lane not in taker._engine.memory.lanes:
+        stage.drive(giver, taker, seconds=0.1)
+    assert not taker._engine.lanes.may_give(lane)
+    stage.drive(giver, taker, seconds=1)
+    assert taker._engine.lanes.may_give(lane)
+
+
 def test_a_member_without_a_free_handler_gives_its_groups_to_others_within_seconds() -> None:
     with Stage(threaded=True) as stage:
         queue = stage.connect().queue("mail", lanes=8, hold="1h")
