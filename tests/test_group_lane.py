@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from shardq.engine.groups.lane import GroupLane, place_of
+from shardq.engine.groups.heads import NEVER_MS, WaitingHeads
+from shardq.engine.groups.lane import Group, GroupLane, place_of
 from shardq.engine.handing.delivery import Delivery
 from shardq.engine.leases.lease import Lease
 from shardq.model.message import Row
 from shardq.model.shard import Shard
+from shardq.testing import ManualClock
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -158,3 +160,16 @@ def test_care_is_for_the_first_head_of_a_group_that_was_due_at_the_takeover(due_
     made = lane(lease=Lease(Shard("mail", -1, 7), "lock", 0, 10_000_000, 5, 100))
     assert [made.needs_care(row(due_ms)) for _ in needs] == needs
     assert made.needs_care(row(100, "b"))
+
+
+def test_a_wait_that_was_ended_before_its_time_is_forgotten() -> None:
+    clock = ManualClock()
+    heads = WaitingHeads(clock)
+    group = Group()
+    group.head = Delivery(row(1), 0, LEASE, grouped=True)
+    heads.wait(group, group.head, clock.now_ms() + 3_600_000)
+    heads.tidy()
+    assert (heads.far, heads.next_ms()) == (1, clock.now_ms() + 3_600_000)
+    group.head, group.waits = None, 0
+    heads.tidy()
+    assert (heads.far, heads.next_ms()) == (0, NEVER_MS)

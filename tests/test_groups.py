@@ -404,8 +404,8 @@ def in_backoff(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, delay: str, far_max: int = 3
 ) -> tuple[Queue, Consumer, Recorder, list[str]]:
     """A consumer with thirty groups of two, more than memory has room for, whose heads wait."""
-    for name, most in (("FAR_MAX", far_max), ("HEADS_MAX", 5), ("ROWS_MAX", 5)):
-        monkeypatch.setattr(f"shardq.engine.groups.room.{name}", most)
+    for name, most in (("heads.FAR_MAX", far_max), ("room.HEADS_MAX", 5), ("room.ROWS_MAX", 5)):
+        monkeypatch.setattr(f"shardq.engine.groups.{name}", most)
     queue = stage.connect().queue("mail", group_lanes=2)
 
     def fail(message: Message) -> None:

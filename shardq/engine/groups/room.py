@@ -25,12 +25,11 @@ from __future__ import annotations
 
 import heapq
 import logging
-from collections import deque
-from itertools import count
 from typing import TYPE_CHECKING
 
 from shardq import locks
 from shardq.engine.groups.edits import Edits
+from shardq.engine.groups.heads import NEVER_MS, WaitingHeads
 from shardq.engine.groups.lane import GROUP_ROWS_MIN, GroupLane, place_of
 from shardq.engine.groups.left import Left
 from shardq.engine.groups.waiting import WaitingList
@@ -54,17 +53,9 @@ log = logging.getLogger(__name__)
 ROWS_MAX = 20_000
 HEADS_MAX = 20_000
 """Most rows behind heads, and heads, in memory, over all group lanes."""
-FAR_MAX = 5_000
-"""Most heads in memory that wait long; of further such groups only the place is kept."""
-_FAR_MS = 2_000
-"""A head that waits longer is kept without its body, and without the rows behind it."""
-_LEFT_AFTER_US = 1_000_000
-"""The rows behind such a head stay in memory for this long."""
 _AGAIN_MS = 100
 """Pause before a head that could not be handed out is tried again."""
-_FIND_ROWS = 500
 _TIDY_MS = 1_000
-_NEVER_MS = 1 << 62
 
 
 class GroupLanes:
@@ -87,12 +78,7 @@ class GroupLanes:
         self._lanes: dict[int, GroupLane] = {}
         self._begun: dict[tuple[int, str], Delivery] = {}
         """(lane, group) -> head at a handler, whose lane was released meanwhile."""
-        self._waiting: list[tuple[int, int, Group, Delivery | None]] = []
-        """A heap: end of a wait, its number, group, head; None: the head is in the store."""
-        self._numbers = count(1)
-        self._far: deque[tuple[int, int, Group, Delivery, bool]] = deque()
-        """Long waits: start, number, group, head; True if the head is to be left in the store."""
-        self._far_heads = 0
+        self._heads = WaitingHeads(member.clock)
         self._is_hungry = False
         self._notes: dict[Position, Row] = {}
         self._looks: set[Position] = set()
@@ -146,8 +132,8 @@ class GroupLanes:
     def next_ms(self) -> int:
         """When the next waiting head, or row read ahead, comes due, epoch milliseconds."""
         with self._lock:
-            first_ms = self._waiting[0][0] if self._waiting else _NEVER_MS
-        return min(first_ms, min(self._ahead_ms, default=_NEVER_MS))
+            first_ms = self._heads.next_ms()
+        return min(first_ms, min(self._ahead_ms, default=NEVER_MS))
 
     def begin_read(self) -> None:
         """Forget the rows that were read ahead and are due: the read that follows finds them."""
@@ -254,7 +240,7 @@ class GroupLanes:
                     self._notes[row.position] = row
                     continue
                 minute = row.shard.minute
-                if minute <= lane.sealed and due_ms < mine.listed.get(minute, _NEVER_MS):
+                if minute <= lane.sealed and due_ms < mine.listed.get(minute, NEVER_MS):
                     mine.touched.add(minute)
                 place = due_ms, order_key(row.id)
                 if keep(row.group or "", place, room - len(kept)):
@@ -289,7 +275,7 @@ class GroupLanes:
             if one is None:
                 mine.forget(name)
             elif one.is_stale or one.row.ready_ms > now_ms:
-                self._wait(group, one, one.row.ready_ms)
+                self._heads.wait(group, one, one.row.ready_ms)
             else:
                 if window or one.careful:
                     one.lead(careful=mine.needs_care(one.row))
@@ -304,16 +290,6 @@ class GroupLanes:
         if head is None or head.begun_us:
             return False
         return bool(group.waits or self._ready.remove(lambda one: one is head))
-
-    def _wait(self, group: Group, one: Delivery, until_ms: int) -> None:
-        # A head may have several entries; only the last one counts.
-        number = group.waits = next(self._numbers)
-        one.wait()
-        is_far = until_ms > self._clock.now_ms() + _FAR_MS
-        is_left = is_far and self._far_heads + len(self._far) >= FAR_MAX
-        heapq.heappush(self._waiting, (until_ms, number, group, None if is_left else one))
-        if is_far:
-            self._far.append((self._clock.boot_us(), number, group, one, is_left))
 
     def ended(self, one: Delivery, *, is_last: bool = False) -> None:
         """Called when a delivery ended, before its row is deleted: unblock the next of its group.
@@ -397,7 +373,7 @@ class GroupLanes:
             if one.is_edited and one.lease is mine.lease:
                 head.note_edit()
             group.head = head
-            self._wait(group, head, max(row.ready_ms, after_ms))
+            self._heads.wait(group, head, max(row.ready_ms, after_ms))
 
     def release(self, one: Delivery) -> None:
         """Called when a head could not be handed out: try it again soon."""
@@ -448,15 +424,7 @@ class GroupLanes:
 
     def _rows(self) -> int:
         """How many rows are in memory, without heads that wait for long."""
-        return self._memory.group_rows - self._far_heads
-
-    def _count_far(self) -> None:
-        until_ms = self._clock.now_ms() + _FAR_MS
-        with self._lock:
-            self._far_heads = sum(
-                one is not None and group.waits == number and until_ms_ > until_ms
-                for until_ms_, number, group, one in self._waiting
-            )
+        return self._memory.group_rows - self._heads.far
 
     def _room(self) -> int:
         """How many more rows behind heads fit into memory."""
@@ -486,7 +454,8 @@ class GroupLanes:
                 raise
         if now_ms - self._tidied_ms >= _TIDY_MS:
             self._tidied_ms = now_ms
-            self._count_far()
+            with self._lock:
+                self._heads.tidy()
             for mine in list(self._lanes.values()):
                 if mine.number in self._memory.lanes and self._leases.is_valid(mine.lease):
                     self._list.tidy(mine)
@@ -494,15 +463,11 @@ class GroupLanes:
     def _due(self, now_ms: int) -> list[tuple[GroupLane, Group, Delivery]]:
         due: list[tuple[GroupLane, Group, Delivery]] = []
         with self._lock:
-            while self._waiting and self._waiting[0][0] <= now_ms and len(due) < _FIND_ROWS:
-                _, number, group, one = heapq.heappop(self._waiting)
-                if group.waits != number:
-                    continue
-                head = group.head if one is None else one
-                if head is None:
+            for group in self._heads.due(now_ms):
+                if group.head is None:
                     group.waits, self._is_hungry = 0, True
                 else:
-                    due.append((self._lanes[head.row.shard.lane], group, head))
+                    due.append((self._lanes[group.head.row.shard.lane], group, group.head))
         return due
 
     def _reread_heads(self, due: Sequence[tuple[GroupLane, Group, Delivery]]) -> None:
@@ -512,7 +477,7 @@ class GroupLanes:
         except (StoreUnavailable, StoreTimeout):
             with self._lock:
                 for _, group, one in due:
-                    self._wait(group, one, self._clock.now_ms() + _AGAIN_MS)
+                    self._heads.wait(group, one, self._clock.now_ms() + _AGAIN_MS)
             raise
         for mine, group, one in due:
             self._renew(mine, group, one, there.get(one.row.id))
@@ -531,7 +496,7 @@ class GroupLanes:
         with self._lock:
             if row.ready_ms > self._clock.now_ms() or not self._leases.is_valid(mine.lease):
                 until_ms = max(row.ready_ms, self._clock.now_ms() + _AGAIN_MS)
-                self._wait(group, one, until_ms)
+                self._heads.wait(group, one, until_ms)
                 return
             group.waits = 0
             one.lead(careful=mine.needs_care(row))
@@ -555,25 +520,15 @@ class GroupLanes:
                 self._is_hungry = self._lanes[number].wake(dues_ms) or self._is_hungry
 
     def _leave_far(self) -> None:
-        """Release bodies of heads that wait long, the rows behind them, and some of the heads.
-
-        Unless memory is short, wait a while first: most claims are acked sooner, and the rows
-        behind them would have to be reread.
-        """
+        """Release bodies of heads that wait long, the rows behind them, and some of the heads."""
         left: list[Delivery] = []
         with self._lock:
-            until_us = self._clock.boot_us() - _LEFT_AFTER_US
-            is_short = self._room() <= 0
-            while self._far and (is_short or self._far[0][0] <= until_us):
-                _, number, group, one, is_left = self._far.popleft()
-                if group.waits != number or group.head is not one:
-                    continue
+            for group, is_left in self._heads.long(is_short=self._room() <= 0):
                 if is_left:
                     left += group.leave_all()
-                    continue
-                left += group.leave()
-                self._memory.replace(one, one.row._replace(body=b""))
-                self._far_heads += 1
+                elif group.head is not None:
+                    left += group.leave()
+                    self._memory.replace(group.head, group.head.row._replace(body=b""))
         self._memory.forget_all(left)
 
     def _feed(self, mine: GroupLane, until_us: int) -> None:
@@ -729,7 +684,7 @@ class GroupLanes:
             if group.head is one:
                 if not self._take_out(group):
                     return
-                group.waits = next(self._numbers)
+                self._heads.hold(group)
             elif row is None:
                 group.remove(lambda other: other is one)
         if group.head is one:

@@ -1,0 +1,102 @@
+"""The heads of groups that wait for their time. No I/O; the caller holds the lock of its rows.
+
+```
+ wait ─► heap ── its time has come ──► due
+   └── long ─► a second later: far, kept without its body and without the rows behind it
+                └── beyond 5,000 of them: left in the store, only its place is kept
+```
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from itertools import count
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from shardq.clock import Clock
+    from shardq.engine.groups.lane import Group
+    from shardq.engine.handing.delivery import Delivery
+
+FAR_MAX = 5_000
+"""Most heads in memory that wait long; of further such groups only the place is kept."""
+_FAR_MS = 2_000
+"""A head that waits longer is kept without its body, and without the rows behind it."""
+_LEFT_AFTER_US = 1_000_000
+"""The body of such a head, and the rows behind it, stay in memory for this long."""
+_DUE_MAX = 500
+NEVER_MS = 1 << 62
+
+
+class WaitingHeads:
+    """The heads of one member's groups that wait for their time.
+
+    Attributes:
+        far: How many heads in memory wait long.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._heap: list[tuple[int, int, Group]] = []
+        """End of a wait, epoch milliseconds; its number; the group."""
+        self._long: deque[tuple[int, int, Group, bool]] = deque()
+        """Begin of a long wait, time since boot; its number; group; True if it is to be left."""
+        self._numbers = count(1)
+        self.far = 0
+
+    def wait(self, group: Group, head: Delivery, until_ms: int) -> None:
+        """Let the head of a group wait; a former wait of the group ends."""
+        number = self.hold(group)
+        head.wait()
+        heapq.heappush(self._heap, (until_ms, number, group))
+        if until_ms > self._clock.now_ms() + _FAR_MS:
+            is_left = self.far + len(self._long) >= FAR_MAX
+            self._long.append((self._clock.boot_us(), number, group, is_left))
+
+    def hold(self, group: Group) -> int:
+        """Let a head wait until its caller decides what is to become of it; returns the number."""
+        number = group.waits = next(self._numbers)
+        return number
+
+    def next_ms(self) -> int:
+        """When the next wait ends, epoch milliseconds."""
+        return self._heap[0][0] if self._heap else NEVER_MS
+
+    def due(self, now_ms: int) -> list[Group]:
+        """Take out groups whose waits are over, 500 at most."""
+        due: list[Group] = []
+        while self._heap and self._heap[0][0] <= now_ms and len(due) < _DUE_MAX:
+            _, number, group = heapq.heappop(self._heap)
+            if group.waits == number:
+                due.append(group)
+        return due
+
+    def long(self, *, is_short: bool) -> Iterator[tuple[Group, bool]]:
+        """Take out groups whose heads wait long.
+
+        Most claims are acked within a second, and the rows behind them would have to be reread.
+
+        Args:
+            is_short: True if memory is short: they are not kept for a second first.
+
+        Yields:
+            Each, and True if its head is to be left in the store as well.
+        """
+        until_us = self._clock.boot_us() - _LEFT_AFTER_US
+        while self._long and (is_short or self._long[0][0] <= until_us):
+            _, number, group, is_left = self._long.popleft()
+            if group.waits == number:
+                self.far += not is_left
+                yield group, is_left
+
+    def tidy(self) -> None:
+        """Forget waits that were ended before their time, and count the heads that wait long."""
+        self._heap = [one for one in self._heap if one[2].waits == one[1]]
+        heapq.heapify(self._heap)
+        far_ms = self._clock.now_ms() + _FAR_MS
+        self.far = sum(
+            until_ms > far_ms and group.head is not None for until_ms, _, group in self._heap
+        )
