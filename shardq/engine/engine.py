@@ -263,9 +263,9 @@ class Engine:
             self.flush()
 
     def _read_briefly(self) -> int:
-        self.reader.wakes_all |= self.news.is_near
-        new = self.reader.poll()
-        self.news.is_near = False
+        with self.news.looking() as near:
+            self.reader.wakes_all |= near is not None
+            new = self.reader.poll()
         self.groups.serve(self.intake.accept)
         if self.rest.take_behind():
             self.sweeper.look_back()
@@ -275,25 +275,28 @@ class Engine:
         self.lanes.look()
         self.sweeper.look_behind_seals()
         rung = self.sweeper.rung_due()
-        self.reader.wakes_all |= self.news.is_near
-        if self.memory.known:
-            new = self.reader.poll()
-        else:
-            # At rest one read serves poll, first rung and look ahead: a read costs 2 ms of CPU.
-            # Polls are rarer then: the rung may be late by one poll, and reaches further by that.
-            # The read serves the second rung too if that would pass over no lane.
-            now_ms = self._clock.now_ms()
-            longer = RUNGS[1] if self.awaited() is None else RUNGS[2]
-            if rung is not None and rung.depth_ms < longer.depth_ms:
-                new = self.reader.poll(rung.depth_ms + round(self._idle_s * 1e3), at_rest=True)
-                self.sweeper.was_swept(rung, now_ms)
-                rung = None
+        with self.news.looking() as near:
+            self.reader.wakes_all |= near is not None
+            read_ms, now_ms = self.reader.read_ms, self._clock.now_ms()
+            if self.memory.known:
+                new = self.reader.poll()
             else:
-                new = self.reader.poll(at_rest=True)
-        has_news, self.news.is_near = self.news.is_near, False
-        self.reader.look_ahead(at_once=has_news)
-        if self.rest.take_behind() or has_news:
-            self.sweeper.look_back()
+                # At rest one read serves poll, first rung and look ahead: a read costs 2 ms of CPU.
+                # Polls are rarer then: the rung may be late by one poll, and reaches further by
+                # that. The read serves the second rung too if that would pass over no lane.
+                longer = RUNGS[1] if self.awaited() is None else RUNGS[2]
+                if rung is not None and rung.depth_ms < longer.depth_ms:
+                    new = self.reader.poll(rung.depth_ms + round(self._idle_s * 1e3), at_rest=True)
+                    self.sweeper.was_swept(rung, now_ms)
+                    rung = None
+                else:
+                    new = self.reader.poll(at_rest=True)
+            # The poll finds what this process has put with a due after the last one, up to now.
+            is_ahead = near is not None and near.last_ms > now_ms
+            is_behind = near is not None and near.first_ms <= read_ms
+            self.reader.look_ahead(at_once=is_ahead)
+            if self.rest.take_behind() or is_behind:
+                self.sweeper.look_back()
         self.sweeper.sweep(rung)
         self.groups.serve(self.intake.accept)
         self.lanes.guard()

@@ -10,13 +10,15 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NamedTuple
 
 from shardq import locks
 from shardq.engine.reading.lane import READ_AHEAD_MS
+from shardq.stores.store import NEVER
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from shardq.lifecycle.home import QueueHome
     from shardq.records.membership import Membership
@@ -40,6 +42,18 @@ _STORE_US = 10_000
 _BACK_OFF_S = (0.1, 5.0)
 
 
+class Near(NamedTuple):
+    """Rows that were put and are due soon.
+
+    Attributes:
+        first_ms: The earliest due, epoch milliseconds.
+        last_ms: The latest.
+    """
+
+    first_ms: int
+    last_ms: int
+
+
 class News:
     """Decides when one engine takes its next step.
 
@@ -50,7 +64,6 @@ class News:
         on_wake: Called with the seconds until the next step is needed; None: `wait` is called.
 
     Attributes:
-        is_near: True if a row was put that is due soon, and no step has looked for it yet.
         is_leaving: True if the member is leaving: it reports no free slots.
         is_watched: True if a write of another process is noticed without a poll.
         is_looked_at: True if a read for many queues has just looked for the rows awaited here.
@@ -69,8 +82,8 @@ class News:
         self._lock = locks.new()
         self._changed = locks.condition(self._lock)
         self._spacing = locks.condition(self._lock)
-        self._is_rung = self.is_near = self.is_leaving = self.is_watched = False
-        self.is_looked_at = False
+        self._is_rung = self.is_leaving = self.is_watched = self.is_looked_at = False
+        self._near: Near | None = None
         self._freed_us = self._first_us = self._rested_us = self._fails = self.stepped_us = 0
         self.seen_us = self._clock.boot_us()
         self._token: int | None = None
@@ -94,13 +107,18 @@ class News:
         """Let the next step look for a row that this process has put; True if it is due soon."""
         is_soon = due_ms <= self._clock.now_ms() + READ_AHEAD_MS
         if is_soon:
-            self.is_near = True
+            self._note(due_ms, due_ms)
             self.seen_us = self._clock.boot_us()
         return is_soon
 
     def on_change(self) -> None:
-        """Called after another process wrote into the store."""
-        self.is_near = True
+        """Called after another process wrote into the store: rows of any due."""
+        self._note(0, NEVER)
+
+    def _note(self, first_ms: int, last_ms: int) -> None:
+        with self._lock:
+            near = self._near or Near(first_ms, last_ms)
+            self._near = Near(min(near.first_ms, first_ms), max(near.last_ms, last_ms))
 
     def on_first(self) -> None:
         """Called at the first outcome since a flush. It is stored soon: a crash would lose it."""
@@ -126,6 +144,22 @@ class News:
     def is_there(self) -> bool:
         """True if the next step is to begin at once."""
         return self._is_rung or self.is_near
+
+    @property
+    def is_near(self) -> bool:
+        """True if a row was put that is due soon, and no step has looked for it yet."""
+        return self._near is not None
+
+    @contextmanager
+    def looking(self) -> Iterator[Near | None]:
+        """The rows that a step looks for; if it fails, the next step looks for any."""
+        with self._lock:
+            near, self._near = self._near, None
+        try:
+            yield near
+        except BaseException:
+            self.on_change()
+            raise
 
     def begin_step(self) -> int:
         """Begin a step. Returns 0, or microseconds to a full step if this one only flushes."""
@@ -170,7 +204,7 @@ class News:
                     break
                 clock.wait(self._changed, min(left_us / 1e6, NEWS_S) if watched else left_us / 1e6)
             if watched and self._has_changed():
-                self.is_near = True
+                self.on_change()
                 break
         since_us = clock.boot_us() - self.stepped_us
         if since_us < SPACING_US:

@@ -120,7 +120,7 @@ class QueueHome(Home):
         member: The name under which it is worked on.
         stats: Counts what this process has done in the queue.
         settler: Moves and removes rows; it has the planner, the ledger and the keys.
-        listeners: Called with the earliest due, epoch milliseconds, of whatever is put here.
+        listeners: Called with the due, epoch milliseconds, of what is put here; see `on_put`.
         lookers: Called with the position of a row of a group that was settled or edited here; True
             if its owner is in this process, and looks at it.
     """
@@ -219,6 +219,6 @@ class QueueHome(Home):
             self.stats.on_hour = partial(self.chores.within, _FOLD_AFTER_S, fold_all, about)
 
     def on_put(self, due_ms: int) -> None:
-        """Call the listeners with the earliest due of a put."""
+        """Call the listeners with a due of a put; of several, the first and the last are told."""
         for listener in self.listeners:
             listener(due_ms)

@@ -102,7 +102,7 @@ class Producer:
     """Puts messages into one queue; from any thread.
 
     Args:
-        on_put: Called with the earliest due, epoch milliseconds, of rows just stored.
+        on_put: Called with the first and the last due, epoch milliseconds, of rows just stored.
     """
 
     def __init__(
@@ -351,7 +351,8 @@ class Producer:
         if chunk:
             oldest = min(chunk, key=_due_of)
             self._after_insert(chunk, oldest)
-            self._on_put(oldest.due_ms)
+            for due_ms in {oldest.due_ms, max(map(_due_of, chunk))}:
+                self._on_put(due_ms)
             # Counted last: after an interrupt before this, all is done again.
             self._stats.add(put=len(chunk))
 

@@ -106,7 +106,7 @@ class Ticker:
 
     Args:
         home: The queue's.
-        on_put: Told the earliest due, epoch milliseconds, of what was put.
+        on_put: Called with the first and the last due, epoch milliseconds, of what was put.
     """
 
     def __init__(self, home: QueueHome, on_put: Callable[[int], object]) -> None:
@@ -562,9 +562,10 @@ class Ticker:
         self._settler.ledger.enter(rows)
         home.stats.add(put=len(rows))
         self._to_now(self._settler, rows)
-        due_ms = min(row.due_ms for row in rows)
-        home.on_put(due_ms)
-        self._on_put(due_ms)
+        dues_ms = [row.due_ms for row in rows]
+        for due_ms in {min(dues_ms), max(dues_ms)}:
+            home.on_put(due_ms)
+            self._on_put(due_ms)
 
     def _to_now(self, settler: Settler, rows: Sequence[Row]) -> None:
         """Move what was written for a time that is past to now, where the next poll finds it."""

@@ -99,6 +99,11 @@ class Reader:
     def _layout(self) -> Layout:
         return self._register.layout
 
+    @property
+    def read_ms(self) -> int:
+        """The due up to which the lane that is furthest was read, epoch milliseconds."""
+        return max((lane.cursor_ms for lane in self._memory.polled), default=0)
+
     def poll(self, back_ms: int = 0, *, at_rest: bool = False) -> int:
         """Read what has come due since the last poll.
 
