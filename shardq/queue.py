@@ -220,7 +220,8 @@ class Queue(Scheduled):
             KeyTaken: As `put` raises it, of the first key that is so. What was read from `items`
                 before it is noticed, 1 s or 20,000 items, is stored, and its `put` says how many.
             StoreTimeout, StoreUnavailable: Some are maybe stored; it carries them, to be put again,
-                and a note says how many were put before them.
+                and a note says how many were put before them. Items after them were not read: if
+                `items` is an iterator, put `itertools.chain(error.messages, items)`.
         """
         names.check_puts(self.name)
         if not ids:

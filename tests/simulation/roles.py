@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from shardq import Bury, Retry, Snooze
@@ -25,7 +26,7 @@ from simulation.plan import machine_of
 from simulation.watch import Watch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     import shardq
     from shardq.model.message import Message, Row
@@ -143,15 +144,15 @@ class Roles(Watch, ABC):
 
     def _put_many(self, process: Process, queue: shardq.Queue, batch: list[Letter]) -> None:
         begun = [self._begin_put(process, letter, queue) for letter in batch]
-        items: list[Any] = [arguments for _, arguments in begun]
+        items: Iterator[Any] = iter([arguments for _, arguments in begun])
         maybe = False
         for _ in range(TRIES):
             try:
                 queue.put_many(items)
             except (StoreTimeout, StoreUnavailable) as error:
                 maybe = maybe or isinstance(error, StoreTimeout)
-                if error.messages:
-                    items = list(error.messages)
+                # What has taken long has ended the batch: the rest was not read.
+                items = chain(error.messages, items)
                 self.simulation.sleep(0.2)
             else:
                 for put, _ in begun:
