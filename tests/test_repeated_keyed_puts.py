@@ -74,7 +74,7 @@ def test_a_put_that_runs_while_it_is_repeated_leaves_who_has_its_name(apart: Sta
 
 
 def test_a_put_that_has_run_and_is_outrun_by_another_leaves_that_alone(apart: Stage) -> None:
-    queue, other = (apart.connect().queue("mail") for _ in range(2))
+    queue, other = (apart.connect().queue("mail", history="off") for _ in range(2))
     message = lost_put(apart, queue, is_written=True)
     apart.clock.advance(1)
     other.ack(*other.receive())

@@ -292,6 +292,10 @@ class KeyedPuts:
         if key.is_of(row) and generation == 1:
             return self._has_taken(asked, found)
         if generation == 1:
+            if key.live is None and self._has_ended(row):
+                # Taken again, its name would lead later puts to a message that readers drop.
+                asked.found, asked.is_new = row, True
+                return True
             if not self._may_have_ended(asked, key):
                 return False
         elif generation != NEVER and key.is_of(row) and self._has_replaced(asked, found):
@@ -344,6 +348,11 @@ class KeyedPuts:
             asked.found, asked.has_replaced = found.row or row, True
             return True
         return False
+
+    def _has_ended(self, row: Row) -> bool:
+        """True if the queue's history has the end of a row's message."""
+        ledger = self._settler.ledger
+        return ledger.covers(row.shard.queue) and bool(ledger.finished([row]))
 
     def _may_have_ended(self, asked: Asked, key: KeyRow) -> bool:
         """True if an earlier try's message may have ended: its row is missing, its name taken.
