@@ -79,5 +79,5 @@ class Gifts:
                 self._offered[name] = beat.number
             left = left[slots:]
         if given:
-            log.info("group lanes given to others, for all slots are taken: %s", given)
+            log.info("group lanes given to members with free slots: %s", given)
             self._lanes.give(given)

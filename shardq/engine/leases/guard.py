@@ -50,10 +50,6 @@ class Guard:
         self._looks += 1
         return True
 
-    def put_off(self) -> None:
-        """Postpone the next look: the reader of a returned lane has a second to read it."""
-        self._looked_us = self._clock.boot_us()
-
     def left_alone(self, ranks: Mapping[int, int]) -> set[int]:
         """Find the lanes whose readers leave due rows unread.
 
