@@ -224,6 +224,19 @@ class GroupLane:
         self.looked_ms = 0
         self.is_dense = True
 
+    @property
+    def is_at_work(self) -> bool:
+        """True if a head is in `ready`, at a handler, or being stored."""
+        return any(one.head is not None and not one.waits for one in self.groups.values())
+
+    @property
+    def has_due_head(self) -> bool:
+        """True if a head is due and no handler has it."""
+        return any(
+            group.head is not None and not (group.waits or group.head.begun_us)
+            for group in self.groups.values()
+        )
+
     def keep(self, name: str, place: Place, room: int) -> bool:
         """Decide whether a row of a group is kept in memory; the first row of a group is."""
         group = self.groups.get(name)

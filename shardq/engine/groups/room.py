@@ -24,7 +24,6 @@ rest.
 from __future__ import annotations
 
 import heapq
-import logging
 from typing import TYPE_CHECKING
 
 from shardq import locks
@@ -46,9 +45,7 @@ if TYPE_CHECKING:
     from shardq.engine.members.member import Member
     from shardq.engine.reading.lane import Lane
     from shardq.model.message import Row
-    from shardq.model.shard import Layout, Position
-
-log = logging.getLogger(__name__)
+    from shardq.model.shard import Position
 
 ROWS_MAX = 20_000
 HEADS_MAX = 20_000
@@ -88,10 +85,6 @@ class GroupLanes:
         """Dues of rows that were read ahead, and are read again when due; 2,000 at most."""
 
     @property
-    def _layout(self) -> Layout:
-        return self._register.layout
-
-    @property
     def is_idle(self) -> bool:
         """True if nothing waits to be stored or looked at."""
         return not (self._notes or self._looks) and self.edits.is_empty
@@ -105,20 +98,12 @@ class GroupLanes:
     def is_at_work(self) -> bool:
         """True if a head is in `ready`, at a handler, or being stored."""
         with self._lock:
-            groups = (group for mine in self._lanes.values() for group in mine.groups.values())
-            return any(group.head is not None and not group.waits for group in groups)
+            return any(mine.is_at_work for mine in self._lanes.values())
 
     def with_due_heads(self) -> list[int]:
         """Lanes with a head that is due and that no handler has."""
         with self._lock:
-            return [
-                number
-                for number, mine in self._lanes.items()
-                if any(
-                    group.head is not None and not (group.waits or group.head.begun_us)
-                    for group in mine.groups.values()
-                )
-            ]
+            return [number for number, mine in self._lanes.items() if mine.has_due_head]
 
     def pass_on(self, lane: int) -> None:
         """Ask for a lane to be given away, as another member is to get one of its rows."""
@@ -155,10 +140,10 @@ class GroupLanes:
     def look_for_listed(self, lanes: Sequence[Lane]) -> None:
         """Let group lanes that are new here be read from their first listed row on."""
         if wanted := {lane.number: lane for lane in lanes if lane.of_groups}:
-            found = self._store.waiting(self._layout.queue, sorted(wanted))
+            found = self._store.waiting(self._register.layout.queue, sorted(wanted))
             for number, listed in found.items():
                 if listed:
-                    wanted[number].reread_listed(listed, self._layout)
+                    wanted[number].reread_listed(listed, self._register.layout)
 
     def owns(self, lane: int, lease: Lease) -> bool:
         """True if a lane is owned here under this lease."""
@@ -172,7 +157,7 @@ class GroupLanes:
             Lane -> the due from which it is to be reread. It contains lanes with listed minutes,
             and lanes that this member owned before, with rows that have not begun.
         """
-        found = self._store.waiting(self._layout.queue, sorted(leases)) if leases else {}
+        found = self._store.waiting(self._register.layout.queue, sorted(leases)) if leases else {}
         former = {n: mine for n in leases if (mine := self._lanes.get(n)) is not None}
         with self._lock:
             left_ms = {n: mine.left_ms() for n, mine in former.items()}
@@ -194,7 +179,7 @@ class GroupLanes:
                         mine.groups[name].coming = 0
                 read = self._memory.lanes.get(number)
                 if mine.listed and read is not None:
-                    read.reread_listed(mine.listed, self._layout)
+                    read.reread_listed(mine.listed, self._register.layout)
                     first_ms[number] = min(mine.listed.values())
                 if read is not None and (due_ms := left_ms.get(number)) is not None:
                     read.rewind(due_ms)
@@ -576,27 +561,14 @@ class GroupLanes:
 
     # Edits ----------------------------------------------------------------------------------------
 
-    def behind(self, head: Delivery, count: int) -> list[Delivery]:
-        """Return rows of a group that may be claimed along with its head, in order.
-
-        They end before the first row that waits for its time, is claimed, has a key, has no
-        attempt left or is purged: such a row must become the head first.
-        """
-        now_ms, register = self._clock.now_ms(), self._register
-        before_us = register.settings.purged_before_us
-
-        def may_follow(row: Row) -> bool:
-            return (
-                row.ready_ms <= now_ms
-                and row.key is None
-                and row.entered_us >= before_us
-                and not register.is_spent(row.attempt)
-            )
-
+    def behind(
+        self, head: Delivery, count: int, is_wanted: Callable[[Row], bool]
+    ) -> list[Delivery]:
+        """Return the first rows behind a head, up to one that is not wanted; they stay here."""
         with self._lock:
             _, group = self._group_of(head.row)
             is_head = group is not None and group.head is head
-            return group.behind(count, may_follow) if group is not None and is_head else []
+            return group.behind(count, is_wanted) if group is not None and is_head else []
 
     def flush(self) -> None:
         """Write notes for other owners, and undo claims that reached no caller."""

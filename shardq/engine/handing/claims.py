@@ -164,13 +164,27 @@ class Claims:
             size_bytes += len(one.row.body)
             if one.grouped and (count := min(per_group - 1, most - rows)):
                 more = self._followers[one] = []
-                for each in engine.groups.behind(one, count):
+                for each in engine.groups.behind(one, count, self._may_follow):
                     size_bytes += len(each.row.body)
                     if size_bytes > most_bytes:
                         break
                     more.append(each)
                 rows += len(more)
         return due, rows, size_bytes
+
+    def _may_follow(self, row: Row) -> bool:
+        """True if a row may be claimed along with the head of its group.
+
+        A row that waits for its time, is claimed, has a key, has no attempt left or is purged must
+        become the head first.
+        """
+        register = self._register
+        return (
+            row.ready_ms <= self._clock.now_ms()
+            and row.key is None
+            and row.entered_us >= register.settings.purged_before_us
+            and not register.is_spent(row.attempt)
+        )
 
     def _with_followers(self, mine: Iterable[Delivery]) -> list[Delivery]:
         return [each for one in mine for each in (one, *self._followers.get(one, ()))]
