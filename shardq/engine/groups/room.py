@@ -145,6 +145,11 @@ class GroupLanes:
                 if listed:
                     wanted[number].reread_listed(listed, self._register.layout)
 
+    def holds(self, lane: int) -> bool:
+        """True if this member has the lease of a lane."""
+        mine = self._lanes.get(lane)
+        return mine is not None and self._leases.is_valid(mine.lease)
+
     def owns(self, lane: int, lease: Lease) -> bool:
         """True if a lane is owned here under this lease."""
         mine = self._lanes.get(lane)
@@ -671,7 +676,4 @@ class GroupLanes:
 
     def pass_by(self, lane: int, minute: int) -> bool:
         """List a minute if it has rows, so the seal may pass it; False: the lane is not ours."""
-        mine = self._lanes.get(lane)
-        if mine is None or not self._leases.is_valid(mine.lease):
-            return False
-        return self._list.pass_by(mine, minute)
+        return self.holds(lane) and self._list.pass_by(self._lanes[lane], minute)

@@ -14,7 +14,6 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter, deque
-from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from shardq.engine.reading.lane import (
@@ -38,7 +37,7 @@ from shardq.model.ids import order_key
 from shardq.stores.store import Slice
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from shardq.engine.groups.room import GroupLanes
     from shardq.engine.members.member import Member
@@ -55,6 +54,10 @@ _Found: TypeAlias = "Mapping[int, list[Row]]"
 _MISSED_ROWS_MAX = 5_000
 _PAGES_AT_ONCE = 5
 """Pages for each lane: its open minutes, and one more."""
+_GROUP_ROWS_MIN = 500
+"""Rows of a page of a group lane, where many such lanes are read side by side."""
+_UNHELD_ROWS = 32
+"""Rows of the first page of a group lane: they are reread once its lease is taken."""
 _AWAITED_MS = 2_000
 """How far back a read for several queues begins: the last was 1 s ago, or more after errors."""
 _DOZE_MS = 60_000
@@ -454,14 +457,10 @@ class Reader:
         """Read lagging lanes on, many at once, until they have no room or have caught up."""
         left, until_us = list(lanes), self._clock.boot_us() + TURN_US
         for _ in range(_PAGES_AT_ONCE * len(lanes)):
-            pages = [
-                self._page_of(lane, until_ms, room)
-                for lane in left
-                if lane.behind and (room := self._room_behind(lane)) > 0
-            ]
+            pages = self._next_pages(left, until_ms)
             if not pages:
                 break
-            refused = self._read_pages(self._within_bytes(pages))
+            refused = self._read_pages(pages)
             left = [lane for lane in left if lane.number not in refused]
             self._set_horizon(until_ms)
             if self._clock.boot_us() > until_us:
@@ -471,20 +470,41 @@ class Reader:
                 lane.advance(lane.behind_until_ms)
                 lane.behind, lane.full = None, False
 
-    def _within_bytes(self, pages: list[_Page]) -> list[_Page]:
-        """The pages furthest behind that fit into 4 MiB together; one if sizes are unknown."""
+    def _next_pages(self, lanes: Iterable[Lane], until_ms: int) -> list[_Page]:
+        """The next pages that fit into 4 MiB together, of the lanes furthest behind."""
         # Group lanes last: their heads are held back until due rows of other lanes are read.
-        pages.sort(key=lambda page: (page.lane.of_groups, page.wanted.after_ms))
-        if not self._pages.knows_bodies:
-            return pages[:1]
-        rows = accumulate(page.wanted.limit for page in pages)
-        rows_max = PAGE_BYTES / (self._pages.body_bytes + ROW_BYTES)
-        return pages[: max(sum(count <= rows_max for count in rows), 1)]
+        lagging = sorted(
+            (lane for lane in lanes if lane.behind),
+            key=lambda lane: (lane.of_groups, self._begin_ms(lane)),
+        )
+        rows_max = round(PAGE_BYTES / (self._pages.body_bytes + ROW_BYTES))
+        # Many are read side by side: one after the other they would take as many round trips.
+        each = max(rows_max // max(sum(lane.of_groups for lane in lagging), 1), _GROUP_ROWS_MIN)
+        pages: list[_Page] = []
+        for lane in lagging:
+            room = self._room_behind(lane)
+            limit = room
+            if lane.of_groups:
+                limit = min(room, each if self._groups.holds(lane.number) else _UNHELD_ROWS)
+            if limit <= 0:
+                continue
+            rows_max -= limit
+            if pages and rows_max < 0:
+                break
+            pages.append(self._page_of(lane, until_ms, limit))
+            if not self._pages.knows_bodies:
+                break
+        return pages
+
+    def _begin_ms(self, lane: Lane) -> int:
+        """The due after which a lagging lane is to be read on."""
+        minute = (lane.behind or [0])[0]
+        return max(lane.cursor_ms, self._layout.start_ms(minute) - 1)
 
     def _page_of(self, lane: Lane, until_ms: int, limit: int) -> _Page:
         """The next read of the first minute that a lagging lane has to catch up with."""
         layout, minute = self._layout, (lane.behind or [0])[0]
-        after_ms = max(lane.cursor_ms, layout.start_ms(minute) - 1)
+        after_ms = self._begin_ms(lane)
         after_id = lane.cursor_id if after_ms == lane.cursor_ms else None
         last_ms = min(layout.end_ms(minute) - 1, until_ms, lane.behind_until_ms)
         span_ms = lane.span_ms
@@ -548,9 +568,9 @@ class Reader:
         for lane, wanted, *_ in pages:
             of_lane, until_ms = rows[lane.number], ends_ms[lane.number]
             if lane.again_ms < wanted.after_ms + MISSED_MS:
-                of_lane = self.with_missed(of_lane, wanted.after_ms, until_ms)
-            else:
-                lane.again_ms = max(lane.again_ms, min(until_ms + MISSED_MS, asked_ms))
+                # A page is of one shard, read in one go: it has missed nothing between its rows.
+                of_lane = self.with_missed(of_lane, wanted.after_ms, wanted.after_ms)
+            lane.again_ms = max(lane.again_ms, min(until_ms + MISSED_MS, asked_ms))
             whole += of_lane
         return whole
 
