@@ -193,14 +193,18 @@ class Receiver:
             # Nobody waits for the message: the next caller steps.
             engine.news.note_put(due_ms)
 
-    def looks_at(self, position: Position) -> bool:
+    def looks_at(self, position: Position, is_gone: bool) -> bool:
         """Have the next step reread a row of a group that was settled or edited just now.
+
+        Args:
+            position: Where the row is.
+            is_gone: True if it was deleted.
 
         Returns:
             True if its lane is owned here; False if its owner needs a note.
         """
         engine = self._engine
-        if engine is None or not engine.groups.look_at(position):
+        if engine is None or not engine.groups.look_at(position, is_gone=is_gone):
             return False
         if self._line or self._stepper is None:
             engine.news.wake()

@@ -121,8 +121,8 @@ class QueueHome(Home):
         stats: Counts what this process has done in the queue.
         settler: Moves and removes rows; it has the planner, the ledger and the keys.
         listeners: Called with the due, epoch milliseconds, of what is put here; see `on_put`.
-        lookers: Called with the position of a row of a group that was settled or edited here; True
-            if its owner is in this process, and looks at it.
+        lookers: Called with the position of a row of a group that was settled or edited here, and
+            True if it was deleted; True if its owner is in this process, and looks at it.
     """
 
     __slots__ = ("_producer", "listeners", "lookers", "member", "register", "settler", "stats")
@@ -150,7 +150,7 @@ class QueueHome(Home):
         self.register: Register = register
         self.member: str = member or member_name()
         self.listeners: list[Callable[[int], None]] = []
-        self.lookers: list[Callable[[Position], bool]] = []
+        self.lookers: list[Callable[[Position, bool], bool]] = []
         key = register.totals_key
         # Of one queue: what an engine settles after a drop is no other's of the name.
         self.stats: StatsLog = StatsLog(

@@ -54,8 +54,8 @@ class Settler:
     Args:
         member: The member that settles, for the ledger.
         on_far: Called with each due of a move that is more than `NEAR_MS` ahead.
-        lookers: Have a receiver of this process reread a row; False if it does not own the row's
-            group lane.
+        lookers: Have a receiver of this process reread a row, or forget one that was deleted; False
+            if it does not own the row's group lane.
         on_beside: Called with the rows beside moves (`Move.beside`) once the moves are done.
         on_found_beside: Called with those rows beside that an earlier try has written.
 
@@ -73,7 +73,7 @@ class Settler:
         member: str = "",
         on_far: Callable[[int], object] | None = None,
         *,
-        lookers: Sequence[Callable[[Position], bool]] = (),
+        lookers: Sequence[Callable[[Position, bool], bool]] = (),
         on_beside: Callable[[list[Row]], object] | None = None,
         on_found_beside: Callable[[list[Row]], object] | None = None,
     ) -> None:
@@ -296,9 +296,9 @@ class Settler:
     def end(self, rows: Sequence[Row], fate: End, attempts: Sequence[int] = ()) -> None:
         """End messages as `finish` does, and `tell` readers that may have the rows in memory."""
         self.finish(rows, fate, attempts)
-        self.tell(rows)
+        self.tell(rows, are_gone=True)
 
-    def tell(self, rows: Sequence[Row]) -> None:
+    def tell(self, rows: Sequence[Row], *, are_gone: bool = False) -> None:
         """Have the owners of group lanes reread rows that were settled, moved or edited.
 
         A far row is left out: no owner has read it, however far the owner's clock is ahead.
@@ -313,7 +313,7 @@ class Settler:
             if row.shard.queue == layout.queue
             and row.due_ms <= far_ms
             and layout.is_of_groups(row.shard.lane)
-            and not any(look(row.position) for look in self._lookers)
+            and not any(look(row.position, are_gone) for look in self._lookers)
         ]
         if not notes:
             return

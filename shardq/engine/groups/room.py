@@ -78,7 +78,8 @@ class GroupLanes:
         self._heads = WaitingHeads(member.clock)
         self._is_hungry = False
         self._notes: dict[Position, Row] = {}
-        self._looks: set[Position] = set()
+        self._looks: dict[Position, bool] = {}
+        """Rows to reread; True if a row is known to be gone."""
         self._tidied_ms = 0
         self._wished: set[int] = set()
         self._ahead_ms: set[int] = set()
@@ -198,7 +199,8 @@ class GroupLanes:
                 mine = self._lanes.pop(number, None)
                 lost = sorted(at for at in self._looks if at.shard.lane == number)
                 self.edits.tell_of(lost)
-                self._looks.difference_update(lost)
+                for at in lost:
+                    del self._looks[at]
                 # The next owner reads these notes.
                 self._notes = {at: n for at, n in self._notes.items() if at.shard.lane != number}
                 for name, group in () if mine is None else mine.groups.items():
@@ -584,10 +586,14 @@ class GroupLanes:
 
     # Notes ----------------------------------------------------------------------------------------
 
-    def look_at(self, position: Position) -> bool:
+    def look_at(self, position: Position, *, is_gone: bool) -> bool:
         """Let the next step reread a row that another part of this process has changed.
 
         From any thread. It wakes nobody.
+
+        Args:
+            position: Where the row is.
+            is_gone: True if it was deleted: it need not be read.
 
         Returns:
             True if its lane is owned here.
@@ -596,7 +602,7 @@ class GroupLanes:
             mine = self._lanes.get(position.shard.lane)
             if mine is None or not self._leases.is_valid(mine.lease):
                 return False
-            self._looks.add(position)
+            self._looks[position] = is_gone or self._looks.get(position, False)
         return True
 
     def look(self, accept: Callable[[Sequence[Row]], object]) -> None:
@@ -607,7 +613,7 @@ class GroupLanes:
     def _look_at_noted(self, accept: Callable[[Sequence[Row]], object]) -> None:
         """Reread the rows that notes or `look_at` name, and delete the notes."""
         with self._lock:
-            looks, self._looks = self._looks, set()
+            looks, self._looks = self._looks, {}
         unread = {at for at in looks if self._is_unread(at)}
         unread.update(note.noted for note in self._notes.values() if self._is_unread(note.noted))
         # A poll reads unread rows. The cursor may skip these: reread them once it has passed them.
@@ -616,11 +622,12 @@ class GroupLanes:
         notes = [note for note in self._notes.values() if note.noted not in later]
         # In the order of their lanes: a row that is gone is then the head of its group.
         noted = sorted(
-            looks.union(note.noted for note in notes) - unread,
+            {*looks, *(note.noted for note in notes)} - unread,
             key=lambda at: (at.shard, at.due_ms, order_key(at.id)),
         )
         try:
-            there = {row.position: row for row in self._store.find(noted)}
+            asked = [at for at in noted if not looks.get(at)]
+            there = {row.position: row for row in self._store.find(asked)} if asked else {}
         except (StoreUnavailable, StoreTimeout):
             with self._lock:
                 self._looks |= looks
@@ -640,7 +647,7 @@ class GroupLanes:
             # They were stored late, mostly behind the seal: `accept` lets their minutes be listed.
             accept(sorted(fresh, key=lambda row: (row.shard, *place_of(row))))
         with self._lock:
-            self._looks |= looks & later
+            self._looks |= {at: looks[at] for at in later if at in looks}
         if notes:
             self._settler.delete(note.position for note in notes)
         for note in notes:
