@@ -61,7 +61,7 @@ from shardq.model.times import asked_ms, ceil_ms
 from shardq.records.stats import NEAR_MS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 
     from shardq.clock import Clock
     from shardq.lifecycle.batch import Item, LaneOf
@@ -179,7 +179,7 @@ class Producer:
         message = Message(row, 0, self._register.signer)
         call = _Put(row)
         try:
-            self._puts.of(None if self._is_local else row.shard).do(call)
+            self._puts.of(self._place_of(row)).do(call)
         except StoreError as error:
             error.messages = (message,)
             raise
@@ -187,6 +187,15 @@ class Producer:
         # Called outside the hub's turn: a listener may run the job at once, while others wait.
         self._on_put(row.due_ms)
         return message if row is message._row else Message(row, 0, self._register.signer)
+
+    def _place_of(self, row: Row) -> Hashable:
+        """The place whose rows are stored one batch after the other.
+
+        For a group it is its lane: where a minute ends, the next row would overtake the last one.
+        """
+        if self._is_local:
+            return None
+        return row.shard if row.group is None else row.shard.lane
 
     def _put_all(self, calls: Sequence[_Put]) -> None:
         """Store the rows of several callers, one each."""
