@@ -568,9 +568,10 @@ class Reader:
         for lane, wanted, *_ in pages:
             of_lane, until_ms = rows[lane.number], ends_ms[lane.number]
             if lane.again_ms < wanted.after_ms + MISSED_MS:
-                # A page is of one shard, read in one go: it has missed nothing between its rows.
-                of_lane = self.with_missed(of_lane, wanted.after_ms, wanted.after_ms)
-            lane.again_ms = max(lane.again_ms, min(until_ms + MISSED_MS, asked_ms))
+                # The page as well: its replicas may have been read at different times.
+                of_lane = self.with_missed(of_lane, wanted.after_ms, until_ms)
+            else:
+                lane.again_ms = max(lane.again_ms, min(until_ms + MISSED_MS, asked_ms))
             whole += of_lane
         return whole
 
