@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import shardq
 from shardq import aio
 from shardq.bench.line import Line, interleaved, quantile
-from shardq.bench.puts import body_of
+from shardq.bench.puts import body_of, grouped
 from shardq.clock import pause
 from shardq.errors import ShardqError
 
@@ -133,10 +133,7 @@ def _drain(
     """Rows a second in each tenth of a backlog that callers receive by tens and ack."""
     with shardq.connect(place.url()) as db:
         queue = place.queue(db, "received")
-        queue.put_many(
-            {"body": body_of(n), "group": f"group-{n % groups}" if groups else None}
-            for n in range(count)
-        )
+        queue.put_many(grouped(count, groups))
         done = 0
         clock = place.clock
         passed_us: list[int] = []

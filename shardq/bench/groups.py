@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import shardq
 from shardq.bench.drains import drain
 from shardq.bench.line import Line, interleaved
-from shardq.bench.puts import body_of
+from shardq.bench.puts import grouped
 
 if TYPE_CHECKING:
     from shardq.bench.place import Place
@@ -29,10 +29,7 @@ def _line(place: Place, sizes: Sizes, groups: int, reach: float) -> Line:
     def work(turn: int, groups: int) -> float:
         with shardq.connect(place.url()) as db:
             queue = place.queue(db, f"groups-{groups}-{turn}")
-            queue.put_many(
-                {"body": body_of(n), "group": f"group-{n % groups}" if groups else None}
-                for n in range(count)
-            )
+            queue.put_many(grouped(count, groups))
             return drain(place, queue, count)
 
     pair = interleaved(_REPETITIONS, lambda turn: work(turn, groups), lambda turn: work(turn, 0))

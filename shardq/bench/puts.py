@@ -170,6 +170,13 @@ def body_of(number: int) -> bytes:
     return number.to_bytes(8, "big") * (BODY_BYTES // 8)
 
 
+def grouped(count: int, groups: int) -> Iterator[dict[str, Any]]:
+    """Items for `put_many` that take turns in so many groups; 0: none has a group."""
+    for number in range(count):
+        group = f"group-{number % groups}" if groups else None
+        yield {"body": body_of(number), "group": group}
+
+
 def timers(count: int, now_ms: int, span_ms: int, *, seed: int = _SEED) -> Iterator[dict[str, Any]]:
     """Items for `put_many`, due at random times within a span that begins in an hour."""
     for number, due_ms in enumerate(_dues(count, now_ms, span_ms, seed=seed)):
