@@ -101,8 +101,7 @@ class Group:
         """Add a row that is kept, at its place."""
         self.coming = max(self.coming - 1, 0)
         heapq.heappush(self.rows, (place, one))
-        if one.row.claim is not None:
-            self.note_claim(one.row)
+        self.note_claim(one.row)
 
     def note_claim(self, row: Row) -> None:
         """Note the place of a row behind the head, if it is a claim."""

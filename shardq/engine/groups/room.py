@@ -599,8 +599,7 @@ class GroupLanes:
             True if its lane is owned here.
         """
         with self._lock:
-            mine = self._lanes.get(position.shard.lane)
-            if mine is None or not self._leases.is_valid(mine.lease):
+            if not self.holds(position.shard.lane):
                 return False
             self._looks[position] = is_gone or self._looks.get(position, False)
         return True
