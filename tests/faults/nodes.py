@@ -31,6 +31,10 @@ _WRITE_TIMEOUT_MS = 2_000
 _TOMBSTONES = 100_000
 _SETTINGS = {
     "commitlog_total_space": "40MiB",
+    # What a killed node has acknowledged stays: by default it forgets its last 100 ms.
+    "commitlog_sync": "group",
+    "commitlog_sync_period": "0ms",
+    "commitlog_sync_group_window": "10ms",
     "write_request_timeout": f"{_WRITE_TIMEOUT_MS}ms",
     "tombstone_failure_threshold": _TOMBSTONES,
 }

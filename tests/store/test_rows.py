@@ -365,6 +365,30 @@ def test_rows_put_from_several_threads_are_all_there(store: Store, queue: str) -
     assert read_back(store, kept) == kept
 
 
+def test_rows_of_a_group_that_are_due_at_once_are_stored_in_their_order(
+    store: Store, queue: str
+) -> None:
+    ids = RowIds()
+    first_ms = BASE_MS + MINUTE_MS - 3_000
+    rows = [
+        make_row(
+            queue, due_ms, FIRST_GROUP_LANE, row_id=ids.next(due_ms * 1_000), group=f"customer-{n}"
+        )
+        for n, due_ms in enumerate(range(first_ms, first_ms + 6_000))
+    ]
+    with ThreadPoolExecutor(1) as pool:
+        put = pool.submit(store.insert, rows)
+        while not put.done():
+            # The later minute first: all rows before one that is found are stored by then.
+            later = read_back(store, rows[3_000:])
+            earlier = read_back(store, rows[:3_000])
+            assert earlier == rows[: len(earlier)]
+            assert not later or len(earlier) == 3_000
+            assert later == rows[3_000 : 3_000 + len(later)]
+    put.result()
+    assert read_back(store, rows) == rows
+
+
 # Rows: delete, find, move, attempts -------------------------------------------------------------
 
 

@@ -55,6 +55,7 @@ FIND_ROWS = 500
 DELETED_AFTER_US = 1_000_000
 """A delete is written this long after the birth, later than the insert and all edits."""
 
+_AT_ONCE_US = 1_000_000
 _SPAN_CUT = 16
 """A part of the ring is cut to this fraction: a refused read takes over 50 ms, an empty one 1."""
 _SPAN_MIN = 1 << 32
@@ -196,17 +197,40 @@ class Rows:
     def _inserts(self, rows: Iterable[Row], noted: set[Shard]) -> Iterator[Any]:
         """Batches of rows. A shard's note is in the same batch as its first row, or in one before.
 
+        Consumers may read rows of groups while the next are written. So where such rows are due at
+        once, each batch of a lane is acknowledged before the next is sent, and each minute before
+        the next.
+
         Args:
             rows: The rows.
             noted: Gets the shards that are noted.
+
+        Yields:
+            The batches; None where those before must be acknowledged first.
         """
         waiting: dict[Shard, tuple[list[Row], int]] = {}
         waiting_rows = waiting_bytes = 0
+        minutes: dict[int, int] = {}
+        sent: set[int] = set()
         for row in rows:
             shard = row[0]
+            is_ordered = row.group is not None and _is_due_at_once(row)
+            if is_ordered and minutes.setdefault(shard.lane, shard.minute) < shard.minute:
+                yield None
+                yield from self._left_over(waiting, noted)
+                yield None
+                waiting_rows = waiting_bytes = 0
+                waiting.clear()
+                sent.clear()
+                minutes = {shard.lane: shard.minute}
             size = _size(row)
             mine, mine_bytes = waiting.get(shard) or ([], 0)
             if mine and (len(mine) >= SHARD_BATCH_ROWS or mine_bytes + size > SHARD_BATCH_BYTES):
+                if shard.lane in sent:
+                    yield None
+                    sent.clear()
+                if shard.lane in minutes:
+                    sent.add(shard.lane)
                 for note in self._notes([mine[0]], noted):
                     yield self._session.bundle(note.writes)
                 yield self._session.bundle(_insert_writes(shard, mine))
@@ -218,9 +242,14 @@ class Rows:
             waiting_rows += 1
             waiting_bytes += size
             if waiting_rows >= BUFFER_ROWS or waiting_bytes >= BUFFER_BYTES:
+                if sent:
+                    yield None
                 yield from self._left_over(waiting, noted)
+                sent.update(minutes)
                 waiting.clear()
                 waiting_rows = waiting_bytes = 0
+        if sent:
+            yield None
         yield from self._left_over(waiting, noted)
 
     def _notes(self, rows: Iterable[Row], noted: set[Shard]) -> list[_Piece]:
@@ -678,6 +707,11 @@ def _queues_of(minutes: Sequence[int], slices: Sequence[Slice]) -> Iterator[list
             cells.bigint(min(one.after_ms for one in some)),
             cells.bigint(max(one.until_ms for one in some)),
         ]
+
+
+def _is_due_at_once(row: Row) -> bool:
+    """True if a row was put without a delay."""
+    return row.due_ms * 1_000 - birth_us(row.id) <= _AT_ONCE_US
 
 
 def _limit_of(shard: Shard, wanted: Sequence[Slice]) -> int:

@@ -365,6 +365,10 @@ class Session:
 
         After an error it sends nothing more, and waits for the requests in flight.
 
+        Args:
+            statements: The writes; at a None the writes before it are acknowledged first.
+            window: The most requests in flight.
+
         Raises:
             StoreRefused, StoreTimeout, StoreUnavailable: The worst error, in this order;
                 `StoreUnavailable` only if nothing was written.
@@ -375,10 +379,12 @@ class Session:
         sent = 0
         try:
             for statement in statements:
-                if len(flying) >= window:
+                while flying and (statement is None or len(flying) >= window):
                     self._land(flying.popleft(), failures)
                 if failures:
                     break
+                if statement is None:
+                    continue
                 flying.append(self._send(session, statement, ROWS))
                 sent += 1
         finally:
