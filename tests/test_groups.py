@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 import pytest
 from reading import write
@@ -15,6 +16,9 @@ from shardq.errors import StaleReceipt, StoreTimeout, StoreUnavailable
 from shardq.model.times import moment_of
 from shardq.testing import Recorder, Stage
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 
 def test_a_group_is_delivered_in_the_order_of_its_dues(stage: Stage) -> None:
     queue = stage.connect().queue("mail")
@@ -25,6 +29,23 @@ def test_a_group_is_delivered_in_the_order_of_its_dues(stage: Stage) -> None:
     seen = Recorder(stage.clock)
     stage.drain(queue, Consumer(queue, seen))
     assert seen.texts == [f"{number}" for number in range(200)]
+
+
+def test_what_a_slow_iterator_gives_is_delivered_in_its_order(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    seen = Recorder(stage.clock)
+    consumer = Consumer(queue, seen)
+    queue.put("first", group="g")
+    stage.drive(consumer, seconds=2)
+
+    def slow() -> Iterator[dict[str, str]]:
+        for number, seconds in enumerate([0.01] * 150 + [0.9, 0.05, 7.0, 0.01, 0.6, 0.6]):
+            stage.drive(consumer, seconds=seconds)
+            yield {"body": f"{number}", "group": "g"}
+
+    queue.put_many(slow())
+    stage.drain(queue, consumer)
+    assert seen.texts == ["first", *[f"{number}" for number in range(156)]]
 
 
 def test_timers_of_groups_are_delivered_on_their_milliseconds(stage: Stage) -> None:

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _BUSY_S = 0.05
+_FRESH_US = 500_000
 _REST_US = 1_000_000
 """A queue rests if nothing new was seen for this long: looks then read no tombstones."""
 _IDLE_LOOKED_AT_S = 1.5
@@ -566,6 +567,7 @@ class Engine:
             return 0.0
         is_busy = (
             new
+            or self._is_fresh
             or not self.outbox.is_empty
             or self.sharing.is_awake
             or self._is_leaving
@@ -583,6 +585,12 @@ class Engine:
             return seconds
         until_sweep = (self.sweeper.next_sweep_ms() - self._clock.now_ms()) / 1e3
         return max(min(seconds, until_sweep), 0.001)
+
+    @property
+    def _is_fresh(self) -> bool:
+        """True if rows arrived lately: other processes may soon settle those that are claimed."""
+        news = self.news
+        return not news.is_watched and news.stepped_us - news.seen_us < _FRESH_US
 
     @property
     def _idle_s(self) -> float:

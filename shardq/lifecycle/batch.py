@@ -71,16 +71,32 @@ class Chunk:
     Attributes:
         rows: The rows to put, in the order of the items.
         keyed: Index in `rows` -> the put of a row with a key.
+        held: Indexes in `rows` of those that are written once all items of the chunk were read.
         failed: The error of recording that a new band or group lane is used. No row read after it
             is stored, and the error carries all rows.
     """
 
-    __slots__ = ("failed", "keyed", "rows")
+    __slots__ = ("failed", "held", "keyed", "rows")
 
     def __init__(self) -> None:
         self.rows: list[Row] = []
+        self.held: list[int] = []
         self.failed: StoreError | None = None
         self.keyed: dict[int, Asked] = {}
+
+    def hold(self) -> None:
+        """Hold the row back that is added next."""
+        self.held.append(len(self.rows))
+
+    def add(self, made: Row | Asked) -> bool:
+        """Add the row of an item; True if it is to be written at once."""
+        at = len(self.rows)
+        if isinstance(made, tuple):
+            self.rows.append(made)
+            return self.failed is None and self.held[-1:] != [at]
+        self.keyed[at] = made
+        self.rows.append(made.row)
+        return False
 
     def unkeyed(self) -> list[Row]:
         """The rows without a key."""

@@ -78,6 +78,8 @@ _KEEP_UP_US = 250_000
 _CHUNK_ROWS = 20_000
 _CHUNK_BYTES = 16 << 20
 _CHUNK_US = 1_000_000
+_CHUNK_OF_GROUPS_US = 100_000
+"""Rows of groups that are due at once are stored this soon, so that they are read in order."""
 _ARGUMENTS = {"body", "due", "delay", "priority", "group", "headers", "id"}
 _OF_KEYS = {"key", "on_conflict", "max_wait", "unique_for"}
 
@@ -88,14 +90,16 @@ class _Put(Call):
     Attributes:
         row: The row to put; after a repair, the row that was moved.
         is_stored: True if the store has it.
+        is_held: True if its row becomes due when a batch with it begins.
     """
 
-    __slots__ = ("is_stored", "row")
+    __slots__ = ("is_held", "is_stored", "row")
 
-    def __init__(self, row: Row) -> None:
+    def __init__(self, row: Row, *, is_held: bool) -> None:
         super().__init__(size_bytes=len(row.body))
         self.row = row
         self.is_stored = False
+        self.is_held = is_held
 
 
 class Producer:
@@ -176,17 +180,16 @@ class Producer:
                 "unique_for": unique_for,
             }
             return self._put_keyed(self._asked(row, given))
-        message = Message(row, 0, self._register.signer)
-        call = _Put(row)
+        is_new = not isinstance(body, Message)
+        call = _Put(row, is_held=is_new and _is_held(row.group, due, delay))
         try:
             self._puts.of(self._place_of(row)).do(call)
         except StoreError as error:
-            error.messages = (message,)
+            error.messages = (Message(call.row, 0, self._register.signer),)
             raise
-        row = call.row
         # Called outside the hub's turn: a listener may run the job at once, while others wait.
-        self._on_put(row.due_ms)
-        return message if row is message._row else Message(row, 0, self._register.signer)
+        self._on_put(call.row.due_ms)
+        return Message(call.row, 0, self._register.signer)
 
     def _place_of(self, row: Row) -> Hashable:
         """The place whose rows are stored one batch after the other.
@@ -199,6 +202,9 @@ class Producer:
 
     def _put_all(self, calls: Sequence[_Put]) -> None:
         """Store the rows of several callers, one each."""
+        for call in calls:
+            if call.is_held:
+                call.row, call.is_held = self._due_now(call.row), False
         asked = [call.row for call in calls if not call.is_stored]
         if asked:
             # A tuple of one is written without a transaction around it.
@@ -210,6 +216,16 @@ class Producer:
         for call in calls if repaired else ():
             call.row = repaired.get(call.row.id, call.row)
         self._stats.add(put=len(rows))
+
+    def _due_now(self, row: Row) -> Row:
+        """A new row of a group, due now: after the rows of the group that were stored before."""
+        now_us = self._clock.now_us()
+        due_ms = ceil_ms(now_us)
+        return row._replace(
+            shard=self._register.layout.shard(due_ms, row.shard.lane),
+            due_ms=due_ms,
+            id=row_ids.next(max(now_us, self._register.settings.purged_before_us)),
+        )
 
     def _put_keyed(self, asked: Asked) -> Message:
         signer = self._register.signer
@@ -468,16 +484,12 @@ class Producer:
                     rows.append(row)
                     yield row
                 else:
-                    made = self._row_of_item(now_us, lane_of, item, chunk)
-                    if isinstance(made, Asked):
-                        chunk.keyed[len(rows)] = made
-                        row = made.row
-                        rows.append(row)
-                    else:
-                        row = made
-                        rows.append(row)
-                        if chunk.failed is None:
-                            yield row
+                    is_ready = chunk.add(self._row_of_item(now_us, lane_of, item, chunk))
+                    if chunk.held:
+                        deadline_us = begun_us + _CHUNK_OF_GROUPS_US
+                    row = rows[-1]
+                    if is_ready:
+                        yield row
                 room -= len(row.body)
                 # A time before the chunk's begin: the clock was set back.
                 is_over = not begun_us <= now_us <= deadline_us
@@ -490,6 +502,13 @@ class Producer:
             ended.append(error)
         if chunk.failed is not None:
             raise chunk.failed
+        # The iterable may have been slow: stored long after its due, a row would be found by a
+        # sweep, after later ones.
+        is_late = clock.now_us() - begun_us > 2 * _CHUNK_OF_GROUPS_US
+        for at in chunk.held:
+            if is_late:
+                rows[at] = self._due_now(rows[at])
+            yield rows[at]
 
     def _row_of_item(self, now_us: int, lane_of: LaneOf, item: Any, chunk: Chunk) -> Row | Asked:
         if isinstance(item, Message):
@@ -534,7 +553,11 @@ class Producer:
             get("id"),
             chunk,
         )
-        return self._asked(row, given) if is_keyed else row
+        if is_keyed:
+            return self._asked(row, given)
+        if _is_held(row.group, get("due"), get("delay")):
+            chunk.hold()
+        return row
 
     def _row(
         self,
@@ -614,6 +637,11 @@ def _use(use: Callable[[], None], chunk: Chunk | None) -> None:
             use()
         except StoreError as error:
             chunk.failed = error
+
+
+def _is_held(group: str | None, due: Due | None, delay: Duration | None) -> bool:
+    """True if a new message becomes due when it is stored, in the order of its group."""
+    return group is not None and due is None and delay is None
 
 
 def _due_of(row: Row) -> int:

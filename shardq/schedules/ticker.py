@@ -568,10 +568,16 @@ class Ticker:
             self._on_put(due_ms)
 
     def _to_now(self, settler: Settler, rows: Sequence[Row]) -> None:
-        """Move what was written for a time that is past to now, where the next poll finds it."""
+        """Let the next poll find what was written for a time that is past.
+
+        A row of a group keeps its place, and a note leads to it.
+        """
         now_ms = self._clock.now_ms()
         # Two copies of a tick that are fired together put the very same: each goes there once.
-        late = {row.id: row for row in rows if row.due_ms < now_ms - _SWEPT_MS}
+        late = {row.id: row for row in rows if row.due_ms < now_ms - _SWEPT_MS}.values()
+        planner = settler.planner
+        if notes := [planner.note(row.position) for row in late if row.group is not None]:
+            self._store.insert(notes)
         settler.carry_out(
-            [settler.planner.share(row, row.shard.lane, after_ms=0) for row in late.values()]
+            [planner.share(row, row.shard.lane, after_ms=0) for row in late if row.group is None]
         )

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from shardq.engine.reading.lane import Lane, Rung
     from shardq.engine.reading.pages import Pages
     from shardq.engine.reading.reader import Reader
+    from shardq.model.message import Row
     from shardq.model.shard import Layout
 
 log = logging.getLogger(__name__)
@@ -296,6 +297,13 @@ class Sweeper:
         rows = self._sweep_minute([lane], minute, "sweep seal", slices).rows
         return not rows or (lane.of_groups and self._groups.pass_by(lane.number, minute))
 
+    def _with_missed(self, rows: list[Row], after_ms: int, until_ms: int) -> list[Row]:
+        """Add to rows of groups that no read has met the earlier rows stored with them."""
+        known = self._memory.known
+        if any(row.group is not None and row.id not in known for row in rows):
+            return self._reader.with_missed(rows, after_ms, until_ms)
+        return rows
+
     def _sweep_minute(
         self, lanes: Sequence[Lane], minute: int, purpose: str, slices: int = SLICES
     ) -> _Swept:
@@ -337,7 +345,7 @@ class Sweeper:
                     if len(met) < len(page):
                         read = {row.id for row in met}
                         left.update(row.shard.lane for row in page if row.id not in read)
-                    left.update(self._intake.accept(met))
+                    left.update(self._intake.accept(self._with_missed(met, after_ms, stop_ms)))
             except (StoreUnavailable, StoreTimeout):
                 # The step does its other work before the next try, which reads less at once.
                 self._narrow_ms[purpose] = min(length, max(length // 2, least_ms))
