@@ -190,8 +190,8 @@ MUTANTS: dict[str, Edits] = {
     ),
     "what is due together goes last first": (
         (
-            Group, "add", "(place_of(one.row), one)",
-            "((one.row.due_ms, bytes(255 - part for part in place_of(one.row)[1])), one)",
+            Group, "add", "(place, one)",
+            "((place[0], bytes(255 - part for part in place[1])), one)",
         ),
     ),
     "a cursor passes now": (
