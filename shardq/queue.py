@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from shardq.engine.stepper import Stepper
-    from shardq.errors import ReceiptError
+    from shardq.errors import ReceiptError, ShardqError
     from shardq.inspection.audit import Audit
     from shardq.inspection.census import Check
     from shardq.inspection.depth import Depth
@@ -195,11 +195,18 @@ class Queue(Scheduled):
     def put_many(self, items: Iterable[Item], *, ids: Literal[True]) -> list[str]: ...
     @overload
     def put_many(self, items: Iterable[Item], *, ids: bool) -> int | list[str]: ...
-    def put_many(self, items: Iterable[Item], *, ids: bool = False) -> int | list[str]:
+    @overload
+    def put_many(
+        self, items: Iterable[Item], *, partial: Literal[True]
+    ) -> list[Message | ShardqError]: ...
+    def put_many(
+        self, items: Iterable[Item], *, ids: bool = False, partial: bool = False
+    ) -> int | list[str] | list[Message | ShardqError]:
         """Put messages from an iterable, lazily, in full batches: ten times the speed of `put`.
 
         From an iterable that yields slowly, messages wait for their batch to fill. They are stored
-        when the iterable yields the next one, if they have waited for a second.
+        when the iterable yields the next one, if they have waited for a second; those of groups
+        for 0.1 s.
 
         Whatever the iterable raises is raised here, once all that it yielded before is stored; a
         note of the error says how many messages that was.
@@ -208,9 +215,12 @@ class Queue(Scheduled):
             items: Bodies (bytes or text), mappings of `put`'s arguments with `body` among them, or
                 messages.
             ids: Whether to return the messages' ids, which takes some 100 bytes of memory each.
+            partial: True puts those that can be put, though others cannot; all items are read
+                first, and stored in one batch.
 
         Returns:
-            How many were put, or their ids in order. When this returns, the store has all of them.
+            How many were put, or their ids in order; where `partial`, for each item its message, or
+            the error that it failed by. When this returns, the store has all of them.
             A message that had a key already is not counted, and its id is among them. Of a key that
             is there twice, the later item finds the message of the earlier.
 
@@ -224,6 +234,8 @@ class Queue(Scheduled):
                 `items` is an iterator, put `itertools.chain(error.messages, items)`.
         """
         names.check_puts(self.name)
+        if partial:
+            return self._producer.put_each(items)
         if not ids:
             return self._producer.put_many(items)
         made: list[str] = []

@@ -30,7 +30,7 @@ FLOORS = [
     ["model"], ["stores"], ["records"], ["lifecycle"], ["engine"], ["inspection"],
     ["schedules"],
     ["queue", "consumer", "connection", "observer"],
-    ["tasks"], ["aio"], ["__init__"],
+    ["tasks"], ["aio"], ["__init__"], ["server"],
     ["testing"], ["node"], ["bench"], ["pictures"], ["cli"], ["spark"], ["__main__"],
 ]  # fmt: skip
 """The package from the ground up: a room imports only from its own floor and those below it.

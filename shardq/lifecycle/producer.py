@@ -32,6 +32,7 @@ from shardq.errors import (
     UnknownQueue,
     UsageError,
     begun,
+    own_copy,
     shown,
 )
 from shardq.lifecycle.batch import Chunk, Filling, add_count, iterator_of
@@ -315,6 +316,48 @@ class Producer:
             except BaseException as error:
                 add_count(error, total)
                 raise
+
+    def put_each(self, items: Iterable[Item]) -> list[Message | ShardqError]:
+        """Put messages in one batch; `Queue.put_many` describes it, where `partial`."""
+        self._keep_up()
+        now_us = self._clock.now_us()
+        lane_of = Filling(self._register.layout, next(self._turns)).lane_of
+        chunk = Chunk()
+        answers: dict[int, Message | ShardqError] = {}
+        places: list[int] = []
+        count = 0
+        for count, item in enumerate(items, 1):
+            at = count - 1
+            try:
+                made = self._row_of_item(now_us, lane_of, item, chunk)
+                if isinstance(made, Asked):
+                    answers[at] = self._put_keyed(made)
+                else:
+                    chunk.add(made)
+                    places.append(at)
+            except ShardqError as error:
+                answers[at] = error
+        if places:
+            answers.update(zip(places, self._put_rows(chunk), strict=True))
+        return [answers[at] for at in range(count)]
+
+    def _put_rows(self, chunk: Chunk) -> list[Message | ShardqError]:
+        """Put the rows of a chunk without keys; returns the answer for each."""
+        signer = self._register.signer
+        try:
+            if chunk.failed is not None:
+                raise chunk.failed
+            for at in chunk.held:
+                chunk.rows[at] = self._due_now(chunk.rows[at])
+            self._put_chunk(chunk.rows, chunk)
+        except StoreError as error:
+            failures: list[Message | ShardqError] = []
+            for row in chunk.rows:
+                mine = own_copy(error)
+                mine.messages = (Message(row, 0, signer),)
+                failures.append(mine)
+            return failures
+        return [Message(row, 0, signer) for row in chunk.rows]
 
     def _put_chunk(
         self, rows: Iterable[Row], chunk: Chunk, ended: list[BaseException] | None = None

@@ -1,0 +1,190 @@
+"""The queues that a server serves: calls of many requests are carried out in batches.
+
+```
+ requests ──► line of a queue and kind ──► one batch under way, in a thread ──► an answer each
+                  └── what arrives meanwhile is the next batch
+ long polls ──► the stepper of the connection; no thread waits
+```
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from functools import partial
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from shardq.aio.queue import Queue
+from shardq.aio.threads import Kind, Threads
+from shardq.errors import ShardqError, own_copy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from shardq.connection import Connection
+    from shardq.model.message import Message
+    from shardq.queue import Queue as SyncQueue
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+_BATCH_MAX = 1_000
+_BATCH_BYTES = 1 << 20
+
+
+class Line(Generic[T, R]):
+    """Calls of one kind in line: those that arrive while a batch is under way are the next batch.
+
+    It is used by one event loop.
+
+    Args:
+        carry_out: Carries out a batch, in a thread; returns an answer or an error for each call.
+        threads: The threads.
+    """
+
+    def __init__(
+        self, carry_out: Callable[[Sequence[T]], Sequence[R | ShardqError]], threads: Threads
+    ) -> None:
+        self._carry_out = carry_out
+        self._threads = threads
+        self._line: deque[tuple[T, int, asyncio.Future[R]]] = deque()
+        self._task: asyncio.Task[None] | None = None
+
+    async def do(self, call: T, size_bytes: int = 0) -> R:
+        """Put a call in line; returns its answer.
+
+        A caller that goes away does not stop a call that has begun.
+
+        Raises:
+            ShardqError: The error that is its answer.
+        """
+        done: asyncio.Future[R] = asyncio.get_running_loop().create_future()
+        self._line.append((call, size_bytes, done))
+        if self._task is None:
+            self._task = asyncio.create_task(self._run())
+        return await done
+
+    async def _run(self) -> None:
+        try:
+            while self._line:
+                batch = self._next()
+                work = partial(self._carry_out, [call for call, _, _ in batch])
+                answers: Sequence[R | ShardqError]
+                try:
+                    answers = await self._threads.call(work)
+                except ShardqError as error:
+                    answers = [own_copy(error) for _ in batch]
+                for (_, _, done), answer in zip(batch, answers, strict=True):
+                    if done.done():
+                        continue
+                    if isinstance(answer, ShardqError):
+                        done.set_exception(answer)
+                    else:
+                        done.set_result(answer)
+        finally:
+            self._task = None
+            while self._line:
+                # Only after an unforeseen error, or as the loop ends.
+                self._line.popleft()[2].cancel()
+
+    def _next(self) -> list[tuple[T, int, asyncio.Future[R]]]:
+        batch: list[tuple[T, int, asyncio.Future[R]]] = []
+        size_bytes = 0
+        while self._line and len(batch) < _BATCH_MAX and size_bytes <= _BATCH_BYTES:
+            one = self._line.popleft()
+            if one[2].done():
+                continue
+            batch.append(one)
+            size_bytes += one[1]
+        return batch
+
+
+class ServedQueue:
+    """A queue that is served.
+
+    Attributes:
+        name: Its name.
+        queue: Its face for asyncio: for all that has no line here.
+    """
+
+    def __init__(self, opened: SyncQueue, threads: Threads) -> None:
+        self.name = opened.name
+        self.queue = Queue(opened.name, threads, lambda: opened)
+        self._opened = opened
+        self._threads = threads
+        self._puts: Line[Mapping[str, Any], Message] = Line(self._put_each, threads)
+        self._acks: Line[str, None] = Line(self._ack_each, threads)
+
+    async def put(self, item: Mapping[str, Any]) -> Message:
+        """Put a message, given as a mapping of `put`'s arguments; returns it once it is stored.
+
+        Raises:
+            ShardqError: As `Queue.put` raises it.
+        """
+        return await self._puts.do(item, len(item["body"]))
+
+    async def put_all(self, items: Sequence[Mapping[str, Any]]) -> list[Message | ShardqError]:
+        """Put messages; returns for each the message or the error that it failed by."""
+        return await asyncio.gather(*map(self.put, items), return_exceptions=True)  # type: ignore[return-value]
+
+    async def ack(self, receipt: str) -> None:
+        """End a delivery as done.
+
+        Raises:
+            ShardqError: As `Queue.ack` raises it.
+        """
+        await self._acks.do(receipt)
+
+    async def call(self, call: Callable[[SyncQueue], R], *, is_long: bool = False) -> R:
+        """Let a thread make a call of the queue.
+
+        Args:
+            call: The call.
+            is_long: True if it may take minutes.
+        """
+        return await self._threads.call(
+            lambda: call(self._opened), Kind.LONG if is_long else Kind.QUICK
+        )
+
+    def _put_each(self, items: Sequence[Mapping[str, Any]]) -> Sequence[Message | ShardqError]:
+        return self._opened.put_many(items, partial=True)
+
+    def _ack_each(self, receipts: Sequence[str]) -> Sequence[ShardqError | None]:
+        return self._opened.ack(*receipts, partial=True)
+
+
+class Served:
+    """The queues of a connection, each opened once. It is used by one event loop.
+
+    Args:
+        connection: The connection.
+        threads: Where batches and calls run.
+    """
+
+    def __init__(self, connection: Connection, threads: Threads) -> None:
+        self._connection = connection
+        self._threads = threads
+        self._queues: dict[str, ServedQueue] = {}
+
+    async def queue(self, name: str, *, create: bool = False, **settings: Any) -> ServedQueue:
+        """A queue.
+
+        Args:
+            name: Its name.
+            create: True to make it where there is none.
+            settings: Settings of a queue that is made.
+
+        Raises:
+            UnknownQueue: If there is none.
+        """
+        found = self._queues.get(name)
+        if found is None or create:
+            opened = await self._threads.call(
+                partial(self._connection.queue, name, create=create, **settings)
+            )
+            found = self._queues.setdefault(name, ServedQueue(opened, self._threads))
+        return found
+
+    def forget(self, name: str) -> None:
+        """Forget a queue that was dropped."""
+        self._queues.pop(name, None)

@@ -1,0 +1,55 @@
+"""A request as handlers get it, and the answer that they return. No I/O, and no framework."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+Headers: TypeAlias = "list[tuple[str, str]]"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request, whose body was read to its end.
+
+    Attributes:
+        method: In capitals.
+        path: Decoded, below the prefix under which the application is mounted.
+        raw_path: As it was sent, still encoded: what a signature covers.
+        query: The part after `?`, still encoded; empty without one.
+        headers: Name, in lower case -> value; of a name that was sent twice, joined by a comma.
+        body: The body.
+        client: The peer's address; that of the first proxy which is not trusted.
+        scheme: `http` or `https`.
+        host: The `Host` header, with the port: what urls in answers begin with.
+        id: The request's id, for the log and the answer.
+    """
+
+    method: str
+    path: str
+    raw_path: str
+    query: str
+    headers: dict[str, str] = field(repr=False)
+    body: bytes = field(repr=False)
+    client: str
+    scheme: str
+    host: str
+    id: str
+
+
+@dataclass(slots=True)
+class Answer:
+    """An answer.
+
+    Attributes:
+        status: The HTTP status.
+        body: Bytes, or parts that are sent as they come.
+        headers: Its headers, without the length.
+    """
+
+    status: int = 200
+    body: bytes | AsyncIterator[bytes] = b""
+    headers: Headers = field(default_factory=list)

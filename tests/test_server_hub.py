@@ -1,0 +1,57 @@
+"""The lines of a server's queues: batches, and an answer for each call."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+import shardq
+from shardq.aio.threads import Threads
+from shardq.errors import BadName, BadSetting, StaleReceipt
+from shardq.server.hub import Line, Served
+
+
+def test_calls_that_arrive_during_a_batch_are_the_next_batch() -> None:
+    batches: list[list[int]] = []
+
+    def carry_out(calls: list[int]) -> list[int]:
+        batches.append(list(calls))
+        return [2 * call for call in calls]
+
+    async def run() -> list[int]:
+        line = Line(carry_out, Threads(2))
+        return await asyncio.gather(*(line.do(number) for number in range(50)))
+
+    assert asyncio.run(run()) == [2 * number for number in range(50)]
+    assert [len(batch) for batch in batches] == [50]
+
+
+def test_each_put_and_ack_gets_its_own_answer() -> None:
+    async def run() -> None:
+        with shardq.connect("sqlite://") as db:
+            served = Served(db, Threads(4))
+            mail = await served.queue("mail", create=True)
+            answers = await mail.put_all(
+                [
+                    {"body": b"1"},
+                    {"body": b"2", "priority": 7},
+                    {"body": b"3", "group": "g"},
+                    {"body": b"4", "group": ""},
+                    {"body": b"5", "key": "k"},
+                ]
+            )
+            kinds = [type(one) for one in answers]
+            message = shardq.Message
+            assert kinds == [message, BadSetting, message, BadName, message]
+            got = await mail.queue.receive(10)
+            assert sorted(one.text for one in got) == ["1", "3", "5"]
+            ends = await asyncio.gather(
+                *(mail.ack(one.receipt) for one in [*got, got[0]]), return_exceptions=True
+            )
+            assert [type(one) for one in ends[:3]] == [type(None)] * 3
+            assert await mail.call(lambda queue: queue.depth(exact=True).total) == 0
+            with pytest.raises(StaleReceipt):
+                await mail.ack(got[1].receipt)
+
+    asyncio.run(run())
