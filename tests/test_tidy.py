@@ -45,6 +45,7 @@ CATCH_ALL_ROOMS = {
     "engine/handing/outcome.py",
     "lifecycle/producer.py",
     "schedules/foreign.py",
+    "server/app.py",
     "tasks/executor.py",
     "tasks/hooks.py",
     "tasks/importing.py",
@@ -52,7 +53,7 @@ CATCH_ALL_ROOMS = {
     "tasks/loop.py",
     "tasks/runner.py",
 }
-"""Where anything may be caught: around the user's functions and what they raised, and iterables."""
+"""Where anything may be caught: around the user's functions and what they raised, iterables, and a server's requests."""
 
 VAGUE_NAMES = {"utils", "util", "common", "base", "manager", "helper", "helpers", "misc"}
 TEXT_SUFFIXES = {".py", ".md", ".toml", ".cql", ".sql", ".java", ""}

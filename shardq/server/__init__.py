@@ -1,1 +1,36 @@
-"""A server for those who do not write Python: an SQS endpoint and an HTTP API."""
+"""A server for those who do not write Python: an SQS endpoint and an HTTP API.
+
+```python
+import shardq
+from shardq.server import application
+
+app = application(shardq.connect("sqlite:///jobs.db"))
+```
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from shardq.server.site import Options
+
+if TYPE_CHECKING:
+    from shardq.connection import Connection
+    from shardq.server.app import Application
+
+__all__ = ["application"]
+
+
+def application(
+    db: Connection, *, options: Options | None = None, access: Any = None
+) -> Application:
+    """The server as an ASGI 3 application, to be served or mounted into another one.
+
+    Args:
+        db: The connection whose queues are served. It stays open.
+        options: What the operator chose.
+        access: Decides who may do what; None: everybody may do everything.
+    """
+    from shardq.server.app import Application
+
+    return Application(db, options or Options(), access)

@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
 Headers: TypeAlias = "list[tuple[str, str]]"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Request:
-    """One request, whose body was read to its end.
+    """One request, whose body was read to its end. Handlers do not change it.
 
     Attributes:
         method: In capitals.
@@ -25,7 +25,8 @@ class Request:
         client: The peer's address; that of the first proxy which is not trusted.
         scheme: `http` or `https`.
         host: The `Host` header, with the port: what urls in answers begin with.
-        id: The request's id, for the log and the answer.
+        id: The request's id, for the log and the answer. The server adds it to the answer.
+        is_admin: True if it may be of the admin part of the HTTP API: it came by the port for that.
     """
 
     method: str
@@ -38,6 +39,7 @@ class Request:
     scheme: str
     host: str
     id: str
+    is_admin: bool = True
 
 
 @dataclass(slots=True)
@@ -48,8 +50,15 @@ class Answer:
         status: The HTTP status.
         body: Bytes, or parts that are sent as they come.
         headers: Its headers, without the length.
+        on_unsent: Called if the client was gone before the answer: releases what was claimed for
+            it.
     """
 
     status: int = 200
     body: bytes | AsyncIterator[bytes] = b""
     headers: Headers = field(default_factory=list)
+    on_unsent: Callable[[], Awaitable[object]] | None = None
+
+
+class TooMany(Exception):
+    """A limit of the server or of a key was reached: the client is to ask again later."""

@@ -1,0 +1,190 @@
+"""The server as an ASGI 3 application: reads requests, and lets the side answer that each is for.
+
+```
+ request ── headers, body: limits ──► Request ─┬─ /v1/..          ─► api ─┐
+                                               ├─ /livez, /readyz         ├─► Answer ─► sent
+                                               └─ all else        ─► sqs ─┘
+```
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+from uuid import uuid4
+
+from shardq.errors import StoreError
+from shardq.server import api, sqs
+from shardq.server.client import Client, Gone, TooLarge, TooSlow
+from shardq.server.proxies import seen_through
+from shardq.server.site import Options, Site
+from shardq.server.web import Answer, Request
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from shardq.connection import Connection
+    from shardq.server.client import Event, Receive, Send
+
+log = logging.getLogger(__name__)
+
+HEADER_BYTES_MAX = 64 << 10
+_CLOSE = ("connection", "close")
+
+
+class Application:
+    """An ASGI 3 application, which serves the queues of a connection. Made by `application`.
+
+    It may be mounted into another application, which need not tell it of its start and end.
+    """
+
+    def __init__(self, connection: Connection, options: Options, access: Any = None) -> None:
+        """Made by `application`."""
+        self._connection = connection
+        self._options = options
+        self._access = access
+        self._site: Site | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    @property
+    def site(self) -> Site:
+        """Where requests of the running event loop are answered; opened when it is first needed."""
+        loop = asyncio.get_running_loop()
+        if self._site is None or self._loop is not loop:
+            self._site, self._loop = Site(self._connection, self._options, self._access), loop
+        return self._site
+
+    async def __call__(self, scope: Event, receive: Receive, send: Send) -> None:
+        """Answer a request, or follow the start and the end of the server."""
+        if scope["type"] == "http":
+            await self._answer(scope, Client(receive, send))
+        elif scope["type"] == "lifespan":
+            await self._live(receive, send)
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close"})
+
+    async def _live(self, receive: Receive, send: Send) -> None:
+        while True:
+            event = await receive()
+            if event["type"] == "lifespan.startup":
+                _ = self.site
+                await send({"type": "lifespan.startup.complete"})
+            elif event["type"] == "lifespan.shutdown":
+                await self.site.close()
+                self._site = None
+                await send({"type": "lifespan.shutdown.complete"})
+                return
+
+    async def _answer(self, scope: Event, client: Client) -> None:
+        site = self.site
+        request = _request(scope, site.options)
+        side = _side(request)
+        is_whole = False
+        try:
+            if _header_bytes(scope) > HEADER_BYTES_MAX:
+                answer = side.refusal(
+                    request, 431, "RequestHeaderTooLarge", "The headers exceed 64 KiB."
+                )
+            else:
+                request.body = await client.body(request.headers.get("content-length"))
+                is_whole = True
+                answer = await client.await_while_there(self._answered(request, site, side))
+        except TooLarge:
+            answer = side.refusal(request, 413, "RequestEntityTooLarge", "The body exceeds 8 MiB.")
+        except TooSlow:
+            answer = side.refusal(
+                request, 408, "RequestTimeout", "The body did not arrive within 30 s."
+            )
+        except Gone:
+            return
+        headers = [("x-request-id", request.id)]
+        if side is sqs:
+            headers.append(("x-amzn-requestid", request.id))
+        if not is_whole:
+            headers.append(_CLOSE)
+        try:
+            await client.send(answer, headers)
+        except Gone:
+            log.debug("request %s: the client left before its answer", request.id)
+
+    async def _answered(self, request: Request, site: Site, side: ModuleType) -> Answer:
+        """The answer; an unforeseen error is logged once, and answered with the request's id."""
+        try:
+            health = _HEALTH.get(request.path)
+            if health is not None and request.method in {"GET", "HEAD"}:
+                return await health(site)
+            answer: Answer = await side.answer(request, site)
+        except Exception:
+            log.exception("request %s: %s %s failed", request.id, request.method, request.path)
+            answer = side.refusal(
+                request, 500, "InternalFailure", "An error of the server; its log has the request."
+            )
+        return answer
+
+
+async def _livez(_site: Site) -> Answer:
+    return Answer(200, b"ok\n", [("content-type", "text/plain")])
+
+
+async def _readyz(site: Site) -> Answer:
+    """Ready is a server that does not leave and whose store answers."""
+    ready = [("content-type", "text/plain")]
+    if site.leaving.is_set():
+        return Answer(503, b"leaving\n", ready)
+    try:
+        await site.threads.call(site.connection.queues)
+    except StoreError:
+        return Answer(503, b"the store does not answer\n", ready)
+    return Answer(200, b"ok\n", ready)
+
+
+async def _localstack(site: Site) -> Answer:
+    if not site.options.is_dev:
+        return Answer(404, b"not found\n", [("content-type", "text/plain")])
+    body = b'{"services": {"sqs": "running"}, "edition": "shardq", "version": "4.14.0"}'
+    return Answer(200, body, [("content-type", "application/json")])
+
+
+_HEALTH = {"/livez": _livez, "/readyz": _readyz, "/_localstack/health": _localstack}
+
+
+def _side(request: Request) -> ModuleType:
+    return api if request.path == "/v1" or request.path.startswith("/v1/") else sqs
+
+
+def _header_bytes(scope: Event) -> int:
+    return sum(len(name) + len(value) for name, value in scope["headers"]) + len(
+        scope["query_string"]
+    )
+
+
+def _request(scope: Event, options: Options) -> Request:
+    """A request by what ASGI tells of it, without its body."""
+    headers: dict[str, str] = {}
+    for raw_name, raw_value in scope["headers"]:
+        name, value = raw_name.decode("latin-1"), raw_value.decode("latin-1")
+        headers[name] = f"{headers[name]},{value}" if name in headers else value
+    path, root = scope["path"], scope.get("root_path", "")
+    raw_path = scope.get("raw_path")
+    server = scope.get("server") or ("", None)
+    client, scheme, host = seen_through(
+        options.trusted,
+        headers,
+        (scope.get("client") or ("", 0))[0],
+        scope.get("scheme", "http"),
+    )
+    return Request(
+        method=scope["method"],
+        path=path.removeprefix(root) if root else path,
+        raw_path=raw_path.decode("latin-1") if raw_path is not None else quote(path),
+        query=scope["query_string"].decode("latin-1"),
+        headers=headers,
+        body=b"",
+        client=client,
+        scheme=scheme,
+        host=host,
+        id=str(uuid4()),
+        is_admin=options.admin_port is None or server[1] == options.admin_port,
+    )

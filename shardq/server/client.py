@@ -1,0 +1,180 @@
+"""The client of one request: its body, whether it is still there, and the answer on its way."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+
+from shardq.clock import pause
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shardq.server.web import Answer
+
+T = TypeVar("T")
+
+Event: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[Event]]
+Send: TypeAlias = Callable[[Event], Awaitable[None]]
+
+BODY_BYTES_MAX = 8 << 20
+BODY_S_MAX = 30.0
+_SPILL_BYTES_MAX = 16 << 20
+"""How much of a body that is too large is read: some clients read no answer before they sent all."""
+_WATCH_AFTER_S = 0.05
+"""Most requests are answered sooner, and then nobody has to watch for the client's leaving."""
+
+
+class Gone(Exception):
+    """The client left before its answer."""
+
+
+class TooLarge(Exception):
+    """The body is larger than a request may be."""
+
+
+class TooSlow(Exception):
+    """The body did not arrive in time."""
+
+
+class Client:
+    """The client of a request, by the two functions of ASGI."""
+
+    def __init__(self, receive: Receive, send: Send) -> None:
+        self._receive = receive
+        self._send = send
+        self._is_gone = False
+        self._watcher: asyncio.Task[None] | None = None
+        self._working: asyncio.Task[Any] | None = None
+
+    async def body(self, declared: str | None) -> bytes:
+        """Read the body.
+
+        Args:
+            declared: The header `Content-Length`; None without one.
+
+        Raises:
+            Gone: If the client leaves before its end.
+            TooLarge: If it has more than 8 MiB.
+            TooSlow: If it has not arrived in 30 s.
+        """
+        if declared is not None and _exceeds(declared):
+            await self._spill()
+            raise TooLarge
+        parts: list[bytes] = []
+        size = 0
+        try:
+            async with asyncio.timeout(BODY_S_MAX):
+                while True:
+                    event = await self._receive()
+                    if event["type"] == "http.disconnect":
+                        raise Gone
+                    part = event.get("body", b"")
+                    size += len(part)
+                    if size > BODY_BYTES_MAX:
+                        parts.clear()
+                        await self._spill()
+                        raise TooLarge
+                    parts.append(part)
+                    if not event.get("more_body", False):
+                        return parts[0] if len(parts) == 1 else b"".join(parts)
+        except TimeoutError as error:
+            raise TooSlow from error
+
+    async def _spill(self) -> None:
+        """Read and forget, within bounds, what the client still sends."""
+        size = 0
+        try:
+            async with asyncio.timeout(BODY_S_MAX):
+                while size < _SPILL_BYTES_MAX:
+                    event = await self._receive()
+                    size += len(event.get("body", b""))
+                    if not event.get("more_body", False):
+                        return
+        except TimeoutError:
+            return
+
+    async def await_while_there(self, work: Awaitable[T]) -> T:
+        """Await what a request asks for; it is cancelled when the client leaves.
+
+        Raises:
+            Gone: If the client leaves before its end.
+        """
+        task = self._working = asyncio.current_task()
+        assert task is not None  # noqa: S101 - this is a coroutine
+        timer = asyncio.get_running_loop().call_later(_WATCH_AFTER_S, self._watch)
+        try:
+            return await work
+        except asyncio.CancelledError as error:
+            if self._is_gone and not task.uncancel():
+                raise Gone from error
+            raise
+        finally:
+            self._working = None
+            timer.cancel()
+            if self._watcher is not None:
+                self._watcher.cancel()
+                self._watcher = None
+
+    async def send(self, answer: Answer, headers: Sequence[tuple[str, str]]) -> None:
+        """Send an answer.
+
+        Args:
+            answer: The answer.
+            headers: Headers that are added.
+
+        Raises:
+            Gone: If the client has left.
+        """
+        body = answer.body
+        sent = [(n.encode("latin-1"), v.encode("latin-1")) for n, v in (*answer.headers, *headers)]
+        if isinstance(body, bytes):
+            if answer.on_unsent is not None and await self._has_left():
+                await answer.on_unsent()
+                raise Gone
+            sent.append((b"content-length", b"%d" % len(body)))
+            await self._send(_start(answer.status, sent))
+            await self._send({"type": "http.response.body", "body": body})
+            return
+        await self._send(_start(answer.status, sent))
+        try:
+            await self.await_while_there(self._send_parts(answer))
+        finally:
+            close = getattr(body, "aclose", None)
+            if close is not None:
+                await close()
+
+    async def _send_parts(self, answer: Answer) -> None:
+        assert not isinstance(answer.body, bytes)  # noqa: S101 - its caller has looked
+        async for part in answer.body:
+            await self._send({"type": "http.response.body", "body": part, "more_body": True})
+        await self._send({"type": "http.response.body", "body": b""})
+
+    def _watch(self) -> None:
+        self._watcher = asyncio.create_task(self._wait_until_gone())
+
+    async def _wait_until_gone(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self._is_gone = True
+        if self._working is not None:
+            self._working.cancel()
+
+    async def _has_left(self) -> bool:
+        """True if the client is known to have left: a turn of the loop tells."""
+        watcher = asyncio.create_task(self._wait_until_gone())
+        await pause(0)
+        watcher.cancel()
+        return self._is_gone
+
+
+def _exceeds(declared: str) -> bool:
+    """True if a header `Content-Length` exceeds what a body may have."""
+    is_number = declared.isascii() and declared.isdigit()
+    return is_number and (len(declared) > 12 or int(declared) > BODY_BYTES_MAX)
+
+
+def _start(status: int, headers: list[tuple[bytes, bytes]]) -> Event:
+    return {"type": "http.response.start", "status": status, "headers": headers}

@@ -1,0 +1,127 @@
+"""Where requests are answered: the queues, the threads and the limits of one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from shardq.aio.threads import THREADS, Threads
+from shardq.server.hub import Served
+from shardq.server.web import TooMany
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable
+    from ipaddress import IPv4Network, IPv6Network
+
+    from shardq.clock import Clock
+    from shardq.connection import Connection
+
+T = TypeVar("T")
+
+REGION = "us-east-1"
+ACCOUNT = "000000000000"
+POLLS_MAX = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What an operator chooses.
+
+    Attributes:
+        region: The region whose queues have plain names.
+        account: The account whose queues have plain names, 12 digits.
+        is_dev: True if LocalStack's health path is answered.
+        trusted: The proxies whose `X-Forwarded-*` headers are believed.
+        admin_port: The only port that answers the admin part of the HTTP API; None: each does.
+        polls_max: How many requests of a key may wait for messages at once.
+    """
+
+    region: str = REGION
+    account: str = ACCOUNT
+    is_dev: bool = False
+    trusted: tuple[IPv4Network | IPv6Network, ...] = ()
+    admin_port: int | None = None
+    polls_max: int = POLLS_MAX
+
+
+@dataclass(slots=True)
+class Site:
+    """What handlers work with. It is used by one event loop.
+
+    Attributes:
+        connection: The store.
+        options: What the operator chose.
+        access: Decides who may do what; None: everybody may do everything.
+        clock: The only reader of time.
+        threads: Where calls of the connection run.
+        served: The queues.
+        leaving: Set once the server is to end: streams end then, and so do polls.
+    """
+
+    connection: Connection
+    options: Options = field(default_factory=Options)
+    access: Any = None
+    clock: Clock = field(init=False)
+    threads: Threads = field(default_factory=lambda: Threads(THREADS))
+    served: Served = field(init=False)
+    leaving: asyncio.Event = field(default_factory=asyncio.Event)
+    _waits: set[asyncio.Timeout] = field(default_factory=set)
+    _polls: Counter[str] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        self.clock = self.connection._home.clock
+        self.served = Served(self.connection, self.threads)
+
+    async def poll(self, work: Awaitable[T], key: str = "") -> T | None:
+        """Await messages for a request; None at once when the server leaves.
+
+        Args:
+            work: What waits for messages, such as `ServedQueue.queue.receive`. It is cancelled when
+                the server leaves, so messages that it has claimed are released uncounted.
+            key: The name of the key that the request was made with; empty without one.
+
+        Raises:
+            TooMany: If as many polls of the key wait as may.
+        """
+        if self._polls[key] >= self.options.polls_max:
+            raise TooMany(f"{self.options.polls_max:,} requests of this key wait for messages.")
+        self._polls[key] += 1
+        try:
+            return await self.unless_leaving(work)
+        finally:
+            self._polls[key] -= 1
+            if not self._polls[key]:
+                del self._polls[key]
+
+    async def unless_leaving(self, work: Awaitable[T]) -> T | None:
+        """Await anything; None at once when the server leaves.
+
+        Args:
+            work: What is awaited. It is cancelled when the server leaves.
+        """
+        wait = asyncio.timeout(0 if self.leaving.is_set() else None)
+        try:
+            async with wait:
+                self._waits.add(wait)
+                return await work
+        except TimeoutError:
+            if wait.expired():
+                return None
+            raise
+        finally:
+            self._waits.discard(wait)
+
+    def leave(self) -> None:
+        """End all polls with nothing, and let streams end. Idempotent; in the event loop."""
+        self.leaving.set()
+        now = asyncio.get_running_loop().time()
+        for wait in self._waits:
+            if not wait.expired():
+                wait.reschedule(now)
+
+    async def close(self) -> None:
+        """Let all calls that have begun end. The connection stays open."""
+        self.leave()
+        await self.threads.close(lambda: None)
