@@ -53,7 +53,8 @@ CATCH_ALL_ROOMS = {
     "tasks/loop.py",
     "tasks/runner.py",
 }
-"""Where anything may be caught: around the user's functions and what they raised, iterables, and a server's requests."""
+"""Where anything may be caught: around the user's functions and what they raised, iterables, and
+a server's requests."""
 
 VAGUE_NAMES = {"utils", "util", "common", "base", "manager", "helper", "helpers", "misc"}
 TEXT_SUFFIXES = {".py", ".md", ".toml", ".cql", ".sql", ".java", ""}

@@ -31,6 +31,7 @@ _COMMANDS = {
     "consume": ("consume", "Deliver the messages of queues as they come due."),
     "work": ("work", "Run the tasks of an app."),
     "tasks": ("tasks", "Show the tasks of an app."),
+    "serve": ("serve", "Serve queues to clients of Amazon SQS, and by an HTTP API."),
     "observe": ("observe", "Watch queues: depth, rates, lateness, consumers, what is to come."),
     "calendar": ("calendar", "Show the load ahead as a heat map, hot minutes, and the backlog."),
     "peek": ("messages", "Show the messages that are due next, and take none."),

@@ -95,7 +95,7 @@ class Application:
             answer = side.refusal(request, 413, "RequestEntityTooLarge", "The body exceeds 8 MiB.")
         except TooSlow:
             answer = side.refusal(
-                request, 408, "RequestTimeout", "The body did not arrive within 30 s."
+                request, 408, "RequestTimeout", "The body did not arrive within 20 s."
             )
         except Gone:
             return

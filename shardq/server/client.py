@@ -20,9 +20,9 @@ Receive: TypeAlias = Callable[[], Awaitable[Event]]
 Send: TypeAlias = Callable[[Event], Awaitable[None]]
 
 BODY_BYTES_MAX = 8 << 20
-BODY_S_MAX = 30.0
+BODY_S_MAX = 20.0
 _SPILL_BYTES_MAX = 16 << 20
-"""How much of a body that is too large is read: some clients read no answer before they sent all."""
+"""How much of a body that is too large is read: some clients send all before they read."""
 _WATCH_AFTER_S = 0.05
 """Most requests are answered sooner, and then nobody has to watch for the client's leaving."""
 
@@ -58,7 +58,7 @@ class Client:
         Raises:
             Gone: If the client leaves before its end.
             TooLarge: If it has more than 8 MiB.
-            TooSlow: If it has not arrived in 30 s.
+            TooSlow: If it has not arrived in 20 s.
         """
         if declared is not None and _exceeds(declared):
             await self._spill()

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 VARIABLE = "SHARDQ_SUPERVISOR"
 """Names the descriptor, and is taken out of the environment with it."""
+SOCKETS_VARIABLE = "SHARDQ_SOCKETS"
+"""Names the descriptors of the sockets that a process inherits, apart by commas."""
 
 READY = "ready"
 OVERRUN = "overrun"

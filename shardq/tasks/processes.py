@@ -94,6 +94,9 @@ class Supervisor:
         memory_bytes: What a process may have resident before another takes its place; None: any
             size.
         reload: The files that are watched; None: none is.
+        sockets: A list for each process of sockets that listen: it inherits them, and so does the
+            process that takes its place, so meanwhile connections wait. They are closed here when
+            the whole ends.
         clock: A clock; the machine's if None.
 
     Raises:
@@ -109,6 +112,7 @@ class Supervisor:
         report: Callable[[str], object],
         memory_bytes: int | None = None,
         reload: Sources | None = None,
+        sockets: Sequence[Sequence[socket.socket]] = (),
         clock: Clock | None = None,
     ) -> None:
         if not 1 <= processes <= PROCESSES_MAX:
@@ -121,7 +125,7 @@ class Supervisor:
         self._sources = reload
         self._changes: dict[str, int] = {}
         """The files that changed last, and how often in a row soon after a start."""
-        self._slots = [_Slot() for _ in range(processes)]
+        self._slots = [_Slot(sockets[number] if sockets else ()) for number in range(processes)]
         self._children: list[_Child] = []
         """All that have not been reaped: those of the slots, and those that end."""
         self._selector = selectors.DefaultSelector()
@@ -209,6 +213,9 @@ class Supervisor:
         self._is_stopping = True
         for slot in self._slots:
             slot.start_us = None
+            # Before the processes end, which answer what still waits in them.
+            for one in slot.sockets:
+                one.close()
         for child in self._children:
             self._end(child)
 
@@ -290,7 +297,12 @@ class Supervisor:
                 continue
             slot.start_us = None
             try:
-                child = _Child(self._command, self._now_us(), is_reloaded=self._sources is not None)
+                child = _Child(
+                    self._command,
+                    self._now_us(),
+                    is_reloaded=self._sources is not None,
+                    sockets=slot.sockets,
+                )
             except OSError as error:
                 delay = self._start_later(slot, is_quick=True)
                 self._report(f"a process cannot be started: {error}; it is tried again{delay}.")
@@ -435,11 +447,13 @@ class _Slot:
         is_waiting: Whether none starts before a file has changed.
         quick_ends: How many in a row have ended soon after their beginning.
         failed_starts: How many in a row have ended before they were ready.
+        sockets: What each process that starts there inherits.
     """
 
-    __slots__ = ("child", "failed_starts", "is_waiting", "quick_ends", "start_us")
+    __slots__ = ("child", "failed_starts", "is_waiting", "quick_ends", "sockets", "start_us")
 
-    def __init__(self) -> None:
+    def __init__(self, sockets: Sequence[socket.socket]) -> None:
+        self.sockets = sockets
         self.child: _Child | None = None
         self.start_us: int | None = 0
         self.is_waiting = False
@@ -455,6 +469,7 @@ class _Child:
         started_us: Now, in microseconds since boot.
         is_reloaded: Whether its sources may change: their bytecode is not kept then, for a file
             that is changed twice in a second would be taken for the one before.
+        sockets: Sockets that it inherits.
 
     Attributes:
         number: Its process id.
@@ -473,15 +488,25 @@ class _Child:
         OSError: If it cannot be started.
     """
 
-    def __init__(self, command: Sequence[str], started_us: int, *, is_reloaded: bool) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        started_us: int,
+        *,
+        is_reloaded: bool,
+        sockets: Sequence[socket.socket] = (),
+    ) -> None:
         self.socket, theirs = socket.socketpair()
         self.socket.setblocking(False)
         kept = {"PYTHONDONTWRITEBYTECODE": "1"} if is_reloaded else {}
+        numbers = [one.fileno() for one in sockets]
+        if numbers:
+            kept[line.SOCKETS_VARIABLE] = ",".join(map(str, numbers))
         try:
             self._process = subprocess.Popen(  # noqa: S603 - the command that this process was given
                 command,
                 stdin=subprocess.DEVNULL,
-                pass_fds=(theirs.fileno(),),
+                pass_fds=(theirs.fileno(), *numbers),
                 env=os.environ | kept | {line.VARIABLE: str(theirs.fileno())},
                 process_group=0,
             )

@@ -1,0 +1,258 @@
+"""Serve the queues of a store by SQS and HTTP: in this process, or in several."""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import suppress
+from ipaddress import IPv4Network, IPv6Network, ip_network
+from typing import TYPE_CHECKING
+
+import click
+
+from shardq.cli import options, screen
+from shardq.cli.exits import Exit, exit_of
+from shardq.errors import ShardqError, UsageError, shown
+from shardq.tasks.line import Line
+from shardq.tasks.processes import PROCESSES_MAX, Supervisor
+
+if TYPE_CHECKING:
+    import socket
+
+    from shardq.server.site import Options
+
+PORT = 9324
+_PORT_MAX = 65_535
+_DEV_STORE = "sqlite://"
+
+
+class Network(click.ParamType[IPv4Network | IPv6Network]):
+    """Addresses, such as `10.0.0.0/8`, or one."""
+
+    name = "network"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> IPv4Network | IPv6Network:
+        """The network of a text, as click asks for it."""
+        try:
+            return ip_network(str(value), strict=False)
+        except ValueError:
+            self.fail(f"{shown(value)} is no network such as 10.0.0.0/8.", param, ctx)
+
+
+@click.command(
+    epilog=options.examples(
+        "shardq serve --dev",
+        "shardq serve --store sqlite:///jobs.db",
+        "shardq serve --host 0.0.0.0 --certificate tls.crt --key tls.key --processes 2",
+    )
+)
+@click.option(
+    "--host",
+    metavar="ADDRESS",
+    default="127.0.0.1",
+    show_default=True,
+    help="Listen on this address or name; 0.0.0.0 and :: are all addresses of the machine.",
+)
+@options.whole(
+    "--port",
+    text="The port; 0 is any that is free.",
+    least=0,
+    most=_PORT_MAX,
+    default=PORT,
+)
+@options.whole(
+    "--processes",
+    text="How many processes answer requests; one that dies is replaced. On SQLite one is best, "
+    "on Cassandra one a core. Without it, requests are answered in this process.",
+    least=1,
+    most=PROCESSES_MAX,
+)
+@click.option(
+    "--certificate", metavar="FILE", help="Serve by TLS with this certificate chain, in PEM."
+)
+@click.option("--key", metavar="FILE", help="The private key of the certificate, in PEM.")
+@options.whole(
+    "--admin",
+    text="Answer the admin part of the HTTP API on this port alone.",
+    least=1,
+    most=_PORT_MAX,
+)
+@click.option(
+    "--trust",
+    metavar="NETWORK",
+    multiple=True,
+    type=Network(),
+    help="Believe X-Forwarded-For, -Proto and -Host from proxies in this network, 10.0.0.0/8 say. "
+    "May be repeated.",
+)
+@click.option(
+    "--take-over",
+    is_flag=True,
+    help="Listen also where another server does. Stop that one once this listens: no connection is "
+    "refused.",
+)
+@click.option(
+    "--dev",
+    is_flag=True,
+    help="For development: print what AWS CLI and boto3 need, answer LocalStack's health path, and "
+    "keep all in memory where no store is named.",
+)
+@click.option(
+    "--insecure",
+    is_flag=True,
+    help="Let everybody do everything, also from other machines: for a network that only such "
+    "reach who may.",
+)
+@options.store
+def serve(
+    *,
+    host: str,
+    port: int,
+    processes: int | None,
+    certificate: str | None,
+    key: str | None,
+    admin: int | None,
+    trust: tuple[IPv4Network | IPv6Network, ...],
+    take_over: bool,
+    dev: bool,
+    insecure: bool,
+    url: str | None,
+) -> int:
+    """Serve the queues of a store to clients of Amazon SQS, and by an HTTP API under /v1.
+
+    Stops on Ctrl-C and SIGTERM: requests that wait for messages are answered with none, others are
+    finished within 10 s. A second signal waits for none. With --processes, SIGHUP replaces the
+    processes, which read the certificate anew, and refuses no connection.
+    """
+    from shardq.server import listening, supervise
+    from shardq.server.site import Options
+
+    line = Line.inherited()
+    supervise.check_certificate(certificate, key)
+    store = _store(url, dev=dev)
+    sockets = listening.inherited()
+    if line is None and processes is not None:
+        if store == _DEV_STORE:
+            raise UsageError("processes share no memory; name a file by --store to have several.")
+        return _supervise(
+            Supervisor(
+                [sys.executable, *sys.orig_argv[1:]],
+                processes=processes,
+                deadline_s=supervise.DEADLINE_S,
+                report=_say,
+                sockets=[sockets] * processes
+                if sockets
+                else _listening(host, port, admin, processes, take_over=take_over),
+            )
+        )
+    try:
+        if not sockets:
+            [sockets] = _listening(host, port, admin, 1, take_over=take_over)
+        scheme = "https" if certificate else "http"
+        _serve(
+            store,
+            sockets,
+            line,
+            Options(is_dev=dev, trusted=trust, admin_port=admin),
+            urls=[listening.url_of(one, scheme) for one in sockets],
+            certificate=certificate,
+            key=key,
+            insecure=insecure,
+        )
+    except ShardqError as error:
+        if line is None:
+            raise
+        # The supervisor prints it, once for all.
+        code = exit_of(error)
+        line.failed(code, " ".join([str(error), *getattr(error, "__notes__", ())]))
+        return code
+    return Exit.OK
+
+
+def _store(url: str | None, *, dev: bool) -> str:
+    if dev and not options.given_url(url) and not os.environ.get(options.STORE_VARIABLE):
+        return _DEV_STORE
+    return options.store_url(url)
+
+
+def _listening(
+    host: str, port: int, admin: int | None, count: int, *, take_over: bool
+) -> list[list[socket.socket]]:
+    """The sockets of each process."""
+    from shardq.server import listening
+
+    made = []
+    for number in range(count):
+        shared = take_over or number > 0
+        sockets = listening.bound(host, port, shared=shared)
+        port = port or sockets[0].getsockname()[1]
+        if admin is not None:
+            sockets += listening.bound(host, admin, shared=shared)
+        made.append(sockets)
+    return made
+
+
+def _serve(
+    store: str,
+    sockets: list[socket.socket],
+    line: Line | None,
+    chosen: Options,
+    *,
+    urls: list[str],
+    certificate: str | None,
+    key: str | None,
+    insecure: bool,
+) -> None:
+    """Serve in this process, until it is to end."""
+    from shardq.server import listening, supervise
+    from shardq.server.app import Application
+
+    is_open_to_all = not all(listening.is_loopback(one.getsockname()[0]) for one in sockets)
+    if is_open_to_all and not insecure:
+        raise UsageError(
+            "there is no account, so other machines are not let in: make one by `shardq accounts`, "
+            "listen on --host 127.0.0.1, or let everybody do everything by --insecure."
+        )
+    with options.connect(store, makes=True) as db:
+        who = "" if line is None else f"process {os.getpid()} "
+
+        def tell() -> None:
+            _say(f"{who}serves {db.url_shown} at {' and '.join(dict.fromkeys(urls))}.")
+            if line is None:
+                _say("there is no account: whoever reaches this port may do everything.")
+                if chosen.is_dev:
+                    _print_exports(urls[0], chosen)
+            else:
+                line.ready()
+
+        server = supervise.Server(
+            Application(db, chosen), certificate=certificate, key=key, on_listening=tell
+        )
+        if line is not None:
+            line.on_lost(server.stop, supervise.DEADLINE_S)
+        supervise.run(server, sockets)
+
+
+def _print_exports(url: str, chosen: Options) -> None:
+    """Print what AWS CLI and boto3 need in their environment."""
+    click.echo(f"export AWS_ENDPOINT_URL_SQS={url}")
+    click.echo("export AWS_ACCESS_KEY_ID=test AWS_SECRET_ACCESS_KEY=test")
+    click.echo(f"export AWS_DEFAULT_REGION={chosen.region}")
+    sys.stdout.flush()
+
+
+def _supervise(supervisor: Supervisor) -> int:
+    outcome = supervisor.run()
+    if outcome.text:
+        _say(outcome.text)
+    if outcome.code or outcome.killed:
+        return outcome.code or Exit.TERMINATED
+    return Exit.OK
+
+
+def _say(text: str) -> None:
+    # A terminal that was closed takes nothing any more.
+    with suppress(OSError):
+        click.echo(f"shardq: {screen.exact(' '.join(text.split())).plain}", err=True)

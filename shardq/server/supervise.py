@@ -1,0 +1,176 @@
+"""A server that runs in this process: uvicorn with our bounds, and an end that answers open polls.
+
+```
+ SIGTERM ──► leaving: polls are answered with nothing, streams end ──► uvicorn waits for answers
+             new connections go to others that listen on the port      then closes all ──► ended
+```
+"""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import signal
+import ssl
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+from shardq.clock import pause
+from shardq.errors import MissingExtra, UsageError
+
+try:
+    import uvicorn
+except ImportError as error:
+    raise MissingExtra(
+        "the server needs uvicorn; install it: pip install 'shardq[server]'."
+    ) from error
+
+from shardq.server import wire
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable, Iterator, Sequence
+    from types import FrameType
+
+    from shardq.server.app import Application
+
+CONNECTIONS_MAX = 10_000
+DEADLINE_S = 10
+"""How long an end waits for answers that are under way."""
+_FILES_MAX = CONNECTIONS_MAX + 1_000
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Server(uvicorn.Server):
+    """Serves an application until a signal, or `stop`.
+
+    Args:
+        application: The application.
+        certificate: A file in PEM; None: no TLS.
+        key: The certificate's key, a file in PEM.
+        on_listening: Called once requests are answered.
+
+    Raises:
+        UsageError: If the certificate cannot be used.
+    """
+
+    def __init__(
+        self,
+        application: Application,
+        *,
+        certificate: str | None = None,
+        key: str | None = None,
+        on_listening: Callable[[], object],
+    ) -> None:
+        check_certificate(certificate, key)
+        super().__init__(
+            uvicorn.Config(
+                application,
+                interface="asgi3",
+                http=wire.protocol(),
+                loop=_loop_name(),
+                ws="none",
+                lifespan="on",
+                log_config=None,
+                log_level="error",
+                access_log=False,
+                proxy_headers=False,
+                server_header=False,
+                ssl_certfile=certificate,
+                ssl_keyfile=key,
+                limit_concurrency=CONNECTIONS_MAX,
+                timeout_keep_alive=wire.KEPT_ALIVE_S,
+                timeout_graceful_shutdown=DEADLINE_S,
+            )
+        )
+        self._application = application
+        self._on_listening = on_listening
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen."""
+        self._loop = asyncio.get_running_loop()
+        await super().startup(sockets)
+        self._on_listening()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """End: first answer what waits."""
+        self._application.site.leave()
+        # A turn of the loop, in which connections that wait to be accepted are.
+        await pause(0)
+        await super().shutdown(sockets)
+
+    def stop(self) -> None:
+        """Begin the end. From any thread; idempotent."""
+        self.should_exit = True
+        if self._loop is not None:
+            with suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._leave)
+
+    def _leave(self) -> None:
+        self._application.site.leave()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - uvicorn's
+        """Begin the end; a second signal waits for no answers."""
+        if self.should_exit:
+            self.force_exit = True
+        self.stop()
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Heed signals meanwhile. Unlike uvicorn's, it does not send them again afterwards."""
+        before = {one: signal.signal(one, self.handle_exit) for one in _SIGNALS}
+        try:
+            yield
+        finally:
+            for one, handler in before.items():
+                signal.signal(one, handler)
+
+
+def run(server: Server, sockets: Sequence[socket.socket]) -> None:
+    """Serve until a signal. In the main thread."""
+    allow_files()
+    server.run(list(sockets))
+
+
+def check_certificate(certificate: str | None, key: str | None) -> None:
+    """Check that a certificate and its key can be used.
+
+    Raises:
+        UsageError: If not.
+    """
+    if (certificate is None) != (key is None):
+        raise UsageError("--certificate and --key go together: give both, or none.")
+    if certificate is None:
+        return
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key)
+    except ssl.SSLError as error:
+        raise UsageError(
+            f"--certificate {certificate} and --key {key} cannot be used: "
+            f"{error.reason or 'not PEM'}."
+        ) from error
+    except OSError as error:
+        raise UsageError(
+            f"--certificate {certificate} and --key {key} cannot be read: {error.strerror}."
+        ) from error
+
+
+def allow_files() -> int:
+    """Let this process have as many open files as connections; returns how many it may have."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _FILES_MAX if hard == resource.RLIM_INFINITY else min(_FILES_MAX, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        return wanted
+    return soft
+
+
+def _loop_name() -> Any:
+    """The event loop: uvloop where it is installed."""
+    try:
+        import uvloop
+    except ImportError:
+        return "asyncio"
+    del uvloop
+    return "uvloop"
