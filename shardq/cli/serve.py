@@ -45,7 +45,7 @@ class Network(click.ParamType[IPv4Network | IPv6Network]):
     epilog=options.examples(
         "shardq serve --dev",
         "shardq serve --store sqlite:///jobs.db",
-        "shardq serve --host 0.0.0.0 --certificate tls.crt --key tls.key --processes 2",
+        "shardq serve --host :: --certificate tls.crt --key tls.key --processes 2",
     )
 )
 @click.option(
@@ -168,6 +168,9 @@ def serve(
         code = exit_of(error)
         line.failed(code, " ".join([str(error), *getattr(error, "__notes__", ())]))
         return code
+    finally:
+        for one in sockets:
+            one.close()
     return Exit.OK
 
 

@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -48,6 +48,7 @@ class _Bounded(_Protocol):
     def data_received(self, data: bytes) -> None:
         """Take what has arrived; close the connection if it is too much for a head."""
         before = self.cycle
+        is_body = before is not None and before.more_body
         super().data_received(data)
         cycle = self.cycle
         if cycle is not before:
@@ -55,7 +56,7 @@ class _Bounded(_Protocol):
             self._clear()
             if self._is_last:
                 cycle.keep_alive = False
-        elif cycle is None or not cycle.more_body:
+        elif not is_body:
             self._head_bytes += len(data)
             if self._head_bytes > HEAD_BYTES_MAX and not self.transport.is_closing():
                 self.transport.write(_TOO_LARGE)
@@ -100,24 +101,14 @@ class _H11(_Bounded, H11Protocol):
     """The protocol where httptools has no wheel; h11 bounds the bytes of a head itself."""
 
 
-class _NoMore(list[Any]):
-    """Where the fields go that follow a chunked body: nowhere, else they had no bound."""
-
-    def append(self, _field: object) -> None:
-        """Forget a field."""
-
-
 def protocol() -> type[asyncio.Protocol]:
     """The protocol of connections: by httptools where it is installed, else by h11."""
     try:
-        from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+        from shardq.server.offers import Plain
     except ImportError:
         return _H11
 
-    class _HttpTools(_Bounded, HttpToolsProtocol):  # type: ignore[misc] # the two differ in private
-        def on_headers_complete(self) -> None:
-            """Begin the request; its head is whole."""
-            super().on_headers_complete()
-            self.headers = _NoMore()
+    class _HttpTools(_Bounded, Plain):  # type: ignore[misc] # the two differ in what is private
+        pass
 
     return _HttpTools
