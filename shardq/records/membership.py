@@ -46,7 +46,7 @@ _NEWS_MS = 100
 """Pause between two heartbeats when slots have become free, or there is surplus."""
 _GONE_MS = 20
 """Pause when all slots are taken, or all surplus is gone: others count on the last heartbeat."""
-_BESIDE_MS = 1_000
+_BESIDE_MS = 400
 _BESIDE_LOCAL_MS = 250
 _CLOSE_MS = 50
 _CLOSE_LOCAL_MS = 10
