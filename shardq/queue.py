@@ -206,7 +206,7 @@ class Queue(Scheduled):
 
         From an iterable that yields slowly, messages wait for their batch to fill. They are stored
         when the iterable yields the next one, if they have waited for a second; those of groups
-        for 0.1 s.
+        for 0.1 s. One of a group that has waited longer becomes due when it is stored.
 
         Whatever the iterable raises is raised here, once all that it yielded before is stored; a
         note of the error says how many messages that was.

@@ -31,7 +31,11 @@ def test_a_group_is_delivered_in_the_order_of_its_dues(stage: Stage) -> None:
     assert seen.texts == [f"{number}" for number in range(200)]
 
 
-def test_what_a_slow_iterator_gives_is_delivered_in_its_order(stage: Stage) -> None:
+@pytest.mark.parametrize("keys", [(), (0,), (0, 1, 2)], ids=["", "some with keys", "all with keys"])
+@pytest.mark.parametrize("delays", [(), ("0s",), ("100ms",)], ids=["", "0 s", "100 ms"])
+def test_what_a_slow_iterator_gives_is_delivered_in_its_order(
+    stage: Stage, keys: tuple[int, ...], delays: tuple[str, ...]
+) -> None:
     queue = stage.connect().queue("mail")
     seen = Recorder(stage.clock)
     consumer = Consumer(queue, seen)
@@ -41,7 +45,12 @@ def test_what_a_slow_iterator_gives_is_delivered_in_its_order(stage: Stage) -> N
     def slow() -> Iterator[dict[str, str]]:
         for number, seconds in enumerate([0.01] * 150 + [0.9, 0.05, 7.0, 0.01, 0.6, 0.6]):
             stage.drive(consumer, seconds=seconds)
-            yield {"body": f"{number}", "group": "g"}
+            item = {"body": f"{number}", "group": "g"}
+            if number % 3 in keys:
+                item["key"] = f"{number}"
+            if delays and (len(delays[0]) > 2 or number % 2):
+                item["delay"] = delays[0]
+            yield item
 
     queue.put_many(slow())
     stage.drain(queue, consumer)

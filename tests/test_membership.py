@@ -279,7 +279,7 @@ def test_surplus_is_told_when_it_comes_and_when_it_is_gone(stage: Stage) -> None
 
 @pytest.mark.parametrize(
     ("local", "beside_s"),
-    [(False, 1.0), (True, 0.25)],
+    [(False, 0.4), (True, 0.25)],
 )
 def test_others_are_read_the_sooner_the_more_it_matters(local: bool, beside_s: float) -> None:
     with Stage(local=local) as stage:

@@ -51,6 +51,7 @@ log = logging.getLogger(__name__)
 
 _BUSY_S = 0.05
 _FRESH_US = 500_000
+"""How long a member polls at the busy pace after a row arrived in a queue with groups."""
 _REST_US = 1_000_000
 """A queue rests if nothing new was seen for this long: looks then read no tombstones."""
 _IDLE_LOOKED_AT_S = 1.5
@@ -588,9 +589,13 @@ class Engine:
 
     @property
     def _is_fresh(self) -> bool:
-        """True if rows arrived lately: other processes may soon settle those that are claimed."""
+        """True if rows of groups arrived lately, and the store does not report changes.
+
+        Another process is likely to settle a claimed head soon, and its group waits for the note.
+        """
         news = self.news
-        return not news.is_watched and news.stepped_us - news.seen_us < _FRESH_US
+        is_late = news.is_watched or news.stepped_us - news.seen_us >= _FRESH_US
+        return not is_late and self.groups.is_owner
 
     @property
     def _idle_s(self) -> float:

@@ -71,7 +71,8 @@ class Chunk:
     Attributes:
         rows: The rows to put, in the order of the items.
         keyed: Index in `rows` -> the put of a row with a key.
-        held: Indexes in `rows` of those that are written once all items of the chunk were read.
+        held: Indexes in `rows` of new rows of groups: they are written once all items of the chunk
+            were read.
         failed: The error of recording that a new band or group lane is used. No row read after it
             is stored, and the error carries all rows.
     """
@@ -84,19 +85,22 @@ class Chunk:
         self.failed: StoreError | None = None
         self.keyed: dict[int, Asked] = {}
 
-    def hold(self) -> None:
-        """Hold the row back that is added next."""
-        self.held.append(len(self.rows))
+    def add(self, made: Row | Asked, *, is_new: bool) -> Row | None:
+        """Add the row of an item; returns it if it is to be written at once.
 
-    def add(self, made: Row | Asked) -> bool:
-        """Add the row of an item; True if it is to be written at once."""
+        Args:
+            made: The row, or the put of a row with a key.
+            is_new: True if it is no message that is put again.
+        """
         at = len(self.rows)
-        if isinstance(made, tuple):
-            self.rows.append(made)
-            return self.failed is None and self.held[-1:] != [at]
-        self.keyed[at] = made
-        self.rows.append(made.row)
-        return False
+        row = made if isinstance(made, tuple) else made.row
+        if made is not row:
+            self.keyed[at] = made
+        self.rows.append(row)
+        is_held = is_new and row.group is not None
+        if is_held:
+            self.held.append(at)
+        return None if is_held or made is not row or self.failed is not None else row
 
     def unkeyed(self) -> list[Row]:
         """The rows without a key."""

@@ -1,7 +1,8 @@
 """Putting messages: each becomes a row in the shard of its due time.
 
 ```
- put, put_many ──► row: due raised to now, rounded up to the millisecond; fresh row id
+ put, put_many ──► row: due raised to now, rounded up to the millisecond; fresh row id; for a
+                    │  group both once more when it is sent, if it has waited
                     ├─ lane: the group's, else the next one; each gets 10 rows of a batch, 20 ..
                     └─ single puts of many threads are stored in batches (`hub.py`)
                ──► insert, acknowledged ──► recorded, if the queue keeps a history ──► later than
@@ -80,7 +81,9 @@ _CHUNK_ROWS = 20_000
 _CHUNK_BYTES = 16 << 20
 _CHUNK_US = 1_000_000
 _CHUNK_OF_GROUPS_US = 100_000
-"""Rows of groups that are due at once are stored this soon, so that they are read in order."""
+_LATE_MS = 100
+"""A row of a group that is stored a quarter of a second after its due may be read after later ones:
+a chunk with such rows ends soon, and a row that has waited is due anew."""
 _ARGUMENTS = {"body", "due", "delay", "priority", "group", "headers", "id"}
 _OF_KEYS = {"key", "on_conflict", "max_wait", "unique_for"}
 
@@ -91,7 +94,7 @@ class _Put(Call):
     Attributes:
         row: The row to put; after a repair, the row that was moved.
         is_stored: True if the store has it.
-        is_held: True if its row becomes due when a batch with it begins.
+        is_held: True if its row gets due and id when its batch begins.
     """
 
     __slots__ = ("is_held", "is_stored", "row")
@@ -158,11 +161,13 @@ class Producer:
     ) -> Message:
         """Put one message; `Queue.put` describes it."""
         self._keep_up()
+        is_held = False
         if isinstance(body, Message):
             row = self._again(body)
         else:
             now_us = self._clock.now_us()
             row = self._row(now_us, self._next_lane, body, due, delay, priority, group, headers, id)
+            is_held = group is not None and row.due_ms <= ceil_ms(now_us)
         if (
             key is not None
             or row.key is not None
@@ -181,8 +186,7 @@ class Producer:
                 "unique_for": unique_for,
             }
             return self._put_keyed(self._asked(row, given))
-        is_new = not isinstance(body, Message)
-        call = _Put(row, is_held=is_new and _is_held(row.group, due, delay))
+        call = _Put(row, is_held=is_held)
         try:
             self._puts.of(self._place_of(row)).do(call)
         except StoreError as error:
@@ -333,7 +337,7 @@ class Producer:
                 if isinstance(made, Asked):
                     answers[at] = self._put_keyed(made)
                 else:
-                    chunk.add(made)
+                    chunk.add(made, is_new=not isinstance(item, Message))
                     places.append(at)
             except ShardqError as error:
                 answers[at] = error
@@ -347,8 +351,8 @@ class Producer:
         try:
             if chunk.failed is not None:
                 raise chunk.failed
-            for at in chunk.held:
-                chunk.rows[at] = self._due_now(chunk.rows[at])
+            for _ in self._in_time(chunk):
+                pass
             self._put_chunk(chunk.rows, chunk)
         except StoreError as error:
             failures: list[Message | ShardqError] = []
@@ -511,6 +515,7 @@ class Producer:
         lane_of = Filling(layout, turn).lane_of
         queue, minute_ms = layout.queue, layout.minute_ms
         rows = chunk.rows
+        unsent: Row | None = None
         plain = NoneType if self._register.settings.keyed else bytes
         try:
             for item in items:
@@ -524,15 +529,19 @@ class Producer:
                     minute = due_ms // minute_ms
                     shard = Shard(queue, minute, lane_of(minute, 0))
                     row = Row(shard, due_ms, row_ids.next(now_us + ahead_us), item, headers)
+                    unsent = row
                     rows.append(row)
                     yield row
+                    unsent = None
                 else:
-                    is_ready = chunk.add(self._row_of_item(now_us, lane_of, item, chunk))
+                    made = self._row_of_item(now_us, lane_of, item, chunk)
+                    unsent = chunk.add(made, is_new=not isinstance(item, Message))
                     if chunk.held:
                         deadline_us = begun_us + _CHUNK_OF_GROUPS_US
                     row = rows[-1]
-                    if is_ready:
-                        yield row
+                    if unsent is not None:
+                        yield unsent
+                        unsent = None
                 room -= len(row.body)
                 # A time before the chunk's begin: the clock was set back.
                 is_over = not begun_us <= now_us <= deadline_us
@@ -545,13 +554,27 @@ class Producer:
             ended.append(error)
         if chunk.failed is not None:
             raise chunk.failed
-        # The iterable may have been slow: stored long after its due, a row would be found by a
-        # sweep, after later ones.
-        is_late = clock.now_us() - begun_us > 2 * _CHUNK_OF_GROUPS_US
+        if unsent is not None and rows and rows[-1] is unsent:
+            # Ctrl-C came before it was taken.
+            yield unsent
+        yield from self._in_time(chunk)
+
+    def _in_time(self, chunk: Chunk) -> Iterator[Row]:
+        """The rows of groups that a chunk has held back, those that are late due now.
+
+        The iterable or the store may be slow: a sweep would find a late row, after later ones.
+        """
+        last_ms = 0
         for at in chunk.held:
-            if is_late:
-                rows[at] = self._due_now(rows[at])
-            yield rows[at]
+            row = chunk.rows[at]
+            # Those behind one that is due anew come after it, also in the same millisecond.
+            if row.due_ms <= max(last_ms, self._clock.now_ms() - _LATE_MS):
+                row = chunk.rows[at] = self._due_now(row)
+                last_ms = row.due_ms
+            if (asked := chunk.keyed.get(at)) is None:
+                yield row
+            else:
+                asked.row = row
 
     def _row_of_item(self, now_us: int, lane_of: LaneOf, item: Any, chunk: Chunk) -> Row | Asked:
         if isinstance(item, Message):
@@ -596,11 +619,7 @@ class Producer:
             get("id"),
             chunk,
         )
-        if is_keyed:
-            return self._asked(row, given)
-        if _is_held(row.group, get("due"), get("delay")):
-            chunk.hold()
-        return row
+        return self._asked(row, given) if is_keyed else row
 
     def _row(
         self,
@@ -680,11 +699,6 @@ def _use(use: Callable[[], None], chunk: Chunk | None) -> None:
             use()
         except StoreError as error:
             chunk.failed = error
-
-
-def _is_held(group: str | None, due: Due | None, delay: Duration | None) -> bool:
-    """True if a new message becomes due when it is stored, in the order of its group."""
-    return group is not None and due is None and delay is None
 
 
 def _due_of(row: Row) -> int:

@@ -7,7 +7,7 @@ with a TTL, and no promise depends on them.
  written   every 3 s; at once when the member opens, closes or leaves, or another begins to leave;
            ten times a second at most while its free slots change, or it has surplus; and soon
            after it has none left
- read      every 3 s; every second beside others, or with surplus (0.25 s on one machine); every
+ read      every 3 s; every 0.4 s beside others, or with surplus (0.25 s on one machine); every
            50 ms (10 ms) while it has surplus beside others, or leaves; beside more than 16 of them
            more rarely
 ```
@@ -47,6 +47,7 @@ _NEWS_MS = 100
 _GONE_MS = 20
 """Pause when all slots are taken, or all surplus is gone: others count on the last heartbeat."""
 _BESIDE_MS = 400
+"""Pause between two looks beside others: a lane that a busy owner gives waits for the next one."""
 _BESIDE_LOCAL_MS = 250
 _CLOSE_MS = 50
 _CLOSE_LOCAL_MS = 10
@@ -503,7 +504,7 @@ class Membership:
         return ranked
 
     def _rankings(self, lanes: list[int], members: list[str]) -> dict[int, list[str]]:
-        # Called every second, and the same until members change: a hash for each lane and member.
+        # Called at each look, and the same until members change: a hash for each lane and member.
         if self._ranked_of != members or len(self._ranked) > _RANKED_MAX:
             self._ranked_of, self._ranked = members, {}
         asked = tuple(lanes)

@@ -575,9 +575,8 @@ class Ticker:
         now_ms = self._clock.now_ms()
         # Two copies of a tick that are fired together put the very same: each goes there once.
         late = {row.id: row for row in rows if row.due_ms < now_ms - _SWEPT_MS}.values()
-        planner = settler.planner
-        if notes := [planner.note(row.position) for row in late if row.group is not None]:
-            self._store.insert(notes)
+        settler.tell([row for row in late if row.group is not None])
+        share = settler.planner.share
         settler.carry_out(
-            [planner.share(row, row.shard.lane, after_ms=0) for row in late if row.group is None]
+            [share(row, row.shard.lane, after_ms=0) for row in late if row.group is None]
         )

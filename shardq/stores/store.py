@@ -239,8 +239,9 @@ class Rows(Protocol):
         """Write rows, each at its birth. Idempotent.
 
         The rows may come in any order; they are taken lazily, in full batches. Rows of one shard
-        are batched together, the others by replica. Rows of a lane for groups that are due at once
-        become visible in the order given. Returns when every row is acknowledged.
+        are batched together, the others by replica. Rows of a lane for groups that are due within a
+        second of their births become visible in the order given. Returns when every row is
+        acknowledged.
         Cassandra: a deleted row stays deleted however often its insert is repeated.
 
         Raises:

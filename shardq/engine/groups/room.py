@@ -91,6 +91,11 @@ class GroupLanes:
         return not (self._notes or self._looks) and self.edits.is_empty
 
     @property
+    def is_owner(self) -> bool:
+        """True if this member owns a lane."""
+        return bool(self._lanes)
+
+    @property
     def has_room(self) -> bool:
         """True if more heads may be read."""
         return self._rows() < HEADS_MAX + ROWS_MAX

@@ -214,15 +214,17 @@ class Rows:
         sent: set[int] = set()
         for row in rows:
             shard = row[0]
-            is_ordered = row.group is not None and _is_due_at_once(row)
-            if is_ordered and minutes.setdefault(shard.lane, shard.minute) < shard.minute:
-                yield None
-                yield from self._left_over(waiting, noted)
-                yield None
-                waiting_rows = waiting_bytes = 0
-                waiting.clear()
-                sent.clear()
-                minutes = {shard.lane: shard.minute}
+            if row.group is not None and _is_due_at_once(row):
+                minute = minutes.get(shard.lane, shard.minute)
+                before = shard._replace(minute=minute)
+                if minute < shard.minute and (before in waiting or shard.lane in sent):
+                    yield None
+                    yield from self._left_over(waiting, noted)
+                    yield None
+                    waiting_rows = waiting_bytes = 0
+                    waiting.clear()
+                    sent.clear()
+                minutes[shard.lane] = max(minute, shard.minute)
             size = _size(row)
             mine, mine_bytes = waiting.get(shard) or ([], 0)
             if mine and (len(mine) >= SHARD_BATCH_ROWS or mine_bytes + size > SHARD_BATCH_BYTES):
@@ -710,7 +712,7 @@ def _queues_of(minutes: Sequence[int], slices: Sequence[Slice]) -> Iterator[list
 
 
 def _is_due_at_once(row: Row) -> bool:
-    """True if a row was put without a delay."""
+    """True if a row was due within a second of its birth: it may be read as soon as it exists."""
     return row.due_ms * 1_000 - birth_us(row.id) <= _AT_ONCE_US
 
 
