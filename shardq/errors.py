@@ -15,6 +15,7 @@ ShardqError
 │   ├── TriggerError         never fires, or fails when it is asked when
 │   └── UnknownSchedule      no schedule of this name
 ├── UnknownQueue             no such queue
+├── UnknownAccount           no such account of a server, or no such key
 ├── KeyTaken                 another message has the key; nothing was written
 ├── JobError                 a job has given no result
 │   ├── JobFailed            it has died: its last attempt failed
@@ -85,6 +86,7 @@ __all__ = [
     "StoreTimeout",
     "StoreUnavailable",
     "TriggerError",
+    "UnknownAccount",
     "UnknownQueue",
     "UnknownSchedule",
     "UsageError",
@@ -177,6 +179,10 @@ class UnknownSchedule(UsageError, LookupError):
 
 class UnknownQueue(ShardqError, LookupError):
     """No queue of that name has been created."""
+
+
+class UnknownAccount(ShardqError, LookupError):
+    """No account of that name or id has been made, or no such key."""
 
 
 class KeyTaken(ShardqError):

@@ -11,12 +11,13 @@ import io
 import logging
 import sys
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import click
 
 import shardq
-from shardq.cli import options, streams
+from shardq.cli import options, recorded, streams
 from shardq.cli.exits import Exit, exit_codes, exit_of
 from shardq.errors import ShardqError
 from shardq.model.times import iso
@@ -46,6 +47,8 @@ _COMMANDS = {
     "check": ("check", "Check the store, its clocks and its queues."),
     "audit": ("audit", "Check that each message put has ended or is still there."),
     "history": ("history", "Show what became of a message."),
+    "accounts": ("accounts", "Say who may use the server: accounts, keys, signed urls."),
+    "actions": ("actions", "List commands that changed or removed something, and by whom."),
     "demo": ("demo", "Replay a trace with many processes, and prove the outcome."),
     "bench": ("bench", "Measure how fast shardq is here."),
     "node": ("node", "Run a Cassandra on this machine, for development and tests."),
@@ -103,7 +106,7 @@ class Commands(options.Group):
     def invoke(self, ctx: click.Context) -> Any:
         """Invoke the command as click does, and flush all output."""
         with _closed_pipe_told():
-            result = super().invoke(ctx)
+            result = recorded.carried_out(ctx, partial(super().invoke, ctx))
             sys.stdout.flush()
             return result
 

@@ -41,7 +41,8 @@ class Exit(IntEnum):
     COMMAND = 20
     """The command of `consume --exec` cannot be started; no message was touched by that."""
     NOT_THERE = 21
-    """A command by key: no message has the key, or not one that it can change; or no schedule."""
+    """A command by key: no message has the key, or not one that it can change; or no schedule,
+    account or access key."""
     RUNNING = 22
     """A command by key: the message runs now."""
     KEY_TAKEN = 23
@@ -77,7 +78,7 @@ MEANINGS = {
     Exit.HISTORY_OFF: "the queue keeps no history",
     Exit.UNBALANCED: "an audit does not balance",
     Exit.COMMAND: "--exec cannot be started",
-    Exit.NOT_THERE: "no such key or schedule",
+    Exit.NOT_THERE: "no such key, schedule or account",
     Exit.RUNNING: "the message runs now",
     Exit.KEY_TAKEN: "the key or name is taken",
     Exit.DIED: "messages have died",
@@ -103,6 +104,7 @@ _EXITS: dict[type[errors.ShardqError], Exit] = {
     errors.HistoryOff: Exit.HISTORY_OFF,
     errors.UnknownSchedule: Exit.NOT_THERE,
     errors.UnknownQueue: Exit.UNKNOWN_QUEUE,
+    errors.UnknownAccount: Exit.NOT_THERE,
     errors.KeyTaken: Exit.KEY_TAKEN,
     errors.ReceiptError: Exit.RECEIPT_BAD,
     errors.StaleReceipt: Exit.RECEIPT_STALE,

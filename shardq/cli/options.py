@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 import click
 
 import shardq
+from shardq.cli import recorded
 from shardq.errors import StoreUnavailable, UsageError, shown
 from shardq.model import names
 from shardq.stores.url import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from contextlib import AbstractContextManager
     from typing import BinaryIO, TextIO
 
     from shardq.connection import Connection
@@ -199,8 +201,8 @@ def given_url(url: str | None) -> str | None:
     return url
 
 
-def connect(url: str | None, *, makes: bool = False) -> Connection:
-    """A connection to the store that was chosen.
+def connect(url: str | None, *, makes: bool = False) -> AbstractContextManager[Connection]:
+    """A connection to the store that was chosen; see `recorded.kept`.
 
     Args:
         url: The command's option.
@@ -224,7 +226,7 @@ def connect(url: str | None, *, makes: bool = False) -> Connection:
             )
     db = shardq.connect(chosen)
     tell_memory(db.url_shown)
-    return db
+    return recorded.kept(db, lambda one: one)
 
 
 def tell_memory(shown: str) -> None:

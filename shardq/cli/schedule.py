@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardq.cli import firings, jobs, listing, options, schedulelines, scheduling, screen, streams
+from shardq.cli import (
+    firings,
+    jobs,
+    listing,
+    options,
+    recorded,
+    schedulelines,
+    scheduling,
+    screen,
+    streams,
+)
 from shardq.cli.messages import stored_json
 from shardq.clock import SystemClock
 from shardq.errors import SchemaNewer, StoreCorrupt, UsageError, shown
@@ -112,7 +122,8 @@ def add(
     if task is not None and app_name is not None:
         if queue is not None:
             chosen["queue"] = queue
-        with jobs.app_of(app_name, url) as app:
+        opened = recorded.kept(jobs.app_of(app_name, url), lambda app: app.connection)
+        with opened as app:
             target, job = jobs.drafted_job(app, task, jobs.arguments_of(arguments), chosen)
             made = _made(target, make, name, {**job, **how})
             where = f"in queue {target.name} of {app.connection.url_shown}"

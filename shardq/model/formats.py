@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from shardq.errors import SchemaMissing, SchemaNewer
 
-BASE = 13
+BASE = 14
 """The format of the tables that `cql/` and `stores/sqlite/schema.py` make.
 
 What has a lower number is refused: no release made it. A migration has the number of its format.
 """
-FORMAT = 13
+FORMAT = 14
 """The format that this shardq reads and writes.
 
 Each later change of what is stored raises it: of tables, of JSON records, of receipts. Before 0.1.0

@@ -335,7 +335,80 @@ SCHEDULES: Final[Table[str, tuple[str, int]]] = Table(
 )
 """(queue): name -> a schedule's definition, JSON, and when it was written, epoch microseconds."""
 
+
+class AccountRecord(NamedTuple):
+    """A row of `accounts`.
+
+    Attributes:
+        info: JSON, as `records/accounts.py` explains it.
+        version: 1 at creation; each change adds one.
+    """
+
+    info: str
+    version: int
+
+
+ACCOUNTS: Final[Table[str, AccountRecord]] = Table(
+    "accounts",
+    partition=(),
+    key=(Column("account"),),
+    values=(Column("info"), Column("version", Kind.BIGINT)),
+    has_notes=False,
+    has_records=True,
+    nonce="nonce",
+    shape=AccountRecord._make,
+)
+"""(): 12 digits -> an account; `master` -> the key from which secrets are derived."""
+
+
+class AccessRecord(NamedTuple):
+    """A row of `access`.
+
+    Attributes:
+        account: The account that the key is of.
+        info: JSON, as `records/accounts.py` explains it.
+        version: 1 at creation; each change adds one.
+    """
+
+    account: str
+    info: str
+    version: int
+
+
+ACCESS: Final[Table[str, AccessRecord]] = Table(
+    "access",
+    partition=(),
+    key=(Column("key"),),
+    values=(Column("account"), Column("info"), Column("version", Kind.BIGINT)),
+    has_notes=False,
+    has_records=True,
+    nonce="nonce",
+    shape=AccessRecord._make,
+)
+"""(): a key's id -> what it may do. Never deleted: a revoked one is marked as such."""
+
+
+class ActionNote(NamedTuple):
+    """A row of `actions`, as `records/actions.py` explains it. No column is ever unset."""
+
+    who: str
+    via: str
+    what: str
+    object: str
+    outcome: str
+
+
+ACTIONS: Final[Table[bytes, ActionNote]] = Table(
+    "actions",
+    partition=(Column("day", Kind.INT),),
+    key=(Column("at", Kind.TIMEUUID),),
+    values=(Column("who"), Column("via"), Column("what"), Column("object"), Column("outcome")),
+    lapse=Lapse.WALL,
+    shape=ActionNote._make,
+)
+"""(days since the epoch): a row id -> a command that changed something, with a time to live."""
+
 TABLES: Final[tuple[Table[Any, Any], ...]] = (
-    LANES, QUEUES, MEMBERS, STATS, KEYS, PLACES, RESULTS, SCHEDULES
+    LANES, QUEUES, MEMBERS, STATS, KEYS, PLACES, RESULTS, SCHEDULES, ACCOUNTS, ACCESS, ACTIONS
 )  # fmt: skip
 """All tables of notes and records."""

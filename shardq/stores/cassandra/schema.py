@@ -39,6 +39,9 @@ TABLES = (
     "places",
     "results",
     "schedules",
+    "accounts",
+    "access",
+    "actions",
 )
 """The files of `cql/`, in the order of creation. The first marks a keyspace as ours."""
 

@@ -1,8 +1,8 @@
 """Notes and records in SQLite: rows of small tables, with statements made from the tables.
 
 Reads pass over expired rows. The next note of a partition deletes its expired rows. Expired records
-are deleted when they are written anew, and once a minute all of a partition. If each key is a
-partition, each note deletes a few of the rows that expired first.
+are deleted when they are written anew, and once a minute all of a partition. Where notes expire by
+the wall clock, each note deletes a few of the rows of the table that expired first.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Statements(NamedTuple):
         find_many: Reads those of many keys; empty for a table whose keys have several columns.
         note: Writes a row; in a table with a latest column, unless a later one is stored.
         erase: Deletes a row.
-        void: Deletes the expired rows of a partition; empty for a table without a lapse.
+        void: Deletes expired rows; empty for a table without a lapse.
         void_one: Deletes a row if it has expired; empty likewise.
     """
 
@@ -94,9 +94,10 @@ def _void_of(table: Table[Any, Any]) -> str:
     lapse, in_force = _LAPSES[table.lapse]
     if not lapse:
         return ""
-    if table.partition:
+    if table.lapse is Lapse.BOOT or not table.has_notes:
         return f"DELETE FROM {table.name}{_where(_are(table.partition), f'NOT {in_force}')}"
-    row = ", ".join(map(_name, table.key))
+    # Rows of a log expire in a partition that nobody writes any more.
+    row = ", ".join(map(_name, (*table.partition, *table.key)))
     return (
         f"DELETE FROM {table.name} WHERE ({row}) IN (SELECT {row} FROM {table.name} "
         f"WHERE until_us <= :now_us ORDER BY until_us LIMIT :void_max)"

@@ -167,6 +167,33 @@ CREATE TABLE schedules (
     written    INTEGER NOT NULL, -- when, epoch microseconds; it never falls
     PRIMARY KEY (queue, name)
 ) WITHOUT ROWID""",
+    """\
+CREATE TABLE accounts (
+    account TEXT    NOT NULL PRIMARY KEY, -- 12 digits; master: the key of derived secrets
+    info    TEXT    NOT NULL, -- JSON
+    version INTEGER NOT NULL  -- each change adds one
+) WITHOUT ROWID""",
+    """\
+CREATE TABLE access (
+    key     TEXT    NOT NULL PRIMARY KEY, -- the key's id
+    account TEXT    NOT NULL, -- the account that it is of
+    info    TEXT    NOT NULL, -- JSON: hashes of its secrets, levels, patterns, end, quotas
+    version INTEGER NOT NULL  -- each change adds one
+) WITHOUT ROWID""",
+    """\
+CREATE TABLE actions (
+    day      INTEGER NOT NULL, -- days since the epoch
+    at       BLOB    NOT NULL, -- row id: when, and a tail that no other has
+    who      TEXT    NOT NULL, -- a key's id, or a user at a shell
+    via      TEXT    NOT NULL, -- the way in: shell, sqs, http
+    what     TEXT    NOT NULL, -- the command
+    object   TEXT    NOT NULL, -- the thing that was changed: a queue, a message's id
+    outcome  TEXT    NOT NULL, -- done, or why not
+    until_us INTEGER,          -- when the row expires, epoch microseconds
+    PRIMARY KEY (day, at)
+) WITHOUT ROWID""",
+    # Finds expired rows, of which none is in the partition of a new one.
+    "CREATE INDEX actions_until ON actions (until_us)",
 )
 """The statements that make the tables of format `BASE`."""
 

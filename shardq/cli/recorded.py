@@ -1,0 +1,196 @@
+"""Records commands that change or remove something: here alone, not in each command.
+
+```
+ command ──► options.connect: is it in COMMANDS? ──► the connection stays open to its end
+                                                     └─► outcome known ──► actions ──► close
+```
+
+A command that was not begun is not recorded: wrong usage, or a question that was answered with no.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import socket
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import click
+
+from shardq.cli.exits import MEANINGS, Exit
+from shardq.errors import UsageError
+from shardq.model.receipt import Signer
+from shardq.records.actions import DONE, Actions, What
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from contextlib import AbstractContextManager
+
+    from shardq.connection import Connection
+
+T = TypeVar("T")
+
+_META = "shardq.recorded"
+_NAMED_MAX = 5
+_VIA = "shell"
+
+
+def _named(params: Mapping[str, Any]) -> str:
+    """The queue, and the messages that a command names; of a receipt, which settles, only that."""
+    if params.get("of_failed"):
+        return f"{params['queue']}: all that wait for a retry"
+    keys = params.get("keys") or [one for one in [params.get("key")] if one]
+    ids = ["a receipt" if Signer.is_meant(one) else one for one in params.get("ids", ())]
+    words = [*ids, *(f"key {one}" for one in keys)]
+    more = f" and {len(words) - _NAMED_MAX} more" if len(words) > _NAMED_MAX else ""
+    named = f"{params['queue']} {', '.join(words[:_NAMED_MAX])}{more}"
+    reason = f"with reason {params['reason']}" if params.get("reason") else ""
+    return " ".join(f"{named} {reason}".split())
+
+
+def _schedule(params: Mapping[str, Any]) -> str:
+    words = params["words"][:2] if "words" in params else (params["queue"], params["name"])
+    return " ".join(words)
+
+
+def _dead(params: Mapping[str, Any]) -> What | None:
+    choices = {"redrive": What.REDRIVE, "delete": What.DELETE_DEAD, "purge": What.PURGE_DEAD}
+    return next((what for option, what in choices.items() if params[option]), None)
+
+
+def _queue(params: Mapping[str, Any]) -> str:
+    return str(params["queue"])
+
+
+def _account(params: Mapping[str, Any]) -> str:
+    return str(params.get("name") or params.get("account") or params.get("key"))
+
+
+_What = What | None
+COMMANDS: dict[
+    tuple[str, ...], tuple[What | Callable[[Mapping[str, Any]], _What], Callable[..., str]]
+] = {
+    ("queues", "alter"): (What.ALTER, _queue),
+    ("queues", "pause"): (What.PAUSE, _queue),
+    ("queues", "resume"): (What.RESUME, _queue),
+    ("queues", "purge"): (What.PURGE, _queue),
+    ("queues", "drop"): (What.DROP, _queue),
+    ("dead",): (_dead, _named),
+    ("cancel",): (What.CANCEL, _named),
+    ("move",): (What.MOVE, _named),
+    ("edit",): (What.EDIT, _named),
+    ("schedule", "add"): (What.SCHEDULE_ADD, _schedule),
+    ("schedule", "change"): (What.SCHEDULE_CHANGE, _schedule),
+    ("schedule", "pause"): (What.SCHEDULE_PAUSE, _schedule),
+    ("schedule", "resume"): (What.SCHEDULE_RESUME, _schedule),
+    ("schedule", "run"): (What.SCHEDULE_RUN, _schedule),
+    ("schedule", "backfill"): (
+        lambda params: None if params["dry_run"] else What.SCHEDULE_BACKFILL,
+        _schedule,
+    ),
+    ("schedule", "remove"): (What.SCHEDULE_REMOVE, _schedule),
+    ("accounts", "create"): (What.ACCOUNT_CREATE, _account),
+    ("accounts", "key", "add"): (What.KEY_ADD, _account),
+    ("accounts", "key", "rotate"): (What.KEY_ROTATE, _account),
+    ("accounts", "key", "revoke"): (What.KEY_REVOKE, _account),
+    ("accounts", "sign"): (What.SIGN, _account),
+}
+"""The words of each command -> what it does, by its options maybe, and what it is about."""
+
+
+@dataclass(slots=True)
+class _Open(Generic[T]):
+    """A recorded command whose connection is open.
+
+    Attributes:
+        what: What it does.
+        about: What it is about.
+        opened: What was opened for it.
+        db_of: Returns the connection of that.
+    """
+
+    what: What
+    about: str
+    opened: T
+    db_of: Callable[[T], Connection]
+
+
+def kept(
+    opened: AbstractContextManager[T], db_of: Callable[[T], Connection]
+) -> AbstractContextManager[T]:
+    """What a command opens; if the command is recorded, it stays open until that is done.
+
+    Args:
+        opened: It.
+        db_of: Returns the connection of what it gives.
+    """
+    context = click.get_current_context()
+    found = COMMANDS.get(_words(context))
+    if found is None:
+        return opened
+    what, about = found
+    chosen = what if isinstance(what, What) else what(context.params)
+    if chosen is None:
+        return opened
+    root = context.find_root()
+    value = root.with_resource(opened)
+    root.meta[_META] = _Open(chosen, about(context.params), value, db_of)
+    return nullcontext(value)
+
+
+def refine(about: str) -> None:
+    """Say more exactly what the command under way is about: what it has made."""
+    found = click.get_current_context().find_root().meta.get(_META)
+    if found is not None:
+        found.about = about
+
+
+def carried_out(root: click.Context, command: Callable[[], T]) -> T:
+    """Carry out a command, and record it if it is to be.
+
+    Args:
+        root: The context of the whole command line.
+        command: The command.
+    """
+    try:
+        result = command()
+    except (click.ClickException, click.Abort, UsageError):
+        raise
+    except BaseException as error:
+        _record(root, type(error).__name__)
+        raise
+    code = Exit(result) if isinstance(result, int) else Exit.OK
+    _record(root, MEANINGS[code] if code else DONE)
+    return result
+
+
+def _record(root: click.Context, outcome: str) -> None:
+    found = root.meta.get(_META)
+    if found is not None:
+        home = found.db_of(found.opened)._home
+        actions = Actions(home.store, home.clock)
+        actions.record(user(), _VIA, found.what, found.about, outcome)
+
+
+def user() -> str:
+    """The user of the system, and the machine: `ada@web-1`."""
+    number = os.getuid()
+    try:
+        name = pwd.getpwuid(number).pw_name
+    except KeyError:
+        # A container may run as a number that has no name.
+        name = str(number)
+    return f"{name}@{socket.gethostname()}"
+
+
+def _words(context: click.Context) -> tuple[str, ...]:
+    """The words of a command, without `shardq`; of another program none."""
+    words: list[str] = []
+    now: click.Context | None = context
+    while now is not None and now.parent is not None:
+        words.append(now.command.name or "")
+        now = now.parent
+    is_ours = now is not None and now.info_name == "shardq"
+    return tuple(reversed(words)) if is_ours else ()

@@ -1,0 +1,428 @@
+"""Access: whose request it is, and what that caller may do.
+
+```
+ Authorization: Bearer sq_ID_SECRET ──┐
+ Authorization: AWS4-HMAC-SHA256 ..   ├─► key, read 3 s ago at most ─► Caller: account, levels,
+ ?X-Amz-Signature=..                  │                                queues ─► check(level, queue)
+ ?sq-signature=..                   ──┘
+```
+
+A server without an account may be open, on loopback alone: then anybody on the machine may do all.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
+
+from shardq import locks
+from shardq.errors import UsageError
+from shardq.model import grants
+from shardq.model.grants import Level
+from shardq.records.accounts import DEFAULT_ACCOUNT, Accounts
+from shardq.server import signed, sigv4
+from shardq.server.quotas import Bucket, Depths, Rates
+from shardq.server.refusals import (
+    AccessDenied,
+    InvalidClientTokenId,
+    MissingAuthenticationToken,
+    Refusal,
+    SignatureDoesNotMatch,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from shardq.connection import Connection
+    from shardq.queue import Queue
+    from shardq.records.accounts import Key
+    from shardq.server.web import Request
+
+REFRESH_US = 3_000_000
+"""A revoked key is refused once it was reread: within 5 s, with a slow read."""
+_REREADS_MAX = 5
+"""For a key that is not known all are reread, so that a new one works at once: so often a second."""
+_LOCAL_NAMES = ("localhost", "localhost.localstack.cloud")
+_BEARER: Final = "bearer "
+_TOKEN_CHARACTERS_MAX = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Whose request it is, and what it may do.
+
+    Attributes:
+        account: The account's id.
+        key_id: The key's id; empty on an open server.
+        label: The key's label.
+        via: `open`, `bearer`, `sigv4` or `url`.
+        region: The region that the request was signed for; empty if it was not.
+        levels: Letters of its levels.
+        queues: Patterns of the queues that it may use.
+        depth: No puts into a queue that holds this many messages; 0: any number.
+        client: The address that it has.
+    """
+
+    account: str
+    key_id: str
+    label: str
+    via: str
+    region: str
+    levels: str
+    queues: tuple[str, ...]
+    depth: int
+    client: str
+
+    @property
+    def who(self) -> str:
+        """The caller's name in `actions`."""
+        named = f"{self.account}/{self.key_id}" if self.key_id else f"anybody at {self.client}"
+        return f"{named} ({self.label})" if self.label else named
+
+    def allows(self, level: Level, queue: str | None = None) -> bool:
+        """True if it has a level, for this queue; for any queue if it is None."""
+        return level.value in self.levels and (queue is None or grants.matches(self.queues, queue))
+
+    def check(self, level: Level, queue: str | None = None) -> None:
+        """Refuse a caller that lacks a level, or may not use a queue.
+
+        Args:
+            level: The level that the request needs.
+            queue: The queue's name in the account; None if the request is about no queue.
+
+        Raises:
+            AccessDenied: Names both, and what the key has.
+        """
+        if self.allows(level, queue):
+            return
+        about = "" if queue is None else f" on queue {queue!r}"
+        raise AccessDenied(
+            f"key {self.key_id} lacks the level {level.name.lower()} ({level}){about}: it has "
+            f"{self.levels or 'no level'} on {', '.join(self.queues) or 'no queue'}."
+        )
+
+    def check_gives(self, levels: str, queues: Iterable[str]) -> None:
+        """Refuse to give away, by a key or url, more than the caller has.
+
+        Raises:
+            AccessDenied: If it has not all of the levels, or not on all of the queues.
+        """
+        if not set(levels) <= set(self.levels) or not grants.covers(self.queues, queues):
+            raise AccessDenied(
+                f"key {self.key_id} cannot give away more than it has: the levels {self.levels} on "
+                f"{', '.join(self.queues)}."
+            )
+
+
+class Access:
+    """The keys of a store, reread every 3 s, and the callers that they make known.
+
+    Its methods may be called from any thread; `find` reads no store, so an event loop may call it.
+
+    Args:
+        db: The store's connection.
+        is_open: True if requests without a key are let in as long as there is no account.
+        is_local: True if an open server is for programs of this machine alone: what a browser
+            sends for a page from elsewhere is refused.
+
+    Attributes:
+        accounts: The accounts of the store.
+    """
+
+    def __init__(self, db: Connection, *, is_open: bool = False, is_local: bool = True) -> None:
+        self._clock = db._home.clock
+        self.accounts: Accounts = Accounts(db._home.store, self._clock)
+        self._may_be_open = is_open
+        self._is_local = is_local
+        self._lock = locks.new()
+        self._verifier = sigv4.Verifier()
+        self._rates = Rates(self._clock)
+        self._depths = Depths(self._clock)
+        self._rereads = Bucket(_REREADS_MAX, self._clock.boot_us())
+        self._keys: dict[str, Key] = {}
+        self._has_accounts = True
+        self._read_us: int | None = None
+
+    @classmethod
+    def starting(cls, db: Connection, host: str, *, insecure: bool = False) -> Access:
+        """The access of a server that is about to listen, if it may.
+
+        Args:
+            db: The store's connection.
+            host: The address or name to listen on.
+            insecure: True to be open to other machines, too.
+
+        Raises:
+            UsageError: If the store has no account, and other machines could reach the server.
+        """
+        is_local = is_loopback(host)
+        access = cls(db, is_open=is_local or insecure, is_local=is_local and not insecure)
+        if not access._may_be_open and not access.accounts.all_accounts():
+            raise UsageError(
+                f"the store has no account, so a server on {host} would be open to everybody who "
+                f"reaches it. Make an account and a key: `shardq accounts create NAME`, `shardq "
+                f"accounts key add NAME`; or listen on 127.0.0.1, or say --insecure."
+            )
+        return access
+
+    @property
+    def is_open(self) -> bool:
+        """True if requests need no key now: there is no account, and the server may be open.
+
+        Reads the store if that was not done within 3 s.
+        """
+        if self._is_old(REFRESH_US):
+            self._refresh(REFRESH_US)
+        return self._may_be_open and not self._has_accounts
+
+    @property
+    def warning(self) -> str:
+        """The line that a server logs when it starts open; empty if it does not."""
+        if not self.is_open:
+            return ""
+        reach = "every program of this machine" if self._is_local else "EVERYBODY WHO REACHES IT"
+        return (
+            f"open: the store has no account, so {reach} may use all queues; `shardq accounts "
+            f"create NAME` closes it"
+        )
+
+    def find(self, request: Request) -> Caller | None:
+        """The caller of a request, if that is known without a read of the store.
+
+        Returns:
+            None if keys must be reread first: then call `caller_of` from a thread.
+
+        Raises:
+            Refusal: As `caller_of` raises it.
+        """
+        return None if self._is_old(REFRESH_US) else self._found(request)
+
+    def caller_of(self, request: Request) -> Caller:
+        """The caller of a request. Reads the store every 3 s, and for a key that is not known.
+
+        Raises:
+            Refusal: If it cannot be told, or not let in; or its key is over its quota.
+            StoreError: If the store cannot be read.
+        """
+        if self._is_old(REFRESH_US):
+            self._refresh(REFRESH_US)
+        found = self._found(request)
+        if found is None and self._rereads.take(self._clock.boot_us()):
+            self._refresh(0)
+            found = self._found(request)
+        if found is None:
+            raise _unknown()
+        return found
+
+    def check_depth(self, caller: Caller, queue: Queue, count: int = 1) -> None:
+        """Refuse puts into a queue that is as full as the caller's key may fill it.
+
+        Reads the store at most once a second for each queue if `caller.depth` is set, else never.
+
+        Args:
+            caller: The caller.
+            queue: The queue.
+            count: How many messages are to be put.
+
+        Raises:
+            RequestThrottled: If the queue would hold more.
+        """
+        if caller.depth:
+            self._depths.take(caller.key_id, caller.depth, queue, count)
+
+    # Keys -----------------------------------------------------------------------------------------
+
+    def _is_old(self, most_us: int) -> bool:
+        return self._read_us is None or self._clock.boot_us() - self._read_us >= most_us
+
+    def _refresh(self, most_us: int) -> None:
+        with self._lock:
+            # Of many that wait here, the first has read.
+            if not self._is_old(most_us):
+                return
+            at_us = self._clock.boot_us()
+            keys = {key.id: key for key in self.accounts.all_keys()}
+            self._has_accounts = bool(keys) or bool(self.accounts.all_accounts())
+            if keys and self._read_us is None:
+                self.accounts.read_master()
+            self._keys, self._read_us = keys, at_us
+
+    def _key(self, key_id: str) -> Key | None:
+        """A valid key; None if all must be reread first, because it may have been made since.
+
+        Raises:
+            InvalidClientTokenId: If there is none.
+        """
+        key = self._keys.get(key_id)
+        if key is None:
+            if self._rereads.has(self._clock.boot_us()):
+                return None
+            raise _unknown()
+        if (state := key.state(self._clock.now_ms())) != "valid":
+            raise InvalidClientTokenId(f"key {key_id} is {state}; use another one.")
+        return key
+
+    # Callers --------------------------------------------------------------------------------------
+
+    def _found(self, request: Request) -> Caller | None:
+        authorization = request.headers.get("authorization", "")
+        if self._may_be_open and not self._has_accounts:
+            return self._anybody(request, authorization)
+        if sigv4.is_in_header(authorization):
+            return self._by_signature(sigv4.from_header(request), request)
+        if authorization[: len(_BEARER)].lower() == _BEARER:
+            return self._by_token(authorization[len(_BEARER) :].strip(), request)
+        if authorization:
+            raise MissingAuthenticationToken(
+                "the Authorization header must be `Bearer sq_..` or a signature of version 4."
+            )
+        if sigv4.is_in_query(request.query):
+            return self._by_signature(sigv4.from_query(request), request)
+        if signed.is_in_query(request.query):
+            return self._by_url(signed.from_query(request.query), request)
+        raise MissingAuthenticationToken(
+            "the request says nowhere whose it is: send `Authorization: Bearer sq_..`, sign it, or "
+            "use a signed url."
+        )
+
+    def _by_token(self, token: str, request: Request) -> Caller | None:
+        prefix, _, rest = token.partition("_")
+        key_id, _, secret = rest.partition("_")
+        if prefix != "sq" or not secret or len(token) > _TOKEN_CHARACTERS_MAX:
+            raise InvalidClientTokenId("a bearer key is `sq_ID_SECRET`.")
+        key = self._key(key_id)
+        if key is None:
+            return None
+        now_ms = self._clock.now_ms()
+        if not any(self.accounts.is_secret(key, one, secret) for one in key.secrets(now_ms)):
+            raise InvalidClientTokenId(f"the secret of key {key_id} is another one.")
+        return self._caller(key, "bearer", request)
+
+    def _by_signature(self, signature: sigv4.Signature, request: Request) -> Caller | None:
+        key = self._key(signature.key_id)
+        if key is None:
+            return None
+        if not key.is_derived:
+            raise InvalidClientTokenId(
+                f"key {key.id} cannot sign: its secret is stored as a hash. Make one with `shardq "
+                f"accounts key add ACCOUNT --sigv4`."
+            )
+        now_ms = self._clock.now_ms()
+        sigv4.check_time(signature, now_ms / 1_000)
+        for one in key.secrets(now_ms):
+            if one.master != self.accounts.master.fingerprint:
+                raise SignatureDoesNotMatch(
+                    f"key {key.id} was made by another master key than this server has."
+                )
+            secret = self.accounts.secret_of(key, one)
+            if self._verifier.is_valid(signature, request, secret, one.generation):
+                return self._caller(key, "sigv4", request, region=signature.region)
+        raise SignatureDoesNotMatch(
+            "The request signature we calculated does not match the signature you provided. Check "
+            "your secret access key, and that nothing on the way changes the request's path, host "
+            "or body."
+        )
+
+    def _by_url(self, url: signed.SignedUrl, request: Request) -> Caller | None:
+        key = self._key(url.key_id)
+        if key is None:
+            return None
+        now_ms = self._clock.now_ms()
+        if not any(
+            url.is_valid(self.accounts.master, key.account, one.generation)
+            for one in key.secrets(now_ms)
+        ):
+            raise SignatureDoesNotMatch("the url's signature does not match what the url says.")
+        url.check_time(now_ms)
+        return self._caller(
+            key,
+            "url",
+            request,
+            levels="".join(one for one in url.levels if one in key.grant.levels),
+            queues=grants.within([url.queue], key.grant.queues),
+        )
+
+    def _caller(
+        self,
+        key: Key,
+        via: str,
+        request: Request,
+        *,
+        region: str = "",
+        levels: str | None = None,
+        queues: tuple[str, ...] | None = None,
+    ) -> Caller:
+        grant = key.grant
+        if grant.rate:
+            self._rates.take(key.id, grant.rate)
+        return Caller(
+            key.account,
+            key.id,
+            grant.label,
+            via,
+            region,
+            grant.levels if levels is None else levels,
+            grant.queues if queues is None else queues,
+            grant.depth,
+            request.client,
+        )
+
+    def _anybody(self, request: Request, authorization: str) -> Caller:
+        if self._is_local:
+            _check_local(request)
+        region = ""
+        if sigv4.is_in_header(authorization):
+            # Clients sign with any key; the region names their queues.
+            region = sigv4.from_header(request).region
+        elif sigv4.is_in_query(request.query):
+            region = sigv4.from_query(request).region
+        anything = (grants.ANY_QUEUE,)
+        return Caller(
+            DEFAULT_ACCOUNT, "", "", "open", region, grants.ALL, anything, 0, request.client
+        )
+
+
+def is_loopback(host: str) -> bool:
+    """True if only programs of this machine reach a server on this address or name.
+
+    >>> is_loopback("127.0.0.1"), is_loopback("[::1]"), is_loopback("0.0.0.0")
+    (True, True, False)
+    """
+    name = host.strip("[]").lower()
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return name in _LOCAL_NAMES or name.endswith(tuple(f".{one}" for one in _LOCAL_NAMES))
+
+
+def _check_local(request: Request) -> None:
+    """Refuse what a browser of this machine sends for a page from elsewhere.
+
+    Such a page can send requests to loopback, under its own name or, by a name of its own that
+    leads to 127.0.0.1, as if it were the server.
+
+    Raises:
+        AccessDenied: If it is.
+    """
+    origin = request.headers.get("origin", "")
+    named = [f"//{request.host}"] if request.host else []
+    named += [origin] if origin else []
+    if not all(map(is_loopback, map(_host_of, named))):
+        raise AccessDenied(
+            f"an open server answers programs of this machine under a name of loopback, not "
+            f"{request.host!r}{f' for {origin!r}' if origin else ''}; make an account and use a "
+            f"key, or say --insecure."
+        )
+
+
+def _host_of(url: str) -> str:
+    try:
+        return urlsplit(url).hostname or ""
+    except ValueError:
+        return ""
+
+
+def _unknown() -> Refusal:
+    return InvalidClientTokenId("the key is not known; `shardq accounts key list` shows all keys.")

@@ -1,0 +1,123 @@
+"""Quotas of keys: requests a second by a bucket of tokens each, and the depth of queues.
+
+Each process counts for itself.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shardq import locks
+from shardq.server.refusals import RequestThrottled
+
+if TYPE_CHECKING:
+    from shardq.clock import Clock
+    from shardq.queue import Queue
+
+_KEPT_MAX = 10_000
+_DEPTH_US = 1_000_000
+
+
+class Bucket:
+    """A bucket of tokens that holds those of one second, full at first.
+
+    Args:
+        rate: Tokens a second.
+        now_us: Microseconds since boot.
+    """
+
+    __slots__ = ("_at_us", "_left", "_rate")
+
+    def __init__(self, rate: int, now_us: int) -> None:
+        self._rate = rate
+        self._left = float(rate)
+        self._at_us = now_us
+
+    def has(self, now_us: int) -> bool:
+        """True if a token is left."""
+        self._left = min(self._left + (now_us - self._at_us) * self._rate / 1e6, self._rate)
+        self._at_us = now_us
+        return self._left >= 1
+
+    def take(self, now_us: int) -> bool:
+        """Take a token; False if none is left."""
+        is_left = self.has(now_us)
+        self._left -= is_left
+        return is_left
+
+
+class Rates:
+    """Requests a second of each key.
+
+    Args:
+        clock: The time.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._lock = locks.new()
+        self._buckets: dict[tuple[str, int], Bucket] = {}
+
+    def take(self, key_id: str, rate: int) -> None:
+        """Count a request of a key.
+
+        Args:
+            key_id: The key.
+            rate: Its requests a second.
+
+        Raises:
+            RequestThrottled: If it has made so many already.
+        """
+        with self._lock:
+            now_us = self._clock.boot_us()
+            bucket = self._buckets.get((key_id, rate))
+            if bucket is None:
+                if len(self._buckets) >= _KEPT_MAX:
+                    self._buckets.clear()
+                bucket = self._buckets[key_id, rate] = Bucket(rate, now_us)
+            is_over = not bucket.take(now_us)
+        if is_over:
+            raise RequestThrottled(
+                f"key {key_id} may make {rate:,} requests a second; try again in 1 s.", 1
+            )
+
+
+class Depths:
+    """How many messages queues hold, as counted within the last second, with puts since.
+
+    Args:
+        clock: The time.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._lock = locks.new()
+        self._counted: dict[str, tuple[int, int]] = {}
+
+    def take(self, key_id: str, most: int, queue: Queue, count: int) -> None:
+        """Count puts of a key into a queue. May read the store: call it from a thread.
+
+        Args:
+            key_id: The key.
+            most: The most messages that a queue may hold.
+            queue: The queue.
+            count: How many messages are to be put.
+
+        Raises:
+            RequestThrottled: If the queue would hold more.
+        """
+        now_us = self._clock.boot_us()
+        with self._lock:
+            depth, at_us = self._counted.get(queue.name, (0, -_DEPTH_US))
+        if now_us - at_us >= _DEPTH_US:
+            depth, at_us = queue.depth().total, now_us
+        if depth + count > most:
+            raise RequestThrottled(
+                f"queue {queue.name!r} holds {depth:,} messages, and key {key_id} may fill it to "
+                f"{most:,}; put again once some were handled.",
+                1,
+            )
+        with self._lock:
+            if len(self._counted) >= _KEPT_MAX:
+                self._counted.clear()
+            self._counted[queue.name] = depth + count, at_us
