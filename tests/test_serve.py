@@ -24,7 +24,7 @@ ENDPOINT = {"content-type": "application/x-amz-json-1.0"}
 
 def test_a_server_tells_where_it_is_that_it_is_open_and_ends_by_sigterm(shell: Shell) -> None:
     with serving(shell, "--dev") as server:
-        server.expect("there is no account: whoever reaches this port may do everything")
+        server.expect("there is no account: every program of this machine may do everything")
         assert server.ask("GET", "/livez").body == b"ok\n"
         assert server.ask("GET", "/readyz").status == 200
         assert server.ask("GET", "/_localstack/health").json["services"] == {"sqs": "running"}

@@ -212,7 +212,7 @@ def test_a_cell_is_written_by_lwt_always_or_never() -> None:
         for table, text in TABLES.items()
         for line in text.splitlines()
         if line.endswith("LWT only")
-    } | {("queues", "*"), ("keys", "*"), ("waiting", "*")}
+    } | {(table, "*") for table in ("queues", "keys", "waiting", "accounts", "access")}
     changes = {
         statements.change_of(table, names, new)
         for table in tables.TABLES

@@ -122,7 +122,7 @@ def key() -> None:
 @key.command(
     epilog=options.examples(
         "shardq accounts key add shop --label worker",
-        "shardq accounts key add shop --sigv4 --levels rpag --queue 'orders*' --rate 100",
+        "shardq accounts key add shop --sigv4 --queue 'orders*' --rate 100",
         "shardq accounts key add shop --levels p --queue uploads --for 30d --depth 10000",
     )
 )
@@ -214,6 +214,8 @@ def list_keys(account: str | None, url: str | None, *, is_all: bool, as_json: bo
     signs    sigv4, where SQS clients can sign with it
     quota    requests a second, and messages in a queue
     state    valid, ended or revoked; two secrets, after it was rotated
+
+    A key that was revoked or has ended is listed with --all.
     """  # noqa: D301 - click's own mark
     with options.connect(url) as db:
         home = _of(db)
@@ -275,8 +277,7 @@ def revoke(key: str, url: str | None, *, as_json: bool) -> None:
 @accounts.command(
     epilog=options.examples(
         "shardq accounts sign SQ4XNRYBGDDYO3HS5MLE uploads --levels p --for 1h",
-        "shardq accounts sign SQ4XNRYBGDDYO3HS5MLE orders --levels r --for 10m --url "
-        "http://127.0.0.1:9324/v1/queues/orders",
+        "shardq accounts sign SQ4XNRYBGDDYO3HS5MLE uploads --levels p --for 1h --json",
     )
 )
 @_key_id

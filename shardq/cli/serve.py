@@ -102,8 +102,8 @@ class Network(click.ParamType[IPv4Network | IPv6Network]):
 @click.option(
     "--insecure",
     is_flag=True,
-    help="Let everybody do everything, also from other machines: for a network that only such "
-    "reach who may.",
+    help="As long as there is no account, let everybody do everything, also from other machines: "
+    "for a network that only such reach who may.",
 )
 @options.store
 def serve(
@@ -209,29 +209,27 @@ def _serve(
     insecure: bool,
 ) -> None:
     """Serve in this process, until it is to end."""
-    from shardq.server import listening, supervise
+    from shardq.server import supervise
+    from shardq.server.access import Access
     from shardq.server.app import Application
 
-    is_open_to_all = not all(listening.is_loopback(one.getsockname()[0]) for one in sockets)
-    if is_open_to_all and not insecure:
-        raise UsageError(
-            "there is no account, so other machines are not let in: make one by `shardq accounts`, "
-            "listen on --host 127.0.0.1, or let everybody do everything by --insecure."
-        )
+    hosts = list(dict.fromkeys(one.getsockname()[0] for one in sockets))
     with options.connect(store, makes=True) as db:
+        access = Access.starting(db, hosts, insecure=insecure)
+        warning = access.warning
         who = "" if line is None else f"process {os.getpid()} "
 
         def tell() -> None:
             _say(f"{who}serves {db.url_shown} at {' and '.join(dict.fromkeys(urls))}.")
-            if line is None:
-                _say("there is no account: whoever reaches this port may do everything.")
-                if chosen.is_dev:
-                    _print_exports(urls[0], chosen)
-            else:
+            if warning:
+                _say(warning)
+            if line is not None:
                 line.ready()
+            elif chosen.is_dev:
+                _print_exports(urls[0], chosen)
 
         server = supervise.Server(
-            Application(db, chosen), certificate=certificate, key=key, on_listening=tell
+            Application(db, chosen, access), certificate=certificate, key=key, on_listening=tell
         )
         if line is not None:
             line.on_lost(server.stop, supervise.DEADLINE_S)

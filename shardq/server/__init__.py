@@ -10,26 +10,28 @@ app = application(shardq.connect("sqlite:///jobs.db"))
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from shardq.server.site import Options
 
 if TYPE_CHECKING:
     from shardq.connection import Connection
+    from shardq.server.access import Access
     from shardq.server.app import Application
 
 __all__ = ["application"]
 
 
 def application(
-    db: Connection, *, options: Options | None = None, access: Any = None
+    db: Connection, *, options: Options | None = None, access: Access | None = None
 ) -> Application:
     """The server as an ASGI 3 application, to be served or mounted into another one.
 
     Args:
         db: The connection whose queues are served. It stays open.
         options: What the operator chose.
-        access: Decides who may do what; None: everybody may do everything.
+        access: Knows who may do what, `shardq.server.access.Access(db)`; None: everybody may do
+            everything.
     """
     from shardq.server.app import Application
 

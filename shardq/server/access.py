@@ -33,7 +33,7 @@ from shardq.server.refusals import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from shardq.connection import Connection
     from shardq.queue import Queue
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 REFRESH_US = 3_000_000
 """A revoked key is refused once it was reread: within 5 s, with a slow read."""
 _REREADS_MAX = 5
-"""For a key that is not known all are reread, so that a new one works at once: so often a second."""
+"""How often a second all keys are reread for one that is not known: a new one works at once."""
 _LOCAL_NAMES = ("localhost", "localhost.localstack.cloud")
 _BEARER: Final = "bearer "
 _TOKEN_CHARACTERS_MAX = 200
@@ -146,24 +146,25 @@ class Access:
         self._read_us: int | None = None
 
     @classmethod
-    def starting(cls, db: Connection, host: str, *, insecure: bool = False) -> Access:
+    def starting(cls, db: Connection, hosts: Sequence[str], *, insecure: bool = False) -> Access:
         """The access of a server that is about to listen, if it may.
 
         Args:
             db: The store's connection.
-            host: The address or name to listen on.
-            insecure: True to be open to other machines, too.
+            hosts: The addresses or names that it listens on.
+            insecure: True to be open to other machines, too, as long as there is no account.
 
         Raises:
             UsageError: If the store has no account, and other machines could reach the server.
         """
-        is_local = is_loopback(host)
+        is_local = all(map(is_loopback, hosts))
         access = cls(db, is_open=is_local or insecure, is_local=is_local and not insecure)
         if not access._may_be_open and not access.accounts.all_accounts():
             raise UsageError(
-                f"the store has no account, so a server on {host} would be open to everybody who "
-                f"reaches it. Make an account and a key: `shardq accounts create NAME`, `shardq "
-                f"accounts key add NAME`; or listen on 127.0.0.1, or say --insecure."
+                f"there is no account, so at {' and '.join(hosts)} everybody who reaches the "
+                f"server might do everything. Make an account and a key, `shardq accounts create "
+                f"NAME` and `shardq accounts key add NAME`; or listen on --host 127.0.0.1; or say "
+                f"--insecure."
             )
         return access
 
@@ -182,10 +183,10 @@ class Access:
         """The line that a server logs when it starts open; empty if it does not."""
         if not self.is_open:
             return ""
-        reach = "every program of this machine" if self._is_local else "EVERYBODY WHO REACHES IT"
+        who = "every program of this machine" if self._is_local else "whoever reaches this port"
         return (
-            f"open: the store has no account, so {reach} may use all queues; `shardq accounts "
-            f"create NAME` closes it"
+            f"there is no account: {who} may do everything, until `shardq accounts create NAME` "
+            f"makes one."
         )
 
     def find(self, request: Request) -> Caller | None:
@@ -378,10 +379,13 @@ class Access:
             region = sigv4.from_header(request).region
         elif sigv4.is_in_query(request.query):
             region = sigv4.from_query(request).region
-        anything = (grants.ANY_QUEUE,)
-        return Caller(
-            DEFAULT_ACCOUNT, "", "", "open", region, grants.ALL, anything, 0, request.client
-        )
+        return anybody(request, region)
+
+
+def anybody(request: Request, region: str = "") -> Caller:
+    """The caller of a request to an open server."""
+    anything = (grants.ANY_QUEUE,)
+    return Caller(DEFAULT_ACCOUNT, "", "", "open", region, grants.ALL, anything, 0, request.client)
 
 
 def is_loopback(host: str) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 from uuid import uuid4
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from shardq.connection import Connection
+    from shardq.server.access import Access
     from shardq.server.client import Event, Receive, Send
 
 log = logging.getLogger(__name__)
@@ -40,7 +41,9 @@ class Application:
     It may be mounted into another application, which need not tell it of its start and end.
     """
 
-    def __init__(self, connection: Connection, options: Options, access: Any = None) -> None:
+    def __init__(
+        self, connection: Connection, options: Options, access: Access | None = None
+    ) -> None:
         """Made by `application`."""
         self._connection = connection
         self._options = options

@@ -12,8 +12,6 @@ from __future__ import annotations
 import errno
 import os
 import socket
-from contextlib import suppress
-from ipaddress import ip_address
 
 from shardq.errors import UsageError
 from shardq.tasks.line import SOCKETS_VARIABLE
@@ -22,15 +20,6 @@ _SYSTEMD_FIRST = 3
 _BACKLOG = 2_048
 _LOST_MS = 60_000
 """A peer that acknowledges nothing for so long is gone."""
-
-
-def is_loopback(host: str) -> bool:
-    """True if a host that is listened on is reached from this machine alone."""
-    if host == "localhost":
-        return True
-    with suppress(ValueError):
-        return ip_address(host).is_loopback
-    return False
 
 
 def url_of(listening: socket.socket, scheme: str) -> str:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from shardq.aio.threads import THREADS, Threads
+from shardq.records.actions import DONE, Actions
+from shardq.server.access import anybody
 from shardq.server.hub import Served
 from shardq.server.web import TooMany
 
@@ -17,6 +20,10 @@ if TYPE_CHECKING:
 
     from shardq.clock import Clock
     from shardq.connection import Connection
+    from shardq.records.actions import What
+    from shardq.server.access import Access, Caller
+    from shardq.server.hub import ServedQueue
+    from shardq.server.web import Request
 
 T = TypeVar("T")
 
@@ -53,7 +60,8 @@ class Site:
     Attributes:
         connection: The store.
         options: What the operator chose.
-        access: Decides who may do what; None: everybody may do everything.
+        access: Knows who may do what; None: everybody may do everything.
+        actions: Records commands that change something.
         clock: The only reader of time.
         threads: Where calls of the connection run.
         served: The queues.
@@ -62,7 +70,8 @@ class Site:
 
     connection: Connection
     options: Options = field(default_factory=Options)
-    access: Any = None
+    access: Access | None = None
+    actions: Actions = field(init=False)
     clock: Clock = field(init=False)
     threads: Threads = field(default_factory=lambda: Threads(THREADS))
     served: Served = field(init=False)
@@ -73,6 +82,46 @@ class Site:
     def __post_init__(self) -> None:
         self.clock = self.connection._home.clock
         self.served = Served(self.connection, self.threads)
+        self.actions = Actions(self.connection._home.store, self.clock)
+
+    async def caller_of(self, request: Request) -> Caller:
+        """The caller of a request, who is checked by `Caller.check`.
+
+        Raises:
+            Refusal: If it cannot be told, or not let in; or its key is over its quota.
+            StoreError: If keys are to be reread, and the store cannot be read.
+        """
+        if self.access is None:
+            return anybody(request)
+        found = self.access.find(request)
+        if found is None:
+            found = await self.threads.call(partial(self.access.caller_of, request))
+        return found
+
+    async def check_depth(self, caller: Caller, queue: ServedQueue, count: int = 1) -> None:
+        """Refuse puts into a queue that is as full as the caller's key may fill it.
+
+        Raises:
+            RequestThrottled: If the queue would hold more.
+        """
+        if self.access is not None and caller.depth:
+            await queue.call(
+                lambda opened: cast("Access", self.access).check_depth(caller, opened, count)
+            )
+
+    async def record(
+        self, caller: Caller, via: str, what: What, about: str, outcome: str = DONE
+    ) -> None:
+        """Record a command that was carried out, or that failed. A failure to record is logged.
+
+        Args:
+            caller: Who gave it.
+            via: The way in: `sqs`, `http`.
+            what: The command.
+            about: What it was about: a queue, a message's id.
+            outcome: `done`, or the name of the error.
+        """
+        await self.threads.call(partial(self.actions.record, caller.who, via, what, about, outcome))
 
     async def poll(self, work: Awaitable[T], key: str = "") -> T | None:
         """Await messages for a request; None at once when the server leaves.
