@@ -43,7 +43,9 @@ from shardq import errors
 from shardq.cli.exits import Exit, exit_of
 from shardq.cli.work import work
 from shardq.model import settings
+from shardq.model.grants import Level
 from shardq.model.times import duration_text
+from shardq.records.actions import What
 from shardq.schedules import policy, tick
 from shardq.schedules.definition import NAME_MAX
 from shardq.schedules.foreign import STATE_MAX
@@ -413,6 +415,15 @@ def test_the_page_of_schedules_has_limits_and_times_as_they_are() -> None:
         assert f"{most_s} s" in text.partition("**A change is exact**")[2].partition("\n\n")[0]
     assert policy.MISSED_MS == 60_000
     assert "for over a minute" in text
+
+
+def test_the_page_of_accounts_has_every_level_and_every_command_that_is_recorded() -> None:
+    written = rows("accounts.md", "## Levels")
+    assert {letter: cells[0] for letter, cells in written.items()} == {
+        level.value: level.name.lower() for level in Level
+    }
+    recorded = ", ".join(rows("accounts.md", "## What was done")).split(", ")
+    assert sorted(recorded) == sorted(What)
 
 
 def test_the_page_of_exit_codes_has_every_code_and_every_error() -> None:
