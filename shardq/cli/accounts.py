@@ -123,7 +123,7 @@ def key() -> None:
     epilog=options.examples(
         "shardq accounts key add shop --label worker",
         "shardq accounts key add shop --sigv4 --queue 'orders*' --rate 100",
-        "shardq accounts key add shop --levels p --queue uploads --for 30d --depth 10000",
+        "shardq accounts key add shop --levels p --queue uploads --depth 10000",
     )
 )
 @click.argument("account")
