@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import ipaddress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
@@ -317,7 +318,7 @@ class Access:
                 raise SignatureDoesNotMatch(
                     f"key {key.id} was made by another master key than this server has."
                 )
-            secret = self.accounts.secret_of(key, one)
+            secret = partial(self.accounts.secret_of, key, one)
             if self._verifier.is_valid(signature, request, secret, one.generation):
                 return self._caller(key, "sigv4", request, region=signature.region)
         raise SignatureDoesNotMatch(

@@ -19,13 +19,14 @@ import hmac
 import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote, unquote_to_bytes
 
 from shardq.server.refusals import IncompleteSignature, RequestExpired, SignatureDoesNotMatch
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from shardq.server.web import Request
 
@@ -35,11 +36,13 @@ SKEW_S = 300
 EXPIRES_S_MAX = 604_800
 _KEPT_MAX = 4_096
 """Signing keys that are kept."""
+_TEXTS_KEPT = 1_024
+"""Texts that many requests have in common, each with what it means."""
+_KEPT_CHARACTERS_MAX = 1_000
 _CREDENTIAL = re.compile(
-    r"(?P<key>[\w+/=-]{1,128})/(?P<date>[0-9]{8})/(?P<region>[A-Za-z0-9-]{1,64})/"
-    r"(?P<service>[a-z0-9-]{1,32})/aws4_request",
-    re.ASCII,
+    r"([\w+/=-]{1,128})/([0-9]{8})/([A-Za-z0-9-]{1,64})/([a-z0-9-]{1,32})/aws4_request", re.ASCII
 )
+_PARTS = re.compile(r"(Credential|SignedHeaders|Signature)=([^,\s]*)")
 _DATE = re.compile(r"([0-9]{4})([0-9]{2})([0-9]{2})T([0-9]{2})([0-9]{2})([0-9]{2})Z", re.ASCII)
 _SIGNATURE = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _HEADER_NAMES = re.compile(r"[a-z0-9!#$%&'*+.^_`|~-]+(?:;[a-z0-9!#$%&'*+.^_`|~-]+)*", re.ASCII)
@@ -99,17 +102,10 @@ def from_header(request: Request) -> Signature:
         IncompleteSignature: If a part is missing or damaged.
     """
     algorithm, _, rest = request.headers["authorization"].partition(" ")
-    parts = dict(part.strip().partition("=")[::2] for part in rest.split(","))
-    return _signature(
-        {
-            "X-Amz-Algorithm": algorithm,
-            "X-Amz-Credential": parts.get("Credential", ""),
-            "X-Amz-SignedHeaders": parts.get("SignedHeaders", ""),
-            "X-Amz-Signature": parts.get("Signature", ""),
-            "X-Amz-Date": request.headers.get("x-amz-date", ""),
-        },
-        None,
-    )
+    parts = {f"X-Amz-{name}": value for name, value in _PARTS.findall(rest)}
+    parts["X-Amz-Algorithm"] = algorithm
+    parts["X-Amz-Date"] = request.headers.get("x-amz-date", "")
+    return _signature(parts, None)
 
 
 def from_query(request: Request) -> Signature:
@@ -135,37 +131,45 @@ def from_query(request: Request) -> Signature:
 def _signature(parts: Mapping[str, str], expires_s: int | None) -> Signature:
     if parts.get("X-Amz-Algorithm") != ALGORITHM:
         raise IncompleteSignature(f"the signature's algorithm must be {ALGORITHM}.")
-    credential = _CREDENTIAL.fullmatch(parts.get("X-Amz-Credential", ""))
-    if credential is None:
+    key_id, date, region, service = _credential(parts.get("X-Amz-Credential", ""))
+    value = parts.get("X-Amz-Signature", "")
+    if not _SIGNATURE.fullmatch(value):
+        raise IncompleteSignature("the signature must be 64 hexadecimal digits.")
+    covered, at = _covered(parts.get("X-Amz-SignedHeaders", "")), parts.get("X-Amz-Date", "")
+    at_s = _epoch_s(at)
+    if date != at[:8]:
+        raise IncompleteSignature("the Credential's date must be that of X-Amz-Date.")
+    return Signature(key_id, date, region, service, covered, at, at_s, expires_s, value)
+
+
+@lru_cache(_TEXTS_KEPT)
+def _credential(text: str) -> tuple[str, ...]:
+    """Key, date, region and service of a credential."""
+    found = _CREDENTIAL.fullmatch(text)
+    if found is None:
         raise IncompleteSignature(
             "the signature's Credential must be KEY/YYYYMMDD/REGION/SERVICE/aws4_request."
         )
-    if not _SIGNATURE.fullmatch(parts.get("X-Amz-Signature", "")):
-        raise IncompleteSignature("the signature must be 64 hexadecimal digits.")
-    covered = parts.get("X-Amz-SignedHeaders", "")
-    if not _HEADER_NAMES.fullmatch(covered):
+    return found.groups()
+
+
+@lru_cache(_TEXTS_KEPT)
+def _covered(text: str) -> tuple[str, ...]:
+    """The names of the headers that a signature covers."""
+    if len(text) > _KEPT_CHARACTERS_MAX or not _HEADER_NAMES.fullmatch(text):
         raise IncompleteSignature("SignedHeaders must name headers in small letters, a ; between.")
-    at = parts.get("X-Amz-Date", "")
-    numbers = _DATE.fullmatch(at)
+    return tuple(text.split(";"))
+
+
+@lru_cache(_TEXTS_KEPT)
+def _epoch_s(text: str) -> int:
+    """The epoch second of a signature's time."""
+    found = _DATE.fullmatch(text)
     try:
-        moment = datetime(*map(int, numbers.groups()), tzinfo=UTC) if numbers else None  # type: ignore[arg-type,misc]
-    except ValueError:
-        moment = None
-    if moment is None:
-        raise IncompleteSignature("X-Amz-Date must be a time as 20270131T235959Z.")
-    if credential["date"] != at[:8]:
-        raise IncompleteSignature("the Credential's date must be that of X-Amz-Date.")
-    return Signature(
-        credential["key"],
-        credential["date"],
-        credential["region"],
-        credential["service"],
-        tuple(covered.split(";")),
-        at,
-        int(moment.timestamp()),
-        expires_s,
-        parts["X-Amz-Signature"],
-    )
+        numbers = [int(number) for number in found.groups()] if found else []
+        return int(datetime(*numbers, tzinfo=UTC).timestamp())  # type: ignore[arg-type,misc]
+    except (ValueError, TypeError) as error:
+        raise IncompleteSignature("X-Amz-Date must be a time as 20270131T235959Z.") from error
 
 
 def check_time(signature: Signature, now_s: float) -> None:
@@ -199,14 +203,14 @@ class Verifier:
         self._kept: dict[tuple[str, int, str, str], bytes] = {}
 
     def is_valid(
-        self, signature: Signature, request: Request, secret: str, generation: int
+        self, signature: Signature, request: Request, secret: Callable[[], str], generation: int
     ) -> bool:
         """True if a request was signed with a secret; compared in constant time.
 
         Args:
             signature: The request's.
             request: The request.
-            secret: The key's secret.
+            secret: Returns the key's secret, if the signing key is not kept.
             generation: The secret's generation: with the key's id it names the secret.
 
         Raises:
@@ -222,7 +226,7 @@ class Verifier:
         if key is None:
             if len(self._kept) >= _KEPT_MAX:
                 self._kept.clear()
-            key = self._kept[name] = _signing_key(signature, secret)
+            key = self._kept[name] = _signing_key(signature, secret())
         expected = hmac.digest(key, text.encode(), "sha256").hex()
         return hmac.compare_digest(expected.encode(), signature.value.encode())
 
@@ -260,7 +264,9 @@ def _canonical(signature: Signature, request: Request) -> bytes:
         )
     lines = [
         request.method,
-        quote(_plain_path(request.raw_path), safe="/~-_."),
+        _path(request.raw_path)
+        if len(request.raw_path) <= _KEPT_CHARACTERS_MAX
+        else _canonical_path(request.raw_path),
         _canonical_query(request.query) if request.query else "",
         *(f"{name}:{_value(headers.get(name, ''))}" for name in covered),
         "",
@@ -275,10 +281,8 @@ def _value(text: str) -> str:
     return _SPACES.sub(" ", text.strip()) if "  " in text or text != text.strip() else text
 
 
-def _plain_path(path: str) -> str:
-    """A path without empty and dotted parts."""
-    if "//" not in path and "/." not in path:
-        return path or "/"
+def _canonical_path(path: str) -> str:
+    """A path without empty and dotted parts, encoded once more."""
     kept: list[str] = []
     for part in path.split("/"):
         if part == "..":
@@ -286,7 +290,10 @@ def _plain_path(path: str) -> str:
         elif part not in ("", "."):
             kept.append(part)
     end = "/" if kept and path.endswith("/") else ""
-    return f"/{'/'.join(kept)}{end}"
+    return quote(f"/{'/'.join(kept)}{end}", safe="/~-_.")
+
+
+_path = lru_cache(_TEXTS_KEPT)(_canonical_path)
 
 
 def _canonical_query(query: str) -> str:
