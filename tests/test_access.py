@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import base64
 import uuid
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -15,6 +17,7 @@ import shardq
 from shardq.errors import StoreUnavailable, UsageError
 from shardq.model.grants import Level
 from shardq.records.accounts import Accounts
+from shardq.records.actions import What
 from shardq.records.masterkey import FILE_VARIABLE, MASTER_VARIABLE
 from shardq.server import signed
 from shardq.server.access import Access
@@ -28,6 +31,7 @@ from shardq.server.refusals import (
     RequestThrottled,
     SignatureDoesNotMatch,
 )
+from shardq.server.site import Site
 from shardq.testing import Stage
 
 if TYPE_CHECKING:
@@ -205,6 +209,8 @@ def test_a_new_key_works_at_once_and_unknown_ones_cost_few_reads(served: Served)
     for _ in range(50):
         served.refused(unknown, InvalidClientTokenId)
     if not served.world.is_real:
+        with pytest.raises(InvalidClientTokenId):
+            server.find(unknown)
         assert server.accounts._store.counters["reads"] - reads <= 20  # type: ignore[attr-defined]
 
 
@@ -526,6 +532,36 @@ def test_a_page_from_elsewhere_does_not_reach_an_open_server(
         access.caller_of(replace(request_of(), host=host))
 
 
+# In an event loop ---------------------------------------------------------------------------------
+
+
+def test_a_site_knows_its_callers_and_records_what_they_do() -> None:
+    async def serve(db: Connection) -> None:
+        accounts = Accounts(db._home.store, db._home.clock)
+        issued = accounts.add_key(accounts.create("shop"), levels="pd", depth=1)
+        site = Site(db, access=Access(db))
+        try:
+            caller = await site.caller_of(bearer(issued))
+            assert await site.caller_of(bearer(issued)) == caller
+            with pytest.raises(InvalidClientTokenId):
+                await site.caller_of(request_of(headers={"Authorization": "Bearer sq_x_y"}))
+            queue = await site.served.queue("mail", create=True)
+            await site.check_depth(caller, queue)
+            with pytest.raises(RequestThrottled):
+                await site.check_depth(caller, queue)
+            await site.record(caller, "http", What.DROP, "mail")
+            [action] = site.actions.last(5)
+            assert (action.who, action.via, action.what) == (caller.who, "http", "drop")
+        finally:
+            await site.close()
+        everybody = Site(db)
+        assert (await everybody.caller_of(request_of())).via == "open"
+        await everybody.close()
+
+    with shardq.connect("sqlite://") as db:
+        asyncio.run(serve(db))
+
+
 # Secrets ------------------------------------------------------------------------------------------
 
 
@@ -551,5 +587,6 @@ def test_no_secret_is_in_a_text_or_in_the_store(tmp_path: Path) -> None:
     assert len(hashes) == 2
     for one in every:
         assert one.secret.encode() not in stored
+        assert base64.b64encode(one.secret.encode()) not in stored
         assert not [text for text in texts if one.secret in text]
     assert not [text for text in texts if any(repr(one)[2:-1] in text for one in hashes)]
