@@ -14,7 +14,7 @@ from signing import request_of, signed_request
 from worlds import World, on_each_store
 
 import shardq
-from shardq.errors import StoreUnavailable, UsageError
+from shardq.errors import StoreCorrupt, StoreUnavailable, UsageError
 from shardq.model.grants import Level
 from shardq.records.accounts import Accounts
 from shardq.records.actions import What
@@ -32,6 +32,7 @@ from shardq.server.refusals import (
     SignatureDoesNotMatch,
 )
 from shardq.server.site import Site
+from shardq.stores.tables import ACCESS, Change
 from shardq.testing import Stage
 
 if TYPE_CHECKING:
@@ -337,6 +338,27 @@ def test_a_server_with_another_master_key_says_so(
         path.unlink() if text is None else path.write_text(text)
         with pytest.raises(UsageError, match=match):
             shell.read_master()
+
+
+def test_a_key_that_is_damaged_is_refused_and_no_other(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    db = stage.connect()
+    accounts = Accounts(db._home.store, db._home.clock)
+    account = accounts.create("shop")
+    damaged, sound = (accounts.add_key(account, levels="r") for _ in range(2))
+    change = Change((), (damaged.key.id,), {"version": 1}, {"info": '{"levels":7}', "version": 2})
+    assert db._home.store.write_records(ACCESS, [change]) == {}
+    access = Access(stage.connect())
+    for _ in range(3):
+        access.caller_of(bearer(sound))
+        with pytest.raises(InvalidClientTokenId):
+            access.caller_of(bearer(damaged))
+        stage.clock.sleep(REREAD_S)
+    said = f"the record of key {damaged.key.id} is damaged; restore the store from a copy."
+    assert [one.message for one in caplog.records] == [said]
+    with pytest.raises(StoreCorrupt, match=damaged.key.id):
+        accounts.all_keys()
 
 
 def test_a_store_that_fails_lets_nobody_in_once_keys_must_be_reread(stage: Stage) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sqlite3
+import uuid
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -45,6 +46,41 @@ def recorded_by(shell: Shell, *options: str) -> list[tuple[str, str, str]]:
     """What, object and outcome of each command, the first one first."""
     lines = shell.ok("actions", "--json", "-n", "1000", *options).lines
     return [(one["what"], one["object"], one["outcome"]) for one in reversed(lines)]
+
+
+@pytest.fixture(params=["file", "cassandra"])
+def each_shell(request: pytest.FixtureRequest, shell: Shell) -> Shell:
+    """A shell on each store."""
+    if request.param == "cassandra":
+        shell.url = request.getfixturevalue("cassandra_url")
+    return shell
+
+
+def test_what_a_key_may_do_follows_what_the_shell_says_on_each_store(each_shell: Shell) -> None:
+    name = f"shop-{uuid.uuid4().hex}"
+    [made] = each_shell.ok("accounts", "create", name, "--json").lines
+    assert [made] == each_shell.ok("accounts", "create", name, "--json").lines
+    key = added(each_shell, "--sigv4", "--levels", "rp", "--queue", f"{name}*", account=name)
+    assert key["account"] == made["account"]
+    found = caller(each_shell, bearer(key["token"]))
+    assert (found.account, found.levels, found.queues) == (made["account"], "rp", (f"{name}*",))
+    [rotated] = each_shell.ok("accounts", "key", "rotate", key["key"], "--json").lines
+    for token in (key["token"], rotated["token"]):
+        assert caller(each_shell, bearer(token)).key_id == key["key"]
+    [listed] = each_shell.ok("accounts", "key", "list", name, "--json").lines
+    assert (listed["key"], listed["secrets"]) == (key["key"], 2)
+    each_shell.ok("put", name, "hello")
+    each_shell.ok("queues", "drop", name, "--yes")
+    each_shell.ok("accounts", "key", "revoke", key["key"])
+    for token in (key["token"], rotated["token"]):
+        with pytest.raises(InvalidClientTokenId, match="is revoked"):
+            caller(each_shell, bearer(token))
+    assert recorded_by(each_shell, "--about", key["key"]) == [
+        ("key add", f"{made['account']} {key['key']}", "done"),
+        ("key rotate", key["key"], "done"),
+        ("key revoke", key["key"], "done"),
+    ]
+    assert ("drop", name, "done") in recorded_by(each_shell, "--about", name)
 
 
 def test_an_account_and_its_keys_are_made_listed_rotated_and_revoked(shell: Shell) -> None:

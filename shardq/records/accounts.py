@@ -247,9 +247,24 @@ class Accounts:
 
     # Keys -----------------------------------------------------------------------------------------
 
-    def all_keys(self) -> list[Key]:
-        """All keys, revoked ones too, by account and age: one read."""
-        found = [_key(key_id, record) for key_id, record in self._store.notes(ACCESS, ()).items()]
+    def all_keys(self, damaged: dict[str, StoreCorrupt] | None = None) -> list[Key]:
+        """All keys, revoked ones too, by account and age: one read.
+
+        Args:
+            damaged: Gets the errors of keys that cannot be read, by their ids. None: the first is
+                raised.
+
+        Raises:
+            StoreCorrupt: If a key cannot be read.
+        """
+        found = []
+        for key_id, record in self._store.notes(ACCESS, ()).items():
+            try:
+                found.append(_key(key_id, record))
+            except StoreCorrupt as error:
+                if damaged is None:
+                    raise
+                damaged[key_id] = error
         return sorted(found, key=lambda one: (one.account, one.grant.made_ms, one.id))
 
     def key(self, key_id: str) -> Key:

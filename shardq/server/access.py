@@ -13,6 +13,7 @@ A server without an account may be open, on loopback alone: then anybody on the 
 from __future__ import annotations
 
 import ipaddress
+import logging
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -37,9 +38,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from shardq.connection import Connection
+    from shardq.errors import StoreCorrupt
     from shardq.queue import Queue
     from shardq.records.accounts import Key
     from shardq.server.web import Request
+
+log = logging.getLogger(__name__)
 
 REFRESH_US = 3_000_000
 """A revoked key is refused once it was reread: within 5 s, with a slow read."""
@@ -143,6 +147,7 @@ class Access:
         self._depths = Depths(self._clock)
         self._rereads = Bucket(_REREADS_MAX, self._clock.boot_us())
         self._keys: dict[str, Key] = {}
+        self._damaged: set[str] = set()
         self._has_accounts = True
         self._read_us: int | None = None
 
@@ -245,8 +250,13 @@ class Access:
             if not self._is_old(most_us):
                 return
             at_us = self._clock.boot_us()
-            keys = {key.id: key for key in self.accounts.all_keys()}
-            self._has_accounts = bool(keys) or bool(self.accounts.all_accounts())
+            damaged: dict[str, StoreCorrupt] = {}
+            keys = {key.id: key for key in self.accounts.all_keys(damaged)}
+            for key_id in damaged.keys() - self._damaged:
+                # It is refused, and no other is because of it.
+                log.error("%s", damaged[key_id])
+            self._damaged = set(damaged)
+            self._has_accounts = bool(keys or damaged) or bool(self.accounts.all_accounts())
             if keys and self._read_us is None:
                 self.accounts.read_master()
             self._keys, self._read_us = keys, at_us
