@@ -11,10 +11,11 @@ from urllib.parse import urlsplit
 import pytest
 from shell import Shell, shell
 from signing import request_of, signed_request
+from test_cli_help import commands
 from working import app_shell
 
 import shardq
-from shardq.cli import recorded
+from shardq.cli import recorded, shardq_command
 from shardq.cli.exits import Exit
 from shardq.records.masterkey import FILE_VARIABLE, MASTER_VARIABLE
 from shardq.server.access import Access
@@ -218,6 +219,30 @@ def test_the_master_key_is_one_that_is_given_or_is_in_the_store(
     monkeypatch.setenv(MASTER_VARIABLE, "another one, of 32 characters or more")
     with pytest.raises(InvalidClientTokenId):
         caller(shell, bearer(made["token"]))
+
+
+UNRECORDED = {
+    "init", "put", "produce", "consume", "work", "tasks", "serve", "observe", "calendar", "peek",
+    "show", "schema", "check", "audit", "history", "actions", "demo", "bench", "node",
+    "queues show", "queues create", "schedule list", "schedule show", "schedule preview",
+    "accounts list", "accounts key list",
+}  # fmt: skip
+"""Commands that look, that put or handle messages, or that make what is not there."""
+
+
+def test_each_command_is_recorded_or_changes_nothing_that_was_there() -> None:
+    made = {
+        path
+        for path in commands(shardq_command)
+        if not any(
+            other[: len(path)] == path for other in commands(shardq_command) if other != path
+        )
+    }
+    left = {
+        path for path in made - recorded.COMMANDS.keys() if path[:1] not in {("node",), ("bench",)}
+    }
+    assert {" ".join(path) for path in left} <= UNRECORDED, "give it a row in recorded.COMMANDS"
+    assert set(recorded.COMMANDS) - made <= {("forward",)}
 
 
 # Actions ------------------------------------------------------------------------------------------

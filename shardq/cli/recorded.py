@@ -50,6 +50,10 @@ def _named(params: Mapping[str, Any]) -> str:
     return " ".join(f"{named} {reason}".split())
 
 
+def _forward(params: Mapping[str, Any]) -> str:
+    return f"{_named(params)} to {params['to'] or 'the queues that they died in'}"
+
+
 def _schedule(params: Mapping[str, Any]) -> str:
     words = params["words"][:2] if "words" in params else (params["queue"], params["name"])
     return " ".join(words)
@@ -78,6 +82,7 @@ COMMANDS: dict[
     ("queues", "purge"): (What.PURGE, _queue),
     ("queues", "drop"): (What.DROP, _queue),
     ("dead",): (_dead, _named),
+    ("forward",): (What.FORWARD, _forward),
     ("cancel",): (What.CANCEL, _named),
     ("move",): (What.MOVE, _named),
     ("edit",): (What.EDIT, _named),
