@@ -149,7 +149,8 @@ class Queue(Scheduled):
             priority: 0 is first; below the queue's `bands`.
             group: Messages of one group and priority are delivered one at a time, in order of
                 their due.
-            headers: Names and texts that travel with the body, to 16 KiB.
+            headers: Names and texts that travel with the body: both together to 1,064,960 bytes
+                (1 MiB and 16 KiB), these as JSON.
             id: The message's id, 1 to 256 printable characters; made up if None. It need not be
                 unique.
             key: A name that no other live message of the queue has, 1 to 256 printable characters:

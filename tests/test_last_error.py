@@ -12,7 +12,7 @@ from worlds import World, on_each_store
 
 from shardq import Bury, Consumer, Message, Retry, Snooze
 from shardq.errors import BadBody, StoreCorrupt, UsageError
-from shardq.model.message import HEADER_BYTES_MAX, headers_json
+from shardq.model.message import BODY_BYTES_MAX, MESSAGE_BYTES_MAX, headers_json
 from shardq.testing import Recorder, Stage
 
 if TYPE_CHECKING:
@@ -67,9 +67,40 @@ def test_what_failed_says_why_and_when_until_it_is_acked_or_redriven(world: Worl
     assert (again.last_error, again.last_error_at, again.headers) == (None, None, {"kind": "a"})
 
 
+@on_each_store
+def test_headers_to_a_mebibyte_travel_through_every_move(world: World) -> None:
+    queue = world.connect().queue(world.queue_name(), attempts=2, backoff="0s")
+    headers = {"attributes": "\u00e9" * (500 << 10), "one": "x"}
+    queue.put("x", headers=headers)
+    queue.put_many([{"body": "y", "headers": headers, "group": "g"}])
+    for _ in range(2):
+        found: list[Message] = []
+        while len(found) < 2:
+            found += queue.receive(visibility="30s", wait="20s")
+        assert [one.headers for one in found] == [headers] * 2
+        for message in found:
+            queue.retry(queue.extend(message, "1m"))
+    assert {dead.text: dead.headers["attributes"] for dead in queue.dead.peek()} == {
+        "x": headers["attributes"],
+        "y": headers["attributes"],
+    }
+    with pytest.raises(BadBody, match="is larger than 1,064,960; store a part elsewhere"):
+        queue.put("x" * (1 << 20), headers=headers)
+    with pytest.raises(BadBody, match="is larger than 1,064,960"):
+        queue.put_many(["fits", {"body": "x" * (1 << 20), "headers": headers}])
+
+
+def test_an_edit_by_key_keeps_to_the_bound_of_both(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    queue.put("x" * (1 << 20), key="k", delay="1h")
+    with pytest.raises(BadBody, match="is larger than 1,064,960"):
+        queue.edit("k", headers={"a": "x" * 20_000})
+    assert queue.peek()[0].headers == {}
+
+
 def test_headers_that_fill_their_bound_keep_no_retry_from_being_stored(world: World) -> None:
     queue = world.connect().queue(world.queue_name(), attempts=3)
-    full = {"k": "v" * (HEADER_BYTES_MAX - len('{"k":""}'))}
+    full = {"k": "v" * (MESSAGE_BYTES_MAX - BODY_BYTES_MAX - len('{"k":""}'))}
     sent = queue.put(b"x" * (1 << 20), headers=full)
     [message] = queue.receive(visibility="30s", wait="20s")
     # Each is 12 bytes of JSON.

@@ -336,7 +336,10 @@ def test_each_bad_row_is_in_a_frame_of_its_own_with_its_reason(
         ("a header is null", (*good[:5], {"a": None})),
         ("a header's name is not 1 to 256 printable characters", (*good[:5], {"": "b"})),
         ("a header's name begins with shardq-", (*good[:5], {"shardq-reason": "b"})),
-        ("headers are larger than 16,384", (*good[:5], {"a": "b" * 16_380})),
+        (
+            "body and headers are larger than 1,064,960 bytes",
+            (*good[:5], {"a": "b" * 1_064_960}),
+        ),
     ]
     frame = spark.createDataFrame(
         [good, (*good[:4], None, None), *(row for _, row in bad)],

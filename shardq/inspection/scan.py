@@ -107,7 +107,7 @@ def _pages(store: Rows, slices: Iterable[Slice], together_max: int) -> Iterator[
             if messages := [row for row in rows if not row.is_note]:
                 yield messages
             left = _continued(left, rows)
-            size = sum(len(row.body) for row in rows) + _ROW_BYTES * len(rows)
+            size = sum(row.size_bytes for row in rows) + _ROW_BYTES * len(rows)
             if size < _PAGE_BYTES // 4:
                 limit = min(limit * 2, _PAGE_ROWS[1])
                 together = min(together * 2, together_max)

@@ -29,7 +29,7 @@ from shardq.errors import (
 )
 from shardq.lifecycle.pauses import Pauses
 from shardq.model import names
-from shardq.model.message import Message, body_bytes, headers_json
+from shardq.model.message import Message, body_bytes, check_size, headers_json
 from shardq.model.times import asked_ms, ceil_ms
 from shardq.records.ledger import End
 from shardq.records.standing import Is
@@ -209,7 +209,10 @@ class Keyed:
             new = self._settler.planner.kept(row)
             if content is not None:
                 new = new._replace(body=content)
-            return new if headers is None else new._replace(headers=text)
+            if headers is not None:
+                new = new._replace(headers=text)
+            check_size(new.body, new.headers)
+            return new
 
         return self.replace(name, edited)
 

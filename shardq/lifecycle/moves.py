@@ -119,4 +119,4 @@ class Trail:
 
 
 def _size(move: Move) -> int:
-    return len(move.new.body) + len(move.new.headers or "")
+    return move.new.size_bytes

@@ -55,8 +55,7 @@ from shardq.model.message import (
     Message,
     Row,
     Sealed,
-    body_bytes,
-    headers_json,
+    contents,
 )
 from shardq.model.shard import Shard
 from shardq.model.times import asked_ms, ceil_ms
@@ -100,7 +99,7 @@ class _Put(Call):
     __slots__ = ("is_held", "is_stored", "row")
 
     def __init__(self, row: Row, *, is_held: bool) -> None:
-        super().__init__(size_bytes=len(row.body))
+        super().__init__(size_bytes=row.size_bytes)
         self.row = row
         self.is_stored = False
         self.is_held = is_held
@@ -521,7 +520,7 @@ class Producer:
             for item in items:
                 now_us = clock.now_us()
                 headers = None
-                if type(item) is Sealed and plain is bytes:
+                if type(item) is Sealed and plain is bytes and item.is_small:
                     item, headers = item  # noqa: PLW2901 - from here on it is a plain body
                 # Plain bodies, the common case, have a path of their own: 8 us a row in all.
                 if type(item) is plain and len(item) <= BODY_BYTES_MAX:
@@ -542,7 +541,7 @@ class Producer:
                     if unsent is not None:
                         yield unsent
                         unsent = None
-                room -= len(row.body)
+                room -= row.size_bytes
                 # A time before the chunk's begin: the clock was set back.
                 is_over = not begun_us <= now_us <= deadline_us
                 if len(rows) >= _CHUNK_ROWS or room <= 0 or is_over:
@@ -659,13 +658,14 @@ class Producer:
         else:
             lane = layout.group_lane(group)
             self._first_group_lane = self._first_group_lane or layout.first_group_lane
+        content, headers_text = contents(body, headers)
         return Row(
             Shard(layout.queue, minute, lane),
             due_ms,
             # Not purged, as in `_chunk_of`.
             row_ids.next(max(now_us, self._register.settings.purged_before_us)),
-            body_bytes(body),
-            None if headers is None else headers_json(headers),
+            content,
+            headers_text,
             0,
             None,
             None if name is None else names.label(name, what="message id"),

@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     from shardq.model.shard import Layout
 
 BODY_BYTES_MAX = 1 << 20
-HEADER_BYTES_MAX = 16 << 10
+MESSAGE_BYTES_MAX = BODY_BYTES_MAX + (16 << 10)
+"""Body and headers together, these as JSON: 1 MiB of a user's, and room for names and quotes."""
 TASK_HEADER, OPTIONS_HEADER = JOB_HEADERS = ("task", "task-options")
 """The headers that say which task a job is of, and what its options are."""
 _TASK_CHARS_MAX = 256
@@ -57,8 +58,10 @@ SERIALS_OF_OTHERS = 2
 _DAMAGED = "shardq-headers"
 """In this header of a dead message are those that it had, where they could not be read."""
 _REASON_CHARS_MAX = 8_000
-_compact = json.JSONEncoder(separators=(",", ":")).encode
+_compact = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
 """Made once: to make it takes as long as to use it."""
+_escaped = json.JSONEncoder(separators=(",", ":")).encode
+"""For texts with half a surrogate pair, which UTF-8 cannot hold."""
 _SURROGATE_PAIR = re.compile("[\ud800-\udbff][\udc00-\udfff]")
 _NOTED = re.compile(r"([0-9]{1,18}):([0-9]{1,16}):([0-9a-f]{32})", re.ASCII)
 _WENT_ON = re.compile(r"(.*)#([0-9]{1,6})", re.ASCII | re.DOTALL)
@@ -73,7 +76,7 @@ class Row(NamedTuple):
         due_ms: When it next needs attention, epoch milliseconds.
         id: Row id, 16 bytes; fresh for every placement; its time is the row's birth.
         body: 0 bytes to 1 MiB.
-        headers: A JSON object of strings, or None.
+        headers: A JSON object of strings, or None; with the body to `MESSAGE_BYTES_MAX`.
         attempt: Deliveries begun and recorded.
         first: Row id of the first placement in this queue; None while that is `id`.
         name: The id that the user or another queue gave; None where there is none.
@@ -116,6 +119,11 @@ class Row(NamedTuple):
         """Where the row is."""
         # As Position._make does, without a call in Python for each row that is deleted.
         return tuple.__new__(Position, self[:3])
+
+    @property
+    def size_bytes(self) -> int:
+        """About the bytes of its body and headers."""
+        return len(self.body) + len(self.headers or "")
 
     @property
     def message_id(self) -> str:
@@ -504,6 +512,11 @@ class Sealed(NamedTuple):
     body: bytes
     headers: str
 
+    @property
+    def is_small(self) -> bool:
+        """True if it is no larger than any message may be."""
+        return len(self.body) + len(self.headers) <= BODY_BYTES_MAX
+
 
 def body_bytes(value: object) -> bytes:
     """A body as it is stored: bytes as they are, text as UTF-8.
@@ -536,13 +549,43 @@ def body_bytes(value: object) -> bytes:
     return value
 
 
+def contents(body: object, headers: object) -> tuple[bytes, str | None]:
+    """A body and its headers, or None, as they are stored.
+
+    Raises:
+        BadName: As `headers_json` raises it.
+        BadBody: If one cannot be used, or both together are too large.
+    """
+    content = body_bytes(body)
+    if headers is None:
+        return content, None
+    text = headers_json(headers)
+    check_size(content, text)
+    return content, text
+
+
+def check_size(body: bytes, headers: str | None) -> None:
+    """Refuse a message that is too large.
+
+    Raises:
+        BadBody: If body and headers together are larger than `MESSAGE_BYTES_MAX`.
+    """
+    if headers is None or len(body) + len(headers) * 4 <= MESSAGE_BYTES_MAX:
+        return
+    size = len(headers.encode())
+    if len(body) + size > MESSAGE_BYTES_MAX:
+        raise BadBody(
+            f"a body of {len(body):,} bytes with headers of {size:,} bytes is larger than "
+            f"{MESSAGE_BYTES_MAX:,}; store a part elsewhere and put its address."
+        )
+
+
 def headers_json(given: object) -> str | None:
     """Headers as they are stored.
 
     Raises:
         BadName: If a name is not 1 to 256 printable characters.
-        BadBody: If a value is not text or holds a surrogate pair, a name is shardq's own, or all
-            are larger than 16 KiB.
+        BadBody: If a value is not text or holds a surrogate pair, or a name is shardq's own.
     """
     if not isinstance(given, Mapping):
         raise BadBody(f"headers must map names to texts, not be {type(given).__name__}.")
@@ -565,15 +608,14 @@ def headers_json(given: object) -> str | None:
     return write_headers(given)
 
 
-def write_headers(headers: Mapping[str, str], *, bounded: bool = True) -> str:
-    """Headers as a JSON object.
-
-    Raises:
-        BadBody: If they are bounded and larger than 16 KiB.
-    """
+def write_headers(headers: Mapping[str, str]) -> str:
+    """Headers as a JSON object."""
     text = _compact(dict(headers))
-    if bounded and len(text) > HEADER_BYTES_MAX:
-        raise BadBody(f"headers of {len(text):,} bytes are larger than {HEADER_BYTES_MAX:,}.")
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            return _escaped(dict(headers))
     return text
 
 
@@ -741,7 +783,7 @@ def dead_headers(
     }
     if traceback:
         headers["shardq-traceback"] = traceback[-_REASON_CHARS_MAX:]
-    return write_headers(headers, bounded=False)
+    return write_headers(headers)
 
 
 def died_after(buried: Row, row: Row) -> int:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypedDict
 from shardq.errors import BadBody, BadSetting, UsageError, shown
 from shardq.lifecycle.keyedputs import CHOICES
 from shardq.model import names
-from shardq.model.message import HEADER_BYTES_MAX, body_bytes, headers_json
+from shardq.model.message import body_bytes, headers_json
 from shardq.model.times import due_ms, duration_ms, duration_text, moment_of
 from shardq.schedules.definition import NAME_MAX, Definition, Job
 from shardq.schedules.firing import HEADERS
@@ -31,8 +31,8 @@ Retime: TypeAlias = "Callable[[Definition, int], Definition]"
 """Gives a schedule another trigger as of a time, epoch milliseconds."""
 
 BODY_BYTES_MAX = 40 << 10
-_HEADER_ROOM = 1_024
-"""Bytes of a message's headers for those that a schedule writes: its name and two times."""
+_HEADER_BYTES_MAX = 15 << 10
+"""Bytes of the headers that a schedule puts, beside its own: its name and two times."""
 _BOUNDS = ("start", "end")
 _LOOKED_AT = 100
 """How many fire times are looked at for the shortest time between two."""
@@ -288,10 +288,10 @@ def _applied_job(job: Job, options: Mapping[str, Any], whose: str) -> Job:
     if not (type(priority := given.get("priority", 0)) is int and priority >= 0):
         raise BadSetting(f"{whose}: priority must be 0 or more, not {shown(priority)}.")
     headers = dict(given.get("headers") or {})
-    if (size := len(headers_json(headers) or "")) > HEADER_BYTES_MAX - _HEADER_ROOM:
+    if (size := len((headers_json(headers) or "").encode())) > _HEADER_BYTES_MAX:
         raise BadSetting(
             f"{whose}: headers of {size:,} bytes leave no room for the schedule's own; choose at "
-            f"most {HEADER_BYTES_MAX - _HEADER_ROOM:,}."
+            f"most {_HEADER_BYTES_MAX:,}."
         )
     if own := set(HEADERS) & headers.keys():
         raise BadSetting(f"{whose}: header {own.pop()!r} is the schedule's own.")

@@ -435,7 +435,7 @@ class Ticker:
             firing.at_ms,
             ids.fixed(born_us, f"{self._register.name}/{definition.version}/{name}"),
             definition.job.body,
-            write_headers(headers_of(tick, firing), bounded=False),
+            write_headers(headers_of(tick, firing)),
             name=name,
             group=group,
             since_ms=since_ms if is_later else None,

@@ -278,7 +278,7 @@ class Actor:
         while start < len(positions):
             found = self._store.find(positions[start : start + count])
             start += count
-            size = sum(len(row.body) for row in found)
+            size = sum(row.size_bytes for row in found)
             if size < _TOGETHER_BYTES // 4:
                 count = min(count * 4, _TOGETHER_ROWS[1])
             elif size > _TOGETHER_BYTES:

@@ -17,7 +17,7 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - as all who write for Spark call it
 
 from shardq.errors import BadSetting, UsageError, shown
-from shardq.model.message import BODY_BYTES_MAX, HEADER_BYTES_MAX, RESERVED_HEADER
+from shardq.model.message import BODY_BYTES_MAX, MESSAGE_BYTES_MAX, RESERVED_HEADER
 from shardq.model.times import DELAY_MAX_MS
 from shardq.spark import expressions as x
 from shardq.spark.columns import columns_in
@@ -209,11 +209,11 @@ class Asked:
             bad_group = F.col("group").isNotNull() & ~x.is_label(F.col("group"))
             wrong.append((bad_group, "group is not 1 to 256 printable characters"))
         if self.headers is not None:
-            wrong += _bad_headers(F.col("given"), F.col("headers"))
+            wrong += _bad_headers(F.col("given"), F.col("headers"), body)
         return F.coalesce(*(F.when(is_wrong, F.lit(reason)) for is_wrong, reason in wrong))
 
 
-def _bad_headers(given: Column, text: Column) -> list[tuple[Column, str]]:
+def _bad_headers(given: Column, text: Column, body: Column) -> list[tuple[Column, str]]:
     keys, values = F.map_keys(given), F.map_values(given)
     return [
         (F.exists(values, F.isnull), "a header is null"),
@@ -225,7 +225,10 @@ def _bad_headers(given: Column, text: Column) -> list[tuple[Column, str]]:
             F.exists(keys, lambda key: key.startswith(RESERVED_HEADER)),
             f"a header's name begins with {RESERVED_HEADER}",
         ),
-        (F.octet_length(text) > HEADER_BYTES_MAX, f"headers are larger than {HEADER_BYTES_MAX:,}"),
+        (
+            F.octet_length(text) + F.octet_length(body) > MESSAGE_BYTES_MAX,
+            f"body and headers are larger than {MESSAGE_BYTES_MAX:,} bytes",
+        ),
     ]
 
 

@@ -365,7 +365,7 @@ def pages(
         if messages := [row for row in rows if not row.is_note]:
             yield messages
         if bodies and rows:
-            size = sum(len(row.body) for row in rows) // len(rows) + 1
+            size = sum(row.size_bytes for row in rows) // len(rows) + 1
             limit = max(_PAGE_ROWS[0], min(_PAGE_BYTES // size, _PAGE_ROWS[1], limit * 2))
 
 
@@ -407,7 +407,7 @@ def _gathered(read: Iterable[list[Row]]) -> Iterator[list[Row]]:
     size = 0
     for page in read:
         held += page
-        size += sum(len(row.body) for row in page)
+        size += sum(row.size_bytes for row in page)
         if len(held) >= BATCH_ROWS or size >= _BATCH_BYTES:
             yield held
             held, size = [], 0

@@ -39,7 +39,7 @@ from shardq.errors import (
     shown,
 )
 from shardq.model import ids, names
-from shardq.model.message import Row, body_bytes, headers_json
+from shardq.model.message import Row, contents
 from shardq.model.shard import Shard
 from shardq.model.times import DELAY_MAX_MS, ceil_ms, iso
 from shardq.records.ledger import CLOCK_AHEAD_MS
@@ -592,12 +592,10 @@ class PlainRows:
         if band is None or not 0 <= band < layout.bands:
             raise BadSetting(f"priority must be 0 to {layout.bands - 1}, not {shown(band)}.")
         group = None if group is _ABSENT or group is None else names.label(group, what="group")
-        text = None
-        if headers is not _ABSENT and headers is not None:
-            text = headers_json(dict(headers))
         if body is None:
             raise BadBody("body is null.")
-        stored = body_bytes(body)
+        is_headed = headers is not _ABSENT and headers is not None
+        stored, text = contents(body, dict(headers) if is_headed else None)
         if name is _ABSENT:
             name, fixing = None, self._fixing(stored, due_us, band, group, text)
         else:

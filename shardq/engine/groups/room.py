@@ -525,7 +525,9 @@ class GroupLanes:
                     left += group.leave_all()
                 elif group.head is not None:
                     left += group.leave()
-                    self._memory.replace(group.head, group.head.row._replace(body=b""))
+                    self._memory.replace(
+                        group.head, group.head.row._replace(body=b"", headers=None)
+                    )
         self._memory.forget_all(left)
 
     def _feed(self, mine: GroupLane, until_us: int) -> None:

@@ -117,9 +117,9 @@ class Care:
             if other.lease is one.lease and other.doubtful and not other.begun_us
         )
         asked = [one]
-        size = len(one.row.body)
+        size = one.row.size_bytes
         for other in heapq.nsmallest(_LOOK_ROWS - 1, waiting, key=_due):
-            size += len(other.row.body)
+            size += other.row.size_bytes
             if size > _LOOK_BYTES:
                 break
             asked.append(other)

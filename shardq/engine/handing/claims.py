@@ -161,11 +161,11 @@ class Claims:
                 continue
             due.append(one)
             rows += 1
-            size_bytes += len(one.row.body)
+            size_bytes += one.row.size_bytes
             if one.grouped and (count := min(per_group - 1, most - rows)):
                 more = self._followers[one] = []
                 for each in engine.groups.behind(one, count, self._may_follow):
-                    size_bytes += len(each.row.body)
+                    size_bytes += each.row.size_bytes
                     if size_bytes > most_bytes:
                         break
                     more.append(each)

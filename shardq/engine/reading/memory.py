@@ -35,7 +35,7 @@ class Memory:
         begun: How many deliveries were handed out; a run until empty sees by it that none began.
         leased_rows: Shard of a lease -> how many rows were read under it, without claims.
         group_rows: How many rows of group lanes were read, without claims.
-        body_bytes: The size of all bodies in memory.
+        body_bytes: The size of all bodies and headers in memory.
         left: Lane -> the due from which it is reread, noted since `left` was last cleared.
         stranded: Deliveries released behind the seal of their lane; their rows are moved to now.
     """
@@ -73,7 +73,7 @@ class Memory:
                 band = row.priority
             careful = may_need_care and row.due_ms <= lease.taken_ms and lease.needs_care()
             known[row.id] = one = Delivery(row, band, lease, careful=careful, grouped=is_grouped)
-            body_bytes += len(row.body)
+            body_bytes += row.size_bytes
             taken.append(one)
         self.body_bytes += body_bytes
         return taken
@@ -104,7 +104,7 @@ class Memory:
             one.forget()
             row = one.row
             if known.pop(row.id, None) is not None:
-                self.body_bytes -= len(row.body)
+                self.body_bytes -= row.size_bytes
                 if not one.is_claim:
                     gone[one.lease] = gone.get(one.lease, 0) + 1
         for lease, count in gone.items():
@@ -112,7 +112,7 @@ class Memory:
 
     def replace(self, one: Delivery, row: Row) -> None:
         """Replace a row in memory by its edited form, or by one without its body."""
-        self.body_bytes += len(row.body) - len(one.row.body)
+        self.body_bytes += row.size_bytes - one.row.size_bytes
         one.replace(row)
 
     def begin(self, one: Delivery) -> None:

@@ -136,7 +136,7 @@ class Pages:
         return rows
 
     def _adapt(self, rows: Sequence[Row], limit: int) -> None:
-        seen = sum(len(row.body) for row in rows) / len(rows)
+        seen = sum(row.size_bytes for row in rows) / len(rows)
         self.body_bytes += (seen - self.body_bytes) * (1.0 if seen > self.body_bytes else 0.2)
         self.knows_bodies = True
         fits = int(PAGE_BYTES / (self.body_bytes + ROW_BYTES))

@@ -87,7 +87,7 @@ class Deaths:
             has_room = len(self._waiting) < _WAITING_MAX and self._bytes <= _WAITING_BYTES_MAX
             if has_room:
                 self._waiting.append(message)
-                self._bytes += len(message.body)
+                self._bytes += message._row.size_bytes
                 self._changed.notify()
             else:
                 self._left_out += 1
@@ -179,7 +179,7 @@ class Deaths:
             if self._is_ending or not self._waiting:
                 return False
             message = self._waiting.popleft()
-            self._bytes -= len(message.body)
+            self._bytes -= message._row.size_bytes
             self._is_calling = True
             self._begun_us, self._named_us = self._clock.boot_us(), 0
         try:

@@ -608,7 +608,7 @@ def _insert_batches(rows: Iterable[Row]) -> Iterator[dict[str, _Batch]]:
             keyed.append((*place, due, own, bytearray(body), attempt, rest[_KEY]))
         else:
             full.append((*place, due, own, body, headers, attempt, *rest[:-1]))
-        room -= len(body)
+        room -= len(body) + len(headers or "")
         left -= 1
         if room <= 0 or not left:
             yield _by_statement(plain, headed, keyed, full)
@@ -640,7 +640,7 @@ def _placed(position: Position) -> tuple[Any, ...]:
 def _moved(move: Move) -> tuple[_Moved, int]:
     """The values of a move, and its size in bytes."""
     beside = [_columns(row) for row in move.beside]
-    size_bytes = sum(len(row.body) + len(row.headers or "") for row in (move.new, *move.beside))
+    size_bytes = sum(row.size_bytes for row in (move.new, *move.beside))
     return (_columns(move.new), _placed(move.old), move.note, beside), size_bytes
 
 
