@@ -252,6 +252,7 @@ class Queue(Scheduled):
         wait: Duration = "0s",
         *,
         per_group: int = 1,
+        lasting: bool = False,
     ) -> list[Message]:
         """Take messages that are due; the caller settles them.
 
@@ -266,31 +267,44 @@ class Queue(Scheduled):
                 comes after one that is not over waits for it: a retry of the first of them does not
                 hold up the ack of the second, and whoever is given the first again gets nothing
                 that is still claimed.
+            lasting: True for receipts that `ack` and `extend` with `redelivered=True` take after
+                the message was delivered again, extended or retried. Each later move of such a
+                message writes a note of its place, and its end erases the note; others pay nothing.
 
         Returns:
             The messages, first due first, those of a group after one another; none if none was due
             within `wait`.
         """
-        return self._receiver.receive(*received(max, visibility, wait, per_group))
+        asked = received(max, visibility, wait, per_group)
+        return self._receiver.receive(*asked, is_lasting=lasting)
 
     @overload
-    def ack(self, *deliveries: Message | str, partial: Literal[False] = False) -> None: ...
+    def ack(
+        self,
+        *deliveries: Message | str,
+        partial: Literal[False] = False,
+        redelivered: bool = False,
+    ) -> None: ...
     @overload
     def ack(
-        self, *deliveries: Message | str, partial: Literal[True]
+        self, *deliveries: Message | str, partial: Literal[True], redelivered: bool = False
     ) -> list[ReceiptError | None]: ...
     @overload
     def ack(
-        self, *deliveries: Message | str, partial: bool
+        self, *deliveries: Message | str, partial: bool, redelivered: bool = False
     ) -> list[ReceiptError | None] | None: ...
     def ack(
-        self, *deliveries: Message | str, partial: bool = False
+        self, *deliveries: Message | str, partial: bool = False, redelivered: bool = False
     ) -> list[ReceiptError | None] | None:
         """End deliveries as done: the messages are removed.
 
         Args:
             deliveries: Messages that were received, or their receipts.
             partial: True ends those that can be ended, though others cannot.
+            redelivered: True ends a message also if its time is up, or it was delivered again since
+                or waits for that; and one that has ended already, or died, is a success. It takes
+                receipts of `receive(.., lasting=True)`; of any other the message must not have
+                moved. A message that was changed by its key since counts as another one.
 
         Returns:
             None; where `partial`, for each delivery the error that it failed by, or None if it has
@@ -300,11 +314,11 @@ class Queue(Scheduled):
             BadReceipt: If one is damaged or of another queue; nothing was written. Not where
                 `partial`.
             StaleReceipt: If one was settled before, or its time is up; nothing was written. Not
-                where `partial`.
+                where `partial`, nor of a lasting receipt where `redelivered`.
         """
         if partial:
-            return self._receipts.ack_each(deliveries)
-        self._receipts.ack(deliveries)
+            return self._receipts.ack_each(deliveries, is_followed=redelivered)
+        self._receipts.ack(deliveries, is_followed=redelivered)
         return None
 
     @overload
@@ -366,20 +380,35 @@ class Queue(Scheduled):
         return self._settle(delivery, Outcome(Fate.SNOOZE, delay_ms), partial)
 
     @overload
-    def extend(self, delivery: Message | str, visibility: Duration = "30s") -> str: ...
+    def extend(
+        self, delivery: Message | str, visibility: Duration = "30s", *, redelivered: bool = False
+    ) -> str: ...
     @overload
     def extend(
-        self, delivery: Several, visibility: Duration = "30s", *, partial: Literal[True]
+        self,
+        delivery: Several,
+        visibility: Duration = "30s",
+        *,
+        partial: Literal[True],
+        redelivered: bool = False,
     ) -> list[str | ReceiptError]: ...
     def extend(
-        self, delivery: Several, visibility: Duration = "30s", *, partial: bool = False
+        self,
+        delivery: Several,
+        visibility: Duration = "30s",
+        *,
+        partial: bool = False,
+        redelivered: bool = False,
     ) -> str | list[str | ReceiptError]:
         """Keep a received message for longer.
 
         Args:
             delivery: The message or its receipt; where `partial`, a list of them.
-            visibility: How long from now, from 0 s.
+            visibility: How long from now, from 0 s: then it is delivered again at once, and this
+                delivery has used its attempt.
             partial: True keeps those that can be kept, though others cannot.
+            redelivered: True takes a lasting receipt (`receive`) also after the message was
+                extended or received again: then its present delivery is kept for longer.
 
         Returns:
             The new receipt; the old one is stale, unless the message has a group: then its receipt
@@ -388,7 +417,9 @@ class Queue(Scheduled):
         """
         visibility_ms = duration_ms(visibility, name="visibility")
         many = _each_delivery(delivery, partial)
-        answers = self._receipts.extend(many, visibility_ms, is_partial=partial)
+        answers = self._receipts.extend(
+            many, visibility_ms, is_partial=partial, is_followed=redelivered
+        )
         return answers if partial else str(answers[0])
 
     @overload

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from shardq import Consumer
 from shardq.errors import BadReceipt, ReceiptError, ShardqError
-from shardq.model.receipt import Signer
+from shardq.model.receipt import Receipt, Signer
 from shardq.model.settings import CHOICES
 from shardq.model.shard import Position, Shard
 from shardq.model.times import due_ms, duration_ms
@@ -113,7 +113,7 @@ def test_no_forged_receipt_touches_a_message(
     receipt = queue._home.register.signer.read(own)
 
     def signed(name: str, key: bytes) -> str:
-        return Signer(name, key, layout).sign(receipt.position, receipt.attempt, receipt.serial)
+        return Signer(name, key, layout).sign(receipt)
 
     kind = data.draw(st.sampled_from(["any", "chars", "foreign", "bent", "secret", "name"]))
     token: Any = {
@@ -158,7 +158,7 @@ def test_a_receipt_of_nowhere_settles_nothing_though_it_is_signed(
 ) -> None:
     queue = victims.queue
     position = Position(Shard("victim", minute, lane), due, row_id)
-    token = queue._home.register.signer.sign(position, attempt, serial)
+    token = queue._home.register.signer.sign(Receipt(position, attempt, serial))
     before = victims.rows()
     with suppress(ReceiptError):
         assert settle(queue, verb, token) is False

@@ -28,6 +28,7 @@ from worlds import InFile, Kept, OnCassandra, Process
 
 from shardq import Bury, Consumer, Retry, Snooze
 from shardq.errors import StaleReceipt
+from shardq.model.receipt import Receipt
 from shardq.model.times import moment_of
 
 if TYPE_CHECKING:
@@ -254,7 +255,7 @@ class Rules(Model):
         [row] = self._rows(self.witness.queue).get(name, [None])
         cancelled = self.one(place).queue.cancel(self.receipts[name])
         signer = self.witness.queue._home.register.signer
-        there = row is not None and signer.sign(row.position, 0, 0) == self.receipts[name]
+        there = row is not None and signer.sign(Receipt(row.position, 0)) == self.receipts[name]
         assert cancelled == there
         if cancelled:
             self.kept[name].state = "gone"

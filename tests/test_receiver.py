@@ -831,6 +831,29 @@ def test_of_many_that_ack_the_same_delivery_at_once_one_has_ended_it(stage: Stag
     assert queue.totals().acked == 2
 
 
+def test_of_many_that_ack_a_message_by_all_its_receipts_at_once_one_has_ended_it(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    queue.put_many(["a", "b"])
+    first, other = queue.receive(visibility="5s", wait="1s", lasting=True)
+    again, _ = receive(stage, queue, seconds=20)
+    assert again.id == first.id
+    assert again._row.shard == first._row.shard
+    hub = queue._receipts._ends.of(first._row.shard)
+    with held(stage, "find") as (arrived, may_go_on):
+        threads = begun([partial(queue.ack, other, redelivered=True)])
+        arrived.wait(60)
+        # These are one batch.
+        threads += begun([partial(queue.ack, one, redelivered=True) for one in (first, again) * 3])
+        in_line(hub, 7)
+        may_go_on.set()
+        for thread in threads:
+            thread.join(60)
+    assert stage.is_empty(queue)
+    assert queue.totals().acked == 2
+
+
 def test_many_callers_get_each_message_once(tmp_path: Path) -> None:
     with shardq.connect(f"sqlite:///{tmp_path}/jobs.db") as db:
         queue = db.queue("mail")

@@ -148,6 +148,7 @@ class Queue:
         wait: Duration = "0s",
         *,
         per_group: int = 1,
+        lasting: bool = False,
     ) -> list[Message]:
         """Take messages that are due, as `shardq.Queue.receive`.
 
@@ -161,7 +162,9 @@ class Queue:
         receiver = queue._receiver
         if not receiver.has_stepper:
             return await self._call(
-                lambda opened: opened.receive(count, visibility, wait, per_group=per_group),
+                lambda opened: opened.receive(
+                    count, visibility, wait, per_group=per_group, lasting=lasting
+                ),
                 kind=Kind.LONG,
             )
         self._threads.check()
@@ -172,6 +175,7 @@ class Queue:
             visibility_ms,
             queue._home.clock.boot_us(),
             per_group=per_group,
+            is_lasting=lasting,
             on_over=lambda: _tell(loop, over),
             is_brief=not wait_ms,
         )
@@ -190,20 +194,27 @@ class Queue:
         return caller.answer()
 
     @overload
-    async def ack(self, *deliveries: Message | str, partial: Literal[False] = False) -> None: ...
+    async def ack(
+        self,
+        *deliveries: Message | str,
+        partial: Literal[False] = False,
+        redelivered: bool = False,
+    ) -> None: ...
     @overload
     async def ack(
-        self, *deliveries: Message | str, partial: Literal[True]
+        self, *deliveries: Message | str, partial: Literal[True], redelivered: bool = False
     ) -> list[ReceiptError | None]: ...
     @overload
     async def ack(
-        self, *deliveries: Message | str, partial: bool
+        self, *deliveries: Message | str, partial: bool, redelivered: bool = False
     ) -> list[ReceiptError | None] | None: ...
     async def ack(
-        self, *deliveries: Message | str, partial: bool = False
+        self, *deliveries: Message | str, partial: bool = False, redelivered: bool = False
     ) -> list[ReceiptError | None] | None:
         """End deliveries as done, as `shardq.Queue.ack`."""
-        return await self._call(lambda queue: queue.ack(*deliveries, partial=partial))
+        return await self._call(
+            lambda queue: queue.ack(*deliveries, partial=partial, redelivered=redelivered)
+        )
 
     @overload
     async def retry(
@@ -246,17 +257,31 @@ class Queue:
         )
 
     @overload
-    async def extend(self, delivery: Message | str, visibility: Duration = "30s") -> str: ...
+    async def extend(
+        self, delivery: Message | str, visibility: Duration = "30s", *, redelivered: bool = False
+    ) -> str: ...
     @overload
     async def extend(
-        self, delivery: Several, visibility: Duration = "30s", *, partial: Literal[True]
+        self,
+        delivery: Several,
+        visibility: Duration = "30s",
+        *,
+        partial: Literal[True],
+        redelivered: bool = False,
     ) -> list[str | ReceiptError]: ...
     async def extend(
-        self, delivery: Several, visibility: Duration = "30s", *, partial: bool = False
+        self,
+        delivery: Several,
+        visibility: Duration = "30s",
+        *,
+        partial: bool = False,
+        redelivered: bool = False,
     ) -> str | list[str | ReceiptError]:
         """Keep a received message for longer, as `shardq.Queue.extend`."""
         return await self._call(
-            lambda queue: cast("Any", queue).extend(delivery, visibility, partial=partial)
+            lambda queue: cast("Any", queue).extend(
+                delivery, visibility, partial=partial, redelivered=redelivered
+            )
         )
 
     @overload

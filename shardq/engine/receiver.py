@@ -113,7 +113,13 @@ class Receiver:
         return self._stepper is not None
 
     def receive(
-        self, count: int, visibility_ms: int, wait_ms: int, per_group: int = 1
+        self,
+        count: int,
+        visibility_ms: int,
+        wait_ms: int,
+        per_group: int = 1,
+        *,
+        is_lasting: bool = False,
     ) -> list[Message]:
         """Claim up to `count` due messages for `visibility_ms`; wait for the first one.
 
@@ -122,9 +128,12 @@ class Receiver:
             visibility_ms: How long they are the caller's.
             wait_ms: How long to wait.
             per_group: The most messages of one group.
+            is_lasting: True if the receipts of the messages are to last.
         """
         clock = self._clock
-        caller = Caller(count, visibility_ms, clock.boot_us(), per_group=per_group)
+        caller = Caller(
+            count, visibility_ms, clock.boot_us(), per_group=per_group, is_lasting=is_lasting
+        )
         until_us = caller.since_us + wait_ms * 1_000
         delay = 0.0
         locks.refuse_to_wait(self._lock)

@@ -51,20 +51,35 @@ class Orphans:
             How many names were freed.
         """
         queue = self._register.name
-        if not self._register.settings.keys_used or names.is_dead_queue(queue):
+        if names.is_dead_queue(queue):
             return 0
+        remove = self._remove_from if self._register.settings.keys_used else self._remove_nameless
         freed = 0
         for bucket in range(BUCKETS):
             try:
-                freed += self._remove_from((queue, bucket))
+                freed += remove((queue, bucket))
             except StoreOverread as error:
                 log.warning("queue %s: keys of bucket %d are not checked: %s", queue, bucket, error)
         return freed
 
+    def _remove_nameless(self, partition: tuple[str, int]) -> int:
+        self._with_name(self._store.notes(PLACES, partition))
+        return 0
+
+    def _with_name(self, notes: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+        """The notes of names. Of the others, to which lasting receipts lead, it erases the lost."""
+        named: list[tuple[str, str]] = []
+        nameless: list[tuple[str, str]] = []
+        for note in notes:
+            (named if note[0] else nameless).append(note)
+        for n in range(0, len(nameless), _PAGE):
+            self._keys.erase_ended(nameless[n : n + _PAGE])
+        return named
+
     def _remove_from(self, partition: tuple[str, int]) -> int:
         freed = 0
         # Before the names: what moves meanwhile has a note that is not among these.
-        notes = list(self._store.notes(PLACES, partition))
+        notes = self._with_name(self._store.notes(PLACES, partition))
         stored = self._store.notes(KEYS, partition)
         taken = [name for name, (live, _) in stored.items() if live is not None]
         for n in range(0, len(taken), _PAGE):

@@ -29,6 +29,7 @@ from shardq.model.message import (
     note_of,
     placed,
     priority_of,
+    received_at,
     revived,
 )
 from shardq.model.times import ceil_ms
@@ -141,6 +142,28 @@ class Planner:
             is_for_others=outcome.is_for_others,
         )
         return Settlement(outcome.fate, move)
+
+    def receive(
+        self, row: Row, visibility_ms: int, delivery: int, *, holder: str, is_lasting: bool
+    ) -> Move | Row:
+        """The claim of a row for a caller of `receive`; as `claim`, with the time of the first one.
+
+        Args:
+            row: The message's row.
+            visibility_ms: How long from now.
+            delivery: The number of the delivery.
+            holder: The caller's member.
+            is_lasting: True if the message's receipts are to last.
+        """
+        received = received_at(row, self._clock.now_ms(), is_lasting=is_lasting)
+        if row.is_lasting or not is_lasting:
+            row = row if row.received else row._replace(received=received)
+            return self.claim(row, visibility_ms, delivery, holder=holder)
+        # Set after the move: a row that has the mark before it moves gets a note.
+        plan = self.claim(row, visibility_ms, delivery, holder=holder)
+        if isinstance(plan, Move):
+            return plan._replace(new=plan.new._replace(received=received))
+        return plan._replace(received=received)
 
     def claim(
         self, row: Row, visibility_ms: int, delivery: int, *, holder: str, is_counted: bool = True

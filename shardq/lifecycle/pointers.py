@@ -1,13 +1,17 @@
-"""Keys name rows by their place: their notes and names are written as rows move or end.
+"""Keys and lasting receipts find rows by notes, which are written as rows move and end.
 
 ```
  carry_out, repair ──► new row ──► note of it ──► old row deleted
- finish, drop ───────► before_end ───► the rows are deleted
+ finish, drop ───────► before_end ───► the rows are deleted ──► after_end
 ```
 
 A move writes the note of a key after the new row: written earlier, or in one batch with the row, a
 note could name a row that does not exist yet. A name is freed or held before its row is deleted, so
 that no crash skips that. A row without its name never begins.
+
+A message without a key has a note if its receipts last and it has moved. The note is erased after
+the row was deleted: erased before, it would let an ack that is tried again succeed while the row
+lives. An ack that finds a note without its row erases it, and so does `check --all`.
 """
 
 from __future__ import annotations
@@ -27,11 +31,11 @@ if TYPE_CHECKING:
     from shardq.records.keys import Keys
     from shardq.stores.store import Move, Store
 
-_key_of = attrgetter("key")
+_key_of, _received_of = attrgetter("key"), attrgetter("received")
 
 
 class KeyPointers:
-    """The names of rows with a key. Rows without one are passed over."""
+    """The names and notes of rows. Rows that have neither are passed over."""
 
     def __init__(self, keys: Keys) -> None:
         self._keys = keys
@@ -41,21 +45,26 @@ class KeyPointers:
         if fate is not End.DEAD and any(map(_key_of, rows)):
             self._keys.end(rows)
 
+    def after_end(self, rows: Sequence[Row]) -> None:
+        """Erase the notes of rows without a key that were deleted."""
+        if any(map(_received_of, rows)):
+            self._keys.forget_places(rows)
+
 
 def noted(moves: Sequence[Move], there: Mapping[Position, Row] | None = None) -> Sequence[Move]:
-    """The same moves; each move of a row with a key has a note of the row's new place.
+    """The same moves; each move of a row that is found by a note has one of its new place.
 
     Args:
         moves: Moves within a queue, or to its dead-letter queue.
         there: Position -> the row moved, for rows that leave their queue.
     """
-    if not any(move.new.key is not None for move in moves):
+    if not any(move.new.key is not None or move.new.has_place for move in moves):
         return moves
     return [_noted(move, there or {}) for move in moves]
 
 
 def _noted(move: Move, there: Mapping[Position, Row]) -> Move:
-    if move.new.first is not None:
+    if move.new.key is None or move.new.first is not None:
         return move._replace(note=note_of(move.new))
     old = there.get(move.old)
     # A message put back from the dead needs no note: its key was taken with this row's place.

@@ -3,6 +3,7 @@
 ```
  receipt ──► read its row ──► gone, or a claim whose time is up: stale, nothing is written
                          └──► planned and carried out as a consumer's; its group follows
+ redelivered: gone ──► a note of its place? read its row there ──► gone: it has ended, as asked
  acks of many threads are stored in batches (`hub.py`)
 ```
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -20,14 +22,14 @@ from shardq.lifecycle.hub import Call, Hub, Hubs
 from shardq.lifecycle.planner import counted
 from shardq.lifecycle.settle import CLAIM_MARGIN_MS
 from shardq.model import names
-from shardq.model.message import Message, Row, key_of
+from shardq.model.message import Message, Row, key_of, receipt_of
 from shardq.model.receipt import Receipt
 from shardq.model.times import ceil_ms, moment_of
 from shardq.records.ledger import End
 from shardq.stores.store import Move
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from shardq.lifecycle.home import QueueHome
     from shardq.lifecycle.keyed import Keyed
@@ -50,6 +52,7 @@ class _End(Call):
     Args:
         receipts: The receipts of the deliveries to end.
         is_partial: True if a stale receipt fails alone; else it fails the call.
+        is_followed: True to end messages that were delivered again, too.
 
     Attributes:
         receipts: Position -> the receipt; a message given twice is in it once.
@@ -57,14 +60,22 @@ class _End(Call):
         stale: Position -> the error of a stale receipt.
     """
 
-    __slots__ = ("found", "is_partial", "receipts", "stale")
+    __slots__ = ("found", "is_followed", "is_partial", "receipts", "stale")
 
-    def __init__(self, receipts: Iterable[Receipt], *, is_partial: bool = False) -> None:
+    def __init__(
+        self, receipts: Iterable[Receipt], *, is_partial: bool = False, is_followed: bool = False
+    ) -> None:
         self.receipts = _by_position(receipts)
         super().__init__(len(self.receipts))
         self.is_partial = is_partial
+        self.is_followed = is_followed
         self.found: list[Row] | None = None
         self.stale: dict[Position, StaleReceipt] = {}
+
+    def attempt_of(self, row: Row) -> int:
+        """The number of the delivery that ends; 0 if the row has moved since."""
+        receipt = self.receipts.get(row.position)
+        return 0 if receipt is None else receipt.attempt
 
     def judge(self, found: list[Row], stale: dict[Position, StaleReceipt]) -> bool:
         """Keep the rows found and the errors; False if the call has failed by a stale receipt."""
@@ -93,19 +104,30 @@ class Receipts:
         self._keyed = keyed
         self._ends: Hubs[_End] = Hubs(partial(Hub, self._end_all))
 
-    def ack(self, deliveries: Iterable[Message | str]) -> None:
+    def ack(self, deliveries: Iterable[Message | str], *, is_followed: bool = False) -> None:
         """End deliveries as done.
+
+        Args:
+            deliveries: The deliveries, or their receipts.
+            is_followed: True to end messages that were delivered again, too.
 
         Raises:
             BadReceipt: If a receipt is damaged or of another queue; nothing was written.
             StaleReceipt: If a delivery was settled before, or its time is up; nothing was written.
+                Where `is_followed`, only if a receipt does not last and its row is gone.
         """
-        self._do(_End(map(self.receipt_of, deliveries)))
+        self._do(_End(map(self.receipt_of, deliveries), is_followed=is_followed))
 
-    def ack_each(self, deliveries: Iterable[Message | str]) -> list[ReceiptError | None]:
+    def ack_each(
+        self, deliveries: Iterable[Message | str], *, is_followed: bool = False
+    ) -> list[ReceiptError | None]:
         """End deliveries as done, each by itself; returns each one's error, None if it ended."""
         given = [self._read(delivery, is_partial=True) for delivery in deliveries]
-        call = _End((one for one in given if isinstance(one, Receipt)), is_partial=True)
+        call = _End(
+            (one for one in given if isinstance(one, Receipt)),
+            is_partial=True,
+            is_followed=is_followed,
+        )
         self._do(call)
         return [call.stale.get(one.position) if isinstance(one, Receipt) else one for one in given]
 
@@ -124,17 +146,54 @@ class Receipts:
         if asked:
             there = self._store.find([place for call in asked for place in call.receipts])
             rows = {row.position: row for row in there}
+            taken: set[Position] = set()
             for call in asked:
-                # An end needs no margin: its delete wins over any write when the time is up.
-                found, stale = self._sorted(rows, call.receipts.values(), margin_ms=0)
+                if call.is_followed:
+                    found, stale = self._anywhere(rows, call.receipts, taken)
+                else:
+                    # An end needs no margin: its delete wins over any write when the time is up.
+                    found, stale = self._sorted(rows, call.receipts.values(), margin_ms=0)
                 if call.judge(found, stale):
                     for row in found:
-                        del rows[row.position]
+                        rows.pop(row.position, None)
+                        taken.add(row.position)
         ended = [(call, row) for call in calls for row in call.found or ()]
         if ended:
-            attempts = [counted(row, call.receipts[row.position].attempt) for call, row in ended]
+            attempts = [counted(row, call.attempt_of(row)) for call, row in ended]
             self._settler.end([row for _, row in ended], End.ACKED, attempts)
             self._home.stats.add(acked=len(ended))
+
+    def _anywhere(
+        self,
+        rows: Mapping[Position, Row],
+        receipts: Mapping[Position, Receipt],
+        taken: Collection[Position],
+    ) -> tuple[list[Row], dict[Position, StaleReceipt]]:
+        """The rows of messages that live, once each, wherever they are; and stale receipts.
+
+        Args:
+            rows: The rows at the positions of receipts.
+            receipts: Position -> its receipt.
+            taken: The positions of rows that another call ends.
+        """
+        gone = [one for at, one in receipts.items() if at not in rows and at not in taken]
+        there = [rows[at] for at in receipts if at in rows]
+        there += self._settler.keys.followed(gone).values()
+        found = {
+            row.position: row
+            for row in there
+            if row.position not in taken and not self._register.is_former(row)
+        }
+        stale = {
+            one.position: StaleReceipt(
+                f"no message is at the place of a receipt in queue {self._register.name!r}: it has "
+                f"ended, or was delivered again. Only receipts of receive(.., lasting=True) find "
+                f"it then."
+            )
+            for one in gone
+            if one.first is None
+        }
+        return list(found.values()), stale
 
     def settle(
         self,
@@ -199,9 +258,21 @@ class Receipts:
         self._home.stats.add(snoozed=1)
 
     def extend(
-        self, deliveries: Iterable[Message | str], visibility_ms: int, *, is_partial: bool = False
+        self,
+        deliveries: Iterable[Message | str],
+        visibility_ms: int,
+        *,
+        is_partial: bool = False,
+        is_followed: bool = False,
     ) -> list[str | ReceiptError]:
         """Extend deliveries to `visibility_ms` from now.
+
+        Args:
+            deliveries: The deliveries, or their receipts.
+            visibility_ms: How long from now.
+            is_partial: True if a delivery that fails does not fail the others.
+            is_followed: True to extend, instead of a delivery whose row has moved, the one that is
+                under way now.
 
         Returns:
             Each delivery's new receipt, in place of the old, or its error.
@@ -217,7 +288,7 @@ class Receipts:
                 holder = row.claim_of(holder)
             return self._planner.claim(row, visibility_ms, attempt, holder=holder)
 
-        answers, _ = self._change(deliveries, plan, is_partial=is_partial)
+        answers, _ = self._change(deliveries, plan, is_partial=is_partial, is_followed=is_followed)
         return [
             answer if isinstance(answer, ReceiptError) else self._signed(answer)
             for answer in answers
@@ -260,8 +331,7 @@ class Receipts:
                 f"{self._register.name!r}; pass it to that queue."
             )
         # The delivery's number, not the row's attempt: a message that was only read has none.
-        row, delivery = given._row, given._delivery
-        return Receipt(row.position, delivery, row.begun_serial if delivery else 0)
+        return receipt_of(given._row, given._delivery)
 
     def present(self, receipts: Sequence[Receipt]) -> list[Row]:
         """The rows of receipts, in their order.
@@ -327,6 +397,7 @@ class Receipts:
         plan: Callable[[Row, int], Move | Row],
         *,
         is_partial: bool,
+        is_followed: bool = False,
         margin_ms: int = CLAIM_MARGIN_MS,
     ) -> tuple[list[Row | ReceiptError], list[Row]]:
         """Move or edit the rows of deliveries.
@@ -335,6 +406,7 @@ class Receipts:
             deliveries: Messages or their receipts.
             plan: Takes a row and the number of its delivery; returns its move, or the edited row.
             is_partial: True if a delivery that fails does not fail the others.
+            is_followed: True to change the claims of messages whose rows have moved, too.
             margin_ms: How long before a delivery's time is up it is refused.
 
         Returns:
@@ -342,6 +414,8 @@ class Receipts:
             they were.
         """
         given = [self._read(delivery, is_partial=is_partial) for delivery in deliveries]
+        if is_followed:
+            given = self._following(given)
         receipts = _by_position(one for one in given if isinstance(one, Receipt))
         there = {row.position: row for row in self._store.find(receipts)}
         found, stale = self._sorted(there, receipts.values(), margin_ms=margin_ms)
@@ -371,9 +445,21 @@ class Receipts:
             [row for row in found if row.position in changed],
         )
 
+    def _following(self, given: Sequence[Receipt | BadReceipt]) -> list[Receipt | BadReceipt]:
+        """Receipts at the present positions of their messages, where these are claims."""
+        lasting = [one for one in given if isinstance(one, Receipt) and one.first is not None]
+        there = self._settler.still_there(one.position for one in lasting)
+        moved = self._settler.keys.followed(one for one in lasting if one.position not in there)
+        at = {old: row.position for old, row in moved.items() if row.claim is not None}
+        return [
+            replace(one, position=at[one.position])
+            if isinstance(one, Receipt) and one.position in at
+            else one
+            for one in given
+        ]
+
     def _signed(self, row: Row) -> str:
-        serial = row.begun_serial if row.attempt else 0
-        return self._register.signer.sign(row.position, row.attempt, serial)
+        return self._register.signer.sign(receipt_of(row, row.attempt))
 
     def _read(self, delivery: Message | str, *, is_partial: bool) -> Receipt | BadReceipt:
         try:

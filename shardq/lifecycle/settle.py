@@ -103,8 +103,8 @@ class Settler:
         there = {row.position: row for row in self._store.find([move.old for move in moves])}
         live = [move for move in moves if move.old in there]
         gone = {move.old for move in moves if move.old not in there}
-        in_steps = [move for move in live if self._goes_in_steps(move)]
-        at_once = [move for move in live if not self._goes_in_steps(move)]
+        in_steps = [move for move in live if self._goes_in_steps(move, there[move.old])]
+        at_once = [move for move in live if not self._goes_in_steps(move, there[move.old])]
         if in_steps:
             self._transfer(noted(in_steps, there), [there[move.old] for move in in_steps])
         if left_out := self._store.move(noted(at_once, there)):
@@ -155,10 +155,10 @@ class Settler:
                 self._clock.sleep(_REPEAT_S)
         return work(*given)
 
-    def _goes_in_steps(self, move: Move) -> bool:
-        """True if a move is an end and an entry that a ledger records."""
+    def _goes_in_steps(self, move: Move, row: Row) -> bool:
+        """True if a move is an end that erases a note, or an end or entry that is recorded."""
         old, new = move.old.shard.queue, move.new.shard.queue
-        return old != new and (self.ledger.covers(old) or self.ledger.covers(new))
+        return old != new and (row.has_place or self.ledger.covers(old) or self.ledger.covers(new))
 
     def _transfer(self, moves: Sequence[Move], rows: Sequence[Row]) -> None:
         """Move rows from one queue to another, step by step, so that a recorded end is true.
@@ -362,3 +362,5 @@ class Settler:
         is_begun = fate is not End.DEAD and any(map(_key_of, rows))
         with begun("the names are free") if is_begun else nullcontext():
             self._store.delete([row.position for row in rows])
+        with begun("the rows are deleted"):
+            self._pointers.after_end(rows)

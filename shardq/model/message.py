@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from shardq.errors import BadBody, StoreCorrupt, shown
 from shardq.model import ids, names
 from shardq.model.key import Key
-from shardq.model.receipt import Signed
+from shardq.model.receipt import Receipt, Signed
 from shardq.model.shard import Position, Shard
 from shardq.model.times import is_epoch_ms, moment_of
 
@@ -66,6 +66,8 @@ _SURROGATE_PAIR = re.compile("[\ud800-\udbff][\udc00-\udfff]")
 _NOTED = re.compile(r"([0-9]{1,18}):([0-9]{1,16}):([0-9a-f]{32})", re.ASCII)
 _WENT_ON = re.compile(r"(.*)#([0-9]{1,6})", re.ASCII | re.DOTALL)
 _FAILURE = re.compile(r"([0-9]{1,15}):([fs]):(.*)", re.DOTALL)
+_RECEIVED = re.compile(r"([0-9]{1,15})(:[ln])?", re.ASCII)
+_LASTING, _NOTED_PLACE = ":l", ":n"
 
 
 class Row(NamedTuple):
@@ -91,6 +93,8 @@ class Row(NamedTuple):
         error: The last error, as `Failure.text` stores it; None where there is none.
         note: Of a note, the position that it names, as `note_of` writes it; None of a message. A
             note tells the owner of a lane for groups to look there.
+        received: When `receive` first returned the message, and whether its receipts last, as
+            `received_at` stores it; None where it never did.
         priority: The priority of a message with a group. That of any other follows from its lane.
         serial: The number of the last edit; 0 for a row that was never edited.
     """
@@ -111,6 +115,7 @@ class Row(NamedTuple):
     not_before_ms: int | None = None
     error: str | None = None
     note: str | None = None
+    received: str | None = None
     priority: int = 0
     serial: int = 0
 
@@ -185,6 +190,16 @@ class Row(NamedTuple):
         return max(self.due_ms, self.not_before_ms or 0)
 
     @property
+    def is_lasting(self) -> bool:
+        """True if its receipts are good for the message wherever its row moves."""
+        return self.received is not None and self.received.endswith((_LASTING, _NOTED_PLACE))
+
+    @property
+    def has_place(self) -> bool:
+        """True if its receipts last and it has moved since: a note has its place."""
+        return self.received is not None and self.received.endswith(_NOTED_PLACE)
+
+    @property
     def order(self) -> tuple[int, bytes]:
         """Order within a group: first due, then first placement; kept through moves."""
         first_due = self.due_ms if self.origin_ms is None else self.origin_ms
@@ -228,12 +243,12 @@ def _is_count(value: object) -> bool:
 
 _SOUND: tuple[Callable[[object], bool], ...] = (
     is_epoch_ms, _is_id, _is_bytes, _is_text, _is_count, _is_first, _is_text, _is_moment, _is_text,
-    _is_text, _is_moment, _is_text, _is_moment, _is_text, _is_text, _is_count,
-    _is_count,
+    _is_text, _is_moment, _is_text, _is_moment, _is_text, _is_text, _is_text,
+    _is_count, _is_count,
 )  # fmt: skip
 """For each column but the shard a function that is true of a value that the column can hold."""
 AS_NEW: Final[dict[str, Any]] = dict.fromkeys(
-    ("first", "claim", "since_ms", "not_before_ms", "error")
+    ("first", "claim", "since_ms", "not_before_ms", "error", "received")
 ) | {"attempt": 0}
 """The columns of a message that enters a queue anew: no delivery has been begun there."""
 
@@ -257,7 +272,46 @@ def placed(row: Row, shard: Shard, due_ms: int, row_id: bytes, **changes: Any) -
         row_id: Its new one.
         changes: Other columns.
     """
+    if row.is_lasting:
+        changes = {"received": _at_of(row) + _NOTED_PLACE} | changes
     return row._replace(shard=shard, due_ms=due_ms, id=row_id, serial=0, **changes)
+
+
+def received_at(row: Row, at_ms: int, *, is_lasting: bool) -> str:
+    """The column `received` of a row that `receive` is about to return.
+
+    Args:
+        row: The row before its claim.
+        at_ms: The time now, epoch milliseconds.
+        is_lasting: True if its receipts are to last. Those of a row once do for good.
+
+    >>> row = Row(Shard("mail", 0, 0), 0, bytes(16), b"")
+    >>> received_at(row, 7, is_lasting=True)
+    '7:l'
+    >>> received_at(row._replace(received="5"), 7, is_lasting=False)
+    '5'
+    """
+    if row.received is None:
+        return f"{at_ms}{_LASTING if is_lasting else ''}"
+    return row.received + _LASTING if is_lasting and not row.is_lasting else row.received
+
+
+def first_received_ms(row: Row) -> int | None:
+    """When `receive` first returned a row's message, epoch milliseconds; None if it never did.
+
+    Raises:
+        StoreCorrupt: If the column is damaged.
+    """
+    if row.received is None:
+        return None
+    found = _RECEIVED.fullmatch(row.received)
+    if found is None:
+        raise _damaged(row, "received", row.received)
+    return int(found[1])
+
+
+def _at_of(row: Row) -> str:
+    return (row.received or "").partition(":")[0]
 
 
 def note_of(position: Position, shard: Shard, due_ms: int, row_id: bytes) -> Row:
@@ -443,6 +497,15 @@ class Message:
         return moment_of(self._row.order[0])
 
     @property
+    def first_received(self) -> datetime | None:
+        """When `receive` first returned the message, UTC; None if it never did.
+
+        A consumer writes nothing as it hands a message out, so its deliveries do not count.
+        """
+        at_ms = first_received_ms(self._row)
+        return None if at_ms is None else moment_of(at_ms)
+
+    @property
     def text(self) -> str:
         """The body as UTF-8 text."""
         return self.body.decode()
@@ -496,9 +559,21 @@ class Message:
     @property
     def receipt(self) -> str:
         """The token that settles this delivery, from any process."""
-        row = self._row
-        serial = row.begun_serial if self._delivery else 0
-        return self._signer.sign(row.position, self._delivery, serial)
+        return self._signer.sign(receipt_of(self._row, self._delivery))
+
+
+def receipt_of(row: Row, delivery: int) -> Receipt:
+    """The receipt of a delivery.
+
+    Args:
+        row: The message's row.
+        delivery: The delivery's number; 0 without one, for a message that was only read.
+    """
+    if not delivery:
+        return Receipt(row.position, 0)
+    if not row.is_lasting:
+        return Receipt(row.position, delivery, row.begun_serial)
+    return Receipt(row.position, delivery, row.begun_serial, row.first or row.id, row.key or "")
 
 
 class Sealed(NamedTuple):

@@ -21,11 +21,16 @@ class Receipt:
         attempt: The number of the delivery that it stands for; 0 of none.
         serial: The row's serial when that delivery began: in a group lane the row stays where it
             is, and an attempt that was given back has its number twice.
+        first: Row id of the message's first placement, of a receipt that lasts: by it the message
+            is found wherever its row has moved. None: the receipt is for its position alone.
+        key: The row's key, as it is stored; empty without one. Only of a receipt that lasts.
     """
 
     position: Position
     attempt: int
     serial: int = 0
+    first: bytes | None = None
+    key: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +45,7 @@ class Signed:
     token: str
     layout: Layout
 
-    def sign(self, _position: Position, _attempt: int, _serial: int) -> str:
+    def sign(self, _receipt: Receipt) -> str:
         """The receipt, as it was signed where the message was delivered."""
         return self.token
 
@@ -54,6 +59,11 @@ _TOKEN_CHARS = (_TOKEN.size + _MAC_BYTES) // 3 * 4
 """In base64; whole groups of three bytes, so that there is no padding."""
 _BEGINS = "Ag"
 """How each begins: its first byte, and the first bits of a lane's number, which are never set."""
+_LASTING_BYTE = 3
+_LASTING_BEGINS = "Aw"
+_FIRST_BYTES = 16
+_LASTING_CHARS_MIN = -(-(_TOKEN.size + _FIRST_BYTES + _MAC_BYTES) // 3) * 4
+"""The length of a receipt that lasts, without a key; one with a key is longer."""
 _FORMER_BEGINS = "AQ"
 _FORMER_CHARS = 76
 """How a receipt of before serials began, and how long it was."""
@@ -74,17 +84,21 @@ class Signer:
         self._secret = secret
         self._name = queue.encode()
 
-    def sign(self, position: Position, attempt: int, serial: int) -> str:
-        """A printable token, of 80 characters `A-Z a-z 0-9 _ -`.
+    def sign(self, receipt: Receipt) -> str:
+        """A printable token of `A-Z a-z 0-9 _ -`.
 
-        Args:
-            position: Where the row is.
-            attempt: The number of the delivery; 0 of none.
-            serial: The row's serial when the delivery began; 0 of none.
+        It has 80 characters; a receipt that lasts has 104, and with a key 4 more for each 3 bytes
+        of it.
         """
+        position, first = receipt.position, receipt.first
         shard = position.shard
-        place = shard.lane, shard.minute, attempt, position.due_ms, position.id
-        raw = _TOKEN.pack(_FIRST_BYTE, *place, serial.to_bytes(_SERIAL_BYTES, "big"))
+        place = shard.lane, shard.minute, receipt.attempt, position.due_ms, position.id
+        begin = _FIRST_BYTE if first is None else _LASTING_BYTE
+        raw = _TOKEN.pack(begin, *place, receipt.serial.to_bytes(_SERIAL_BYTES, "big"))
+        if first is not None:
+            raw += first + receipt.key.encode()
+            # No key holds a zero byte.
+            raw += bytes(-(len(raw) + _MAC_BYTES) % 3)
         return base64.urlsafe_b64encode(raw + self._mac(raw)).decode()
 
     @staticmethod
@@ -96,6 +110,8 @@ class Signer:
         """
         if len(text) == _FORMER_CHARS and text.startswith(_FORMER_BEGINS):
             return True
+        if text.startswith(_LASTING_BEGINS):
+            return len(text) >= _LASTING_CHARS_MIN and len(text) % 4 == 0
         return len(text) == _TOKEN_CHARS and text.startswith(_BEGINS)
 
     def read(self, token: object) -> Receipt:
@@ -114,17 +130,19 @@ class Signer:
                 "the receipt was made by an earlier shardq, and settles nothing any more; its "
                 "message is delivered again, with a new receipt, when its time is up."
             )
-        if not token.startswith(_BEGINS):
+        is_lasting = token.startswith(_LASTING_BEGINS)
+        if not (is_lasting or token.startswith(_BEGINS)):
             # Its id is what people have of a message, and what they try.
             raise BadReceipt(
                 f"{shown(token)} is no receipt; pass a receipt on unchanged, or the message that "
                 f"put() or receive() returned; where this is a message's id or key, find(id) or "
                 f"find(key=..) looks it up."
             )
-        if len(token) != _TOKEN_CHARS:
+        if len(token) < _LASTING_CHARS_MIN if is_lasting else len(token) != _TOKEN_CHARS:
+            chars = f"{_LASTING_CHARS_MIN} or more" if is_lasting else _TOKEN_CHARS
             raise BadReceipt(
-                f"the receipt is damaged: it has {len(token):,} characters, not {_TOKEN_CHARS}; "
-                f"pass it on unchanged."
+                f"the receipt is damaged: it has {len(token):,} characters, not {chars}; pass it "
+                f"on unchanged."
             )
         try:
             given = token.encode("ascii")
@@ -135,13 +153,19 @@ class Signer:
         # Even a validating decoder takes `+` for `-` and padding in excess, so that several tokens
         # would stand for one receipt.
         is_canonical = base64.urlsafe_b64encode(data) == given
-        if not is_canonical or len(raw) != _TOKEN.size or raw[0] != _FIRST_BYTE:
+        least = _TOKEN.size + (_FIRST_BYTES if is_lasting else 0)
+        begin = _LASTING_BYTE if is_lasting else _FIRST_BYTE
+        if not is_canonical or len(raw) < least or raw[0] != begin:
             raise BadReceipt("the receipt is damaged; pass it on unchanged.")
         if not hmac.compare_digest(mac, self._mac(raw)):
             raise BadReceipt(f"the receipt is damaged, or not one of queue {self.queue!r}.")
-        _, lane, minute, attempt, due_ms, row_id, serial = _TOKEN.unpack(raw)
+        _, lane, minute, attempt, due_ms, row_id, number = _TOKEN.unpack(raw[: _TOKEN.size])
         position = Position(Shard(self.queue, minute, lane), due_ms, row_id)
-        return Receipt(position, attempt, int.from_bytes(serial, "big"))
+        serial = int.from_bytes(number, "big")
+        if not is_lasting:
+            return Receipt(position, attempt, serial)
+        key = raw[least:].rstrip(b"\0").decode()
+        return Receipt(position, attempt, serial, raw[_TOKEN.size : least], key)
 
     def _mac(self, raw: bytes) -> bytes:
         return hmac.digest(self._secret, self._name + b"\0" + raw, "sha256")[:_MAC_BYTES]

@@ -201,6 +201,19 @@ def message_in(first: bytes, generation: int) -> str:
     return f"{first.hex()}.{generation}"
 
 
+def place_key(key: str | None, first: bytes) -> tuple[str, str]:
+    """The key of a message's note in `places`; without a key its name is empty.
+
+    Args:
+        key: The key of the message's row.
+        first: The row id of its first placement.
+    """
+    if key is None:
+        return "", message_in(first, 0)
+    name, generation, _ = Key.read(key)
+    return name, message_in(first, generation)
+
+
 def live_of(row: Row) -> str:
     """The value of `live` while a row's message has its name."""
     return message_in(first_of(row), own_key(row).generation)

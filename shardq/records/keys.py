@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from shardq.errors import begun
+from shardq.errors import StoreUnavailable, begun
 from shardq.model import ids, names
 from shardq.model.key import bucket_of
 from shardq.records import keyrow
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from shardq.model.message import Row
+    from shardq.model.receipt import Receipt
     from shardq.model.shard import Position
 
 _LOOKS_MAX = 10
@@ -112,12 +113,83 @@ class Keys(KeyChanges):
         """(name, message) -> the place in its note, for those that have one."""
         of_bucket: dict[int, list[tuple[str, str]]] = {}
         for key in wanted:
-            of_bucket.setdefault(bucket_of(key[0]), []).append(key)
+            of_bucket.setdefault(_place_bucket(key), []).append(key)
         found: dict[tuple[str, str], Position] = {}
         for bucket, keys in of_bucket.items():
             for key, (text, _) in self._store.notes(PLACES, (self._queue, bucket), keys).items():
                 found[key] = keyrow.noted_place(text, self._queue, key)
         return found
+
+    def followed(self, receipts: Iterable[Receipt]) -> dict[Position, Row]:
+        """The rows of messages that have moved since their lasting receipts were given.
+
+        Costs a read of notes and a read of rows, and both again while the messages move. Notes
+        without rows are erased. A message that is dead, or in another queue, has ended.
+
+        Args:
+            receipts: Receipts at whose positions no row was found; a receipt that does not last is
+                passed over.
+
+        Returns:
+            Position of a receipt -> the message's present row, for each message that has not ended.
+
+        Raises:
+            StoreUnavailable: If a message moves faster than it is read.
+        """
+        left = {
+            one.position: keyrow.place_key(one.key or None, one.first)
+            for one in receipts
+            if one.first is not None
+        }
+        found: dict[Position, Row] = {}
+        seen: dict[tuple[str, str], Position] = {}
+        for _ in range(_LOOKS_MAX):
+            noted = self._places(left.values()) if left else {}
+            # A message has ended if its row is gone and its note is the same as before.
+            self._erase(
+                [key for key, place in noted.items() if not key[0] and seen.get(key) == place]
+            )
+            left = {
+                at: key
+                for at, key in left.items()
+                if key in noted
+                and noted[key] != seen.get(key)
+                and noted[key].shard.queue == self._register.name
+            }
+            if not left:
+                return found
+            rows = {
+                row.position: row for row in self._store.find({noted[key] for key in left.values()})
+            }
+            found |= {at: rows[noted[key]] for at, key in left.items() if noted[key] in rows}
+            left = {at: key for at, key in left.items() if at not in found}
+            seen = noted
+        raise StoreUnavailable(
+            f"a message of queue {self._queue!r} moved each time it was looked for; try again."
+        )
+
+    def erase_ended(self, keys: Iterable[tuple[str, str]]) -> None:
+        """Erase notes without a name whose rows are gone.
+
+        Args:
+            keys: The keys of such notes.
+        """
+        noted = self._places(keys)
+        there = {row.position for row in self._store.find(noted.values())}
+        missed = [key for key, place in noted.items() if place not in there]
+        # A row that has moved meanwhile has another note by now.
+        again = self._places(missed)
+        self._erase([key for key in missed if again.get(key) == noted[key]])
+
+    def forget_places(self, rows: Iterable[Row]) -> None:
+        """Erase the notes of rows without a key that lasting receipts lead to. Idempotent."""
+        self._erase(
+            [
+                keyrow.place_key(None, keyrow.first_of(row))
+                for row in rows
+                if row.key is None and row.has_place
+            ]
+        )
 
     def seek(self, asked: Iterable[str], *, watched_ms: int = 0) -> dict[str, Standing]:
         """What names stand for, with their messages' rows: a `look`, and a read of each shard.
@@ -339,7 +411,7 @@ class Keys(KeyChanges):
     def _erase(self, notes: Sequence[tuple[str, str]]) -> None:
         of_bucket: dict[int, list[tuple[str, str]]] = {}
         for note in notes:
-            of_bucket.setdefault(bucket_of(note[0]), []).append(note)
+            of_bucket.setdefault(_place_bucket(note), []).append(note)
         for bucket, keys in of_bucket.items():
             self._store.erase(PLACES, (self._queue, bucket), keys)
 
@@ -353,16 +425,15 @@ def note_of(new: Row, first: bytes | None = None) -> Note | None:
             leaves; None for a move within a queue.
 
     Returns:
-        The note; None for a row without a key.
+        The note; None for a row without a key that no lasting receipt leads to.
     """
-    if new.key is None:
+    if new.key is None and not new.has_place:
         return None
-    key = own_key(new)
-    message = keyrow.message_in(first or keyrow.first_of(new), key.generation)
+    key = keyrow.place_key(new.key, first or keyrow.first_of(new))
     return Note(
         PLACES,
-        (names.served_queue(new.shard.queue), bucket_of(key.name)),
-        (key.name, message),
+        (names.served_queue(new.shard.queue), _place_bucket(key)),
+        key,
         (keyrow.place_text(new.position), ids.birth_us(new.id)),
     )
 
@@ -385,6 +456,12 @@ def _is_own(change: Change, key: KeyRow) -> bool:
     # A command may have been undone by one of the next generation, a put never.
     is_command = keyrow.replaces(str(new["state"]))
     return not is_command or key.generation == own_key(row).generation
+
+
+def _place_bucket(key: tuple[str, str]) -> int:
+    """The bucket of a note: by its name or, without one, by its message."""
+    name, message = key
+    return bucket_of(name or message)
 
 
 def _by_bucket(asked: Iterable[str]) -> dict[int, list[str]]:

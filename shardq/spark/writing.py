@@ -495,7 +495,7 @@ def laid_out_rows(
             named,
             repeat(None),
             groups,
-            *repeat(repeat(None), 6),
+            *repeat(repeat(None), 7),
             priorities,
             repeat(0),
             strict=False,

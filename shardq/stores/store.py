@@ -295,9 +295,9 @@ class Rows(Protocol):
         """
 
     def edit(self, rows: Iterable[Row]) -> None:
-        """Edit rows in place: attempt, not before, claim and last error, all four of each row.
+        """Edit rows in place: attempt, not before, claim, last error and received of each row.
 
-        The four and the row's serial are one cell, written at `birth + serial` microseconds. The
+        These and the row's serial are one cell, written at `birth + serial` microseconds. The
         edit with the highest serial stands, in whatever order edits arrive. Of two edits with the
         same serial one stands whole. A deleted row stays deleted: no read, find or count shows an
         edit of a row that is gone. Idempotent; batched and pipelined as inserts are.

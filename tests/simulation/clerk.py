@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from shardq.errors import ClockError, KeyTaken, StoreError, StoreTimeout, StoreUnavailable
+from shardq.model.receipt import Receipt
 from simulation.case import token_of
 from simulation.history import is_tried
 from simulation.named import ByKey
@@ -182,7 +183,7 @@ class Clerk(Roles):
         if put is None or put.row is None:
             call.answer = "refused"
             return
-        receipt = queue._home.register.signer.sign(put.row.position, 0, 0)
+        receipt = queue._home.register.signer.sign(Receipt(put.row.position, 0))
         self._ask(call, lambda: "done" if queue.cancel(receipt) else "missed")
 
     def _get(self, _process: Process, queue: shardq.Queue, call: ByKey) -> None:

@@ -18,6 +18,7 @@ from shardq.errors import (
     StoreUnavailable,
     UnknownQueue,
 )
+from shardq.model.receipt import Receipt
 from shardq.testing.simulation.scheduler import Killed
 from simulation.case import leased_as, token_of
 from simulation.history import Cancel, Delivery, Put, Refusal
@@ -168,7 +169,7 @@ class Roles(Watch, ABC):
         put = self.history.puts[letter.number]
         if put.outcome != "acked" or put.row is None:
             return
-        receipt = queue._home.register.signer.sign(put.row.position, 0, 0)
+        receipt = queue._home.register.signer.sign(Receipt(put.row.position, 0))
         cancel = self.history.cancels[letter.number] = Cancel(letter.number, self.simulation.now_us)
         for _ in range(TRIES):
             try:

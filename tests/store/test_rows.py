@@ -60,6 +60,7 @@ def test_every_column_comes_back(store: Store, queue: str) -> None:
         error="1700000000000:f:refused",
         note="7:8:x",
         priority=2,
+        received="1700000000000:n",
     )
     store.insert([row])
     assert read_back(store, [row]) == [row]
@@ -535,7 +536,7 @@ def test_an_edit_changes_a_rows_state_in_place_and_nothing_else(store: Store, qu
     waits = row._replace(serial=1, attempt=2, not_before_ms=BASE_MS + 9, error="7:f:\u00e9 \0 x")
     for edited in (
         waits,
-        waits._replace(serial=2, claim="m"),
+        waits._replace(serial=2, claim="m", received="1700000000000"),
         waits._replace(serial=9, claim="m", attempt=1, error=None),
         row._replace(serial=SERIAL_MAX),
     ):

@@ -25,6 +25,7 @@ class Caller:
 
     Attributes:
         count: The most messages.
+        is_lasting: True if the receipts of the messages last.
         per_group: The most messages of one group.
         visibility_ms: How long the messages are the caller's.
         since_us: When the call began, time since boot.
@@ -42,6 +43,7 @@ class Caller:
         "count",
         "is_brief",
         "is_gone",
+        "is_lasting",
         "is_looked",
         "is_over",
         "per_group",
@@ -56,11 +58,13 @@ class Caller:
         since_us: int,
         *,
         per_group: int = 1,
+        is_lasting: bool = False,
         on_over: Callable[[], object] | None = None,
         is_brief: bool = False,
     ) -> None:
         self.count = count
         self.per_group = per_group
+        self.is_lasting = is_lasting
         self.visibility_ms = visibility_ms
         self.since_us = since_us
         self.is_brief = is_brief

@@ -103,9 +103,7 @@ class Claims:
                 self._engine.flush()
             given = {caller: self._with_followers(mine) for caller, mine in taken.items()}
             planned = {
-                one: self._plan(one, caller.visibility_ms)
-                for caller, mine in given.items()
-                for one in mine
+                one: self._plan(one, caller) for caller, mine in given.items() for one in mine
             }
             claimed = self._carry_out(planned)
         except StoreRefused as error:
@@ -205,13 +203,15 @@ class Claims:
                     begun.append(one)
             taken[caller] = begun
 
-    def _plan(self, one: Delivery, visibility_ms: int) -> Move | Row:
+    def _plan(self, one: Delivery, caller: Caller) -> Move | Row:
         """Plan the claim of a row: a move or, for a row of a group, the row as edited in place."""
         engine = self._engine
         planner, member = engine.home.settler.planner, engine.home.member
         # A follower was not taken out of `ready`, which would have set its attempt.
         attempt = one.attempt or one.row.attempt + 1
-        plan = planner.claim(one.row, visibility_ms, attempt, holder=member)
+        plan = planner.receive(
+            one.row, caller.visibility_ms, attempt, holder=member, is_lasting=caller.is_lasting
+        )
         return engine.groups.edits.numbered(one, plan) if isinstance(plan, Row) else plan
 
     def _carry_out(self, planned: Mapping[Delivery, Move | Row]) -> dict[Delivery, tuple[int, Row]]:

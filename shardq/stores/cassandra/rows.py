@@ -94,7 +94,7 @@ _ROWS = (
     "SELECT minute, lane, toUnixTimestamp(due), timeuuidAsBlob(id), body, headers, state.attempt, "
     'timeuuidAsBlob(first), name, toUnixTimestamp(origin), "group", state.claim, '
     "toUnixTimestamp(since), key, toUnixTimestamp(state.not_before), state.error, note, "
-    "priority, state.serial FROM {}.messages"
+    "state.received, priority, state.serial FROM {}.messages"
 )
 _FIND = f"{_ROWS} WHERE queue = ? AND minute = ? AND lane = ? AND (due, id) IN ?"
 _IN_SHARDS = "WHERE queue = ? AND minute IN ? AND lane IN ?"
@@ -109,7 +109,7 @@ _FIRSTS = (
     "WHERE token(queue, minute, lane) > ? AND token(queue, minute, lane) <= ?"
 )
 
-_PLAIN = (None, 0, *[None] * 10, 0, 0)
+_PLAIN = (None, 0, *[None] * 11, 0, 0)
 """The columns after the body of a message that was put without options and never changed."""
 
 _READS = {c: f"{_ROWS} {_IN_SHARDS} {c} PER PARTITION LIMIT ?" for c in CONDITIONS.values()}
@@ -590,7 +590,7 @@ def _size(row: Row) -> int:
     """At least the bytes that the server counts for a row."""
     size = _ROW_BYTES + len(row[3]) + len(row[0][0])
     if row[4:] != _PLAIN:
-        texts = (row.headers, row.name, row.group, row.claim, row.key, row.error)
+        texts = (row.headers, row.name, row.group, row.claim, row.key, row.error, row.received)
         size += 4 * _CELL_BYTES + sum(4 * len(text) + _CELL_BYTES for text in texts if text)
     return size
 
@@ -631,7 +631,8 @@ def _full_values(row: Row) -> list[Any]:
 
 
 def _has_state(row: Row) -> bool:
-    return (row.attempt, row.claim, row.not_before_ms, row.error) != (0, None, None, None)
+    state = row.attempt, row.claim, row.not_before_ms, row.error, row.received
+    return state != (0, None, None, None, None)
 
 
 def _state(row: Row, serial: int) -> bytes:
@@ -644,6 +645,7 @@ def _state(row: Row, serial: int) -> bytes:
             None if not_before_ms is None else cells.bigint(not_before_ms),
             None if claim is None else claim.encode(),
             None if error is None else error.encode(),
+            None if row.received is None else row.received.encode(),
         ]
     )
 

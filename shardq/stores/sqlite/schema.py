@@ -43,6 +43,8 @@ CREATE TABLE messages (
                                -- a text, colons between them; edited in place
     note     TEXT,             -- of a note, no message: minute, due and row id of a row of this
                                -- lane for the owner to reread, colons between them
+    received TEXT,             -- when receive first returned it, epoch milliseconds; then :l if its
+                               -- receipts last, :n if it has moved since; edited in place
     priority INTEGER NOT NULL DEFAULT 0, -- of a message with a group
     serial   INTEGER NOT NULL DEFAULT 0, -- the number of the last edit; 0 since the insert
     PRIMARY KEY (queue, minute, lane, due, id)

@@ -49,8 +49,8 @@ _READ_BEFORE_US = 1_000_000
 
 _INSERT = """\
 INSERT INTO messages (queue, minute, lane, due, id, body, headers, attempt, first, name, origin,
-    in_group, claim, since, key, not_before, error, note, priority)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+    in_group, claim, since, key, not_before, error, note, received, priority)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (queue, minute, lane, due, id) DO NOTHING"""
 _INSERT_PLAIN = """\
 INSERT INTO messages (queue, minute, lane, due, id, body, attempt) VALUES (?, ?, ?, ?, ?, ?, ?)
@@ -62,27 +62,27 @@ _INSERT_KEYED = """\
 INSERT INTO messages (queue, minute, lane, due, id, body, attempt, key)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (queue, minute, lane, due, id) DO NOTHING"""
 """Short statements, because sqlite3 offers each None and each bytes to adapters first: 1 us."""
-_PLAIN = [None] * 10 + [0, 0]
+_PLAIN = [None] * 11 + [0, 0]
 """The columns after the attempt of a row that a short statement writes; the key may be set."""
 _KEY = 6
 _DELETE = "DELETE FROM messages WHERE queue = ? AND minute = ? AND lane = ? AND due = ? AND id = ?"
 _EDIT = """\
-UPDATE messages SET attempt = ?, not_before = ?, claim = ?, error = ?, serial = ?
+UPDATE messages SET attempt = ?, not_before = ?, claim = ?, error = ?, received = ?, serial = ?
 WHERE queue = ? AND minute = ? AND lane = ? AND due = ? AND id = ? AND serial < ?"""
 _FIND = """\
 SELECT due, id, body, headers, attempt, first, name, origin, in_group, claim, since, key,
-    not_before, error, note, priority, serial
+    not_before, error, note, received, priority, serial
 FROM messages
 WHERE queue = ? AND minute = ? AND lane = ? AND due = ? AND id = ?"""
 _READ = """\
 SELECT due, id, body, headers, attempt, first, name, origin, in_group, claim, since, key,
-    not_before, error, note, priority, serial
+    not_before, error, note, received, priority, serial
 FROM messages
 WHERE queue = ? AND minute = ? AND lane = ? AND due <= ? AND due > ?
 ORDER BY due, id LIMIT ?"""
 _READ_FROM_ID = """\
 SELECT due, id, body, headers, attempt, first, name, origin, in_group, claim, since, key,
-    not_before, error, note, priority, serial
+    not_before, error, note, received, priority, serial
 FROM messages
 WHERE queue = ? AND minute = ? AND lane = ? AND due <= ? AND (due, id) > (?, ?)
 ORDER BY due, id LIMIT ?"""
@@ -646,7 +646,7 @@ def _moved(move: Move) -> tuple[_Moved, int]:
 
 def _edited(row: Row) -> tuple[tuple[Any, ...], int]:
     """The values of an edit for `_EDIT`, and its size in bytes."""
-    state = (row.attempt, row.not_before_ms, row.claim, row.error, row.serial)
+    state = (row.attempt, row.not_before_ms, row.claim, row.error, row.received, row.serial)
     return (*state, *_placed(row.position), row.serial), len(row.error or "")
 
 
@@ -662,11 +662,11 @@ def _rows(shard: Shard, found: Iterable[tuple[Any, ...]]) -> list[Row]:
         return [
             new(Row, (
                 shard, due, born[4:8] + born[2:4] + born[:2] + born[8:], body, headers, attempt,
-                first, name, origin, group, claim, since, key, not_before, error, note, priority,
-                serial,
+                first, name, origin, group, claim, since, key, not_before, error, note, received,
+                priority, serial,
             ))
             for due, born, body, headers, attempt, first, name, origin, group, claim, since, key,
-                not_before, error, note, priority, serial
+                not_before, error, note, received, priority, serial
             in found
         ]  # fmt: skip
     except TypeError as error:

@@ -400,6 +400,7 @@ def _with_state(row: Row, edited: Row) -> Row:
         claim=edited.claim,
         not_before_ms=edited.not_before_ms,
         error=edited.error,
+        received=edited.received,
         serial=edited.serial,
     )
 

@@ -40,11 +40,11 @@ Result = TypeVar("Result")
 _COLUMNS = (
     "queue", "minute", "lane", "due", "id", "body", "headers", "attempt", "first", "name",
     "origin", "in_group", "claim", "since", "key", "not_before", "error", "note",
-    "priority", "serial",
+    "received", "priority", "serial",
 )  # fmt: skip
 _ROWS = """\
 SELECT queue, minute, lane, due, id, body, headers, attempt, first, name, origin, in_group, claim,
-    since, key, not_before, error, note, priority, serial
+    since, key, not_before, error, note, received, priority, serial
 FROM messages WHERE queue = ? ORDER BY minute, lane, due, id"""
 _TRIGGERS = {
     "written": ("INSERT", "NEW"),
