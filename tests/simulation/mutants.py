@@ -344,7 +344,7 @@ MUTANTS: dict[str, Edits] = {
             "    except ShardqError:\n"
             "        given = {p.one.row.id: p.one for p in self._moves if p.move.new.since_ms}\n"
             "        self._moves = [p for p in self._moves if p.one.row.id not in given]\n"
-            "        self.intake._ready.add(list(given.values()))\n"
+            "        self._ready.add(list(given.values()))\n"
             "        raise",
         ),
     ),

@@ -589,22 +589,28 @@ class Outbox:
             )
 
     def _leave_lapsed(self) -> None:
-        """Drop moves of rows not begun whose leases are over: others may have handed them out.
+        """Drop moves of rows that others may have handed out meanwhile.
 
-        A move whose new row exists, written by a try whose answer was lost, stays: until the old
-        row is deleted, the message would be delivered twice.
+        Those are rows not begun whose leases are over, and claims whose time is up. A move whose
+        new row exists, written by a try whose answer was lost, stays: until the old row is
+        deleted, the message would be delivered twice.
         """
-        lapsed = [
-            p for p in self._moves if not (p.one.begun_us or self._leases.is_valid(p.one.lease))
-        ]
+        lapsed = [pending for pending in self._moves if self._has_lapsed(pending.one)]
         if not lapsed:
             return
         written = self._settler.still_there([pending.move.new.position for pending in lapsed])
         left = {p.one.row.id for p in lapsed if p.move.new.position not in written}
         self._moves = [pending for pending in self._moves if pending.one.row.id not in left]
-        for pending in lapsed:
-            if pending.one.row.id in left:
-                self._memory.leave(pending.one)
+        mine = [pending.one for pending in lapsed if pending.one.row.id in left]
+        for one in mine:
+            if not one.is_claim:
+                self._memory.leave(one)
+        self._conclude([one for one in mine if one.is_claim])
+
+    def _has_lapsed(self, one: Delivery) -> bool:
+        if one.is_claim:
+            return self._may_have_come(one)
+        return not (one.begun_us or self._leases.is_valid(one.lease))
 
     def _flush_edits(self) -> None:
         changed = self._groups.edits.edit([(one, row) for one, row, _ in self._edits])
