@@ -22,7 +22,7 @@ from shardq.lifecycle.settle import CLAIM_MARGIN_MS
 from shardq.model import names
 from shardq.model.message import Message, Row, key_of
 from shardq.model.receipt import Receipt
-from shardq.model.times import ceil_ms, moment_of
+from shardq.model.times import moment_of
 from shardq.records.ledger import End
 from shardq.stores.store import Move
 
@@ -186,7 +186,8 @@ class Receipts:
             StaleReceipt: If it is not there any more.
         """
         [row] = self.present([self.receipt_of(message)])
-        now_ms = ceil_ms(self._clock.now_us())
+        # Rounded down, as the planner rounds the time that it adds the delay to: never early.
+        now_ms = self._clock.now_ms()
         wanted_ms = max(wanted_ms, now_ms)
         if not self._register.layout.is_of_groups(row.shard.lane) or wanted_ms >= row.due_ms:
             self.settle([message], Outcome(Fate.SNOOZE, wanted_ms - now_ms))
