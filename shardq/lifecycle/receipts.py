@@ -279,6 +279,18 @@ class Receipts:
             raise error
         return found
 
+    def unsettled(self, receipts: Iterable[str]) -> list[str]:
+        """The receipts, of these, whose deliveries have not ended: one read.
+
+        Raises:
+            BadReceipt: If one is damaged or of another queue.
+        """
+        given = {one: self.receipt_of(one) for one in receipts}
+        there = self._store.find({receipt.position for receipt in given.values()})
+        rows = {row.position: row for row in there}
+        _, stale = self._sorted(rows, given.values(), margin_ms=0)
+        return [one for one, receipt in given.items() if receipt.position not in stale]
+
     def _sorted(
         self, rows: Mapping[Position, Row], receipts: Iterable[Receipt], *, margin_ms: int
     ) -> tuple[list[Row], dict[Position, StaleReceipt]]:
