@@ -20,6 +20,8 @@ import re
 import secrets
 import shlex
 import shutil
+import signal
+import socket
 import sys
 import tomllib
 from pathlib import Path
@@ -71,6 +73,10 @@ MADE = {DOCS / "reference" / "cli.md"}
 SPARK_PAGE = DOCS / "spark.md"
 PAGES = [ROOT / "README.md", *sorted(set(DOCS.rglob("*.md")) - MADE)]
 
+PORT = "9324"
+"""Where pages have a server; a free port takes its place."""
+BACKGROUND = ".background"
+"""Where the numbers of processes are that a page has begun in the background."""
 CASSANDRA = "cassandra://127.0.0.1:9042/shardq"
 """Where pages have a Cassandra; the tests' own takes its place."""
 ON_CASSANDRA = pytest.mark.cassandra
@@ -156,10 +162,27 @@ def run(page: Path, text: str, directory: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.delenv("SHARDQ_STORE", raising=False)
     # A failure names the page's line: the copy has the same lines.
     copy = directory / f".{page.name}"
-    copy.write_text(text)
-    for example in SYBIL.parse(copy).examples():
-        with contextlib.suppress(SkipTest):
-            example.evaluate()
+    copy.write_text(text.replace(PORT, str(free_port())))
+    try:
+        for example in SYBIL.parse(copy).examples():
+            with contextlib.suppress(SkipTest):
+                example.evaluate()
+    finally:
+        end_background()
+
+
+def end_background() -> None:
+    """End what a block has begun in the background and no later one has ended."""
+    begun = Path(BACKGROUND)
+    for pid in begun.read_text().split() if begun.exists() else ():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int(pid), signal.SIGTERM)
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
 
 
 def write_file(example: Example) -> None:
@@ -177,8 +200,9 @@ def run_bash(example: Example) -> str | None:
     block = _PIP.sub(_installed, example.parsed)
     exported = Path(".exported")
     exported.touch()
+    before = f". ./{exported}\ntrap 'jobs -p >> {BACKGROUND}' EXIT"
     code, printed = bash(
-        f". ./{exported}\n{block}\nexport -p | grep -v '^declare -x PATH=' > {exported}",
+        f"{before}\n{block}\nexport -p | grep -v '^declare -x PATH=' > {exported}",
         os.environ
         | {
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",

@@ -87,6 +87,17 @@ def test_many_are_cancelled_and_moved_in_one_call_with_an_answer_for_each(world:
     assert queue.cancel(ids=[]) == {}
 
 
+def test_a_message_without_a_key_is_moved_to_the_very_due_within_a_millisecond_too(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail")
+    put = queue.put("x", delay="1h")
+    stage.clock.advance(0.000_4)
+    due = put.due + timedelta(hours=1)
+    assert queue.move(ids=[put.id], due=due) == {put.id: Answer.DONE}
+    assert [one.due for one in queue.peek()] == [due]
+
+
 def test_of_many_those_that_run_are_left_and_a_wrong_call_changes_nothing(stage: Stage) -> None:
     queue = stage.connect().queue("mail")
     sent = [queue.put("x", id=f"id-{n}", key="k" if n else None) for n in range(2)]

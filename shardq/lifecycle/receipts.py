@@ -24,7 +24,7 @@ from shardq.lifecycle.settle import CLAIM_MARGIN_MS
 from shardq.model import names
 from shardq.model.message import Message, Row, key_of, receipt_of
 from shardq.model.receipt import Receipt
-from shardq.model.times import ceil_ms, moment_of
+from shardq.model.times import moment_of
 from shardq.records.ledger import End
 from shardq.stores.store import Move
 
@@ -245,7 +245,8 @@ class Receipts:
             StaleReceipt: If it is not there any more.
         """
         [row] = self.present([self.receipt_of(message)])
-        now_ms = ceil_ms(self._clock.now_us())
+        # Rounded down, as the planner rounds the time that it adds the delay to: never early.
+        now_ms = self._clock.now_ms()
         wanted_ms = max(wanted_ms, now_ms)
         if not self._register.layout.is_of_groups(row.shard.lane) or wanted_ms >= row.due_ms:
             self.settle([message], Outcome(Fate.SNOOZE, wanted_ms - now_ms))
@@ -347,6 +348,18 @@ class Receipts:
         for error in stale.values():
             raise error
         return found
+
+    def unsettled(self, receipts: Iterable[str]) -> list[str]:
+        """The receipts, of these, whose deliveries have not ended: one read.
+
+        Raises:
+            BadReceipt: If one is damaged or of another queue.
+        """
+        given = {one: self.receipt_of(one) for one in receipts}
+        there = self._store.find({receipt.position for receipt in given.values()})
+        rows = {row.position: row for row in there}
+        _, stale = self._sorted(rows, given.values(), margin_ms=0)
+        return [one for one, receipt in given.items() if receipt.position not in stale]
 
     def _sorted(
         self, rows: Mapping[Position, Row], receipts: Iterable[Receipt], *, margin_ms: int

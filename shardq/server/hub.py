@@ -105,11 +105,14 @@ class ServedQueue:
     Attributes:
         name: Its name.
         queue: Its face for asyncio: for all that has no line here.
+        on_settled: Called with deliveries that were settled here: receipt -> the receipt that
+            takes its place, or None of one that has ended.
     """
 
     def __init__(self, opened: SyncQueue, threads: Threads) -> None:
         self.name = opened.name
         self.queue = Queue(opened.name, threads, lambda: opened)
+        self.on_settled: set[Callable[[Mapping[str, str | None]], object]] = set()
         self._opened = opened
         self._threads = threads
         self._puts: Line[Mapping[str, Any], Message] = Line(self._put_each, threads)
@@ -134,6 +137,20 @@ class ServedQueue:
             ShardqError: As `Queue.ack` raises it.
         """
         await self._acks.do(receipt)
+        self.tell({receipt: None})
+
+    def tell(self, settled: Mapping[str, str | None]) -> None:
+        """Tell the streams of this process of deliveries that were settled.
+
+        Args:
+            settled: Receipt -> the receipt that takes its place, or None of one that has ended.
+        """
+        for listener in self.on_settled:
+            listener(settled)
+
+    async def unsettled(self, receipts: Sequence[str]) -> list[str]:
+        """The receipts, of these, whose deliveries have not ended: one read."""
+        return await self.call(lambda queue: queue._receipts.unsettled(receipts))
 
     async def call(self, call: Callable[[SyncQueue], R], *, is_long: bool = False) -> R:
         """Let a thread make a call of the queue.

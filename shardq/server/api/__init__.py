@@ -1,32 +1,16 @@
-"""The HTTP API, `/v1`."""
+"""The HTTP API, `/v1`: one table of routes, and what is made of it.
 
-from __future__ import annotations
+```
+ request ──► dispatch ──► table: route ──► right of the caller ──► reading: path, query, body
+                             │                                                │
+              openapi, reference page                                         ▼
+                                       answer ◄── problem or struct ◄── handler of a room
+```
 
-from typing import TYPE_CHECKING
+Rooms, each with its structs, its handlers and its lines of the table: queues, messages, deliveries,
+stream, keys, watching, schedules, tasks, accounts, actions.
+"""
 
-from shardq.server.web import Answer
+from shardq.server.api.dispatch import answer, refusal
 
-if TYPE_CHECKING:
-    from shardq.server.site import Site
-    from shardq.server.web import Request
-
-
-async def answer(request: Request, site: Site) -> Answer:  # noqa: ARG001
-    """Answer a request."""
-    return refusal(request, 404, "NotFound", "There is no such path.")
-
-
-def refusal(request: Request, status: int, code: str, text: str) -> Answer:  # noqa: ARG001
-    """The answer to a request that the server refuses, or fails at.
-
-    Args:
-        request: The request.
-        status: The HTTP status.
-        code: A name of the error, such as `InternalFailure`.
-        text: A sentence for people.
-    """
-    return Answer(
-        status,
-        f'{{"title":"{text}","status":{status}}}'.encode(),
-        [("content-type", "application/problem+json")],
-    )
+__all__ = ["answer", "refusal"]

@@ -1,0 +1,234 @@
+"""Deliveries: messages are received, and settled by their receipts."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Annotated, Any
+
+from msgspec import Meta, Struct
+
+from shardq.errors import ShardqError
+from shardq.model.grants import Level
+from shardq.model.times import duration_ms
+from shardq.server.api.problem import Problem, Refused, problem_of
+from shardq.server.api.route import Call, Route, json_of
+from shardq.server.api.shapes import MANY_MAX, Messages, Span, Wait, message_of
+from shardq.server.web import Answer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shardq.model.message import Message
+    from shardq.server.hub import ServedQueue
+
+_WAIT_MS_MAX = 60_000
+
+Receipts = Annotated[list[str], Meta(min_length=1, max_length=MANY_MAX)]
+
+
+class Receive(Struct, kw_only=True, forbid_unknown_fields=True):
+    """The messages to take.
+
+    Attributes:
+        max: The most to return.
+        visibility: How long they are the caller's. What is not settled by then is delivered again.
+        wait: How long to wait for the first one, to 60 s.
+        per_group: The most of one group.
+    """
+
+    max: Annotated[int, Meta(ge=1, le=MANY_MAX)] = 10
+    visibility: Span = "30s"
+    wait: Wait = "0s"
+    per_group: Annotated[int, Meta(ge=1, le=MANY_MAX)] = 1
+
+
+class Ack(Struct, kw_only=True, forbid_unknown_fields=True):
+    """Deliveries to end as done.
+
+    Attributes:
+        receipts: Their receipts.
+    """
+
+    receipts: Receipts
+
+
+class Retry(Struct, kw_only=True, forbid_unknown_fields=True):
+    """Deliveries to end as failed.
+
+    Attributes:
+        receipts: Their receipts.
+        delay: How long to wait; the queue's back-off unless given.
+        reason: Why they failed.
+    """
+
+    receipts: Receipts
+    delay: Span | None = None
+    reason: str = ""
+
+
+class Snooze(Struct, kw_only=True, forbid_unknown_fields=True):
+    """Deliveries to postpone.
+
+    Attributes:
+        receipts: Their receipts.
+        delay: How long to wait.
+    """
+
+    receipts: Receipts
+    delay: Span
+
+
+class Extend(Struct, kw_only=True, forbid_unknown_fields=True):
+    """Deliveries to keep for longer.
+
+    Attributes:
+        receipts: Their receipts.
+        visibility: How long from now.
+    """
+
+    receipts: Receipts
+    visibility: Span = "30s"
+
+
+class Bury(Struct, kw_only=True, forbid_unknown_fields=True):
+    """Deliveries to move to the dead-letter queue.
+
+    Attributes:
+        receipts: Their receipts.
+        reason: Why.
+    """
+
+    receipts: Receipts
+    reason: str = "buried"
+
+
+class Settled(Struct, omit_defaults=True, kw_only=True):
+    """The result of one delivery.
+
+    Attributes:
+        receipt: The receipt that was given; after an extension, the one that settles it from now
+            on.
+        problem: Why nothing was done with it.
+    """
+
+    receipt: str
+    problem: Problem | None = None
+
+
+class Settlements(Struct):
+    """The results of deliveries.
+
+    Attributes:
+        answers: One for each receipt, in their order.
+    """
+
+    answers: list[Settled]
+
+
+async def receive_messages(call: Call[None, Receive]) -> Answer | Messages:
+    """Take messages that are due; settle each by its receipt.
+
+    A call that waits is answered as soon as there is a message, and with none when the server
+    stops. What a client has not read that leaves before its answer is delivered to another.
+    """
+    wanted, queue = call.body, await call.queue()
+    if duration_ms(wanted.wait, name="wait") > _WAIT_MS_MAX:
+        raise Refused(400, "wait must be at most 60s.", field="wait")
+    taking = queue.queue.receive(
+        wanted.max, wanted.visibility, wanted.wait, per_group=wanted.per_group
+    )
+    found = await call.site.poll(taking, call.caller.key_id) or []
+    answer = json_of(messages_of(found))
+    if found:
+        answer.on_unsent = lambda: release(queue, [one.receipt for one in found])
+    return answer
+
+
+async def ack_messages(call: Call[None, Ack]) -> Settlements:
+    """End deliveries as done: the messages are removed."""
+    queue = await call.queue()
+    each = [queue.ack(receipt) for receipt in call.body.receipts]
+    return _settlements(call.body.receipts, await asyncio.gather(*each, return_exceptions=True))
+
+
+async def retry_messages(call: Call[None, Retry]) -> Settlements:
+    """End deliveries as failed.
+
+    They are delivered again, or buried after their last attempt.
+    """
+    body, queue = call.body, await call.queue()
+    return _settled(
+        queue,
+        body.receipts,
+        await queue.queue.retry(body.receipts, body.delay, reason=body.reason, partial=True),
+    )
+
+
+async def snooze_messages(call: Call[None, Snooze]) -> Settlements:
+    """Deliver messages again later; it costs no attempt."""
+    body, queue = call.body, await call.queue()
+    return _settled(
+        queue, body.receipts, await queue.queue.snooze(body.receipts, body.delay, partial=True)
+    )
+
+
+async def extend_messages(call: Call[None, Extend]) -> Settlements:
+    """Keep received messages for longer; each gets a new receipt."""
+    body, queue = call.body, await call.queue()
+    answers = await queue.queue.extend(body.receipts, body.visibility, partial=True)
+    queue.tell(
+        {old: new for old, new in zip(body.receipts, answers, strict=True) if isinstance(new, str)}
+    )
+    return _settlements(body.receipts, answers)
+
+
+async def bury_messages(call: Call[None, Bury]) -> Settlements:
+    """Move received messages to the dead-letter queue."""
+    body, queue = call.body, await call.queue()
+    return _settled(
+        queue, body.receipts, await queue.queue.bury(body.receipts, body.reason, partial=True)
+    )
+
+
+async def release(queue: ServedQueue, receipts: Sequence[str]) -> None:
+    """Let others have messages at once that were received for nobody, without an attempt."""
+    await queue.queue.snooze(list(receipts), "0s", partial=True)
+
+
+def _settled(
+    queue: ServedQueue, receipts: Sequence[str], answers: Sequence[Exception | None]
+) -> Settlements:
+    queue.tell({one: None for one, answer in zip(receipts, answers, strict=True) if answer is None})
+    return _settlements(receipts, answers)
+
+
+def _settlements(receipts: Sequence[str], answers: Sequence[Any]) -> Settlements:
+    return Settlements([_one(*both) for both in zip(receipts, answers, strict=True)])
+
+
+def _one(receipt: str, answer: Any) -> Settled:
+    if isinstance(answer, ShardqError):
+        return Settled(receipt=receipt, problem=problem_of(answer))
+    if isinstance(answer, BaseException):
+        raise answer
+    return Settled(receipt=answer or receipt)
+
+
+def messages_of(found: Sequence[Message]) -> Messages:
+    """Messages as JSON has them."""
+    return Messages([message_of(one) for one in found])
+
+
+_QUEUE = "/v1/queues/{queue}"
+ROUTES = [
+    Route("POST", _QUEUE + "/receive", Level.READ, receive_messages, body=Receive, answer=Messages),
+    Route("POST", _QUEUE + "/ack", Level.ACK, ack_messages, body=Ack, answer=Settlements),
+    Route("POST", _QUEUE + "/retry", Level.UPDATE, retry_messages, body=Retry, answer=Settlements),
+    Route(
+        "POST", _QUEUE + "/snooze", Level.UPDATE, snooze_messages, body=Snooze, answer=Settlements
+    ),
+    Route(
+        "POST", _QUEUE + "/extend", Level.UPDATE, extend_messages, body=Extend, answer=Settlements
+    ),
+    Route("POST", _QUEUE + "/bury", Level.ACK, bury_messages, body=Bury, answer=Settlements),
+]

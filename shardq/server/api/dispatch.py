@@ -1,0 +1,130 @@
+"""The way of a request through the HTTP API: to its route, its rights, its parts, its handler."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from shardq.errors import ShardqError
+from shardq.server.access import anybody
+from shardq.server.api import table
+from shardq.server.api.problem import REFERENCE, Problem, Refused, answer_of, headers_of, problem_of
+from shardq.server.api.reading import body_of, prefix_and_parts, query_of
+from shardq.server.api.rights import check
+from shardq.server.api.route import Call, json_of
+from shardq.server.web import Answer, TooMany
+
+if TYPE_CHECKING:
+    from shardq.server.api.route import Route
+    from shardq.server.site import Site
+    from shardq.server.web import Request
+
+_QUICK_BYTES = 64 << 10
+"""A larger body is read in a thread: one of 8 MiB takes a tenth of a second."""
+_SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
+
+
+async def answer(request: Request, site: Site) -> Answer:
+    """Answer a request.
+
+    Raises:
+        ShardqError: If the server has failed: its store is damaged, say.
+    """
+    prefix = ""
+    try:
+        prefix, parts = prefix_and_parts(request)
+        return await _answered(request, site, parts)
+    except (Refused, ShardqError, TooMany) as error:
+        problem = problem_of(error)
+        problem.type = prefix + problem.type
+        return answer_of(problem, headers_of(error))
+
+
+def refusal(request: Request, status: int, code: str, text: str) -> Answer:  # noqa: ARG001
+    """The answer to a request that the server refuses, or fails at.
+
+    Args:
+        request: The request.
+        status: The HTTP status.
+        code: A name of the error, such as `InternalFailure`.
+        text: A sentence for people.
+    """
+    return answer_of(
+        Problem(type=f"{REFERENCE}#status-{status}", title=code, status=status, detail=text)
+    )
+
+
+async def _answered(request: Request, site: Site, parts: list[str]) -> Answer:
+    routes = {
+        method: route
+        for method, route in table.found(parts).items()
+        if request.is_admin or not route.is_admin
+    }
+    if not routes:
+        raise Refused(404, f"there is no path {request.path}; {REFERENCE} lists all.")
+    allowed = {*routes, "OPTIONS"} | ({"HEAD"} if "GET" in routes else set())
+    allow = ("allow", ", ".join(sorted(allowed)))
+    if request.method == "OPTIONS":
+        return Answer(204, headers=[allow])
+    is_head = request.method == "HEAD"
+    route = routes.get("GET" if is_head else request.method)
+    if route is None:
+        raise Refused(
+            405, f"{request.path} has no {request.method}, only {allow[1]}.", headers=[allow]
+        )
+    made = await _called(request, site, route, parts)
+    if is_head:
+        made.body = b""
+    return made
+
+
+async def _called(request: Request, site: Site, route: Route, parts: list[str]) -> Answer:
+    """The answer of a route, once the caller's right to it and all that it is given is checked."""
+    place = {
+        wanted[1:-1]: part
+        for wanted, part in zip(route.parts, parts, strict=True)
+        if wanted.startswith("{")
+    }
+    caller = anybody(request)
+    if route.level is not None:
+        caller = await site.caller_of(request)
+        check(caller, route.level, place.get("queue"), site)
+        if caller.via == "open" and request.method not in _SAFE:
+            _check_origin(request)
+    query = query_of(request, route.query)
+    if len(request.body) <= _QUICK_BYTES:
+        body = body_of(request, route.body)
+    else:
+        body = await site.threads.call(partial(body_of, request, route.body))
+    call = Call(request, site, route, table.ROUTES, caller, place, query, body)
+    made = await _recorded(call)
+    if isinstance(made, Answer):
+        return made
+    return Answer(route.status) if made is None else json_of(made, route.status)
+
+
+async def _recorded(call: Call[Any, Any]) -> Any:
+    """Carry a call out, and record it with its outcome if it is a command."""
+    what, handler = call.route.what, call.route.handler
+    if what is None:
+        return await handler(call)
+    about, record = " ".join(call.place.values()), call.site.record
+    try:
+        made = await handler(call)
+    except (Refused, ShardqError) as error:
+        await record(call.caller, "http", what, about, type(error).__name__)
+        raise
+    await record(call.caller, "http", what, call.about or about)
+    return made
+
+
+def _check_origin(request: Request) -> None:
+    """Refuse a change that needs no key, if the page of another site asks a browser for it.
+
+    Raises:
+        Refused: If it does.
+    """
+    origin = request.headers.get("origin")
+    if origin is not None and urlsplit(origin).netloc != request.host:
+        raise Refused(403, f"the page of another site, {origin}, may not change anything here.")

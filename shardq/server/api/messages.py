@@ -1,0 +1,311 @@
+"""Messages: put, looked at, moved and cancelled."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, Annotated, Any
+
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from shardq.errors import KeyTaken, ShardqError
+from shardq.lifecycle.keyed import Answer as Said
+from shardq.model.grants import Level
+from shardq.records.actions import What
+from shardq.server.api.problem import Refused, problem_of
+from shardq.server.api.route import Call, Route
+from shardq.server.api.shapes import (
+    MANY_MAX,
+    Message,
+    Messages,
+    NewMessage,
+    Put,
+    Span,
+    Time,
+    message_of,
+    put_of,
+    time_or_none,
+)
+
+if TYPE_CHECKING:
+    from shardq.inspection.state import State as FoundState
+    from shardq.server.hub import ServedQueue
+
+_IDEMPOTENT_FOR = "24h"
+_IDEMPOTENCY_KEY = "idempotency-key"
+_KEY_MAX = 200
+
+NewMessages = NewMessage | Annotated[list[NewMessage], Meta(min_length=1, max_length=MANY_MAX)]
+
+
+class PeekQuery(Struct, kw_only=True, forbid_unknown_fields=True):
+    """The messages to look at.
+
+    Attributes:
+        limit: The most to return.
+        key: Only the one that has this key.
+    """
+
+    limit: Annotated[int, Meta(ge=1, le=MANY_MAX)] = 10
+    key: str | None = None
+
+
+class State(Struct, kw_only=True, omit_defaults=True):
+    """Where a message is, and why it does not run.
+
+    Attributes:
+        id: The message's id.
+        where: Where it is, in a word.
+        text: The same in a sentence.
+        until: When that changes by itself.
+        since: Since when it is there.
+        attempts: Deliveries that it has had.
+        ended: True if it is delivered no more, unless it is put back.
+        error: Why its last delivery failed, or why it died.
+        behind: The id of the message of its group that it waits for.
+        ahead: How many due messages go first, where that is known.
+        member: The consumer that runs or holds it.
+        message: The message, unless it has ended.
+    """
+
+    id: str
+    where: str
+    text: str
+    until: Time | None = None
+    since: Time | None = None
+    attempts: int = 0
+    ended: bool = False
+    error: str | None = None
+    behind: str | None = None
+    ahead: int | None = None
+    member: str | None = None
+    message: Message | None = None
+
+
+class Move(Struct, kw_only=True, forbid_unknown_fields=True):
+    """When a message is to be due.
+
+    Attributes:
+        due: The time.
+        delay: Instead of `due`: how long from now.
+    """
+
+    due: Time | UnsetType = UNSET
+    delay: Span | UnsetType = UNSET
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The time or the delay, as arguments."""
+        both = {"due": self.due, "delay": self.delay}
+        return {name: value for name, value in both.items() if value is not UNSET}
+
+
+class Told(Struct):
+    """The result of a command.
+
+    Attributes:
+        answer: `done`; or `running`: a cancel has asked it to stop, and it never runs again.
+    """
+
+    answer: str
+
+
+def told(said: Said, name: str, *, is_cancel: bool = False) -> Told:
+    """The answer to a command.
+
+    Args:
+        said: What it came to.
+        name: The message's id or key.
+        is_cancel: True if it was a cancel, which one that runs is told.
+
+    Raises:
+        Refused: If it was not done.
+    """
+    if said is Said.NOT_THERE:
+        raise Refused(404, f"there is no message {name!r}, or it has ended.")
+    if said is Said.RUNNING and not is_cancel:
+        raise Refused(409, f"message {name!r} is running; nothing was changed.")
+    return Told(said.value)
+
+
+async def put_messages(call: Call[None, Any]) -> Put | list[Put]:
+    """Put a message, or a batch with an answer for each.
+
+    A JSON object is one message, and an array is a batch. When the answer arrives, the store has
+    them. With the header `Idempotency-Key` the same call within 24 hours puts nothing twice.
+    """
+    queue = await call.queue()
+    count = len(call.body) if isinstance(call.body, list) else 1
+    await call.site.check_depth(call.caller, queue, count)
+    name = call.request.headers.get(_IDEMPOTENCY_KEY)
+    if isinstance(call.body, NewMessage):
+        made = await _put(queue, call.body, name)
+        if isinstance(made, Put):
+            return made
+        raise made
+    names = [None if name is None else f"{name}/{number}" for number in range(len(call.body))]
+    items = _prepared(call.body, names)
+    answers = await queue.put_all([item for item in items if isinstance(item, dict)])
+    return [_put_or_problem(one) for one in _merged(items, answers)]
+
+
+async def peek_messages(call: Call[PeekQuery, None]) -> Messages:
+    """The messages that are due first, those in flight included; none is taken.
+
+    With `key` the one that has the key.
+    """
+    query, queue = call.query, await call.queue()
+    if query.key is not None:
+        found = await queue.queue.find(key=query.key)
+        return Messages([] if found is None else [message_of(found)])
+    return Messages([message_of(one) for one in await queue.queue.peek(query.limit)])
+
+
+async def get_message(call: Call[None, None]) -> State:
+    """Where a message is, and why it does not run.
+
+    Its id or its receipt names it. Of one that has ended only a queue with a history tells.
+    """
+    name, queue = call.place["message"], await call.queue()
+    found = await queue.queue.find(name)
+    if found is not None:
+        return state_of(found.state, message_of(found))
+    state = await queue.queue.state_of(name)
+    if state is None:
+        raise Refused(404, f"nothing is known of message {name!r} in queue {queue.name!r}.")
+    return state_of(state, None)
+
+
+async def move_message(call: Call[None, Move]) -> Told:
+    """Let a message that waits be due at another time.
+
+    Best effort for a message without a key: a consumer may have it already.
+    """
+    name, queue = call.place["message"], await call.queue()
+    answers = await queue.queue.move(ids=[name], **call.body.given)
+    return told(answers[name], name)
+
+
+async def cancel_message(call: Call[None, None]) -> Told:
+    """Remove a message that has not been delivered.
+
+    Best effort for a message without a key: a consumer may have it already.
+    """
+    name, queue = call.place["message"], await call.queue()
+    answers = await queue.queue.cancel(ids=[name])
+    return told(answers[name], name, is_cancel=True)
+
+
+def state_of(state: FoundState, message: Message | None) -> State:
+    """A state as JSON has it."""
+    return State(
+        id=state.id,
+        where=state.where.value,
+        text=f"{state}.",
+        until=time_or_none(state.until),
+        since=time_or_none(state.since),
+        attempts=state.attempts,
+        ended=state.has_ended,
+        error=state.error or state.reason,
+        behind=state.behind,
+        ahead=state.ahead,
+        member=state.member,
+        message=message,
+    )
+
+
+def _item(message: NewMessage, name: str | None) -> dict[str, Any]:
+    """The arguments of a put; with an idempotency key it has a key and an id that follow from that.
+
+    Raises:
+        Refused: If they cannot be used.
+    """
+    item = message.item
+    if name is None:
+        return item
+    if not 0 < len(name) <= _KEY_MAX or not name.isprintable():
+        raise Refused(
+            400, f"Idempotency-Key must be 1 to {_KEY_MAX} printable characters.", field="key"
+        )
+    if "key" in item or "id" in item:
+        raise Refused(
+            400,
+            "Idempotency-Key gives a message its key and its id; leave them out, or leave "
+            "Idempotency-Key out: a put with a key is safe to repeat.",
+            field="key",
+        )
+    made_id = hashlib.sha256(name.encode()).hexdigest()[:32]
+    return {
+        **item,
+        "id": made_id,
+        "key": f"idempotency-key {name}",
+        "on_conflict": "keep",
+        "unique_for": _IDEMPOTENT_FOR,
+    }
+
+
+async def _put(queue: ServedQueue, message: NewMessage, name: str | None) -> Put | Exception:
+    [item] = _prepared([message], [name])
+    if isinstance(item, Refused):
+        return item
+    [answer] = await queue.put_all([item])
+    return _answered(item, answer)
+
+
+def _prepared(
+    messages: list[NewMessage], names: list[str | None]
+) -> list[dict[str, Any] | Refused]:
+    """The arguments of each put, or why it is refused."""
+    made: list[dict[str, Any] | Refused] = []
+    for message, name in zip(messages, names, strict=True):
+        try:
+            made.append(_item(message, name))
+        except Refused as refused:
+            made.append(refused)
+    return made
+
+
+def _merged(items: list[dict[str, Any] | Refused], answers: list[Any]) -> list[Put | Exception]:
+    """The answers in the order of the items."""
+    left = iter(answers)
+    return [item if isinstance(item, Refused) else _answered(item, next(left)) for item in items]
+
+
+def _answered(item: dict[str, Any], answer: Any) -> Put | Exception:
+    """The answer to one put."""
+    is_idempotent = str(item.get("key", "")).startswith("idempotency-key ")
+    if isinstance(answer, KeyTaken) and is_idempotent and answer.message is None:
+        # It was put within the last 24 hours, and has ended.
+        return Put(id=item["id"])
+    if isinstance(answer, Exception):
+        return answer
+    if is_idempotent and answer.body != item["body"]:
+        return Refused(
+            422, "Idempotency-Key was used for another body within the last 24 hours.", field="body"
+        )
+    return put_of(answer)
+
+
+def _put_or_problem(answer: Put | Exception) -> Put:
+    if isinstance(answer, Put):
+        return answer
+    if isinstance(answer, (ShardqError, Refused)):
+        return Put(problem=problem_of(answer))
+    raise answer
+
+
+_QUEUE = "/v1/queues/{queue}"
+_MESSAGE = _QUEUE + "/messages/{message}"
+ROUTES = [
+    Route(
+        "POST",
+        _QUEUE + "/messages",
+        Level.PUT,
+        put_messages,
+        body=NewMessages,
+        answer=Put | list[Put],
+    ),
+    Route("GET", _QUEUE + "/messages", Level.READ, peek_messages, query=PeekQuery, answer=Messages),
+    Route("GET", _MESSAGE, Level.READ, get_message, answer=State),
+    Route("PATCH", _MESSAGE, Level.UPDATE, move_message, body=Move, answer=Told, what=What.MOVE),
+    Route("DELETE", _MESSAGE, Level.ACK, cancel_message, answer=Told, what=What.CANCEL),
+]

@@ -1,0 +1,242 @@
+"""Queues: listed, made, changed, dropped, and steered as a whole."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+
+from msgspec import UNSET, Meta, Struct, UnsetType, defstruct
+from msgspec.structs import asdict
+
+from shardq.errors import UnknownQueue
+from shardq.model import settings
+from shardq.model.grants import Level
+from shardq.model.settings import QueueOptions
+from shardq.model.times import Duration
+from shardq.records.actions import What
+from shardq.server.api.problem import Refused
+from shardq.server.api.route import Call, Route, json_of
+from shardq.server.api.shapes import MANY_MAX, Span
+
+if TYPE_CHECKING:
+    from shardq.model.settings import Settings as QueueSettings
+    from shardq.server.hub import ServedQueue
+    from shardq.server.web import Answer
+
+
+def _settings() -> type[Struct]:
+    """The struct of a queue's settings: those that `Connection.queue` takes."""
+    hints = get_type_hints(QueueOptions)
+    fields: list[tuple[str, Any, Any]] = [
+        (name, (Span if kind == Duration else kind) | UnsetType, UNSET)
+        for name, kind in hints.items()
+    ]
+    return defstruct(
+        "Settings",
+        fields,
+        kw_only=True,
+        forbid_unknown_fields=True,
+        namespace={"__doc__": "Settings of a queue, as the page of settings describes them."},
+    )
+
+
+Settings: Any = _settings()
+
+
+class QueuesQuery(Struct, kw_only=True, forbid_unknown_fields=True):
+    """The queues to list.
+
+    Attributes:
+        prefix: Only those whose names begin with it.
+        after: Only those whose names come after this one: `next` of the page before.
+        limit: The most of a page.
+    """
+
+    prefix: str = ""
+    after: str = ""
+    limit: Annotated[int, Meta(ge=1, le=MANY_MAX)] = 100
+
+
+class Queues(Struct, omit_defaults=True):
+    """A page of queues.
+
+    Attributes:
+        queues: Their names, in order.
+        next: The `after` of the next page, if there is one.
+    """
+
+    queues: list[str]
+    next: str | None = None
+
+
+class Queue(Struct):
+    """A queue.
+
+    Attributes:
+        name: Its name.
+        paused: True if its deliveries are held back.
+        settings: Its settings.
+    """
+
+    name: str
+    paused: bool
+    settings: Settings
+
+
+class Redrive(Struct, kw_only=True, forbid_unknown_fields=True):
+    """The dead messages to put back.
+
+    Attributes:
+        limit: The most; all unless given.
+        ids: Only those with these ids.
+    """
+
+    limit: Annotated[int, Meta(ge=1)] | None = None
+    ids: Annotated[list[str], Meta(min_length=1, max_length=MANY_MAX)] | None = None
+
+
+class Count(Struct):
+    """How many.
+
+    Attributes:
+        count: The number.
+    """
+
+    count: int
+
+
+async def list_queues(call: Call[QueuesQuery, None]) -> Queues:
+    """The queues, by name, a page at a time."""
+    query, site = call.query, call.site
+    every = await site.threads.call(site.connection.queues)
+    some = [name for name in every if name.startswith(query.prefix) and call.allows(name)]
+    page = some[bisect_right(some, query.after) :]
+    found = page[: query.limit]
+    return Queues(found, found[-1] if len(page) > len(found) else None)
+
+
+async def get_queue(call: Call[None, None]) -> Queue:
+    """A queue and its settings."""
+    return await _queue_of(await call.queue())
+
+
+async def put_queue(call: Call[None, Any]) -> Answer:
+    """Make a queue, or bring one that exists to these settings.
+
+    Settings that are not given stay, and are the defaults of a new one.
+    """
+    name, given = call.place["queue"], _given(call.body)
+    fixed = {one: value for one, value in given.items() if _stored(one) in settings.FIXED}
+    others = {one: value for one, value in given.items() if one not in fixed}
+    try:
+        queue = await call.site.served.queue(name)
+        is_made = False
+    except UnknownQueue:
+        is_made = True
+        queue = await call.site.served.queue(name, create=True, **given)
+    if not is_made:
+        if others:
+            call.check(Level.MANAGE, name)
+        # Refuses others than it has.
+        await call.site.served.queue(name, create=True, **fixed)
+        if others:
+            await queue.queue.alter(**others)
+            await call.site.record(call.caller, "http", What.ALTER, name)
+    return json_of(await _queue_of(queue), 201 if is_made else 200)
+
+
+async def change_queue(call: Call[None, Any]) -> Queue:
+    """Change settings of a queue; every process follows within 5 seconds."""
+    queue, given = await call.queue(), _given(call.body)
+    if not given:
+        raise Refused(400, "give a setting to change.")
+    await queue.queue.alter(**given)
+    return await _queue_of(queue)
+
+
+async def drop_queue(call: Call[None, None]) -> None:
+    """Remove a queue and all that is in it; its dead messages stay."""
+    queue = await call.queue()
+    await queue.queue.drop()
+    call.site.served.forget(queue.name)
+
+
+async def pause_queue(call: Call[None, None]) -> Queue:
+    """Hold deliveries back; messages can still be put."""
+    queue = await call.queue()
+    await queue.queue.pause()
+    return await _queue_of(queue)
+
+
+async def resume_queue(call: Call[None, None]) -> Queue:
+    """Deliver again."""
+    queue = await call.queue()
+    await queue.queue.resume()
+    return await _queue_of(queue)
+
+
+async def purge_queue(call: Call[None, None]) -> None:
+    """Delete all that has entered the queue until now."""
+    await (await call.queue()).queue.purge()
+
+
+async def redrive_queue(call: Call[None, Redrive]) -> Count:
+    """Put dead messages back, under their ids and with all attempts again."""
+    body, queue = call.body, await call.queue()
+    if body.ids is None:
+        return Count(await queue.queue.redrive(body.limit))
+    wanted = frozenset(body.ids)
+    return Count(await queue.queue.redrive(body.limit, where=lambda one: one.id in wanted))
+
+
+async def _queue_of(queue: ServedQueue) -> Queue:
+    now: QueueSettings = await queue.queue.settings()
+    shown = {name: _shown(now, name) for name in settings.CHOICES}
+    return Queue(queue.name, now.paused, Settings(**shown))
+
+
+def _shown(now: QueueSettings, name: str) -> Any:
+    """A setting's value as a call gives it."""
+    value = getattr(now, _stored(name))
+    text = settings.text_of(now, name)
+    return value if type(value) in {int, bool} and text in {str(value), "yes", "no"} else text
+
+
+def _stored(name: str) -> str:
+    return settings.CHOICES[name][0]
+
+
+def _given(body: Struct) -> dict[str, Any]:
+    return {name: value for name, value in asdict(body).items() if value is not UNSET}
+
+
+_QUEUE = "/v1/queues/{queue}"
+ROUTES = [
+    Route("GET", "/v1/queues", Level.GET, list_queues, query=QueuesQuery, answer=Queues),
+    Route("GET", _QUEUE, Level.GET, get_queue, answer=Queue),
+    Route(
+        "PUT",
+        _QUEUE,
+        Level.CREATE,
+        put_queue,
+        body=Settings,
+        answer=Queue,
+        also=(201,),
+    ),
+    Route(
+        "PATCH", _QUEUE, Level.MANAGE, change_queue, body=Settings, answer=Queue, what=What.ALTER
+    ),
+    Route("DELETE", _QUEUE, Level.DELETE, drop_queue, status=204, what=What.DROP),
+    Route("POST", _QUEUE + "/pause", Level.MANAGE, pause_queue, answer=Queue, what=What.PAUSE),
+    Route("POST", _QUEUE + "/resume", Level.MANAGE, resume_queue, answer=Queue, what=What.RESUME),
+    Route("POST", _QUEUE + "/purge", Level.DELETE, purge_queue, status=204, what=What.PURGE),
+    Route(
+        "POST",
+        _QUEUE + "/redrive",
+        Level.MANAGE,
+        redrive_queue,
+        body=Redrive,
+        answer=Count,
+        what=What.REDRIVE,
+    ),
+]

@@ -1,0 +1,139 @@
+"""A route of the HTTP API, and a call of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import msgspec
+
+from shardq.server.api.rights import allows, check
+from shardq.server.web import Answer
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
+    from shardq.model.grants import Level
+    from shardq.records.actions import What
+    from shardq.server.access import Caller
+    from shardq.server.hub import ServedQueue
+    from shardq.server.site import Site
+    from shardq.server.web import Request
+
+Q = TypeVar("Q")
+B = TypeVar("B")
+
+
+@dataclass(slots=True)
+class Call(Generic[Q, B]):
+    """A call of a route, whose parts are read and checked.
+
+    Attributes:
+        request: The request.
+        site: Where it is answered.
+        route: The route that is called.
+        routes: All routes of the API.
+        caller: The caller.
+        place: The parameters of the path.
+        query: Those of the query.
+        body: The body.
+        about: What the call is about, for its record; empty: the parameters of the path.
+    """
+
+    request: Request
+    site: Site
+    route: Route
+    routes: tuple[Route, ...]
+    caller: Caller
+    place: Mapping[str, str]
+    query: Q
+    body: B
+    about: str = ""
+
+    async def queue(self) -> ServedQueue:
+        """The queue that the path names.
+
+        Raises:
+            UnknownQueue: If there is none.
+        """
+        return await self.site.served.queue(self.place["queue"])
+
+    def allows(self, queue: str) -> bool:
+        """True if the caller may make such a call for a queue."""
+        level = self.route.level
+        return level is not None and allows(self.caller, level, queue, self.site)
+
+    def check(self, level: Level, queue: str) -> None:
+        """Refuse a caller that lacks a level for a queue.
+
+        Raises:
+            AccessDenied: If it does.
+        """
+        check(self.caller, level, queue, self.site)
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A line of the table of routes.
+
+    Attributes:
+        method: The HTTP method.
+        path: The path, with parameters in braces.
+        level: The level that a key needs for it; None: it needs no key.
+        handler: Carries a call out; returns a struct, or an `Answer` as it is to be sent.
+        query: The struct of the query; None: it takes none.
+        body: The type of the body; None: it takes none.
+        answer: The type of the answer; None: it is no JSON, or there is none.
+        status: The status of an answer.
+        also: Other statuses that an answer may have.
+        media: The type of an answer that is no JSON.
+        what: The command as which it is recorded; None: it changes nothing that is recorded.
+        is_admin: True if it is of the admin part of the API.
+    """
+
+    method: str
+    path: str
+    level: Level | None
+    handler: Callable[[Call[Any, Any]], Awaitable[Any]]
+    query: type[Any] | None = None
+    body: Any = None
+    answer: Any = None
+    status: int = 200
+    also: tuple[int, ...] = ()
+    media: str = "application/json"
+    what: What | None = None
+    is_admin: bool = False
+
+    @property
+    def summary(self) -> str:
+        """What it does, in a line."""
+        return self._texts[0].strip().removesuffix(".")
+
+    @property
+    def description(self) -> str:
+        """More of it; empty where the line says all."""
+        return " ".join(self._texts[2].split())
+
+    @property
+    def _texts(self) -> tuple[str, str, str]:
+        return (self.handler.__doc__ or "").partition("\n\n")
+
+    @property
+    def name(self) -> str:
+        """Its name in the OpenAPI document: that of its handler."""
+        return self.handler.__name__
+
+    @property
+    def parts(self) -> list[str]:
+        """The parts of its path."""
+        return self.path.split("/")[1:]
+
+    @property
+    def parameters(self) -> list[str]:
+        """The names of the parameters of its path."""
+        return [part[1:-1] for part in self.parts if part.startswith("{")]
+
+
+def json_of(made: Any, status: int = 200) -> Answer:
+    """The answer that is a struct."""
+    return Answer(status, msgspec.json.encode(made), [("content-type", "application/json")])

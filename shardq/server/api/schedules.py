@@ -1,0 +1,365 @@
+"""Schedules of a queue, by their names."""
+
+from __future__ import annotations
+
+from datetime import UTC
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from shardq.model.grants import Level
+from shardq.model.times import duration_ms, duration_text, iso
+from shardq.records.actions import What
+from shardq.server.api.problem import Refused
+from shardq.server.api.route import Call, Route
+from shardq.server.api.shapes import (
+    MANY_MAX,
+    NewBody,
+    Put,
+    Span,
+    Time,
+    put_of,
+    text_or_bytes,
+    time_or_none,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shardq.queue import Queue as SyncQueue
+    from shardq.schedules.schedule import Schedule as FoundSchedule
+
+
+class ScheduleChange(NewBody, kw_only=True, forbid_unknown_fields=True):
+    """What to change of a schedule; a field that is not given stays.
+
+    Attributes:
+        every: An interval.
+        cron: Instead of `every`: times of the wall clock, as cron has them.
+        tz: The zone of that clock, by its IANA name.
+        start: It fires no sooner.
+        end: It fires no later.
+        count: How often it fires.
+        missed: What becomes of fire times at which nobody was there.
+        window: Of those missed, only the ones at most so long ago.
+        overlap: What to do while the run before is not done.
+        twice: At which of them a local time fires that comes twice.
+        gap: What becomes of a local time that does not exist.
+        jitter: Each firing is up to so long late.
+        spread: All firings are up to so long late.
+        headers: Headers of each message.
+        priority: 0 is first.
+        group: Messages of one group are delivered one at a time.
+        key: The key of each message.
+        on_conflict: What to do where a message has the key.
+        unique_for: How long the key is held after a message's end.
+    """
+
+    every: Span | UnsetType = UNSET
+    cron: str | UnsetType = UNSET
+    tz: str | UnsetType = UNSET
+    start: Time | UnsetType | None = UNSET
+    end: Time | UnsetType | None = UNSET
+    count: Annotated[int, Meta(ge=1)] | UnsetType | None = UNSET
+    missed: Literal["skip", "once", "all"] | UnsetType = UNSET
+    window: Span | UnsetType | None = UNSET
+    overlap: Literal["allow", "skip", "queue", "cancel"] | UnsetType = UNSET
+    twice: Literal["first", "last", "both"] | UnsetType | None = UNSET
+    gap: Literal["shift", "skip"] | UnsetType = UNSET
+    jitter: Span | UnsetType | None = UNSET
+    spread: Span | UnsetType | None = UNSET
+    headers: dict[str, str] | UnsetType = UNSET
+    priority: Annotated[int, Meta(ge=0)] | UnsetType = UNSET
+    group: str | UnsetType | None = UNSET
+    key: str | UnsetType | None = UNSET
+    on_conflict: Literal["keep", "replace", "reject"] | UnsetType = UNSET
+    unique_for: Span | UnsetType | None = UNSET
+
+
+class NewSchedule(ScheduleChange, kw_only=True, forbid_unknown_fields=True):
+    """A schedule that is made.
+
+    Attributes:
+        at_start: True if it fires right away, once made; with `every`.
+    """
+
+    at_start: bool | UnsetType = UNSET
+
+
+class Schedule(Struct, kw_only=True, omit_defaults=True):
+    """A schedule.
+
+    Attributes:
+        name: Its name.
+        trigger: When it fires, in words.
+        state: `waiting`, `firing` or `paused`.
+        next: Its next fire time.
+        previous: The last fire time for which it has put a message.
+        fired: For how many fire times it has put messages.
+        skipped: For how many it has not, by its policies.
+        count: How often it fires.
+        body: What it puts, where that is text.
+        body_base64: What it puts in base64, where it is not.
+        headers: Headers of each message.
+        priority: 0 is first.
+        group: The group of each message.
+        key: The key of each message.
+        on_conflict: With a key: what it does where a message has it.
+        unique_for: With a key: how long it is held after a message's end.
+        missed: What becomes of fire times at which nobody was there.
+        overlap: What it does while the run before is not done.
+        error: Why its trigger failed last.
+    """
+
+    name: str
+    trigger: str
+    state: str
+    next: Time | None = None
+    previous: Time | None = None
+    fired: int = 0
+    skipped: int = 0
+    count: int | None = None
+    body: str | None = None
+    body_base64: bytes | None = None
+    headers: dict[str, str] = {}
+    priority: int = 0
+    group: str | None = None
+    key: str | None = None
+    on_conflict: str | None = None
+    unique_for: Span | None = None
+    missed: str = "once"
+    overlap: str = "allow"
+    error: str | None = None
+
+
+class SchedulesQuery(Struct, kw_only=True, forbid_unknown_fields=True):
+    """The schedules to list.
+
+    Attributes:
+        prefix: Only those whose names begin with it.
+        after: Only those whose names come after this one: `next` of the page before.
+        limit: The most of a page.
+    """
+
+    prefix: str = ""
+    after: str = ""
+    limit: Annotated[int, Meta(ge=1, le=MANY_MAX)] = 100
+
+
+class Schedules(Struct, omit_defaults=True):
+    """A page of schedules.
+
+    Attributes:
+        schedules: They, by name.
+        next: The `after` of the next page, if there is one.
+    """
+
+    schedules: list[Schedule]
+    next: str | None = None
+
+
+class PreviewQuery(Struct, kw_only=True, forbid_unknown_fields=True):
+    """The fire times to show.
+
+    Attributes:
+        count: How many.
+        after: From when on; now unless given.
+    """
+
+    count: Annotated[int, Meta(ge=1, le=MANY_MAX)] = 10
+    after: Time | None = None
+
+
+class FireTime(Struct, omit_defaults=True):
+    """A fire time ahead.
+
+    Attributes:
+        time: The fire time, in the schedule's zone.
+        due: When its message will be due.
+        why: What is unusual about it.
+    """
+
+    time: Time
+    due: Time
+    why: str = ""
+
+
+class Preview(Struct):
+    """Fire times ahead.
+
+    Attributes:
+        times: They, in order.
+    """
+
+    times: list[FireTime]
+
+
+async def list_schedules(call: Call[SchedulesQuery, None]) -> Schedules:
+    """The schedules of a queue, by name, a page at a time."""
+    query, queue = call.query, await call.queue()
+    every = sorted(await queue.call(lambda one: list(one.schedules)), key=lambda one: one.name)
+    page = [one for one in every if one.name.startswith(query.prefix) and one.name > query.after]
+    found = [schedule_of(one) for one in page[: query.limit]]
+    return Schedules(found, found[-1].name if len(page) > len(found) else None)
+
+
+async def get_schedule(call: Call[None, None]) -> Schedule:
+    """A schedule as it is now."""
+    return await _done(call, lambda one: one)
+
+
+async def put_schedule(call: Call[None, NewSchedule]) -> Schedule:
+    """Make a schedule; the very same one that exists already is left as it is.
+
+    Another one of that name is a conflict: change it by PATCH.
+    """
+    name, body, queue = call.place["schedule"], call.body, await call.queue()
+    content, given = body.needed, body.options
+    every, cron = given.pop("every", None), given.pop("cron", None)
+    if (every is None) == (cron is None):
+        raise Refused(400, "give every or cron, one of them.", field="every")
+
+    def make(opened: SyncQueue) -> FoundSchedule:
+        if every is not None:
+            if "tz" in given:
+                raise Refused(400, "tz is for cron; an interval has no zone.", field="tz")
+            return opened.every(every, content, name=name, **given)
+        if "at_start" in given:
+            raise Refused(400, "at_start is for every.", field="at_start")
+        return opened.cron(str(cron), content, name=name, **given)
+
+    return schedule_of(await queue.call(make))
+
+
+async def change_schedule(call: Call[None, ScheduleChange]) -> Schedule:
+    """Change a schedule; nothing fires any more as it was before."""
+    content, given = call.body.content, call.body.options
+    if content is None and not given:
+        raise Refused(400, "give something to change.")
+    return await _done(call, lambda one: one.change(body=content, **given))
+
+
+async def remove_schedule(call: Call[None, None]) -> None:
+    """Remove a schedule; messages that it has put stay."""
+    name, queue = call.place["schedule"], await call.queue()
+    if not await queue.queue.schedules.remove(name):
+        raise _no_such(name)
+
+
+async def preview_schedule(call: Call[PreviewQuery, None]) -> Preview:
+    """The next fire times of a schedule."""
+    name, queue = call.place["schedule"], await call.queue()
+    found = await queue.queue.schedules.preview(name, call.query.count, call.query.after)
+    times = [FireTime(one.time.isoformat(), iso(one.due.astimezone(UTC)), one.why) for one in found]
+    return Preview(times)
+
+
+async def pause_schedule(call: Call[None, None]) -> Schedule:
+    """Let a schedule not fire until it is resumed."""
+    return await _done(call, lambda one: one.pause())
+
+
+async def resume_schedule(call: Call[None, None]) -> Schedule:
+    """Let a schedule fire again."""
+    return await _done(call, lambda one: one.resume())
+
+
+async def run_schedule(call: Call[None, None]) -> Put:
+    """Put the message of a schedule now; its fire times stay."""
+    name, queue = call.place["schedule"], await call.queue()
+    return put_of(await queue.call(lambda one: one.schedules[name].run()))
+
+
+async def _done(call: Call[Any, Any], change: Callable[[FoundSchedule], FoundSchedule]) -> Schedule:
+    """The schedule that the path names, after a change."""
+    name, queue = call.place["schedule"], await call.queue()
+    return schedule_of(await queue.call(lambda one: change(one.schedules[name])))
+
+
+def _no_such(name: str) -> Refused:
+    return Refused(404, f"there is no schedule {name!r}.")
+
+
+def schedule_of(found: FoundSchedule) -> Schedule:
+    """A schedule as JSON has it."""
+    text, content = text_or_bytes(found.body)
+    unique_for, has_key = found.unique_for, found.key is not None
+    return Schedule(
+        name=found.name,
+        trigger=str(found.trigger),
+        state=found.state,
+        next=time_or_none(found.next),
+        previous=time_or_none(found.previous),
+        fired=found.fired,
+        skipped=found.skipped,
+        count=found.count,
+        body=text,
+        body_base64=content,
+        headers=dict(found.headers),
+        priority=found.priority,
+        group=found.group,
+        key=found.key,
+        on_conflict=found.on_conflict if has_key else None,
+        unique_for=None if unique_for is None else duration_text(duration_ms(unique_for)),
+        missed=found.policies.missed,
+        overlap=found.policies.overlap,
+        error=found.error,
+    )
+
+
+_SCHEDULES = "/v1/queues/{queue}/schedules"
+_SCHEDULE = _SCHEDULES + "/{schedule}"
+ROUTES = [
+    Route(
+        "GET", _SCHEDULES, Level.SCHEDULE, list_schedules, query=SchedulesQuery, answer=Schedules
+    ),
+    Route("GET", _SCHEDULE, Level.SCHEDULE, get_schedule, answer=Schedule),
+    Route(
+        "PUT",
+        _SCHEDULE,
+        Level.SCHEDULE,
+        put_schedule,
+        body=NewSchedule,
+        answer=Schedule,
+        what=What.SCHEDULE_ADD,
+    ),
+    Route(
+        "PATCH",
+        _SCHEDULE,
+        Level.SCHEDULE,
+        change_schedule,
+        body=ScheduleChange,
+        answer=Schedule,
+        what=What.SCHEDULE_CHANGE,
+    ),
+    Route(
+        "DELETE", _SCHEDULE, Level.SCHEDULE, remove_schedule, status=204, what=What.SCHEDULE_REMOVE
+    ),
+    Route(
+        "GET",
+        _SCHEDULE + "/preview",
+        Level.SCHEDULE,
+        preview_schedule,
+        query=PreviewQuery,
+        answer=Preview,
+    ),
+    Route(
+        "POST",
+        _SCHEDULE + "/pause",
+        Level.SCHEDULE,
+        pause_schedule,
+        answer=Schedule,
+        what=What.SCHEDULE_PAUSE,
+    ),
+    Route(
+        "POST",
+        _SCHEDULE + "/resume",
+        Level.SCHEDULE,
+        resume_schedule,
+        answer=Schedule,
+        what=What.SCHEDULE_RESUME,
+    ),
+    Route(
+        "POST", _SCHEDULE + "/run", Level.SCHEDULE, run_schedule, answer=Put, what=What.SCHEDULE_RUN
+    ),
+]

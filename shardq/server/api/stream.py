@@ -1,0 +1,159 @@
+"""A stream of messages: server-sent events, at most a window of them unsettled.
+
+```
+ receive ──► unsettled: receipt ──► event ──► client
+   ▲             │ settled here: told at once        client gone, server stops:
+   └── room ◄────┘ settled elsewhere: read each second    all that is unsettled is released
+```
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+from msgspec import Meta, Struct
+
+from shardq.model.grants import Level
+from shardq.model.times import duration_ms, duration_text
+from shardq.server.api.deliveries import release
+from shardq.server.api.route import Call, Route
+from shardq.server.api.shapes import MANY_MAX, Span, message_of
+from shardq.server.web import Answer
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping
+
+    from shardq.server.hub import ServedQueue
+    from shardq.server.site import Site
+
+MEDIA = "text/event-stream"
+_HEARTBEAT = b": heartbeat\n\n"
+_HEARTBEAT_MS = 15_000
+_ELSEWHERE_S = 1.0
+"""How often receipts are read where the window is full: other processes may have settled them."""
+
+
+class StreamQuery(Struct, kw_only=True, forbid_unknown_fields=True):
+    """The messages to stream.
+
+    Attributes:
+        window: How many may be unsettled at once.
+        visibility: How long each is the client's. What is not settled by then is delivered again.
+        per_group: The most of one group.
+    """
+
+    window: Annotated[int, Meta(ge=1, le=MANY_MAX)] = 10
+    visibility: Span = "30s"
+    per_group: Annotated[int, Meta(ge=1, le=MANY_MAX)] = 1
+
+
+class Stream:
+    """The messages of one client.
+
+    Args:
+        site: Where it is answered.
+        queue: The queue.
+        wanted: What the client asks for.
+        key: The name of the client's key.
+    """
+
+    def __init__(self, site: Site, queue: ServedQueue, wanted: StreamQuery, key: str) -> None:
+        self._site = site
+        self._queue = queue
+        self._wanted = wanted
+        self._key = key
+        self._unsettled: set[str] = set()
+        self._has_room = asyncio.Event()
+
+    async def events(self) -> AsyncIterator[bytes]:
+        """Events, one a message, and comments while there is none."""
+        self._queue.on_settled.add(self._on_settled)
+        try:
+            # Sent at once, so that the client knows that it is connected.
+            yield b": connected\n\n"
+            while not self._site.leaving.is_set():
+                room = self._wanted.window - len(self._unsettled)
+                if room <= 0:
+                    if not await self._is_told_of_room():
+                        yield _HEARTBEAT
+                    continue
+                for event in await self._receive(room):
+                    yield event
+        finally:
+            self._queue.on_settled.discard(self._on_settled)
+            await release_all(self._queue, self._unsettled)
+
+    async def _receive(self, room: int) -> list[bytes]:
+        """The next messages as events; a comment where there are none."""
+        wanted = self._wanted
+        taking = self._queue.queue.receive(
+            room, wanted.visibility, duration_text(_HEARTBEAT_MS), per_group=wanted.per_group
+        )
+        found = await self._site.poll(taking, self._key)
+        if found is None:
+            return []
+        if not found:
+            return [_HEARTBEAT]
+        events = []
+        for one in found:
+            made = message_of(one)
+            self._unsettled.add(made.receipt)
+            data = msgspec.json.encode(made)
+            events.append(b"event: message\nid: %s\ndata: %s\n\n" % (made.id.encode(), data))
+        return events
+
+    async def _is_told_of_room(self) -> bool:
+        """Wait until a delivery was settled here; after a second, look for those of elsewhere."""
+        self._has_room.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_ELSEWHERE_S):
+                await self._site.unless_leaving(self._has_room.wait())
+                return True
+        asked = list(self._unsettled)
+        left = await self._queue.unsettled(asked)
+        # Not `= left`: an extension may have put another receipt there meanwhile.
+        self._unsettled -= set(asked).difference(left)
+        return False
+
+    def _on_settled(self, settled: Mapping[str, str | None]) -> None:
+        for old, new in settled.items():
+            if old in self._unsettled:
+                self._unsettled.discard(old)
+                if new is not None:
+                    self._unsettled.add(new)
+                self._has_room.set()
+
+
+async def release_all(queue: ServedQueue, receipts: set[str]) -> None:
+    """Release deliveries, if any."""
+    if receipts:
+        await release(queue, list(receipts))
+
+
+async def stream_messages(call: Call[StreamQuery, None]) -> Answer:
+    """A stream of messages as server-sent events, each with its receipt.
+
+    At most `window` are unsettled. A comment comes every 15 seconds where there is no message. The
+    stream ends when the server stops. What is unsettled when it ends is released, and costs no
+    attempt.
+    """
+    duration_ms(call.query.visibility, name="visibility")
+    queue = await call.queue()
+    stream = Stream(call.site, queue, call.query, call.caller.key_id)
+    headers = [("content-type", MEDIA), ("cache-control", "no-store"), ("x-accel-buffering", "no")]
+    return Answer(200, stream.events(), headers)
+
+
+ROUTES = [
+    Route(
+        "GET",
+        "/v1/queues/{queue}/stream",
+        Level.READ,
+        stream_messages,
+        query=StreamQuery,
+        media=MEDIA,
+    )
+]

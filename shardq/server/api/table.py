@@ -1,0 +1,55 @@
+"""The table of routes, and the search in it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shardq.server.api import (
+    accounts,
+    actions,
+    deliveries,
+    keys,
+    messages,
+    openapi,
+    queues,
+    reference,
+    schedules,
+    stream,
+    tasks,
+    watching,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shardq.server.api.route import Route
+
+ROUTES: tuple[Route, ...] = tuple(
+    route
+    for room in (
+        *(queues, messages, deliveries, stream, keys, watching, schedules, tasks),
+        *(accounts, actions, openapi, reference),
+    )
+    for route in room.ROUTES
+)
+
+
+def found(parts: Sequence[str]) -> dict[str, Route]:
+    """The routes of a path by their methods; none where there is no such path.
+
+    Args:
+        parts: The parts of the path, decoded.
+    """
+    return {route.method: route for route in _BY_LENGTH.get(len(parts), ()) if _fits(route, parts)}
+
+
+def _fits(route: Route, parts: Sequence[str]) -> bool:
+    return all(
+        bool(part) if wanted.startswith("{") else part == wanted
+        for wanted, part in zip(route.parts, parts, strict=True)
+    )
+
+
+_BY_LENGTH: dict[int, list[Route]] = {}
+for _route in ROUTES:
+    _BY_LENGTH.setdefault(len(_route.parts), []).append(_route)

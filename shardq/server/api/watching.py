@@ -1,0 +1,307 @@
+"""Statistics, forecast and history of a queue, and its dead messages."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import TYPE_CHECKING, Annotated
+from weakref import WeakKeyDictionary
+
+from msgspec import Meta, Struct
+
+from shardq.model.grants import Level
+from shardq.model.times import iso
+from shardq.observer import Observer
+from shardq.records.actions import What
+from shardq.server.api.deliveries import messages_of
+from shardq.server.api.messages import Told
+from shardq.server.api.problem import Refused
+from shardq.server.api.route import Call, Route
+from shardq.server.api.shapes import MANY_MAX, Messages, Span, Time, time_or_none
+
+if TYPE_CHECKING:
+    from shardq.observer import Quantiles, QueueView
+    from shardq.queue import Queue as SyncQueue
+    from shardq.records.ledger import Record as HistoryRecord
+    from shardq.server.hub import ServedQueue
+
+_RECORDS_MAX = 10_000
+_SEEN_US = 1_000_000
+_seen: WeakKeyDictionary[ServedQueue, tuple[int, Statistics]] = WeakKeyDictionary()
+"""Statistics and until when they are shown again: programs that scale workers ask all the time."""
+
+
+class Lateness(Struct):
+    """How late deliveries begin, in milliseconds.
+
+    Attributes:
+        p50_ms: Half of them are no later.
+        p99_ms: 99 of 100 are no later.
+    """
+
+    p50_ms: float
+    p99_ms: float
+
+
+class Statistics(Struct, kw_only=True, omit_defaults=True):
+    """A queue at one moment.
+
+    Attributes:
+        queue: Its name.
+        at: The moment.
+        paused: True if its deliveries are held back.
+        ready: Messages that are due and not in flight.
+        waiting: Messages that are due later.
+        in_flight: Messages that are received and not settled.
+        dead: Dead messages.
+        put: Messages that were put since the queue was made.
+        delivered: Deliveries begun since then.
+        acked: Messages done.
+        retried: Deliveries that failed and were placed again.
+        snoozed: Deliveries that were postponed without an attempt.
+        buried: Messages that died.
+        cancelled: Messages that were cancelled.
+        purged: Messages deleted by a purge.
+        put_rate: Messages put a second, over the last `rate_s`.
+        delivered_rate: Deliveries a second, likewise.
+        rate_s: Over how many seconds.
+        lag_ms: For how long the oldest message that is due was not settled.
+        late: Lateness of the deliveries of the last five minutes; absent without any.
+        consumers: How many processes consume it.
+        busy: How many of their handlers run.
+    """
+
+    queue: str
+    at: Time
+    paused: bool
+    ready: int
+    waiting: int
+    in_flight: int
+    dead: int
+    put: int
+    delivered: int
+    acked: int
+    retried: int
+    snoozed: int
+    buried: int
+    cancelled: int
+    purged: int
+    put_rate: float
+    delivered_rate: float
+    rate_s: float
+    lag_ms: int
+    late: Lateness | None = None
+    consumers: int
+    busy: int
+
+
+class ForecastQuery(Struct, kw_only=True, forbid_unknown_fields=True):
+    """How far to look ahead.
+
+    Attributes:
+        horizon: To a day.
+    """
+
+    horizon: Span = "1h"
+
+
+class Minute(Struct):
+    """A minute ahead.
+
+    Attributes:
+        minute: Its start.
+        count: Messages and firings of schedules due in it.
+    """
+
+    minute: Time
+    count: int
+
+
+class Forecast(Struct):
+    """The load ahead.
+
+    Attributes:
+        minutes: Every minute of the horizon, from the current one on.
+    """
+
+    minutes: list[Minute]
+
+
+class HistoryQuery(Struct, kw_only=True, forbid_unknown_fields=True):
+    """The records of the history to return.
+
+    Attributes:
+        message: Only of the message with this id, or this key.
+        since: From when on, or how long ago.
+        until: Up to when, or how long ago.
+        limit: The most to return.
+    """
+
+    message: str | None = None
+    since: str | None = None
+    until: str | None = None
+    limit: Annotated[int, Meta(ge=1, le=_RECORDS_MAX)] = 100
+
+
+class Record(Struct, kw_only=True, omit_defaults=True):
+    """What became of a message.
+
+    Attributes:
+        id: Its id.
+        entered: When it entered the queue.
+        due: The due first asked for.
+        fate: `acked`, `dead`, `cancelled` or `purged`; absent while it has not ended.
+        ended: When it ended.
+        attempt: Deliveries until then.
+        member: The process that recorded the end.
+        task: The task whose job it is.
+    """
+
+    id: str
+    entered: Time
+    due: Time | None = None
+    fate: str | None = None
+    ended: Time | None = None
+    attempt: int = 0
+    member: str = ""
+    task: str | None = None
+
+
+class History(Struct):
+    """Records of the history.
+
+    Attributes:
+        records: They, by minute of entry.
+        more: True if there are more than the limit.
+    """
+
+    records: list[Record]
+    more: bool
+
+
+class DeadQuery(Struct, kw_only=True, forbid_unknown_fields=True):
+    """The dead messages to return.
+
+    Attributes:
+        limit: The most to return.
+    """
+
+    limit: Annotated[int, Meta(ge=1, le=MANY_MAX)] = 100
+
+
+async def get_statistics(call: Call[None, None]) -> Statistics:
+    """Counts, rates and lateness of a queue, as they were a second ago at most."""
+    queue, site = await call.queue(), call.site
+    now_us = site.clock.boot_us()
+    until_us, found = _seen.get(queue, (0, None))
+    if found is None or until_us <= now_us:
+        [view] = await site.threads.call(Observer(site.connection, [queue.name]).look)
+        found = _statistics_of(view)
+        _seen[queue] = (now_us + _SEEN_US, found)
+    return found
+
+
+async def get_forecast(call: Call[ForecastQuery, None]) -> Forecast:
+    """Messages and firings due in each of the coming minutes."""
+    found = await (await call.queue()).queue.forecast(call.query.horizon)
+    return Forecast([Minute(iso(minute), count) for minute, count in found])
+
+
+async def get_history(call: Call[HistoryQuery, None]) -> History:
+    """What became of a message, or of all that entered in a span.
+
+    Of a queue with the setting `history`.
+    """
+    query, queue = call.query, await call.queue()
+
+    def read(opened: SyncQueue) -> list[HistoryRecord]:
+        records = opened.history(query.message, query.since, query.until)
+        return list(islice(records, query.limit + 1))
+
+    found = await queue.call(read, is_long=True)
+    some = found[: query.limit]
+    return History([_record_of(one) for one in some], len(found) > len(some))
+
+
+async def list_dead(call: Call[DeadQuery, None]) -> Messages:
+    """The dead messages, first died first."""
+    queue = await call.queue()
+    return messages_of(await queue.queue.dead.peek(call.query.limit))
+
+
+async def remove_dead(call: Call[None, None]) -> Told:
+    """Remove a dead message for good."""
+    name, queue = call.place["message"], await call.queue()
+    answers = await queue.queue.dead.cancel(ids=[name])
+    if not answers[name]:
+        raise Refused(404, f"there is no dead message {name!r} of queue {queue.name!r}.")
+    return Told(answers[name].value)
+
+
+async def purge_dead(call: Call[None, None]) -> None:
+    """Remove all dead messages for good."""
+    await (await call.queue()).queue.dead.purge()
+
+
+def _statistics_of(view: QueueView) -> Statistics:
+    totals = view.totals
+    return Statistics(
+        queue=view.name,
+        at=iso(view.at_ms),
+        paused=view.settings.paused,
+        ready=view.depth.ready,
+        waiting=view.depth.waiting,
+        in_flight=view.depth.in_flight,
+        dead=view.dead,
+        put=totals.put,
+        delivered=totals.delivered,
+        acked=totals.acked,
+        retried=totals.retried,
+        snoozed=totals.snoozed,
+        buried=totals.buried,
+        cancelled=totals.cancelled,
+        purged=totals.purged,
+        put_rate=view.put_rate,
+        delivered_rate=view.delivered_rate,
+        rate_s=view.rate_s,
+        lag_ms=view.lag_ms,
+        late=_lateness_of(view.late_ms),
+        consumers=len(view.members),
+        busy=view.busy,
+    )
+
+
+def _lateness_of(late_ms: Quantiles) -> Lateness | None:
+    return None if late_ms is None else Lateness(*late_ms)
+
+
+def _record_of(record: HistoryRecord) -> Record:
+    return Record(
+        id=record.id,
+        entered=iso(record.entered),
+        due=time_or_none(record.due),
+        fate=record.fate,
+        ended=time_or_none(record.ended),
+        attempt=record.attempt,
+        member=record.member,
+        task=record.task,
+    )
+
+
+_QUEUE = "/v1/queues/{queue}"
+ROUTES = [
+    Route("GET", _QUEUE + "/statistics", Level.GET, get_statistics, answer=Statistics),
+    Route(
+        "GET", _QUEUE + "/forecast", Level.GET, get_forecast, query=ForecastQuery, answer=Forecast
+    ),
+    Route("GET", _QUEUE + "/history", Level.GET, get_history, query=HistoryQuery, answer=History),
+    Route("GET", _QUEUE + "/dead", Level.READ, list_dead, query=DeadQuery, answer=Messages),
+    Route("DELETE", _QUEUE + "/dead", Level.DELETE, purge_dead, status=204, what=What.PURGE_DEAD),
+    Route(
+        "DELETE",
+        _QUEUE + "/dead/{message}",
+        Level.ACK,
+        remove_dead,
+        answer=Told,
+        what=What.DELETE_DEAD,
+    ),
+]

@@ -1,0 +1,199 @@
+"""Callers of the HTTP API of an application, without a socket between."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import unquote
+
+import shardq
+from shardq.server import application
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+    from shardq.server.access import Access
+    from shardq.server.app import Application
+    from shardq.server.site import Options
+
+TIMEOUT_S = 60
+
+
+class Got(NamedTuple):
+    """An answer.
+
+    Attributes:
+        status: The HTTP status.
+        headers: By names in lower case.
+        body: The body.
+    """
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+class Exchange:
+    """One request and its answer, part by part."""
+
+    def __init__(self, app: Application, scope: dict[str, Any], body: bytes) -> None:
+        self._asked: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self._asked.put_nowait({"type": "http.request", "body": body, "more_body": False})
+        self._sent: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self._task = asyncio.create_task(app(scope, self._asked.get, self._send))
+
+    async def _send(self, event: dict[str, Any]) -> None:
+        self._sent.put_nowait(event)
+
+    async def next(self) -> dict[str, Any]:
+        """The next event of the answer."""
+        async with asyncio.timeout(TIMEOUT_S):
+            return await self._sent.get()
+
+    async def leave(self) -> None:
+        """Leave before the end of the answer."""
+        self._asked.put_nowait({"type": "http.disconnect"})
+        await self.ended()
+
+    async def ended(self) -> None:
+        async with asyncio.timeout(TIMEOUT_S):
+            await self._task
+
+
+class Api:
+    """The HTTP API of a connection.
+
+    Attributes:
+        app: The application.
+        db: The connection.
+    """
+
+    def __init__(
+        self,
+        db: shardq.Connection,
+        *,
+        root: str = "",
+        access: Access | None = None,
+        options: Options | None = None,
+        port: int = 9324,
+    ) -> None:
+        self.db = db
+        self.app: Application = application(db, options=options, access=access)
+        self._port = port
+        self._root = root
+
+    def begin(
+        self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None
+    ) -> Exchange:
+        """Begin a request.
+
+        Args:
+            method: The HTTP method.
+            path: Encoded, with the query.
+            body: Bytes, or a value that is sent as JSON.
+            headers: More headers.
+        """
+        content = body if isinstance(body, bytes) else b""
+        sent = {"host": "test", **(headers or {})}
+        if body is not None and not isinstance(body, bytes):
+            content = json.dumps(body).encode()
+            sent.setdefault("content-type", "application/json")
+        where, _, query = (self._root + path).partition("?")
+        scope = {
+            "type": "http",
+            "method": method,
+            "path": unquote(where),
+            "raw_path": where.encode(),
+            "root_path": unquote(self._root),
+            "query_string": query.encode(),
+            "headers": [(name.encode(), value.encode()) for name, value in sent.items()],
+            "client": ("127.0.0.1", 1),
+            "server": ("127.0.0.1", self._port),
+            "scheme": "http",
+        }
+        return Exchange(self.app, scope, content)
+
+    async def ask(
+        self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None
+    ) -> Got:
+        """Make a request; returns its whole answer."""
+        exchange = self.begin(method, path, body, headers)
+        start = await exchange.next()
+        found = {name.decode().lower(): value.decode() for name, value in start["headers"]}
+        parts = b""
+        while True:
+            event = await exchange.next()
+            parts += event["body"]
+            if not event.get("more_body"):
+                await exchange.ended()
+                return Got(start["status"], found, parts)
+
+    async def done(
+        self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None
+    ) -> Any:
+        """Make a request that is not refused; returns its JSON, or None without any."""
+        got = await self.ask(method, path, body, headers)
+        assert got.status < 300, got
+        return got.json if got.body else None
+
+
+class Events:
+    """The events of a stream.
+
+    Attributes:
+        exchange: The request.
+    """
+
+    def __init__(self, exchange: Exchange) -> None:
+        self.exchange = exchange
+        self._left = ""
+        self.is_ended = False
+
+    async def next(self) -> str:
+        """The next event or comment; empty at the end."""
+        while "\n\n" not in self._left:
+            event = await self.exchange.next()
+            if event["type"] == "http.response.start":
+                assert event["status"] == 200, event
+                continue
+            self._left += event["body"].decode()
+            if not event.get("more_body"):
+                self.is_ended = True
+                return ""
+        one, _, self._left = self._left.partition("\n\n")
+        return one
+
+    async def message(self) -> Any:
+        """The next message."""
+        async for one in self._all():
+            if one.startswith("event: message\n"):
+                return json.loads(one.partition("data: ")[2])
+        raise AssertionError("the stream has ended")
+
+    async def _all(self) -> AsyncIterator[str]:
+        while one := await self.next():
+            yield one
+
+
+def play(
+    story: Callable[[Api], Awaitable[None]],
+    url: str = "sqlite://",
+    *,
+    root: str = "",
+    access: Callable[[shardq.Connection], Access | None] = lambda _: None,
+) -> None:
+    """Play a story with the API of a store."""
+
+    async def played() -> None:
+        with shardq.connect(url) as db:
+            api = Api(db, root=root, access=access(db))
+            async with asyncio.timeout(TIMEOUT_S):
+                await story(api)
+                await api.app.site.close()
+
+    asyncio.run(played())

@@ -1,0 +1,142 @@
+"""A stream of messages over HTTP: its window, and what becomes of what is unsettled at its end."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from callers import Api, Events, play
+
+import shardq
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MAIL = "/v1/queues/mail"
+
+
+def streamed(api: Api, query: str = "") -> Events:
+    return Events(api.begin("GET", f"{MAIL}/stream{query}"))
+
+
+async def put(api: Api, *bodies: str) -> None:
+    await api.done("POST", MAIL + "/messages", [{"body": body} for body in bodies])
+
+
+async def acked(api: Api, *messages: Any) -> None:
+    got = await api.done("POST", MAIL + "/ack", {"receipts": [one["receipt"] for one in messages]})
+    assert all("problem" not in answer for answer in got["answers"])
+
+
+def test_messages_are_streamed_as_they_are_put_at_most_a_window_unsettled() -> None:
+    async def story(api: Api) -> None:
+        await api.done("PUT", MAIL)
+        events = streamed(api, "?window=2")
+        assert (await events.next()).startswith(":")
+        await put(api, "0", "1", "2", "3")
+        first, second = await events.message(), await events.message()
+        assert (first["body"], second["body"], first["attempt"]) == ("0", "1", 1)
+        assert (await events.next()).startswith(":"), "the window is full"
+        await acked(api, first)
+        third = await events.message()
+        assert third["body"] == "2"
+        await api.done("POST", MAIL + "/bury", {"receipts": [second["receipt"]]})
+        assert (await events.message())["body"] == "3"
+        await events.exchange.leave()
+
+    play(story)
+
+
+def test_an_extended_delivery_counts_under_its_new_receipt() -> None:
+    async def story(api: Api) -> None:
+        await api.done("PUT", MAIL)
+        events = streamed(api, "?window=1")
+        await put(api, "0", "1")
+        first = await events.message()
+        got = await api.done("POST", MAIL + "/extend", {"receipts": [first["receipt"]]})
+        assert (await events.next()).startswith(":")
+        await acked(api, got["answers"][0])
+        assert (await events.message())["body"] == "1"
+        await events.exchange.leave()
+
+    play(story)
+
+
+def test_what_another_process_settles_makes_room_too(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/jobs.db"
+
+    async def story(api: Api) -> None:
+        await api.done("PUT", MAIL)
+        events = streamed(api, "?window=1")
+        await put(api, "0", "1")
+        first = await events.message()
+        with shardq.connect(url) as other:
+            await asyncio.to_thread(other.queue("mail").ack, first["receipt"])
+            assert (await events.message())["body"] == "1"
+        await events.exchange.leave()
+
+    play(story, url)
+
+
+def test_what_is_unsettled_when_the_client_leaves_is_released_uncounted() -> None:
+    async def story(api: Api) -> None:
+        await api.done("PUT", MAIL)
+        events = streamed(api, "?visibility=1h")
+        await put(api, "0", "1", "2")
+        got = [await events.message() for _ in range(3)]
+        await acked(api, got[1])
+        await events.exchange.leave()
+        again = (await api.done("POST", MAIL + "/receive", {"wait": "60s"}))["messages"]
+        again += (await api.done("POST", MAIL + "/receive"))["messages"]
+        assert sorted((one["body"], one["attempt"]) for one in again) == [("0", 1), ("2", 1)]
+
+    play(story)
+
+
+def test_a_stream_ends_when_the_server_does_and_releases_what_is_unsettled() -> None:
+    async def story(api: Api) -> None:
+        await api.done("PUT", MAIL)
+        full, waiting = streamed(api, "?window=1&visibility=1h"), streamed(api)
+        await put(api, "0")
+        taken = {full: asyncio.create_task(full.message())}
+        taken[waiting] = asyncio.create_task(waiting.message())
+        done, left = await asyncio.wait(taken.values(), return_when=asyncio.FIRST_COMPLETED)
+        for one in left:
+            one.cancel()
+        assert len(done) == 1
+        api.app.site.leave()
+        for events in (full, waiting):
+            while await events.next():
+                pass
+            assert events.is_ended
+            await events.exchange.ended()
+        found = await asyncio.to_thread(api.db.queue("mail").receive, 10, "30s", "60s")
+        assert [one.attempt for one in found] == [1]
+
+    play(story)
+
+
+def test_many_streams_share_a_queue() -> None:
+    async def story(api: Api) -> None:
+        await api.done("PUT", MAIL)
+        streams = [streamed(api, "?window=1") for _ in range(20)]
+        await put(api, *map(str, range(100)))
+        found: set[str] = set()
+        ended: set[str] = set()
+
+        async def work(events: Events) -> None:
+            while len(found) < 100:
+                message = await events.message()
+                assert message["body"] not in found
+                found.add(message["body"])
+                await acked(api, message)
+                ended.add(message["body"])
+                if len(ended) == 100:
+                    api.app.site.leave()
+
+        results = await asyncio.gather(*map(work, streams), return_exceptions=True)
+        assert len(ended) == 100
+        others = [one for one in results if one is not None]
+        assert all("the stream has ended" in str(one) for one in others)
+
+    play(story)
