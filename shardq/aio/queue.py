@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from apscheduler.triggers.base import BaseTrigger
 
     from shardq.aio.threads import Threads
-    from shardq.errors import ReceiptError
+    from shardq.errors import ReceiptError, ShardqError
     from shardq.inspection.audit import Audit
     from shardq.inspection.census import Check
     from shardq.inspection.depth import Depth
@@ -128,16 +128,28 @@ class Queue:
     async def put_many(
         self, items: Iterable[Item] | AsyncIterable[Item], *, ids: bool
     ) -> int | list[str]: ...
+    @overload
     async def put_many(
-        self, items: Iterable[Item] | AsyncIterable[Item], *, ids: bool = False
-    ) -> int | list[str]:
+        self, items: Iterable[Item] | AsyncIterable[Item], *, partial: Literal[True]
+    ) -> list[Message | ShardqError]: ...
+    async def put_many(
+        self,
+        items: Iterable[Item] | AsyncIterable[Item],
+        *,
+        ids: bool = False,
+        partial: bool = False,
+    ) -> int | list[str] | list[Message | ShardqError]:
         """Put messages from an iterable, as `shardq.Queue.put_many`.
 
         An async one is read by the task that calls this, any other in a thread.
         """
         queue = await self._call(lambda queue: queue)
         clock = queue._home.clock
-        return await fed(items, lambda feed: queue.put_many(feed, ids=ids), self._threads, clock)
+
+        def put(feed: Iterable[Item]) -> int | list[str] | list[Message | ShardqError]:
+            return queue.put_many(feed, partial=True) if partial else queue.put_many(feed, ids=ids)
+
+        return await fed(items, put, self._threads, clock)
 
     # Receiving ------------------------------------------------------------------------------------
 

@@ -93,14 +93,16 @@ class Chunk:
             is_new: True if it is no message that is put again.
         """
         at = len(self.rows)
-        row = made if isinstance(made, tuple) else made.row
-        if made is not row:
-            self.keyed[at] = made
+        is_keyed = not isinstance(made, tuple)
+        if isinstance(made, tuple):
+            row = made
+        else:
+            row, self.keyed[at] = made.row, made
         self.rows.append(row)
         is_held = is_new and row.group is not None
         if is_held:
             self.held.append(at)
-        return None if is_held or made is not row or self.failed is not None else row
+        return None if is_held or is_keyed or self.failed is not None else row
 
     def unkeyed(self) -> list[Row]:
         """The rows without a key."""
