@@ -76,7 +76,9 @@ def _text(value: object) -> str:
 
 
 async def make(db: Connection, options: Options, queues: Mapping[str, Mapping[str, Any]]) -> None:
-    """Make those queues that do not exist. One that has other attributes keeps them, with a warning.
+    """Make those queues that do not exist.
+
+    One that exists with other attributes keeps its own, with a warning.
 
     Args:
         db: The store.
@@ -85,7 +87,7 @@ async def make(db: Connection, options: Options, queues: Mapping[str, Mapping[st
 
     Raises:
         UsageError: If one cannot be made.
-    """  # noqa: D205 - two sentences of a line
+    """
     site = Site(db, options)
     try:
         for name, asked in queues.items():
