@@ -151,7 +151,7 @@ class Client:
 
 def head(method: str, path: str, headers: dict[str, str]) -> bytes:
     """The head of a request."""
-    lines = [f"{method} {path} HTTP/1.1", "host: test"]
+    lines = [f"{method} {path} HTTP/1.1", "host: localhost"]
     lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
     return "\r\n".join([*lines, "", ""]).encode()
 
