@@ -20,6 +20,7 @@ import re
 import secrets
 import shlex
 import shutil
+import socket
 import sys
 import tomllib
 from pathlib import Path
@@ -40,6 +41,7 @@ import shardq.aio
 import shardq.tasks
 import shardq.testing
 from shardq import errors
+from shardq.cli import serve
 from shardq.cli.exits import Exit, exit_of
 from shardq.cli.work import work
 from shardq.model import settings
@@ -76,6 +78,7 @@ CASSANDRA = "cassandra://127.0.0.1:9042/shardq"
 ON_CASSANDRA = pytest.mark.cassandra
 SKIPPED = re.compile(r"<!--+\s*skip:(.*?)--+>")
 TIMEOUT_S = 300
+_PORT = str(serve.PORT)
 _OUTPUT = "printed by the block before"
 _CHECKER = doctest.OutputChecker()
 _LENIENT = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
@@ -154,12 +157,20 @@ def run(page: Path, text: str, directory: Path, monkeypatch: pytest.MonkeyPatch)
     """Run the blocks of a page in the order in which they stand."""
     monkeypatch.chdir(directory)
     monkeypatch.delenv("SHARDQ_STORE", raising=False)
+    if _PORT in text:
+        text = text.replace(_PORT, str(free_port()))
     # A failure names the page's line: the copy has the same lines.
     copy = directory / f".{page.name}"
     copy.write_text(text)
     for example in SYBIL.parse(copy).examples():
         with contextlib.suppress(SkipTest):
             example.evaluate()
+
+
+def free_port() -> int:
+    """A port where nobody listens: others may test on this machine, too."""
+    with socket.create_server(("127.0.0.1", 0)) as one:
+        return int(one.getsockname()[1])
 
 
 def write_file(example: Example) -> None:
