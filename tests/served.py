@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import socket
+import subprocess
 import threading
 from contextlib import contextmanager, suppress
 from queue import SimpleQueue
@@ -44,7 +45,7 @@ class Got(NamedTuple):
 class Server:
     """A server that runs: `shardq serve` in a process."""
 
-    def __init__(self, process: Process, *, count: int = 1) -> None:
+    def __init__(self, process: Process | subprocess.Popen[bytes], *, count: int = 1) -> None:
         self.process = process
         self.lines: list[str] = []
         self._told: SimpleQueue[str | None] = SimpleQueue()

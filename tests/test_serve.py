@@ -8,12 +8,14 @@ import signal
 import socket
 import ssl
 import struct
+import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 import trustme
-from served import Client, head, serving
+from served import Client, Server, head, serving
 from shell import shell
 
 if TYPE_CHECKING:
@@ -225,3 +227,36 @@ def test_connections_that_are_opened_and_dropped_leave_nothing(shell: Shell) -> 
             assert asked < 10_000, "connections are left"
         assert server.stop() == 0
     assert not [line for line in server.lines if "Traceback" in line or "rror" in line]
+
+
+def test_a_socket_of_systemd_is_taken_and_connections_wait_for_the_next_server(
+    shell: Shell,
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as kept:
+        # As systemd does it: the socket is descriptor 3, and its process id is the server's.
+        code = (
+            "import os, sys; os.dup2(int(sys.argv[1]), 3); "
+            "os.environ |= {'LISTEN_PID': str(os.getpid()), 'LISTEN_FDS': '1'}; "
+            "os.execv(sys.executable, [sys.executable, '-m', 'shardq', 'serve'])"
+        )
+
+        def start() -> Server:
+            process = subprocess.Popen(
+                [sys.executable, "-c", code, str(kept.fileno())],
+                cwd=shell.directory,
+                env=shell._environment(None),
+                pass_fds=[kept.fileno()],
+                stderr=subprocess.PIPE,
+            )
+            return Server(process)
+
+        with start() as first:
+            assert first.port == kept.getsockname()[1]
+            assert first.ask("GET", "/livez").status == 200
+            assert first.stop() == 0
+        with socket.create_connection(("127.0.0.1", first.port), 60) as waits:
+            client = Client(waits)
+            client.send(head("GET", "/livez", {}))
+            with start() as second:
+                assert client.answer().status == 200
+                assert second.stop() == 0
