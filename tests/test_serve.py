@@ -260,3 +260,46 @@ def test_a_socket_of_systemd_is_taken_and_connections_wait_for_the_next_server(
             with start() as second:
                 assert client.answer().status == 200
                 assert second.stop() == 0
+
+
+def test_without_the_extra_the_error_names_it(shell: Shell) -> None:
+    with shell.fork("serve", before="import sys; sys.modules['uvicorn'] = None") as process:
+        _, err = process.communicate()
+    assert b"pip install 'shardq[server]'" in err
+    assert process.returncode == 9
+
+
+def test_where_httptools_and_uvloop_have_no_wheel_h11_and_asyncio_serve(shell: Shell) -> None:
+    before = (
+        "import sys; sys.modules['httptools'] = sys.modules['uvloop'] = None;"
+        "from shardq.server import wire; wire.HEAD_S_MAX = 0.2"
+    )
+    with serving(shell, before=before) as server:
+        with server.connected() as client:
+            assert client.ask("GET", "/livez").status == 200
+            assert client.ask("POST", "/v1/queues", b"{" * 200_000).status in {400, 404}
+            client.send(b"GET /livez")
+            assert client.is_closed()
+        whole = head("GET", "/livez", {f"x-{number}": "y" * 1_000 for number in range(200)})
+        with server.connected() as client:
+            client.send(whole)
+            assert client.answer().status in {0, 400, 431}
+        assert server.stop() == 0
+
+
+def test_an_error_of_a_process_is_that_of_the_server(shell: Shell) -> None:
+    shell.ok("init")
+    with shell.fork("serve", "--port", "0", "--host", "0.0.0.0", "--processes", "2") as process:
+        _, err = process.communicate()
+    assert b"there is no account" in err
+    assert process.returncode == 2
+
+
+def test_the_admin_port_is_another_port_of_the_same_server(shell: Shell) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as one:
+        port = one.getsockname()[1]
+    with serving(shell, "--admin", str(port)) as server:
+        assert server.admin_port == port
+        for place in (server.port, port):
+            with server.connected(place) as client:
+                assert client.ask("GET", "/livez").status == 200
