@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import resource
 import select
 import signal
@@ -93,6 +94,9 @@ class Server(uvicorn.Server):
         """Listen."""
         self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
+        # What was imported stays: looking at it again and again would hold requests up.
+        gc.collect()
+        gc.freeze()
         self._on_listening()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
