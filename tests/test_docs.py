@@ -20,6 +20,7 @@ import re
 import secrets
 import shlex
 import shutil
+import signal
 import socket
 import sys
 import tomllib
@@ -41,7 +42,6 @@ import shardq.aio
 import shardq.tasks
 import shardq.testing
 from shardq import errors
-from shardq.cli import serve
 from shardq.cli.exits import Exit, exit_of
 from shardq.cli.work import work
 from shardq.model import settings
@@ -73,12 +73,15 @@ MADE = {DOCS / "reference" / "cli.md"}
 SPARK_PAGE = DOCS / "spark.md"
 PAGES = [ROOT / "README.md", *sorted(set(DOCS.rglob("*.md")) - MADE)]
 
+PORT = "9324"
+"""Where pages have a server; a free port takes its place."""
+BACKGROUND = ".background"
+"""Where the numbers of processes are that a page has begun in the background."""
 CASSANDRA = "cassandra://127.0.0.1:9042/shardq"
 """Where pages have a Cassandra; the tests' own takes its place."""
 ON_CASSANDRA = pytest.mark.cassandra
 SKIPPED = re.compile(r"<!--+\s*skip:(.*?)--+>")
 TIMEOUT_S = 300
-_PORT = str(serve.PORT)
 _OUTPUT = "printed by the block before"
 _CHECKER = doctest.OutputChecker()
 _LENIENT = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
@@ -157,19 +160,28 @@ def run(page: Path, text: str, directory: Path, monkeypatch: pytest.MonkeyPatch)
     """Run the blocks of a page in the order in which they stand."""
     monkeypatch.chdir(directory)
     monkeypatch.delenv("SHARDQ_STORE", raising=False)
-    if _PORT in text:
-        text = text.replace(_PORT, str(free_port()))
     # A failure names the page's line: the copy has the same lines.
     copy = directory / f".{page.name}"
-    copy.write_text(text)
-    for example in SYBIL.parse(copy).examples():
-        with contextlib.suppress(SkipTest):
-            example.evaluate()
+    copy.write_text(text.replace(PORT, str(free_port())))
+    try:
+        for example in SYBIL.parse(copy).examples():
+            with contextlib.suppress(SkipTest):
+                example.evaluate()
+    finally:
+        end_background()
+
+
+def end_background() -> None:
+    """End what a block has begun in the background and no later one has ended."""
+    begun = Path(BACKGROUND)
+    for pid in begun.read_text().split() if begun.exists() else ():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int(pid), signal.SIGTERM)
 
 
 def free_port() -> int:
-    """A port where nobody listens: others may test on this machine, too."""
-    with socket.create_server(("127.0.0.1", 0)) as one:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
         return int(one.getsockname()[1])
 
 
@@ -188,8 +200,9 @@ def run_bash(example: Example) -> str | None:
     block = _PIP.sub(_installed, example.parsed)
     exported = Path(".exported")
     exported.touch()
+    before = f". ./{exported}\ntrap 'jobs -p >> {BACKGROUND}' EXIT"
     code, printed = bash(
-        f". ./{exported}\n{block}\nexport -p | grep -v '^declare -x PATH=' > {exported}",
+        f"{before}\n{block}\nexport -p | grep -v '^declare -x PATH=' > {exported}",
         os.environ
         | {
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
