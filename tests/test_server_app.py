@@ -25,7 +25,7 @@ def served(test: Callable[[Application], Awaitable[None]]) -> None:
 
     async def run() -> None:
         with shardq.connect("sqlite://") as db:
-            app = application(db, insecure=True)
+            app = application(db)
             await test(app)
             await app.site.close()
 
@@ -70,7 +70,7 @@ def test_an_error_that_nobody_foresaw_is_a_500_with_its_id_and_logged_once(
 ) -> None:
     async def run() -> None:
         with shardq.connect("sqlite://") as db:
-            app = application(db, insecure=True)
+            app = application(db)
             # No thread takes calls any more.
             await app.site.threads.close(lambda: None)
             got = await ask(app, "GET", "/readyz")

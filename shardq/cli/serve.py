@@ -232,9 +232,9 @@ def _serve(
         who = "" if line is None else f"process {os.getpid()} "
 
         def tell() -> None:
-            _say(f"{who}serves {db.url_shown} at {' and '.join(dict.fromkeys(urls))}.")
             if warning:
                 _say(f"{who}{warning}")
+            _say(f"{who}serves {db.url_shown} at {' and '.join(dict.fromkeys(urls))}.")
             if line is not None:
                 line.ready()
             elif chosen.is_dev and warning:
