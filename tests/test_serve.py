@@ -46,8 +46,8 @@ def test_a_body_of_more_than_8_mib_is_refused_whether_its_length_is_told_or_not(
 ) -> None:
     with serving(shell) as server:
         most = bytes(8 << 20)
-        assert server.ask("POST", "/v1/queues", most).status == 404
-        assert server.ask("POST", "/v1/queues", most + b"1").status == 413
+        assert server.ask("POST", "/v1/nowhere", most).status == 404
+        assert server.ask("POST", "/v1/nowhere", most + b"1").status == 413
         with server.connected() as client:
             client.send(head("POST", "/", {"transfer-encoding": "chunked"}))
             part = b"100000\r\n" + bytes(1 << 20) + b"\r\n"
@@ -79,13 +79,13 @@ def test_a_head_of_more_than_64_kib_is_refused(shell: Shell) -> None:
             fields = b"".join(b"x-%d: %s\r\n" % (number, b"y" * 1_000) for number in range(9_999))
             with pytest.raises(ConnectionError):
                 client.send(fields)
-        whole = head("GET", "/v1/queues", {f"x-{number}": "y" * 1_000 for number in range(80)})
+        whole = head("GET", "/v1/nowhere", {f"x-{number}": "y" * 1_000 for number in range(80)})
         with server.connected() as client:
             client.send(whole)
             assert client.answer().status == 431
         trailers = b"".join(b"t-%d: %s\r\n" % (number, b"y" * 1_000) for number in range(1_000))
         with server.connected() as client:
-            client.send(head("POST", "/v1/queues", {"transfer-encoding": "chunked"}))
+            client.send(head("POST", "/v1/nowhere", {"transfer-encoding": "chunked"}))
             client.send(b"1\r\nx\r\n0\r\n" + trailers + b"\r\n")
             assert client.answer().status == 404
         assert server.ask("GET", "/livez").status == 200
@@ -106,7 +106,7 @@ def test_a_slow_head_and_a_slow_body_are_ended(shell: Shell) -> None:
             client.send(b"GET /livez")
             assert client.is_closed()
         with server.connected() as client:
-            client.send(head("POST", "/v1/queues", {"content-length": "10"}) + b"12345")
+            client.send(head("POST", "/v1/nowhere", {"content-length": "10"}) + b"12345")
             got = client.answer()
             assert got.status == 408
             assert client.is_closed()
@@ -120,7 +120,7 @@ def test_what_is_no_http_is_refused_and_an_upgrade_is_passed_over(shell: Shell) 
         # As Java's HttpClient sends it.
         upgrade = {"connection": "Upgrade, HTTP2-Settings", "upgrade": "h2c", "http2-settings": "A"}
         with server.connected() as client:
-            assert client.ask("POST", "/v1/queues", b"{}", **upgrade).status == 404
+            assert client.ask("POST", "/v1/nowhere", b"{}", **upgrade).status == 404
             assert client.ask("GET", "/livez").status == 200
 
 
@@ -277,7 +277,7 @@ def test_where_httptools_and_uvloop_have_no_wheel_h11_and_asyncio_serve(shell: S
     with serving(shell, before=before) as server:
         with server.connected() as client:
             assert client.ask("GET", "/livez").status == 200
-            assert client.ask("POST", "/v1/queues", b"{" * 200_000).status in {400, 404}
+            assert client.ask("POST", "/v1/nowhere", b"{" * 200_000).status in {400, 404}
             client.send(b"GET /livez")
             assert client.is_closed()
         whole = head("GET", "/livez", {f"x-{number}": "y" * 1_000 for number in range(200)})

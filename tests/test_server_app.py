@@ -54,10 +54,10 @@ def test_it_is_mounted_into_another_application_that_tells_it_nothing(path: str)
 
 def test_a_body_comes_in_parts_and_a_client_that_leaves_before_its_end_gets_nothing() -> None:
     async def test(app: Application) -> None:
-        whole = Asked(app, "POST", "/v1/queues", b"{", b"", b"}")
+        whole = Asked(app, "POST", "/v1/nowhere", b"{", b"", b"}")
         await whole.end()
         assert whole.status == 404
-        left = Asked(app, "POST", "/v1/queues", b"{", ends=False)
+        left = Asked(app, "POST", "/v1/nowhere", b"{", ends=False)
         left.leave()
         await left.end()
         assert not left.sent
