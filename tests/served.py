@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import socket
+import subprocess
 import threading
 from contextlib import contextmanager, suppress
 from queue import SimpleQueue
@@ -44,7 +45,7 @@ class Got(NamedTuple):
 class Server:
     """A server that runs: `shardq serve` in a process."""
 
-    def __init__(self, process: Process, *, count: int = 1) -> None:
+    def __init__(self, process: Process | subprocess.Popen[bytes], *, count: int = 1) -> None:
         self.process = process
         self.lines: list[str] = []
         self._told: SimpleQueue[str | None] = SimpleQueue()
@@ -151,7 +152,7 @@ class Client:
 
 def head(method: str, path: str, headers: dict[str, str]) -> bytes:
     """The head of a request."""
-    lines = [f"{method} {path} HTTP/1.1", "host: test"]
+    lines = [f"{method} {path} HTTP/1.1", "host: localhost"]
     lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
     return "\r\n".join([*lines, "", ""]).encode()
 

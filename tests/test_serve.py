@@ -8,12 +8,14 @@ import signal
 import socket
 import ssl
 import struct
+import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 import trustme
-from served import Client, head, serving
+from served import Client, Server, head, serving
 from shell import shell
 
 if TYPE_CHECKING:
@@ -24,14 +26,14 @@ ENDPOINT = {"content-type": "application/x-amz-json-1.0"}
 
 def test_a_server_tells_where_it_is_that_it_is_open_and_ends_by_sigterm(shell: Shell) -> None:
     with serving(shell, "--dev") as server:
-        server.expect("there is no account: every program of this machine may do everything")
+        assert "there is no account: every program of this machine may" in server.lines[0]
         assert server.ask("GET", "/livez").body == b"ok\n"
         assert server.ask("GET", "/readyz").status == 200
         assert server.ask("GET", "/_localstack/health").json["services"] == {"sqs": "running"}
         got = server.ask("POST", "/", b"{}", **ENDPOINT)
         assert got.headers["x-amzn-requestid"] == got.headers["x-request-id"]
         assert server.stop() == 0
-        assert server.lines[0].startswith("shardq: serves sqlite:///")
+        assert server.lines[1].startswith("shardq: serves sqlite:///")
 
 
 def test_localstack_s_path_is_answered_in_development_alone(shell: Shell) -> None:
@@ -44,8 +46,8 @@ def test_a_body_of_more_than_8_mib_is_refused_whether_its_length_is_told_or_not(
 ) -> None:
     with serving(shell) as server:
         most = bytes(8 << 20)
-        assert server.ask("POST", "/v1/queues", most).status == 404
-        assert server.ask("POST", "/v1/queues", most + b"1").status == 413
+        assert server.ask("POST", "/v1/nowhere", most).status == 404
+        assert server.ask("POST", "/v1/nowhere", most + b"1").status == 413
         with server.connected() as client:
             client.send(head("POST", "/", {"transfer-encoding": "chunked"}))
             part = b"100000\r\n" + bytes(1 << 20) + b"\r\n"
@@ -77,13 +79,13 @@ def test_a_head_of_more_than_64_kib_is_refused(shell: Shell) -> None:
             fields = b"".join(b"x-%d: %s\r\n" % (number, b"y" * 1_000) for number in range(9_999))
             with pytest.raises(ConnectionError):
                 client.send(fields)
-        whole = head("GET", "/v1/queues", {f"x-{number}": "y" * 1_000 for number in range(80)})
+        whole = head("GET", "/v1/nowhere", {f"x-{number}": "y" * 1_000 for number in range(80)})
         with server.connected() as client:
             client.send(whole)
             assert client.answer().status == 431
         trailers = b"".join(b"t-%d: %s\r\n" % (number, b"y" * 1_000) for number in range(1_000))
         with server.connected() as client:
-            client.send(head("POST", "/v1/queues", {"transfer-encoding": "chunked"}))
+            client.send(head("POST", "/v1/nowhere", {"transfer-encoding": "chunked"}))
             client.send(b"1\r\nx\r\n0\r\n" + trailers + b"\r\n")
             assert client.answer().status == 404
         assert server.ask("GET", "/livez").status == 200
@@ -104,7 +106,7 @@ def test_a_slow_head_and_a_slow_body_are_ended(shell: Shell) -> None:
             client.send(b"GET /livez")
             assert client.is_closed()
         with server.connected() as client:
-            client.send(head("POST", "/v1/queues", {"content-length": "10"}) + b"12345")
+            client.send(head("POST", "/v1/nowhere", {"content-length": "10"}) + b"12345")
             got = client.answer()
             assert got.status == 408
             assert client.is_closed()
@@ -118,7 +120,7 @@ def test_what_is_no_http_is_refused_and_an_upgrade_is_passed_over(shell: Shell) 
         # As Java's HttpClient sends it.
         upgrade = {"connection": "Upgrade, HTTP2-Settings", "upgrade": "h2c", "http2-settings": "A"}
         with server.connected() as client:
-            assert client.ask("POST", "/v1/queues", b"{}", **upgrade).status == 404
+            assert client.ask("POST", "/v1/nowhere", b"{}", **upgrade).status == 404
             assert client.ask("GET", "/livez").status == 200
 
 
@@ -184,7 +186,7 @@ def test_a_server_by_tls(shell: Shell, tmp_path: Path) -> None:
     assert "cannot be read" in shell.fails(2, "serve", "--certificate", "none", "--key", str(key))
     assert "cannot be used" in shell.fails(2, "serve", "--certificate", str(key), "--key", str(key))
     with serving(shell, "--certificate", str(certificate), "--key", str(key)) as server:
-        assert "at https://127.0.0.1:" in server.lines[0]
+        assert "at https://127.0.0.1:" in server.lines[1]
         context = ssl.create_default_context()
         authority.configure_trust(context)
         with (
@@ -225,3 +227,79 @@ def test_connections_that_are_opened_and_dropped_leave_nothing(shell: Shell) -> 
             assert asked < 10_000, "connections are left"
         assert server.stop() == 0
     assert not [line for line in server.lines if "Traceback" in line or "rror" in line]
+
+
+def test_a_socket_of_systemd_is_taken_and_connections_wait_for_the_next_server(
+    shell: Shell,
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as kept:
+        # As systemd does it: the socket is descriptor 3, and its process id is the server's.
+        code = (
+            "import os, sys; os.dup2(int(sys.argv[1]), 3); "
+            "os.environ |= {'LISTEN_PID': str(os.getpid()), 'LISTEN_FDS': '1'}; "
+            "os.execv(sys.executable, [sys.executable, '-m', 'shardq', 'serve'])"
+        )
+
+        def start() -> Server:
+            process = subprocess.Popen(
+                [sys.executable, "-c", code, str(kept.fileno())],
+                cwd=shell.directory,
+                env=shell._environment(None),
+                pass_fds=[kept.fileno()],
+                stderr=subprocess.PIPE,
+            )
+            return Server(process)
+
+        with start() as first:
+            assert first.port == kept.getsockname()[1]
+            assert first.ask("GET", "/livez").status == 200
+            assert first.stop() == 0
+        with socket.create_connection(("127.0.0.1", first.port), 60) as waits:
+            client = Client(waits)
+            client.send(head("GET", "/livez", {}))
+            with start() as second:
+                assert client.answer().status == 200
+                assert second.stop() == 0
+
+
+def test_without_the_extra_the_error_names_it(shell: Shell) -> None:
+    with shell.fork("serve", before="import sys; sys.modules['uvicorn'] = None") as process:
+        _, err = process.communicate()
+    assert b"pip install 'shardq[server]'" in err
+    assert process.returncode == 9
+
+
+def test_where_httptools_and_uvloop_have_no_wheel_h11_and_asyncio_serve(shell: Shell) -> None:
+    before = (
+        "import sys; sys.modules['httptools'] = sys.modules['uvloop'] = None;"
+        "from shardq.server import wire; wire.HEAD_S_MAX = 0.2"
+    )
+    with serving(shell, before=before) as server:
+        with server.connected() as client:
+            assert client.ask("GET", "/livez").status == 200
+            assert client.ask("POST", "/v1/nowhere", b"{" * 200_000).status in {400, 404}
+            client.send(b"GET /livez")
+            assert client.is_closed()
+        whole = head("GET", "/livez", {f"x-{number}": "y" * 1_000 for number in range(200)})
+        with server.connected() as client:
+            client.send(whole)
+            assert client.answer().status in {0, 400, 431}
+        assert server.stop() == 0
+
+
+def test_an_error_of_a_process_is_that_of_the_server(shell: Shell) -> None:
+    shell.ok("init")
+    with shell.fork("serve", "--port", "0", "--host", "0.0.0.0", "--processes", "2") as process:
+        _, err = process.communicate()
+    assert b"there is no account" in err
+    assert process.returncode == 2
+
+
+def test_the_admin_port_is_another_port_of_the_same_server(shell: Shell) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as one:
+        port = one.getsockname()[1]
+    with serving(shell, "--admin", str(port)) as server:
+        assert server.admin_port == port
+        for place in (server.port, port):
+            with server.connected(place) as client:
+                assert client.ask("GET", "/livez").status == 200

@@ -27,6 +27,21 @@ def test_calls_that_arrive_during_a_batch_are_the_next_batch() -> None:
     assert [len(batch) for batch in batches] == [50]
 
 
+def test_an_error_that_nobody_foresaw_is_that_of_each_call_and_the_line_goes_on() -> None:
+    def carry_out(calls: list[int]) -> list[float]:
+        return [1 / call for call in calls]
+
+    async def run() -> None:
+        line = Line(carry_out, Threads(2))
+        calls = (line.do(number) for number in (1, 0, 2))
+        async with asyncio.timeout(60):
+            failed = await asyncio.gather(*calls, return_exceptions=True)
+            assert [type(one) for one in failed] == [ZeroDivisionError] * 3
+            assert await line.do(4) == 0.25
+
+    asyncio.run(run())
+
+
 def test_each_put_and_ack_gets_its_own_answer() -> None:
     async def run() -> None:
         with shardq.connect("sqlite://") as db:

@@ -215,6 +215,7 @@ def test_no_imports_go_in_a_circle() -> None:
         ("pyspark", ("spark/",)),
         ("pyarrow", ("spark/",)),
         ("matplotlib", ("pictures/", "spark/")),
+        ("uvicorn", ("server/",)),
     ],
 )
 def test_a_distribution_is_imported_in_its_rooms_alone(

@@ -10,7 +10,7 @@ What the bare driver does is in the stores: `stores/cassandra/bare.py`, `stores/
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from shardq.bench import (
@@ -47,6 +47,15 @@ class _Measurement:
     take: Callable[[Place, Sizes], list[Line]]
     cassandra: bool
     sqlite: bool
+    by_name: bool = False
+    """True if it is taken only where it is named."""
+
+
+def _of_server(place: Place, sizes: Sizes) -> list[Line]:
+    # Imported here: it needs the extra `server`.
+    from shardq.bench import server
+
+    return server.requests(place, sizes)
 
 
 _MEASUREMENTS = (
@@ -69,6 +78,7 @@ _MEASUREMENTS = (
     _Measurement("history", history.cost, cassandra=True, sqlite=True),
     _Measurement("crash", crash.restart, cassandra=True, sqlite=True),
     _Measurement("workers", workers.shared, cassandra=True, sqlite=True),
+    _Measurement("server", _of_server, cassandra=True, sqlite=True, by_name=True),
 )
 
 NAMES = tuple(dict.fromkeys(one.name for one in _MEASUREMENTS))
@@ -81,6 +91,7 @@ def run(
     quick: bool = False,
     only: Collection[str] = (),
     tell: Callable[[str], None],
+    peers: Collection[tuple[str, str]] = (),
     sizes: Sizes | None = None,
     clock: Clock | None = None,
 ) -> list[Line]:
@@ -91,6 +102,7 @@ def run(
         quick: Few messages and seconds: enough to see that it works.
         only: Some of `NAMES`; all where empty.
         tell: Told what is being measured.
+        peers: Name and url of other servers of SQS, to be measured beside ours.
         sizes: Instead of those that `quick` chooses.
         clock: The system's where None.
 
@@ -100,13 +112,13 @@ def run(
     Raises:
         ShardqError: If a message was not delivered, or a store or consumer failed.
     """
-    chosen = sizes or (QUICK if quick else FULL)
+    chosen = replace(sizes or (QUICK if quick else FULL), peers=tuple(peers))
     lines: list[Line] = []
     with Place(url, clock or SystemClock()) as place:
         for one in _MEASUREMENTS:
             if not (one.cassandra if place.is_cassandra else one.sqlite):
                 continue
-            if only and one.name not in only:
+            if one.name not in only if only else one.by_name:
                 continue
             tell(f"measuring {one.name}")
             start_us = place.clock.boot_us()

@@ -29,6 +29,9 @@ class Sizes:
         naps: Coroutines that sleep.
         schedules: Schedules that fire each minute.
         worker_jobs: Jobs after which a worker's memory is read, and again after ten times as many.
+        requests: Requests of one run against a server, or messages of it in batches.
+        warm_s: Seconds of requests before the first that count.
+        peers: Name and url of other servers of SQS.
     """
 
     repetitions: int = 5
@@ -50,6 +53,9 @@ class Sizes:
     naps: int = 10_000
     schedules: int = 10_000
     worker_jobs: int = 20_000
+    requests: int = 10_000
+    warm_s: float = 30
+    peers: tuple[tuple[str, str], ...] = ()
 
 
 FULL = Sizes()
@@ -73,4 +79,6 @@ QUICK = Sizes(
     naps=2_000,
     schedules=500,
     worker_jobs=2_000,
+    requests=1_000,
+    warm_s=2,
 )

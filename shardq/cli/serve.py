@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 from contextlib import suppress
 from ipaddress import IPv4Network, IPv6Network, ip_network
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -80,6 +82,12 @@ class Network(click.ParamType[IPv4Network | IPv6Network]):
     most=_PORT_MAX,
 )
 @click.option(
+    "--queues",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Make the queues of this TOML file, with their attributes, before anything is served.",
+)
+@click.option(
     "--trust",
     metavar="NETWORK",
     multiple=True,
@@ -114,6 +122,7 @@ def serve(
     certificate: str | None,
     key: str | None,
     admin: int | None,
+    queues: Path | None,
     trust: tuple[IPv4Network | IPv6Network, ...],
     take_over: bool,
     dev: bool,
@@ -126,10 +135,11 @@ def serve(
     finished within 10 s. A second signal waits for none. With --processes, SIGHUP replaces the
     processes, which read the certificate anew, and refuses no connection.
     """
-    from shardq.server import listening, supervise
+    from shardq.server import declared, listening, supervise
     from shardq.server.site import Options
 
     line = Line.inherited()
+    declared_queues = None if queues is None else declared.read(queues)
     supervise.check_certificate(certificate, key)
     store = _store(url, dev=dev)
     sockets = listening.inherited()
@@ -156,6 +166,7 @@ def serve(
             sockets,
             line,
             Options(is_dev=dev, trusted=trust, admin_port=admin),
+            queues=declared_queues or {},
             urls=[listening.url_of(one, scheme) for one in sockets],
             certificate=certificate,
             key=key,
@@ -203,13 +214,14 @@ def _serve(
     line: Line | None,
     chosen: Options,
     *,
+    queues: dict[str, dict[str, Any]],
     urls: list[str],
     certificate: str | None,
     key: str | None,
     insecure: bool,
 ) -> None:
     """Serve in this process, until it is to end."""
-    from shardq.server import supervise
+    from shardq.server import declared, supervise
     from shardq.server.access import Access
     from shardq.server.app import Application
 
@@ -220,14 +232,15 @@ def _serve(
         who = "" if line is None else f"process {os.getpid()} "
 
         def tell() -> None:
-            _say(f"{who}serves {db.url_shown} at {' and '.join(dict.fromkeys(urls))}.")
             if warning:
-                _say(warning)
+                _say(f"{who}{warning}")
+            _say(f"{who}serves {db.url_shown} at {' and '.join(dict.fromkeys(urls))}.")
             if line is not None:
                 line.ready()
-            elif chosen.is_dev:
+            elif chosen.is_dev and warning:
                 _print_exports(urls[0], chosen)
 
+        asyncio.run(declared.make(db, chosen, queues))
         server = supervise.Server(
             Application(db, chosen, access), certificate=certificate, key=key, on_listening=tell
         )

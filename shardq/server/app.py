@@ -158,9 +158,10 @@ def _side(request: Request) -> ModuleType:
 
 
 def _header_bytes(scope: Event) -> int:
-    return sum(len(name) + len(value) for name, value in scope["headers"]) + len(
-        scope["query_string"]
-    )
+    size = len(scope["query_string"])
+    for name, value in scope["headers"]:
+        size += len(name) + len(value)
+    return size
 
 
 def _request(scope: Event, options: Options) -> Request:

@@ -68,24 +68,34 @@ class Line(Generic[T, R]):
         try:
             while self._line:
                 batch = self._next()
-                work = partial(self._carry_out, [call for call, _, _ in batch])
-                answers: Sequence[R | ShardqError]
-                try:
-                    answers = await self._threads.call(work)
-                except ShardqError as error:
-                    answers = [own_copy(error) for _ in batch]
-                for (_, _, done), answer in zip(batch, answers, strict=True):
+                if not batch:
+                    continue
+                for (_, _, done), answer in zip(batch, await self._answers(batch), strict=True):
                     if done.done():
                         continue
-                    if isinstance(answer, ShardqError):
+                    if isinstance(answer, Exception):
                         done.set_exception(answer)
                     else:
                         done.set_result(answer)
         finally:
             self._task = None
             while self._line:
-                # Only after an unforeseen error, or as the loop ends.
+                # Only as the loop ends.
                 self._line.popleft()[2].cancel()
+
+    async def _answers(
+        self, batch: Sequence[tuple[T, int, asyncio.Future[R]]]
+    ) -> Sequence[R | Exception]:
+        """The answer of each call; an error of the whole batch is that of each."""
+        work = self._threads.call(partial(self._carry_out, [call for call, _, _ in batch]))
+        [answers] = await asyncio.gather(work, return_exceptions=True)
+        if isinstance(answers, ShardqError):
+            return [own_copy(answers) for _ in batch]
+        if isinstance(answers, Exception):
+            return [answers] * len(batch)
+        if isinstance(answers, BaseException):
+            raise answers
+        return answers
 
     def _next(self) -> list[tuple[T, int, asyncio.Future[R]]]:
         batch: list[tuple[T, int, asyncio.Future[R]]] = []

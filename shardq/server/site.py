@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from shardq.aio.threads import THREADS, Threads
 from shardq.records.actions import DONE, Actions
@@ -15,7 +15,7 @@ from shardq.server.hub import Served
 from shardq.server.web import TooMany
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
+    from collections.abc import Awaitable, Coroutine
     from ipaddress import IPv4Network, IPv6Network
 
     from shardq.clock import Clock
@@ -123,7 +123,7 @@ class Site:
         """
         await self.threads.call(partial(self.actions.record, caller.who, via, what, about, outcome))
 
-    async def poll(self, work: Awaitable[T], key: str = "") -> T | None:
+    async def poll(self, work: Coroutine[Any, Any, T], key: str = "") -> T | None:
         """Await messages for a request; None at once when the server leaves.
 
         Args:
@@ -135,6 +135,7 @@ class Site:
             TooMany: If as many polls of the key wait as may.
         """
         if self._polls[key] >= self.options.polls_max:
+            work.close()
             raise TooMany(f"{self.options.polls_max:,} requests of this key wait for messages.")
         self._polls[key] += 1
         try:

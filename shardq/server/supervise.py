@@ -9,7 +9,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import resource
+import select
 import signal
 import ssl
 from contextlib import contextmanager, suppress
@@ -38,6 +40,7 @@ CONNECTIONS_MAX = 10_000
 DEADLINE_S = 10
 """How long an end waits for answers that are under way."""
 _FILES_MAX = CONNECTIONS_MAX + 1_000
+_ACCEPTED_MAX = 2_000
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -91,13 +94,15 @@ class Server(uvicorn.Server):
         """Listen."""
         self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
+        # What was imported stays: looking at it again and again would hold requests up.
+        gc.collect()
+        gc.freeze()
         self._on_listening()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """End: first answer what waits."""
         self._application.site.leave()
-        # A turn of the loop, in which connections that wait to be accepted are.
-        await pause(0)
+        await _accept_all(sockets or ())
         await super().shutdown(sockets)
 
     def stop(self) -> None:
@@ -164,6 +169,18 @@ def allow_files() -> int:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
         return wanted
     return soft
+
+
+async def _accept_all(sockets: Sequence[socket.socket]) -> None:
+    """Let the loop accept all that has connected: it would be reset as the sockets are closed."""
+    waiting = select.poll()
+    for one in sockets:
+        waiting.register(one, select.POLLIN)
+    for _ in range(_ACCEPTED_MAX):
+        if not waiting.poll(0):
+            return
+        # A turn of the loop, in which it accepts one connection or more.
+        await pause(0)
 
 
 def _loop_name() -> Any:

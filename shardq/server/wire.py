@@ -9,11 +9,13 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 if TYPE_CHECKING:
+    from shardq.server.app import Application
+
     _Protocol = H11Protocol
 else:
     _Protocol = object
@@ -43,6 +45,8 @@ class _Bounded(_Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Let the head of a request arrive in time."""
         super().connection_made(transport)
+        # Accepted as the server ends: nobody tells this one.
+        self._is_last = cast("Application", self.config.app).site.leaving.is_set()
         self._give_up_in(HEAD_S_MAX)
 
     def data_received(self, data: bytes) -> None:
@@ -77,7 +81,7 @@ class _Bounded(_Protocol):
 
     def shutdown(self) -> None:
         """End the connection after its answer; a new one is answered once."""
-        if self.cycle is None and not self._is_last:
+        if self.cycle is None:
             self._is_last = True
             self._give_up_in(_LAST_S)
             return
