@@ -81,6 +81,7 @@ def test_each_queue_and_day_is_told_exactly_and_days_are_of_utc(ledger: DataFram
     late = [round(10 ** chance.uniform(0, 5)) for _ in range(5_000)]
     assert (first.queue, first.day, first.messages) == ("mail", date(2027, 1, 1), 5_006)
     assert first.fates == {
+        "forwarded": 0, "expired": 0,
         "acked": 5_001, "dead": 1, "cancelled": 1, "purged": 1, "unknown": 1, "open": 1,
     }  # fmt: skip
     assert (first.unrecorded, first.attempts, first.attempts_max) == (1, 5_001 + 5 + 2, 5)
