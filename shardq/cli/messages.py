@@ -21,7 +21,7 @@ from shardq.inspection.whereabouts import run_of
 from shardq.lifecycle.keyed import Answer
 from shardq.lifecycle.keyedputs import CHOICES
 from shardq.model.message import first_line, is_snooze_reason
-from shardq.model.names import dead_queue, is_dead_queue
+from shardq.model.names import is_dead_queue
 from shardq.model.times import iso
 from shardq.records.membership import heartbeats
 
@@ -334,8 +334,9 @@ def dead_of(db: Connection, name: str) -> Queue | None:
     """
     if is_dead_queue(name):
         return None
+    dead = db.queue(name, create=False)._home.register.dead_name
     try:
-        return db.queue(dead_queue(name), create=False)
+        return None if dead is None else db.queue(dead, create=False)
     except UnknownQueue:
         return None
 

@@ -64,6 +64,9 @@ _SETTINGS = {
         "DURATION", "Time after its minute for which a partition takes in late writes."
     ),
     "attempts": _Setting("N", "Deliveries until a message that fails is dead."),
+    "dead": _Setting(
+        "QUEUE|off", "The queue that takes its dead messages; off: they are counted, and gone."
+    ),
     "backoff": _Setting("DURATION", "Delay of the first retry, which doubles with each further."),
     "backoff-max": _Setting("DURATION", "Longest delay of a retry."),
     "hold": _Setting(

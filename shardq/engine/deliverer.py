@@ -24,7 +24,7 @@ from shardq.engine.handing.care import Care
 from shardq.engine.handing.outcome import ACKED, GIVEN_UP, outcome_of
 from shardq.errors import StoreCorrupt, UsageError
 from shardq.lifecycle.fate import Fate, Outcome
-from shardq.model.message import Message, last_error
+from shardq.model.message import Message, failure_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -275,6 +275,6 @@ def _is_suspect(row: Row) -> bool:
     if row.attempt == 0 or row.claim is not None:
         return False
     try:
-        return last_error(row)[0] is None
+        return failure_of(row) is None
     except StoreCorrupt:
         return True

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from shardq.errors import BadSetting, BadTime, SchemaNewer, StoreCorrupt, shown
-from shardq.model import formats
+from shardq.model import formats, names
 from shardq.model.shard import FIRST_GROUP_LANE, MINUTE_MS, Layout
 from shardq.model.times import Duration, duration_ms, duration_text
 
@@ -26,7 +26,7 @@ GROUP_LANE_MAX = (1 << 28) - 1
 """Reached after 500,000 drops of a queue of 256 lanes for groups; a receipt has room for it."""
 GROUP_LANES = 64
 OFF = "off"
-"""What `history` is set to where none is kept."""
+"""What `history` is set to where none is kept, and `dead` where dead messages are not kept."""
 FOLLOWED_MS = 5_000
 """Within this time every process follows a change."""
 AUTO = "auto"
@@ -58,6 +58,8 @@ class Settings:
         lanes_fell_ms: When `lanes_written` fell last, epoch milliseconds; 0: it never did.
         offset_ms: How long a shard stays open after its minute ended.
         attempts: Deliveries before a message goes to the dead-letter queue.
+        dead: The name of the dead-letter queue; `off`: a message that dies is gone; empty: the name
+            of the queue with `.dead` after it.
         backoff_ms: Delay of the first retry; doubled by each further one.
         backoff_max_ms: Longest delay of a retry.
         hold_ms: How long a delivery may run before it is parked.
@@ -97,6 +99,7 @@ class Settings:
     lanes_fell_ms: int = 0
     offset_ms: int = 120_000
     attempts: int = 5
+    dead: str = ""
     backoff_ms: int = 1_000
     backoff_max_ms: int = 3_600_000
     hold_ms: int = 30_000
@@ -237,6 +240,8 @@ def _is_storable(name: str, value: Any) -> bool:
     # Not by getattr: the names of each text are new, and the interpreter's cache would keep them.
     if type(value) is not _TYPES[name]:
         return False
+    if isinstance(value, str):
+        return not value or names.is_queue_name(value)
     least, most = _BOUNDS.get(name, (0, sys.maxsize))
     return bool(least <= value <= most or (name == "history_ms" and not value))
 
@@ -248,7 +253,7 @@ def _damaged(queue: str, what: object) -> StoreCorrupt:
     )
 
 
-def said(stored: str, value: int) -> str:
+def said(stored: str, value: int | str) -> str:
     """A stored setting's value as its user writes it.
 
     >>> said("hold_ms", 30_000), said("lanes_written", 4), said("history_ms", 0)
@@ -258,6 +263,8 @@ def said(stored: str, value: int) -> str:
     """
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if isinstance(value, str):
+        return value or f"QUEUE{names.DEAD_SUFFIX}"
     if stored == "history_ms" and not value:
         return OFF
     return duration_text(value) if stored.endswith("_ms") else shown(value)
@@ -442,6 +449,13 @@ def _whole(value: Any, name: str) -> int:
     raise BadSetting(f"{name} must be a whole number{more}, not {shown(value)}.")
 
 
+def _dead(value: Any, name: str) -> str:
+    if isinstance(value, str) and names.is_queue_name(value):
+        names.check_puts(value)
+        return value
+    raise BadSetting(f"{name} must be the name of a queue, or {OFF!r}, not {shown(value)}.")
+
+
 def _flag(value: Any, name: str) -> bool:
     if isinstance(value, bool):
         return value
@@ -460,6 +474,8 @@ class QueueOptions(TypedDict, total=False):
         offset: How long a shard stays open after its minute ended, for late writes; 2 min unless
             given.
         attempts: Deliveries before a message goes to the dead-letter queue; 5 unless given.
+        dead: The queue that takes the messages that die; `off`: none does, and they are gone; the
+            queue's own, `<name>.dead`, unless given.
         backoff: Delay of the first retry, doubled by each further one; 1 s unless given.
         backoff_max: Longest delay of a retry; 1 h unless given.
         hold: How long a delivery may run before it is parked; 30 s unless given.
@@ -476,6 +492,7 @@ class QueueOptions(TypedDict, total=False):
     lanes: int | Literal["auto"]
     offset: Duration
     attempts: int
+    dead: str
     backoff: Duration
     backoff_max: Duration
     hold: Duration
@@ -492,6 +509,7 @@ CHOICES: dict[str, tuple[str, Callable[[Any, str], Any]]] = {
     "lanes": ("lanes_written", _whole),
     "offset": ("offset_ms", _duration),
     "attempts": ("attempts", _whole),
+    "dead": ("dead", _dead),
     "backoff": ("backoff_ms", _duration),
     "backoff_max": ("backoff_max_ms", _duration),
     "hold": ("hold_ms", _duration),
@@ -532,7 +550,7 @@ _BOUNDS = {
 
 def _check_bounds(chosen: Mapping[str, Any]) -> None:
     for name, value in chosen.items():
-        if isinstance(value, bool) or (name == "history_ms" and not value):
+        if isinstance(value, (bool, str)) or (name == "history_ms" and not value):
             continue
         least, most = _BOUNDS[name]
         if not least <= value <= most:

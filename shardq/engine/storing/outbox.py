@@ -83,7 +83,7 @@ class Happened:
 
     Attributes:
         moved: The new rows of deliveries that had begun and are due again.
-        dead: The rows that burials have made in the dead-letter queue.
+        dead: The rows of messages that died, in the dead-letter queue if they are kept.
         has_parked: True if a delivery was parked.
     """
 
@@ -111,6 +111,7 @@ class Outbox:
         self._stats = member.stats
         self._courier = member.courier
         self._failures = member.failures
+        self._home = member.home
         self._member = member.home.member
         self._batch = max(member.prefetch // 8, 1)
         self._share_ms = _SHARE_LOCAL_MS if member.store.is_local else _SHARE_MS
@@ -297,9 +298,10 @@ class Outbox:
         if self._moves:
             self._flush_moves()
         if not self.discards.is_empty:
-            cancelled = self.discards.flush()
-            self._groups.edits.tell(cancelled)
-            self._conclude(cancelled)
+            doomed, dead = self.discards.flush()
+            self._note_deaths(dead)
+            self._groups.edits.tell(doomed)
+            self._conclude(doomed)
         if self._left_behind:
             self._settler.delete(one.row.position for one in self._left_behind)
             while self._left_behind:
@@ -443,13 +445,19 @@ class Outbox:
             self.give_up(one, is_settled=fate is Fate.LEAVE)
 
     def _plan(self, one: Delivery, outcome: Outcome) -> None:
-        fate, move, edit = self._planner.settle(one.row, outcome, one.attempt)
+        fate, move, edit, dead = self._planner.settle(one.row, outcome, one.attempt)
         if edit is not None:
             self._edits.append(_Edit(one, self._groups.edits.numbered(one, edit), fate))
             if outcome.is_for_others:
                 self._groups.pass_on(one.row.shard.lane)
         elif move is not None:
             self._moves.append(_Pending(one, move, fate))
+        elif dead is not None:
+            self.discards.bury(one, dead)
+
+    def _note_deaths(self, dead: list[Row]) -> None:
+        self._home.count_deaths(dead)
+        self._happened.dead += dead
 
     def _park(self, one: Delivery, *, is_counted: bool = True) -> None:
         was = one.row.id
@@ -630,9 +638,7 @@ class Outbox:
         dead = self._dead_here(gone, repaired)
         moves, self._moves = self._moves, []
         self._memory.read_again(p.move.new for p in moves)
-        if dead:
-            self._stats.add(buried=len(dead))
-        self._happened.dead += dead
+        self._note_deaths(dead)
         for pending in moves:
             self._count(pending)
             if pending.move.old in gone:
