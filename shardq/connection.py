@@ -205,10 +205,8 @@ class Connection:
         Args:
             name: 1 to 100 of `A-Z a-z 0-9 . _ -`.
             create: Whether to make it if there is none.
-            settings: `lanes`, `bands`, `minute`, `offset`, `attempts`, `dead`, `backoff`,
-                `backoff_max`, `hold`, `visibility`, `lease`, `group_lanes`, `history`, `keyed`. A
-                queue that exists keeps its own, with one warning that names both; `Queue.alter`
-                changes them.
+            settings: As `QueueOptions` describes them. A queue that exists keeps its own, with one
+                warning that names both; `Queue.alter` changes them.
 
         Raises:
             BadName: If the name cannot be used.

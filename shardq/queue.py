@@ -141,6 +141,7 @@ class Queue(Scheduled):
         group: str | None = None,
         headers: Mapping[str, str] | None = None,
         id: str | None = None,  # noqa: A002 - the word that users expect
+        expires: Duration | None = None,
         key: str | None = None,
         on_conflict: Literal["keep", "replace", "reject", "debounce"] = "keep",
         max_wait: Duration | None = None,
@@ -154,6 +155,7 @@ class Queue(Scheduled):
             due: When to deliver it: an aware datetime, or ISO 8601 text with a zone. A time in the
                 past means now.
             delay: Instead of `due`: how long from now, as a timedelta, `90s`, `1h30m` or `PT1H30M`.
+                Without either, the queue's `delay`.
             priority: 0 is first; below the queue's `bands`.
             group: Messages of one group and priority are delivered one at a time, in order of
                 their due.
@@ -161,6 +163,8 @@ class Queue(Scheduled):
                 (1 MiB and 16 KiB), these as JSON.
             id: The message's id, 1 to 256 printable characters; made up if None. It need not be
                 unique.
+            expires: For how long after its due it is of use. A later one is not delivered, and ends
+                as expired. Kept in the header `shardq-expires`, in milliseconds.
             key: A name that no other live message of the queue has, 1 to 256 printable characters:
                 it is free again once this one has ended or died. In a queue made with `keyed=True`
                 the id, if None.
@@ -192,6 +196,7 @@ class Queue(Scheduled):
             group=group,
             headers=headers,
             id=id,
+            expires=expires,
             key=key,
             on_conflict=on_conflict,
             max_wait=max_wait,
@@ -812,9 +817,8 @@ class Queue(Scheduled):
         """Change settings while the queue runs; every process follows within 5 s.
 
         Args:
-            given: `lanes` (more or fewer), `offset`, `attempts`, `dead` (a queue's name, or `off`),
-                `backoff`, `backoff_max`, `hold`, `visibility`, `lease`, `history` (how long, or
-                `off`); offset and history also those of its own dead-letter queue.
+            given: As `QueueOptions` describes them, without those that are fixed; offset and
+                history also those of its own dead-letter queue.
 
         Raises:
             BadSetting: If one is unknown, out of bounds, or fixed at creation (`minute`, `bands`,

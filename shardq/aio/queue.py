@@ -95,6 +95,7 @@ class Queue:
         group: str | None = None,
         headers: Mapping[str, str] | None = None,
         id: str | None = None,  # noqa: A002 - the word that users expect
+        expires: Duration | None = None,
         key: str | None = None,
         on_conflict: Literal["keep", "replace", "reject", "debounce"] = "keep",
         max_wait: Duration | None = None,
@@ -110,6 +111,7 @@ class Queue:
                 group=group,
                 headers=headers,
                 id=id,
+                expires=expires,
                 key=key,
                 on_conflict=on_conflict,
                 max_wait=max_wait,

@@ -83,6 +83,9 @@ if TYPE_CHECKING:
     "which follows one that runs.",
 )
 @click.option(
+    "--expires", metavar="DURATION", help="For how long after its due it is of use, and delivered."
+)
+@click.option(
     "--max-wait", metavar="DURATION", help="How long a debounced message waits at the most."
 )
 @click.option(
@@ -106,6 +109,7 @@ def put(
     arguments: str | None,
     app_name: str | None,
     key: str | None,
+    expires: str | None,
     on_conflict: OnConflict,
     max_wait: str | None,
     unique_for: str | None,
@@ -128,6 +132,7 @@ def put(
         "group": group,
         "headers": given,
         "id": message_id,
+        "expires": expires,
         "key": key,
         "on_conflict": on_conflict,
         "max_wait": max_wait,

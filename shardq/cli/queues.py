@@ -78,6 +78,10 @@ _SETTINGS = {
     "lease": _Setting(
         "DURATION", "Time after which what a killed consumer held goes to another; 5s to 1m."
     ),
+    "delay": _Setting("DURATION", "Delay of a message that is put with neither --due nor --delay."),
+    "retention": _Setting(
+        "DURATION|off", "Time after its due for which a message is kept; then it has expired."
+    ),
     "history": _Setting(
         "DURATION|off", "Time for which to keep what became of each message, for `audit`."
     ),

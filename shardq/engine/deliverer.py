@@ -91,10 +91,10 @@ class Deliverer:
             if one.begun_us >= one.lease.deadline_us:
                 engine.outbox.finish(one, GIVEN_UP)
                 return
-            if self._register.is_spent(row.attempt):
+            if engine.outbox.is_over(row):
                 # A message that was cancelled by its key must not become a dead one.
                 if row.key is None or engine.starts.begin(one) is not None:
-                    engine.outbox.bury_spent(one)
+                    engine.outbox.end(one)
                 return
             if one.careful and _is_suspect(row):
                 self._wait_for_turn(one)

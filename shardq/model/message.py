@@ -44,6 +44,9 @@ _TASK_CHARS_MAX = 256
 """Anybody's header may have its name, and be longer than any task's."""
 RESERVED_HEADER = "shardq-"
 """Header names of shardq itself: why an attempt failed, why and where a dead message died."""
+EXPIRES_HEADER = "shardq-expires"
+"""In this header of a message is for how long after its first due it is of use, milliseconds."""
+_EXPIRES = f'"{EXPIRES_HEADER}":'
 ERROR_CHARS_MAX = 1_000
 """The length of a last error: a message carries it through every move until it is acked."""
 SERIAL_MAX = 999_999
@@ -424,6 +427,8 @@ def revived(
     """
     headers = read_headers(row)
     own = {name: value for name, value in headers.items() if not name.startswith(RESERVED_HEADER)}
+    if (expires_ms := expires_ms_of(row)) is not None:
+        own[EXPIRES_HEADER] = str(expires_ms)
     return entered(
         row,
         layout,
@@ -744,6 +749,44 @@ def write_headers(headers: Mapping[str, str]) -> str:
         except UnicodeEncodeError:
             return _escaped(dict(headers))
     return text
+
+
+def expiring(headers: str | None, expires_ms: int) -> str:
+    """Headers of a message that is of use for so long after its first due, milliseconds."""
+    named = {} if headers is None else json.loads(headers)
+    return write_headers(named | {EXPIRES_HEADER: str(expires_ms)})
+
+
+def expires_ms_of(row: Row) -> int | None:
+    """For how long after its first due a message is of use, milliseconds; None: for ever.
+
+    A dead message is of use until it is put back, and for ever then.
+    """
+    headers = row.headers
+    # Most messages have no such header, and theirs need not be read.
+    if headers is None or _EXPIRES not in headers or _DIED in headers:
+        return None
+    with suppress(StoreCorrupt, ValueError, KeyError):
+        return int(read_headers(row)[EXPIRES_HEADER])
+    return None
+
+
+def end_of_use_ms(row: Row, retention_ms: int) -> int | None:
+    """When a message becomes too old to be delivered, epoch milliseconds; None: never.
+
+    Args:
+        row: Its row.
+        retention_ms: How long its queue keeps a message, counted from the later of its entry and
+            its first due; 0: for ever.
+    """
+    expires_ms = expires_ms_of(row)
+    if not retention_ms and expires_ms is None:
+        return None
+    first_ms = row.due_ms if row.origin_ms is None else row.origin_ms
+    kept_ms = max(first_ms, row.entered_us // 1_000) + retention_ms
+    if expires_ms is None:
+        return kept_ms
+    return min(first_ms + expires_ms, kept_ms) if retention_ms else first_ms + expires_ms
 
 
 def task_of(row: Row) -> str | None:

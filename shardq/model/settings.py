@@ -65,6 +65,9 @@ class Settings:
         hold_ms: How long a delivery may run before it is parked.
         visibility_ms: How far ahead a parked delivery's claim is placed.
         lease_ms: How long a consumer's lease of a shard lasts without renewal.
+        delay_ms: How long after its put a message is due that is given neither a due nor a delay.
+        retention_ms: How long a message is kept after the later of its entry and its first due; 0:
+            until it has ended.
         paused: Whether deliveries are held back.
         purged_before_us: What entered the queue before this epoch microsecond is deleted.
         dropped: Whether the queue has been dropped.
@@ -105,6 +108,8 @@ class Settings:
     hold_ms: int = 30_000
     visibility_ms: int = 60_000
     lease_ms: int = 10_000
+    delay_ms: int = 0
+    retention_ms: int = 0
     paused: bool = False
     purged_before_us: int = 0
     dropped: bool = False
@@ -243,7 +248,7 @@ def _is_storable(name: str, value: Any) -> bool:
     if isinstance(value, str):
         return not value or names.is_queue_name(value)
     least, most = _BOUNDS.get(name, (0, sys.maxsize))
-    return bool(least <= value <= most or (name == "history_ms" and not value))
+    return bool(least <= value <= most or (name in _MAY_BE_OFF and not value))
 
 
 def _damaged(queue: str, what: object) -> StoreCorrupt:
@@ -265,7 +270,7 @@ def said(stored: str, value: int | str) -> str:
         return "yes" if value else "no"
     if isinstance(value, str):
         return value or f"QUEUE{names.DEAD_SUFFIX}"
-    if stored == "history_ms" and not value:
+    if stored in _MAY_BE_OFF and not value:
         return OFF
     return duration_text(value) if stored.endswith("_ms") else shown(value)
 
@@ -430,15 +435,16 @@ def _duration(value: Any, name: str) -> int:
     return duration_ms(value, name=name)
 
 
-def _retention(value: Any, name: str) -> int:
+def _kept(value: Any, name: str) -> int:
     if value == OFF:
         return 0
+    stored, _ = CHOICES[name]
     try:
         kept_ms = duration_ms(value, name=name)
     except BadTime as error:
-        raise BadTime(_bounds_text("history_ms", shown(value))) from error
+        raise BadTime(_bounds_text(stored, shown(value))) from error
     if not kept_ms:
-        raise BadSetting(_bounds_text("history_ms", shown(value)))
+        raise BadSetting(_bounds_text(stored, shown(value)))
     return kept_ms
 
 
@@ -481,6 +487,10 @@ class QueueOptions(TypedDict, total=False):
         hold: How long a delivery may run before it is parked; 30 s unless given.
         visibility: How far ahead a parked delivery's claim is placed; 1 min unless given.
         lease: How long a consumer that is gone keeps its shards, 5 s to 1 min; 10 s unless given.
+        delay: How long after its put a message is due that is given neither a due nor a delay; 0 s
+            unless given.
+        retention: How long a message is kept after the later of its entry and its first due, or
+            `off`: older ones are not delivered, and end as expired; off unless given.
         history: How long the history keeps what became of each message, or `off`; off unless given.
         keyed: Whether each message has a key: its id, unless it is put with another; False unless
             given.
@@ -498,6 +508,8 @@ class QueueOptions(TypedDict, total=False):
     hold: Duration
     visibility: Duration
     lease: Duration
+    delay: Duration
+    retention: Duration
     history: Duration
     keyed: bool
 
@@ -515,13 +527,17 @@ CHOICES: dict[str, tuple[str, Callable[[Any, str], Any]]] = {
     "hold": ("hold_ms", _duration),
     "visibility": ("visibility_ms", _duration),
     "lease": ("lease_ms", _duration),
-    "history": ("history_ms", _retention),
+    "delay": ("delay_ms", _duration),
+    "retention": ("retention_ms", _kept),
+    "history": ("history_ms", _kept),
     "keyed": ("keyed", _flag),
 }
 """What a user may set, the stored name, and how its value is read."""
 
 SHARED = ("history", "offset")
 """Those of a queue that are also its dead-letter queue's."""
+_MAY_BE_OFF = ("history_ms", "retention_ms")
+"""Settings of which 0 stands for `off`."""
 FIXED = ("minute_ms", "bands", "group_lanes", "keyed")
 _CHOICE_OF = {stored: name for name, (stored, _) in CHOICES.items()}
 
@@ -543,6 +559,8 @@ _BOUNDS = {
     "hold_ms": (100, 3_600_000),
     "visibility_ms": (1_000, 86_400_000),
     "lease_ms": (5_000, 60_000),
+    "delay_ms": (0, 365 * 86_400_000),
+    "retention_ms": (1_000, 5 * 365 * 86_400_000),
     # To five years, for Cassandra takes no time to live that ends after 2038 before its release 5.
     "history_ms": (60_000, 5 * 365 * 86_400_000),
 }
@@ -550,7 +568,7 @@ _BOUNDS = {
 
 def _check_bounds(chosen: Mapping[str, Any]) -> None:
     for name, value in chosen.items():
-        if isinstance(value, (bool, str)) or (name == "history_ms" and not value):
+        if isinstance(value, (bool, str)) or (name in _MAY_BE_OFF and not value):
             continue
         least, most = _BOUNDS[name]
         if not least <= value <= most:
@@ -570,6 +588,6 @@ def _check_backoff(settings: Settings, chosen: Mapping[str, Any]) -> None:
 
 def _bounds_text(name: str, given: str) -> str:
     least, most = (said(name, bound) for bound in _BOUNDS[name])
-    words = {"history_ms": OFF, "lanes_written": AUTO}
+    words = {"lanes_written": AUTO} | dict.fromkeys(_MAY_BE_OFF, OFF)
     more = f", or {words[name]!r}" if name in words else ""
     return f"{_CHOICE_OF[name]} must be between {least} and {most}{more}, not {given}."

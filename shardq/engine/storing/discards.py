@@ -6,6 +6,7 @@ delete is repeated, until the store has taken it.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from shardq.records.ledger import End
@@ -67,6 +68,10 @@ class Discards:
         """
         self._doomed[one] = _Doom(End.CANCELLED, is_counted)
 
+    def expire(self, one: Delivery) -> None:
+        """Delete this row by the next flush: its message is too old."""
+        self._doomed[one] = _Doom(End.EXPIRED, is_counted=True)
+
     def bury(self, one: Delivery, dead: Row) -> None:
         """Delete this row by the next flush: its message died, and is not kept.
 
@@ -102,13 +107,17 @@ class Discards:
         there = self._settler.still_there([one.row.position for one in asked])
         self._ending |= {one: doom for one, doom in asked.items() if one.row.position in there}
         self._doomed = {one: doom for one, doom in asked.items() if one.row.position not in there}
-        for fate in End.CANCELLED, End.DEAD:
+        for fate in End.CANCELLED, End.EXPIRED, End.DEAD:
             ending = [one for one, doom in self._ending.items() if doom.fate is fate]
             # A delivery whose handler was called counts as an attempt.
             attempts = [one.attempt if one.thread_id else one.row.attempt for one in ending]
             self._settler.finish([one.row for one in ending], fate, attempts)
         ended, gone, self._ending, self._doomed = self._ending, self._doomed, {}, {}
         dead = [doom.dead for doom in ended.values() if doom.dead is not None]
-        counted = sum(doom.is_counted for doom in ended.values())
-        self._stats.add(cancelled=counted - len(dead), dropped=len(ended) - counted)
+        counted = Counter(doom.fate for doom in ended.values() if doom.is_counted)
+        self._stats.add(
+            cancelled=counted[End.CANCELLED],
+            expired=counted[End.EXPIRED],
+            dropped=len(ended) - counted.total(),
+        )
         return [*ended, *gone], dead

@@ -30,12 +30,13 @@ from shardq.engine.handing.delivery import (
     STORED,
     WITHDRAW,
 )
+from shardq.engine.handing.outcome import EXPIRED
 from shardq.engine.reading.lane import READ_AHEAD_MS
 from shardq.engine.storing.courier import Errand
 from shardq.engine.storing.ending import Endings
 from shardq.errors import ShardqError, StoreUnavailable
 from shardq.lifecycle.fate import LOST, Fate, Outcome
-from shardq.model.message import Row, spent_reason
+from shardq.model.message import Row, end_of_use_ms, spent_reason
 from shardq.records.ledger import End
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ _SHARE_LOCAL_MS = 5
 _LET_GO_MS = 250
 _UNREAD_MS = 1_000
 """How long after a row's due its ack waits for a poll: a lane that lags is polled much later."""
-_NOT_BEGUN = (Fate.GIVE_UP, Fate.LEAVE, Fate.CANCEL, Fate.DROP)
+_NOT_BEGUN = (Fate.GIVE_UP, Fate.LEAVE, Fate.CANCEL, Fate.EXPIRE, Fate.DROP)
 """Fates of deliveries that did not begin, and of those that their handlers ended as useless.
 
 A tuple: a set would hash the fate of each delivery, in Python.
@@ -155,9 +156,18 @@ class Outbox:
         if one.grouped and outcome.fate is Fate.ACK and not is_awaited:
             self._groups.ended(one, is_last=threading.get_ident() == one.thread_id)
 
-    def bury_spent(self, one: Delivery) -> None:
-        """Bury a row that has had all its attempts, instead of handing it out."""
+    def is_over(self, row: Row) -> bool:
+        """True if a row is not handed out: it is too old, or has had all its attempts."""
+        end_ms = end_of_use_ms(row, self._register.settings.retention_ms)
+        is_old = end_ms is not None and end_ms < self._clock.now_ms()
+        return is_old or self._register.is_spent(row.attempt)
+
+    def end(self, one: Delivery) -> None:
+        """End a row that is over, instead of handing it out: buried, or expired."""
         one.uncount()
+        if not self._register.is_spent(one.row.attempt):
+            self.finish(one, EXPIRED)
+            return
         outcome = Outcome(Fate.BURY, reason=spent_reason(one.row, LOST))
         self._failures.note(one, outcome, kind=LOST)
         self.finish(one, outcome)
@@ -439,7 +449,9 @@ class Outbox:
             self._park(one)
 
     def _not_begun(self, one: Delivery, fate: Fate) -> None:
-        if fate is Fate.CANCEL or fate is Fate.DROP:
+        if fate is Fate.EXPIRE:
+            self.discards.expire(one)
+        elif fate is Fate.CANCEL or fate is Fate.DROP:
             self.discards.cancel(one, is_counted=fate is Fate.CANCEL)
         else:
             self.give_up(one, is_settled=fate is Fate.LEAVE)
