@@ -182,6 +182,7 @@ class Queue(Scheduled):
 
         Raises:
             UsageError: If an argument cannot be used; nothing was written.
+            QueueFull: The queue has as many messages as its `depth_max`. Nothing was written.
             KeyTaken: Another message has the key, and was not to be replaced or runs now; or the
                 key is held. Nothing was written.
             StoreTimeout: Maybe stored; it carries the message, to be put again.

@@ -82,6 +82,7 @@ _SETTINGS = {
     "retention": _Setting(
         "DURATION|off", "Time after its due for which a message is kept; then it has expired."
     ),
+    "depth-max": _Setting("N|off", "Messages from which on puts are refused, about."),
     "history": _Setting(
         "DURATION|off", "Time for which to keep what became of each message, for `audit`."
     ),
@@ -125,7 +126,9 @@ def _settings(of_creation: bool) -> Callable[[Callable[..., None]], Callable[...
                 fixed = "; fixed from then on" if _is_fixed(name) else ""
                 text = f"{text} Default: {_default(name)}{fixed}."
             if setting.metavar:
-                kind = {"N": int, "N|auto": _number_or_word}.get(setting.metavar, str)
+                kind: Any = {"N": int}.get(setting.metavar, str)
+                if setting.metavar.startswith("N|"):
+                    kind = _number_or_word
                 option = click.option(f"--{name}", metavar=setting.metavar, type=kind, help=text)
             else:
                 option = click.option(f"--{name}", is_flag=True, default=None, help=text)
@@ -318,7 +321,7 @@ def _described(queue: Queue) -> dict[str, Any]:
     def value(option: str) -> Any:
         text = model.text_of(settings, option.replace("-", "_"))
         metavar = _SETTINGS[option].metavar
-        is_plain = not metavar or (metavar.startswith("N") and text != model.AUTO)
+        is_plain = not metavar or (metavar.startswith("N") and text not in (model.AUTO, model.OFF))
         return getattr(settings, _stored(option)) if is_plain else text
 
     def default(option: str) -> Any:

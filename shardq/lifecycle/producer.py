@@ -38,6 +38,7 @@ from shardq.errors import (
     shown,
 )
 from shardq.lifecycle.batch import Chunk, Filling, add_count, iterator_of
+from shardq.lifecycle.cap import Cap
 from shardq.lifecycle.hub import Call, Hub, Hubs
 from shardq.lifecycle.keyedputs import (
     KEEP,
@@ -143,6 +144,7 @@ class Producer:
         self._first_group_lane: int | None = None
         """The first lane for groups, read when the first message with a group is put here."""
         self._is_local = store.is_local
+        self._cap = Cap(store, clock, register, stats)
         self._clock_steps = clock.steps
 
     def put(
@@ -168,6 +170,7 @@ class Producer:
             row = self._again(body)
         else:
             now_us = self._clock.now_us()
+            self._cap.check()
             delay = self._delay_of(due, delay)
             row = self._row(
                 now_us, self._next_lane, body, due, delay, priority, group, headers, id, expires
@@ -345,6 +348,7 @@ class Producer:
         for count, item in enumerate(items, 1):
             at = count - 1
             try:
+                self._cap.check(len(chunk.rows))
                 made = self._row_of_item(now_us, lane_of, item, chunk)
                 if isinstance(made, Asked):
                     answers[at] = self._put_keyed(made)
@@ -531,7 +535,7 @@ class Producer:
         settings = self._register.settings
         plain = NoneType if settings.keyed or settings.delay_ms else bytes
         try:
-            for item in items:
+            for item in self._cap.admitted(items, rows):
                 now_us = clock.now_us()
                 headers = None
                 if type(item) is Sealed and plain is bytes and item.is_small:

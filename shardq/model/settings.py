@@ -68,6 +68,7 @@ class Settings:
         delay_ms: How long after its put a message is due that is given neither a due nor a delay.
         retention_ms: How long a message is kept after the later of its entry and its first due; 0:
             until it has ended.
+        depth_max: Messages from which on puts are refused; 0: none are.
         paused: Whether deliveries are held back.
         purged_before_us: What entered the queue before this epoch microsecond is deleted.
         dropped: Whether the queue has been dropped.
@@ -110,6 +111,7 @@ class Settings:
     lease_ms: int = 10_000
     delay_ms: int = 0
     retention_ms: int = 0
+    depth_max: int = 0
     paused: bool = False
     purged_before_us: int = 0
     dropped: bool = False
@@ -462,6 +464,14 @@ def _dead(value: Any, name: str) -> str:
     raise BadSetting(f"{name} must be the name of a queue, or {OFF!r}, not {shown(value)}.")
 
 
+def _cap(value: Any, name: str) -> int:
+    if value == OFF:
+        return 0
+    if isinstance(value, int) and not isinstance(value, bool) and value:
+        return value
+    raise BadSetting(_bounds_text(name, shown(value)))
+
+
 def _flag(value: Any, name: str) -> bool:
     if isinstance(value, bool):
         return value
@@ -491,6 +501,9 @@ class QueueOptions(TypedDict, total=False):
             unless given.
         retention: How long a message is kept after the later of its entry and its first due, or
             `off`: older ones are not delivered, and end as expired; off unless given.
+        depth_max: From how many messages on puts are refused with `QueueFull`, or `off`; by the
+            totals, so that several processes may exceed it by what they put in 3 s; off unless
+            given.
         history: How long the history keeps what became of each message, or `off`; off unless given.
         keyed: Whether each message has a key: its id, unless it is put with another; False unless
             given.
@@ -510,6 +523,7 @@ class QueueOptions(TypedDict, total=False):
     lease: Duration
     delay: Duration
     retention: Duration
+    depth_max: int | Literal["off"]
     history: Duration
     keyed: bool
 
@@ -529,6 +543,7 @@ CHOICES: dict[str, tuple[str, Callable[[Any, str], Any]]] = {
     "lease": ("lease_ms", _duration),
     "delay": ("delay_ms", _duration),
     "retention": ("retention_ms", _kept),
+    "depth_max": ("depth_max", _cap),
     "history": ("history_ms", _kept),
     "keyed": ("keyed", _flag),
 }
@@ -536,7 +551,7 @@ CHOICES: dict[str, tuple[str, Callable[[Any, str], Any]]] = {
 
 SHARED = ("history", "offset")
 """Those of a queue that are also its dead-letter queue's."""
-_MAY_BE_OFF = ("history_ms", "retention_ms")
+_MAY_BE_OFF = ("history_ms", "retention_ms", "depth_max")
 """Settings of which 0 stands for `off`."""
 FIXED = ("minute_ms", "bands", "group_lanes", "keyed")
 _CHOICE_OF = {stored: name for name, (stored, _) in CHOICES.items()}
@@ -560,6 +575,7 @@ _BOUNDS = {
     "visibility_ms": (1_000, 86_400_000),
     "lease_ms": (5_000, 60_000),
     "delay_ms": (0, 365 * 86_400_000),
+    "depth_max": (1, 1_000_000_000),
     "retention_ms": (1_000, 5 * 365 * 86_400_000),
     # To five years, for Cassandra takes no time to live that ends after 2038 before its release 5.
     "history_ms": (60_000, 5 * 365 * 86_400_000),
