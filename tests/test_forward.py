@@ -370,3 +370,16 @@ def test_dead_letters_of_before_a_change_are_found_where_they_are(stage: Stage) 
     assert db.queue("mail.dead").forward(limit=5) == 1
     assert queue.redrive() == 1
     assert sorted(texts(queue)) == ["a", "b"]
+
+
+def test_a_key_is_held_after_its_message_died_into_another_queue(stage: Stage) -> None:
+    db = stage.connect()
+    queue = db.queue("mail", dead="dlq")
+    queue.bury(queue.put("a", key="k", unique_for="1h"))
+    with pytest.raises(KeyTaken):
+        queue.put("b", key="k", on_conflict="reject")
+    with pytest.raises(KeyTaken):
+        queue.redrive()
+    stage.clock.advance(3_601)
+    assert queue.redrive() == 1
+    assert queue.get("k") is not None
