@@ -25,6 +25,7 @@ from shardq import errors
 from shardq.errors import (
     ClockError,
     KeyTaken,
+    QueueFull,
     ReceiptError,
     ShardqError,
     StaleReceipt,
@@ -68,6 +69,7 @@ __all__ = [
     "Preview",
     "Progress",
     "Queue",
+    "QueueFull",
     "QueueOptions",
     "QueueView",
     "ReceiptError",

@@ -142,7 +142,13 @@ class Connection:
         keeper = Keeper(clock, on_start) if background else None
         chores = Keeper(clock) if background else None
         self._home = Home(
-            store, clock, keeper=keeper, chores=chores, owner=self, open_all=self._open_all
+            store,
+            clock,
+            keeper=keeper,
+            chores=chores,
+            owner=self,
+            open_all=self._open_all,
+            open_one=partial(self.queue, create=False),
         )
         self._home.clock.measure(store)
         self._stepper = Stepper(store, clock, "shardq-receive") if background else None
@@ -199,9 +205,8 @@ class Connection:
         Args:
             name: 1 to 100 of `A-Z a-z 0-9 . _ -`.
             create: Whether to make it if there is none.
-            settings: `lanes`, `bands`, `minute`, `offset`, `attempts`, `backoff`, `backoff_max`,
-                `hold`, `visibility`, `lease`, `group_lanes`, `history`, `keyed`. A queue that
-                exists keeps its own, with one warning that names both; `Queue.alter` changes them.
+            settings: As `QueueOptions` describes them. A queue that exists keeps its own, with one
+                warning that names both; `Queue.alter` changes them.
 
         Raises:
             BadName: If the name cannot be used.
@@ -291,6 +296,11 @@ class Connection:
                 log.log(
                     self._unclean_level, "queue %s was not closed cleanly: %s", queue.name, error
                 )
+        for name, log_of in self._home.entered.items():
+            try:
+                log_of.close()
+            except StoreError as error:
+                log.log(self._unclean_level, "counts of queue %s are not stored: %s", name, error)
         if self._stepper is not None:
             self._stepper.close()
         self._home.store.close()

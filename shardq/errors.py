@@ -16,6 +16,7 @@ ShardqError
 │   └── UnknownSchedule      no schedule of this name
 ├── UnknownQueue             no such queue
 ├── UnknownAccount           no such account of a server, or no such key
+├── QueueFull                it has as many messages as it may; nothing was written
 ├── KeyTaken                 another message has the key; nothing was written
 ├── JobError                 a job has given no result
 │   ├── JobFailed            it has died: its last attempt failed
@@ -72,6 +73,7 @@ __all__ = [
     "MissingExtra",
     "NoResult",
     "NodeError",
+    "QueueFull",
     "ReceiptError",
     "SchemaError",
     "SchemaMissing",
@@ -183,6 +185,10 @@ class UnknownQueue(ShardqError, LookupError):
 
 class UnknownAccount(ShardqError, LookupError):
     """No account of that name or id has been made, or no such key."""
+
+
+class QueueFull(ShardqError):
+    """The queue has as many messages as its `depth_max`, and takes no more; nothing was written."""
 
 
 class KeyTaken(ShardqError):

@@ -15,7 +15,7 @@ from shardq.errors import SchemaNewer, StoreCorrupt
 from shardq.inspection import scan
 from shardq.inspection.calendar import forecast, forecast_ms, no_firings
 from shardq.inspection.depth import DepthCounter
-from shardq.model.names import dead_queue, is_dead_queue, schedules_queue
+from shardq.model.names import is_dead_queue, schedules_queue
 from shardq.model.settings import expected_lanes, layout_of
 from shardq.model.shard import Shard
 from shardq.model.times import iso
@@ -178,6 +178,8 @@ class QueueView:
             "acked": self.totals.acked,
             "retried": self.totals.retried,
             "buried": self.totals.buried,
+            "forwarded": self.totals.forwarded,
+            "expired": self.totals.expired,
             "put_rate": self.put_rate,
             "delivered_rate": self.delivered_rate,
             "rate_s": self.rate_s,
@@ -440,7 +442,9 @@ class _Watch:
         """How many dead messages the queue has; a dead-letter queue has none."""
         if is_dead_queue(self.queue.name):
             return 0
-        name = dead_queue(self.queue.name)
+        name = self.queue._home.register.dead_name
+        if name is None:
+            return 0
         if others is None:
             settings = settings_in(self._store.notes(QUEUES, (), [name]).get(name), name)
         else:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial as partial_of
 from typing import TYPE_CHECKING, Literal, NoReturn, TypeAlias, Unpack, overload
 
 from shardq import locks
@@ -32,13 +33,14 @@ from shardq.inspection.scan import forget_empty
 from shardq.inspection.state import Where
 from shardq.inspection.whereabouts import Whereabouts
 from shardq.lifecycle.fate import Fate, Outcome
+from shardq.lifecycle.forwarding import Forwarder
 from shardq.lifecycle.keyed import Answer, Keyed, Snapshot
 from shardq.lifecycle.receipts import Receipts
-from shardq.lifecycle.redrive import Redriver
 from shardq.model import names, settings
-from shardq.model.message import Message
+from shardq.model.message import Message, died_in
 from shardq.model.times import due_ms, duration_ms, moment_of
 from shardq.records.ledger import Record
+from shardq.records.register import check_dead
 from shardq.schedules.face import Scheduled
 from shardq.schedules.ticker import Ticker
 
@@ -47,13 +49,13 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from shardq.engine.stepper import Stepper
-    from shardq.errors import ReceiptError, ShardqError
+    from shardq.errors import KeyTaken, ReceiptError, ShardqError
     from shardq.inspection.audit import Audit
     from shardq.inspection.census import Check
     from shardq.inspection.depth import Depth
     from shardq.inspection.state import Found, State
     from shardq.lifecycle.batch import Item
-    from shardq.lifecycle.home import Home
+    from shardq.lifecycle.home import Home, QueueHome
     from shardq.model.message import Row
     from shardq.model.settings import QueueOptions, Settings
     from shardq.model.times import Due, Duration
@@ -111,14 +113,20 @@ class Queue(Scheduled):
 
     @property
     def dead(self) -> Queue:
-        """The queue that keeps this one's dead messages, `<name>.dead`.
+        """The queue that keeps this one's dead messages, `<name>.dead` unless its settings say so.
 
         Look at them there (`dead.peek()`, `dead.find(id)`), delete one by `dead.cancel(message)`,
         all by `dead.purge()`, and put them back by `redrive()` of this one.
+
+        Raises:
+            UsageError: If the queue keeps no dead messages.
         """
+        register = self._home.register
+        if not register.has_own_dead:
+            dead: Queue = self._home.open_one(register.dead().name)
+            return dead
         if self._dead is None:
-            dead = self._home.register.dead()
-            self._dead = Queue(self._home, dead, stepper=self._stepper)
+            self._dead = Queue(self._home, register.dead(), stepper=self._stepper)
         return self._dead
 
     # Putting --------------------------------------------------------------------------------------
@@ -133,6 +141,7 @@ class Queue(Scheduled):
         group: str | None = None,
         headers: Mapping[str, str] | None = None,
         id: str | None = None,  # noqa: A002 - the word that users expect
+        expires: Duration | None = None,
         key: str | None = None,
         on_conflict: Literal["keep", "replace", "reject", "debounce"] = "keep",
         max_wait: Duration | None = None,
@@ -146,6 +155,7 @@ class Queue(Scheduled):
             due: When to deliver it: an aware datetime, or ISO 8601 text with a zone. A time in the
                 past means now.
             delay: Instead of `due`: how long from now, as a timedelta, `90s`, `1h30m` or `PT1H30M`.
+                Without either, the queue's `delay`.
             priority: 0 is first; below the queue's `bands`.
             group: Messages of one group and priority are delivered one at a time, in order of
                 their due.
@@ -153,6 +163,8 @@ class Queue(Scheduled):
                 (1 MiB and 16 KiB), these as JSON.
             id: The message's id, 1 to 256 printable characters; made up if None. It need not be
                 unique.
+            expires: For how long after its due it is of use. A later one is not delivered, and ends
+                as expired. Kept in the header `shardq-expires`, in milliseconds.
             key: A name that no other live message of the queue has, 1 to 256 printable characters:
                 it is free again once this one has ended or died. In a queue made with `keyed=True`
                 the id, if None.
@@ -170,6 +182,7 @@ class Queue(Scheduled):
 
         Raises:
             UsageError: If an argument cannot be used; nothing was written.
+            QueueFull: The queue has as many messages as its `depth_max`. Nothing was written.
             KeyTaken: Another message has the key, and was not to be replaced or runs now; or the
                 key is held. Nothing was written.
             StoreTimeout: Maybe stored; it carries the message, to be put again.
@@ -184,6 +197,7 @@ class Queue(Scheduled):
             group=group,
             headers=headers,
             id=id,
+            expires=expires,
             key=key,
             on_conflict=on_conflict,
             max_wait=max_wait,
@@ -443,6 +457,77 @@ class Queue(Scheduled):
         """
         _check_reason(reason)
         return self._settle(delivery, Outcome(Fate.BURY, None, reason), partial)
+
+    @overload
+    def forward(self, delivery: Message | str, *, to: Queue | str) -> None: ...
+    @overload
+    def forward(
+        self, delivery: Several, *, to: Queue | str, partial: Literal[True]
+    ) -> list[ReceiptError | KeyTaken | None]: ...
+    @overload
+    def forward(self, *, to: Queue | str, ids: Iterable[str]) -> dict[str, Answer]: ...
+    @overload
+    def forward(
+        self,
+        *,
+        to: Queue | str | None = None,
+        limit: int,
+        where: Callable[[Message], bool] | None = None,
+    ) -> int: ...
+    def forward(
+        self,
+        delivery: Several | None = None,
+        *,
+        to: Queue | str | None = None,
+        ids: Iterable[str] | None = None,
+        limit: int | None = None,
+        where: Callable[[Message], bool] | None = None,
+        partial: bool = False,
+    ) -> list[ReceiptError | KeyTaken | None] | dict[str, Answer] | int | None:
+        """Move messages into another queue, under their ids and with all attempts there.
+
+        A message that was received, or has died, is due there at once; any other one when it would
+        have been here. It takes its key along; into a dead-letter queue it has none.
+
+        Args:
+            delivery: A message that was received or looked up, or its receipt; where `partial`, a
+                list of them.
+            to: The other queue, or its name. None with `limit`: each dead message goes back to the
+                queue that it died in, and all others stay.
+            ids: Instead of `delivery`: the ids or receipts of many that wait, as `find` takes and
+                searches them. Without a key it is best effort: a consumer may hold one already.
+            limit: Instead: the most to move, from 1, those due first in front. What callers of
+                `receive` or long runs claim now stays. Without a key it is best effort where
+                consumers run: receive and forward what must not run in both queues.
+            where: With `limit`: asked of each message whether to move it; None takes all.
+            partial: With `delivery`: True moves those that can be moved, though others cannot.
+
+        Returns:
+            Of deliveries None; where `partial`, for each the error that it failed by, or None. Of
+            ids what it came to, by id. With `limit` how many were moved; 0 once none is left.
+
+        Raises:
+            UsageError: If a queue is forwarded to itself, or to another store.
+            UnknownQueue: If there is no such queue.
+            StaleReceipt: If a delivery was settled before, or its time is up. Not where `partial`.
+            KeyTaken: If other messages have the keys of some there: these stay, and all others are
+                moved. Not where `partial`.
+            StoreTimeout: Maybe moved: call again, which leaves none in both queues.
+        """
+        _check_one(delivery, ids, limit, "a message, its receipt, ids= or limit=")
+        if limit is None and where is not None:
+            raise UsageError("where= chooses among many: give limit= too.")
+        if limit is None and to is None:
+            raise UsageError("give to=: the queue that the messages go to.")
+        target = self._home if to is None else self._target(to)
+        if delivery is not None:
+            many = _each_delivery(delivery, partial)
+            answers = self._receipts.forward(many, target, is_partial=partial)
+            return answers if partial else None
+        if ids is not None:
+            return _each(ids, lambda name: self._forward_found(name, target))
+        chosen = None if to is None else target
+        return self._forward_all(partial_of(self._target_of, chosen), limit, where)
 
     # By key ---------------------------------------------------------------------------------------
 
@@ -733,15 +818,16 @@ class Queue(Scheduled):
         """Change settings while the queue runs; every process follows within 5 s.
 
         Args:
-            given: `lanes` (more or fewer), `offset`, `attempts`, `backoff`, `backoff_max`, `hold`,
-                `visibility`, `lease`, `history` (how long, or `off`); offset and history also those
-                of the dead-letter queue.
+            given: As `QueueOptions` describes them, without those that are fixed; offset and
+                history also those of its own dead-letter queue.
 
         Raises:
             BadSetting: If one is unknown, out of bounds, or fixed at creation (`minute`, `bands`,
-                `group_lanes`, `keyed`).
+                `group_lanes`, `keyed`), or if dead messages would come back to this queue.
             StoreTimeout: Maybe changed, or only of the queue and not of its dead-letter queue.
         """
+        if "dead" in given:
+            check_dead(self._home.store, self.name, settings.read_choices(given)["dead"])
         self._home.register.change(
             lambda now: settings.alter(now, given, self._home.clock.now_ms())
         )
@@ -749,7 +835,8 @@ class Queue(Scheduled):
         if not shared:
             return
         with begun(f"the settings of queue {self.name!r} are changed"):
-            dead = self._home.register.dead_if_made()
+            register = self._home.register
+            dead = register.dead_if_made() if register.has_own_dead else None
             if dead is not None:
                 dead.change(lambda now: settings.alter(now, shared, self._home.clock.now_ms()))
 
@@ -825,21 +912,13 @@ class Queue(Scheduled):
                 f"queue {self.name!r} keeps the dead messages of {served!r}, whose redrive() puts "
                 f"them back: queue.redrive(), not queue.dead.redrive()."
             )
-        if limit is not None and (type(limit) is not int or limit < 1):
-            raise BadSetting(f"limit must be 1 or more, or None for all, not {shown(limit)}.")
-        if where is not None:
-            check_function(where, "where")
         dead: Queue = self.dead
-        dead._home.register.refresh(force=True)
-        signer = dead._home.register.signer
-        count = Redriver(self._home, dead._home).run(
-            dead._rows(),
-            limit,
-            lambda row: where is None or _is_wanted(Message(row, 0, signer), where),
+        # Others may die into that queue as well.
+        is_own = self._home.register.has_own_dead
+        dead._home.register.know(self._home.register)
+        return dead._forward_all(
+            lambda row: self._home if is_own or died_in(row) == self.name else None, limit, where
         )
-        # No consumer reads the dead, and so none does it.
-        forget_empty(self._home.store, dead._home.register, self._home.clock.now_ms())
-        return count
 
     def check_all(self, on_progress: Callable[[int], None] | None = None) -> Check:
         """Visit every partition, near and far: move to now what lies behind a seal.
@@ -906,6 +985,66 @@ class Queue(Scheduled):
         except StaleReceipt:
             return Answer.NOT_THERE
         return Answer.DONE
+
+    def _target(self, to: Queue | str) -> QueueHome:
+        """The home of a queue to which messages are forwarded."""
+        if isinstance(to, Queue) and to._home.store is not self._home.store:
+            raise UsageError(f"queue {to.name!r} is of another connection; give its name.")
+        name = to.name if isinstance(to, Queue) else names.queue_name(to)
+        if name == self.name:
+            raise UsageError(
+                f"messages of queue {name!r} cannot be forwarded to itself: give another queue, or "
+                f"let them be due at another time by move()."
+            )
+        names.check_puts(name)
+        return self._home.target(name)
+
+    def _target_of(self, target: QueueHome | None, row: Row) -> QueueHome | None:
+        """Where a row goes; without a target, back to the queue that it died in."""
+        if row.claim is not None and not self._receipts.is_over(row, margin_ms=0):
+            return None
+        if target is not None:
+            return target
+        name = died_in(row)
+        return None if name is None or name == self.name else self._home.target(name)
+
+    def _forward_found(self, message_id: str, target: QueueHome) -> Answer:
+        found = self.find(message_id)
+        if found is None:
+            return Answer.NOT_THERE
+        if found.state.where is Where.RUNNING:
+            return Answer.RUNNING
+        forwarder = Forwarder(self._home)
+        moved = forwarder.move([found._row], target)
+        if moved.taken:
+            raise forwarder.key_taken(list(moved.taken.values()), target)
+        return Answer.DONE if moved.done else Answer.NOT_THERE
+
+    def _forward_all(
+        self,
+        target_of: Callable[[Row], QueueHome | None],
+        limit: int | None,
+        where: Callable[[Message], bool] | None,
+    ) -> int:
+        """Move messages to the queues that `target_of` names, as `forward` and `redrive` do."""
+        if limit is not None and (type(limit) is not int or limit < 1):
+            raise BadSetting(f"limit must be 1 or more, or None for all, not {shown(limit)}.")
+        if where is not None:
+            check_function(where, "where")
+        register = self._home.register
+        register.refresh(force=True)
+
+        def wanted(row: Row) -> QueueHome | None:
+            target = target_of(row)
+            if target is None or where is None:
+                return target
+            return target if _is_wanted(Message(row, 0, register.signer), where) else None
+
+        count = Forwarder(self._home).run(self._rows(), limit, wanted)
+        if names.is_dead_queue(self.name):
+            # No consumer reads the dead, and so none does it.
+            forget_empty(self._home.store, register, self._home.clock.now_ms())
+        return count
 
     def _whereabouts(self) -> Whereabouts:
         return Whereabouts(self._home.store, self._home.clock, self._home.register)

@@ -545,7 +545,7 @@ def test_the_books_of_a_queue_on_cassandra_balance_and_show_what_is_lost(
     }
     assert queue.dead.audit().line() == f"{queue.name}.dead balances: 6 put = 6 waiting."
     assert queue.redrive() == 6
-    assert queue.dead.audit().line() == f"{queue.name}.dead balances: 6 put = 6 acked."
+    assert queue.dead.audit().line() == f"{queue.name}.dead balances: 6 put = 6 forwarded."
     # A word that a newer shardq has, and a time after all years.
     store.record([end_of(far[12]._row, "archived")], 3_600_000)
     store.delete([far[12]._row.position])

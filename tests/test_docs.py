@@ -295,9 +295,16 @@ def test_the_settings_page_has_every_setting_with_its_default_and_bounds() -> No
     wanted = {}
     for name, (stored, _) in settings.CHOICES.items():
         bounds = settings._BOUNDS.get(stored)
-        said = " to ".join(settings.said(stored, one) for one in bounds) if bounds else "no, yes"
+        words = "a queue, off" if stored == "dead" else "no, yes"
+        said = " to ".join(settings.said(stored, one) for one in bounds) if bounds else words
         default = settings.text_of(settings.create({}, 0), name)
-        more = {"history": ", off", "lanes": ", auto"}.get(name, "")
+        words_of = {
+            "history": ", off",
+            "retention": ", off",
+            "depth_max": ", off",
+            "lanes": ", auto",
+        }
+        more = words_of.get(name, "")
         wanted[name] = [
             default,
             f"{said}{more}",

@@ -185,13 +185,13 @@ def test_a_redrive_that_fails_says_how_many_it_has_put_back(stage: Stage) -> Non
 
     with pytest.raises(RuntimeError) as caught:
         queue.redrive(where=where)
-    assert caught.value.__notes__ == ["1 messages were put back before it."]
+    assert caught.value.__notes__ == ["1 messages were moved before it."]
     assert (queue.totals().put, queue.dead.totals().acked) == (4, 1)
     stage.faults.fail("find", times=100)
     with pytest.raises(StoreUnavailable) as failed:
         queue.redrive()
     assert failed.value.__notes__ == [
-        "0 messages were put back before it, and of the next 1 maybe some."
+        "0 messages were moved before it, and of the next 1 maybe some."
     ]
 
 

@@ -38,17 +38,17 @@ def test_a_dead_message_whose_key_another_has_stays_dead_and_others_are_put_back
     for text in ("a", "b", "c"):
         die(queue, text, None if text == "c" else text)
     there = queue.put("there", key="a", delay="1h")
-    with pytest.raises(KeyTaken, match="1 dead message stays in queue") as e:
+    with pytest.raises(KeyTaken, match="1 message stays in queue") as e:
         queue.redrive()
-    assert str(e.value).endswith("its key is taken by now ('a'); redrive it when that is free.")
+    assert str(e.value).endswith(f"taken in {queue.name!r} ('a'); move it when that is free.")
     assert e.value.message.id == there.id
-    assert e.value.__notes__ == ["Put back: 2."]
+    assert e.value.__notes__ == ["Moved: 2."]
     assert texts(queue) == ["b", "c", "there"]
     assert texts(queue.dead) == ["a"]
     queue.cancel(there)
     assert queue.redrive() == 1
     assert texts(queue) == ["a", "b", "c"]
-    assert (queue.totals().put, queue.dead.totals().acked) == (7, 3)
+    assert (queue.totals().put, queue.dead.totals().forwarded) == (7, 3)
 
 
 def test_of_two_dead_under_one_key_the_one_that_had_it_last_is_put_back(queue: Queue) -> None:

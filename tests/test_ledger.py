@@ -126,7 +126,7 @@ def test_a_redriven_message_has_ended_among_the_dead_and_entered_anew(stage: Sta
     [dead] = rows_of(queue.dead)
     assert queue.redrive() == 1
     [again] = rows_of(queue)
-    assert fate_of(stage, queue.dead, dead) == ("acked", 0)
+    assert fate_of(stage, queue.dead, dead) == ("forwarded", 0)
     assert fate_of(stage, queue, again) == (None, 0)
     assert [mark.name for mark in marks_of(stage, queue)] == ["me", "me"]
 
@@ -506,7 +506,7 @@ def test_a_redrive_that_crashed_is_repeated_without_a_second_copy(stage: Stage) 
     assert queue.redrive() == 1
     assert sorted(row.body for row in rows_of(queue)) == [b"0", b"1", b"2", b"3", b"4", b"another"]
     assert stage.is_empty(queue.dead)
-    assert queue.dead.audit().line() == "mail.dead balances: 6 put = 6 acked."
+    assert queue.dead.audit().line() == "mail.dead balances: 6 put = 6 forwarded."
 
 
 # The setting --------------------------------------------------------------------------------------

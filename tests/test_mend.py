@@ -90,7 +90,7 @@ def test_what_a_redrive_has_put_back_by_the_time_of_a_full_count_is_counted_once
 
     assert queue.redrive(where=is_wanted) == 2
     assert found == [0, 0]
-    assert (queue.totals().present, queue.dead.totals().acked) == (2, 2)
+    assert (queue.totals().present, queue.dead.totals().forwarded) == (2, 2)
 
 
 def test_check_all_counts_once_what_it_moves_and_what_it_deletes(stage: Stage) -> None:

@@ -131,7 +131,7 @@ def test_a_redrive_puts_back_what_it_is_asked_for_alone(stage: Stage) -> None:
     assert asked == ["id-0", "id-1", "id-3"]
     assert [message.id for message in queue.dead.peek()] == ["id-0", "id-5"]
     totals = queue.totals()
-    assert (totals.put, queue.dead.totals().acked) == (6 + 4, 4)
+    assert (totals.put, queue.dead.totals().forwarded) == (6 + 4, 4)
 
 
 def test_a_redrive_counts_what_was_put_back_before_its_choice_failed(stage: Stage) -> None:

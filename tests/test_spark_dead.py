@@ -199,7 +199,7 @@ def test_a_task_that_dies_at_any_call_is_tried_again_and_each_message_runs_once(
             assert sorted(told) == sorted(ids)
             assert done == Done(30)
             assert queue.totals().put == 60
-            assert queue.dead.totals().acked == 30
+            assert queue.dead.totals().forwarded == 30
             for balance in (queue.audit(), queue.dead.audit()):
                 assert balance.is_even
                 assert not balance.misfits
@@ -394,7 +394,7 @@ def test_what_a_task_did_that_died_before_it_said_so_is_counted_once_the_run_is_
     rest = positions_of(queue.dead)
     assert len(rest) == 30 - len(first) < 30
     assert do(actor(stage._store, stage.clock, run), rest).rows == 30
-    assert (queue.totals().put, queue.dead.totals().acked) == (60, 30)
+    assert (queue.totals().put, queue.dead.totals().forwarded) == (60, 30)
 
 
 def test_what_a_run_puts_back_to_be_due_far_off_is_in_the_depth(stage: Stage) -> None:
@@ -456,9 +456,9 @@ def test_on_cassandra_twins_put_back_what_a_dead_task_left_and_nothing_comes_bac
         assert done == [Done(40), Done(40)]
         assert sorted(message.id for message in queue.peek(100)) == sorted(ids[10:])
         assert queue.dead.depth(exact=True).total == 0
-        assert (queue.totals().put, queue.dead.totals().acked) == (80, 40)
+        assert (queue.totals().put, queue.dead.totals().forwarded) == (80, 40)
         marks = store.recorded([*map(entry_of, rows), *map(entry_of, new)])
-        assert Counter(mark.fate for mark in marks) == {"acked": 40, None: 40}
+        assert Counter(mark.fate for mark in marks) == {"forwarded": 40, None: 40}
 
 
 # With Spark ---------------------------------------------------------------------------------------
@@ -531,7 +531,7 @@ def test_dead_messages_are_grouped_filtered_put_back_and_purged(
     assert {message.id for message in back} == {f"m-{n}" for n in range(300) if n % 10 % 3 == 1}
     dues = sorted(message.due_ms for message in back)
     assert dues[-1] - dues[0] < 2_000
-    assert (queue.totals().put, queue.dead.totals().acked) == (390, 90)
+    assert (queue.totals().put, queue.dead.totals().forwarded) == (390, 90)
     purged = dead.purge(in_spark, frame=in_spark.read("dead").where("id < 'm-2'"))
     left = {message.id for message in queue.dead.peek(limit=1_000)}
     still_dead = {f"m-{n}" for n in range(300) if n % 10 % 3 != 1}
@@ -619,4 +619,4 @@ def test_a_run_whose_tasks_were_killed_is_resumed_and_each_message_is_put_back_o
     ids = Counter(row.name for page in queue._rows() for row in page)
     assert ids == Counter(f"order-{n}" for n in range(400))
     assert queue.dead.depth(exact=True).total == 3
-    assert (queue.totals().put, queue.dead.totals().acked) == (803, 400)
+    assert (queue.totals().put, queue.dead.totals().forwarded) == (803, 400)

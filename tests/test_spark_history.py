@@ -37,7 +37,7 @@ def told(
     at = entered + timedelta(minutes=1)
     ended = at + timedelta(milliseconds=late_ms) if fate else None
     name, id_ = b"%016d" % n, f"order-{n}"
-    return queue, name, id_, entered, at if due else None, fate, ended, attempt, "me"
+    return queue, name, id_, entered, at if due else None, fate, ended, attempt, "me", None
 
 
 def percentile(values: list[int], of: float) -> float:

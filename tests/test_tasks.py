@@ -258,7 +258,7 @@ def test_a_job_that_comes_too_late_is_dropped_and_counted(app: App) -> None:
     assert late.state == "expired"
     assert re.fullmatch(r"expired: due (\d+d)?(\d+h)?(\d+m)?(\d+s)? ago, .* 1ms", late.error or "")
     queue = app.queue(app.queue_names[0])
-    assert queue.totals().cancelled == 1
+    assert queue.totals().expired == 1
     assert queue.dead.depth().total == 0
 
 

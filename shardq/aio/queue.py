@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from apscheduler.triggers.base import BaseTrigger
 
     from shardq.aio.threads import Threads
-    from shardq.errors import ReceiptError, ShardqError
+    from shardq.errors import KeyTaken, ReceiptError, ShardqError
     from shardq.inspection.audit import Audit
     from shardq.inspection.census import Check
     from shardq.inspection.depth import Depth
@@ -74,8 +74,9 @@ class Queue:
 
     @property
     def dead(self) -> Queue:
-        """The queue that keeps this one's dead messages, `<name>.dead`."""
-        name = dead_queue(self.name)
+        """The queue that keeps this one's dead messages, as `shardq.Queue.dead`."""
+        register = self._queue and self._queue._home.register
+        name = (register and register.dead_name) or dead_queue(self.name)
         return Queue(name, self._threads, lambda: self._opened().dead)
 
     async def settings(self) -> Settings:
@@ -94,6 +95,7 @@ class Queue:
         group: str | None = None,
         headers: Mapping[str, str] | None = None,
         id: str | None = None,  # noqa: A002 - the word that users expect
+        expires: Duration | None = None,
         key: str | None = None,
         on_conflict: Literal["keep", "replace", "reject", "debounce"] = "keep",
         max_wait: Duration | None = None,
@@ -109,6 +111,7 @@ class Queue:
                 group=group,
                 headers=headers,
                 id=id,
+                expires=expires,
                 key=key,
                 on_conflict=on_conflict,
                 max_wait=max_wait,
@@ -308,6 +311,41 @@ class Queue:
         """Move a message to the dead-letter queue, as `shardq.Queue.bury`."""
         return await self._call(
             lambda queue: cast("Any", queue).bury(delivery, reason, partial=partial)
+        )
+
+    @overload
+    async def forward(self, delivery: Message | str, *, to: Queue | str) -> None: ...
+    @overload
+    async def forward(
+        self, delivery: Several, *, to: Queue | str, partial: Literal[True]
+    ) -> list[ReceiptError | KeyTaken | None]: ...
+    @overload
+    async def forward(self, *, to: Queue | str, ids: Iterable[str]) -> dict[str, Answer]: ...
+    @overload
+    async def forward(
+        self,
+        *,
+        to: Queue | str | None = None,
+        limit: int,
+        where: Callable[[Message], bool] | None = None,
+    ) -> int: ...
+    async def forward(
+        self,
+        delivery: Several | None = None,
+        *,
+        to: Queue | str | None = None,
+        ids: Iterable[str] | None = None,
+        limit: int | None = None,
+        where: Callable[[Message], bool] | None = None,
+        partial: bool = False,
+    ) -> list[ReceiptError | KeyTaken | None] | dict[str, Answer] | int | None:
+        """Move messages into another queue, as `shardq.Queue.forward`."""
+        name = to.name if isinstance(to, Queue) else to
+        return await self._call(
+            lambda queue: cast("Any", queue).forward(
+                delivery, to=name, ids=ids, limit=limit, where=where, partial=partial
+            ),
+            kind=Kind.QUICK if delivery is not None else Kind.LONG,
         )
 
     # By key ---------------------------------------------------------------------------------------

@@ -39,6 +39,7 @@ _COMMANDS = {
     "show": ("show", "Show where a message is, and why it does not run."),
     "cancel": ("messages", "Cancel messages that have not been delivered."),
     "move": ("keyed", "Let messages that wait be due at another time, or now."),
+    "forward": ("forward", "Move messages into another queue."),
     "edit": ("keyed", "Change the body or headers of a message that waits, by its key."),
     "queues": ("queues", "List queues; create, show, alter, pause, purge or drop one."),
     "schedule": ("schedule", "Put messages again and again, by schedules; preview, change them."),

@@ -10,6 +10,7 @@ import click
 
 from shardq.cli import options, screen
 from shardq.cli.exits import Exit
+from shardq.cli.messages import dead_of
 from shardq.errors import BadTime, UnknownQueue
 from shardq.inspection import audit as books
 from shardq.model.names import dead_queue, is_dead_queue
@@ -81,8 +82,8 @@ def audit(
         if with_dead:
             # No queue of them is made, nor a time refused that was over before the first one died.
             with suppress(UnknownQueue, BadTime):
-                dead = db.queue(dead_queue(queue), create=False)
-                audits.append(_audited(dead, since, until, bar))
+                dead = dead_of(db, queue)
+                audits += [] if dead is None else [_audited(dead, since, until, bar)]
     for found in audits:
         if as_json:
             _print_json(found)

@@ -217,6 +217,7 @@ def _visit_all(db: Connection, name: str) -> Finding:
     text = (
         f"every partition visited, {found.shards:,}, with {screen.plural(found.rows, 'message')}; "
         f"moved to now: {found.moved:,}; purged: {found.purged:,}; dropped: {found.dropped:,}; "
+        + (f"expired: {found.expired:,}; " if found.expired else "")
         + (f"keys freed: {found.freed:,}; " if found.freed else "")
         + (f"totals mended by {found.mended:+,}" if found.mended else "totals right")
         + ("" if found.is_proven else ", as far as can be told while processes are at work")

@@ -205,7 +205,7 @@ def _done(handler: _Handler, queues: Sequence[str]) -> str:
 
 def _done_of(handler: _Handler, name: str) -> str:
     done = f"{screen.plural(handler.counts[name], 'message')} of {name}"
-    count = handler.dead[names.dead_queue(name)]
+    count = handler.dead[name]
     return f"{done} ({count:,} died: shardq dead {name})" if count else done
 
 
@@ -311,4 +311,4 @@ class _Handler:
     def count_dead(self, message: Message) -> None:
         """Count a message that died: the `on_dead` of each consumer."""
         with self._lock:
-            self.dead[message.queue] += 1
+            self.dead[message.headers["shardq-queue"]] += 1

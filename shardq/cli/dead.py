@@ -17,7 +17,8 @@ from shardq.cli.queues import sure
 from shardq.inspection import dead as among_dead
 from shardq.lifecycle.fate import OUT_OF_ATTEMPTS
 from shardq.model import names
-from shardq.model.message import Message, first_line, read_headers
+from shardq.model.message import Message, died_in, first_line, read_headers
+from shardq.model.settings import OFF
 from shardq.model.times import iso
 
 if TYPE_CHECKING:
@@ -37,11 +38,13 @@ class _Choice:
     """The dead messages that a command is about.
 
     Attributes:
+        source: Those that died in this queue; all where it is empty.
         ids: Those of these ids; all where there are none.
         reason: Those whose reason contains this; all where it is empty.
         missing: Ids that have not been met yet.
     """
 
+    source: str
     ids: Sequence[str]
     reason: str
     missing: set[str] = field(init=False)
@@ -51,6 +54,8 @@ class _Choice:
 
     def __call__(self, message: Message) -> bool:
         if self.ids and message.id not in self.ids:
+            return False
+        if self.source and died_in(message._row) != self.source:
             return False
         self.missing.discard(message.id)
         return self.reason.lower() in _reason(message).lower()
@@ -136,9 +141,16 @@ def dead(
         is_vague=delete and not (ids or reason),
         is_narrow=purge and bool(ids or reason or limit),
     )
-    choice = _Choice(ids, reason)
     with options.connect(url) as db:
         source = db.queue(queue, create=False)
+        register = source._home.register
+        is_own = register.has_own_dead
+        choice = _Choice("" if is_own else queue, ids, reason)
+        if purge and not is_own:
+            raise click.UsageError(
+                f"dead messages of {queue!r} are not in a queue of its own: "
+                f"dead is {register.dead_name or OFF!r}; `shardq queues purge` empties a queue."
+            )
         # A look makes no queue of the dead where nothing has died.
         kept = dead_of(db, queue)
         if purge:
@@ -163,7 +175,8 @@ def dead(
             _show(found[:most], is_one=len(ids) == 1, as_json=as_json)
             if found and kept is not None and len(ids) != 1:
                 is_over = len(found) > most
-                left = kept.depth().total - most if is_over and not (ids or reason) else 0
+                is_all = is_own and not (ids or reason)
+                left = kept.depth().total - most if is_over and is_all else 0
                 _tell_more(queue, left, is_over=is_over, as_json=as_json)
     for message_id in sorted(choice.missing):
         click.echo(f"shardq: {queue} has no dead message {message_id!r}.", err=True)

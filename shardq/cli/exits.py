@@ -49,6 +49,8 @@ class Exit(IntEnum):
     """A put or redrive under a key that another message has; or a schedule's name is taken."""
     DIED = 24
     """`consume` or `work` with --until-empty: the queues are empty, and messages have died."""
+    QUEUE_FULL = 25
+    """A put into a queue that has as many messages as its `depth_max`."""
     INTERRUPTED = 130
     PIPE_CLOSED = 141
     """The reader of our output has gone."""
@@ -82,6 +84,7 @@ MEANINGS = {
     Exit.RUNNING: "the message runs now",
     Exit.KEY_TAKEN: "the key or name is taken",
     Exit.DIED: "messages have died",
+    Exit.QUEUE_FULL: "the queue is full",
     Exit.INTERRUPTED: "interrupted",
     Exit.PIPE_CLOSED: "the reader of the output is gone",
     Exit.TERMINATED: "ended by SIGTERM",
@@ -105,6 +108,7 @@ _EXITS: dict[type[errors.ShardqError], Exit] = {
     errors.UnknownSchedule: Exit.NOT_THERE,
     errors.UnknownQueue: Exit.UNKNOWN_QUEUE,
     errors.UnknownAccount: Exit.NOT_THERE,
+    errors.QueueFull: Exit.QUEUE_FULL,
     errors.KeyTaken: Exit.KEY_TAKEN,
     errors.ReceiptError: Exit.RECEIPT_BAD,
     errors.StaleReceipt: Exit.RECEIPT_STALE,

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from shardq.queue import Queue
 
 _EXITS = {Answer.DONE: Exit.OK, Answer.NOT_THERE: Exit.NOT_THERE, Answer.RUNNING: Exit.RUNNING}
-_DONE = {"cancel": "cancelled", "move": "moved", "edit": "edited"}
+_DONE = {"cancel": "cancelled", "move": "moved", "edit": "edited", "forward": "moved"}
 """What has become of a message, by the command."""
 
 
@@ -187,7 +187,7 @@ class Telling:
 
     Args:
         source: The queue.
-        command: `cancel`, `move` or `edit`.
+        command: `cancel`, `move`, `forward` or `edit`.
         as_json: Whether it is for programs.
         is_one: Whether it is of one message, which is not named then.
 

@@ -21,7 +21,7 @@ from shardq.inspection.whereabouts import run_of
 from shardq.lifecycle.keyed import Answer
 from shardq.lifecycle.keyedputs import CHOICES
 from shardq.model.message import first_line, is_snooze_reason
-from shardq.model.names import dead_queue, is_dead_queue
+from shardq.model.names import is_dead_queue
 from shardq.model.times import iso
 from shardq.records.membership import heartbeats
 
@@ -83,6 +83,9 @@ if TYPE_CHECKING:
     "which follows one that runs.",
 )
 @click.option(
+    "--expires", metavar="DURATION", help="For how long after its due it is of use, and delivered."
+)
+@click.option(
     "--max-wait", metavar="DURATION", help="How long a debounced message waits at the most."
 )
 @click.option(
@@ -106,6 +109,7 @@ def put(
     arguments: str | None,
     app_name: str | None,
     key: str | None,
+    expires: str | None,
     on_conflict: OnConflict,
     max_wait: str | None,
     unique_for: str | None,
@@ -128,6 +132,7 @@ def put(
         "group": group,
         "headers": given,
         "id": message_id,
+        "expires": expires,
         "key": key,
         "on_conflict": on_conflict,
         "max_wait": max_wait,
@@ -334,8 +339,9 @@ def dead_of(db: Connection, name: str) -> Queue | None:
     """
     if is_dead_queue(name):
         return None
+    dead = db.queue(name, create=False)._home.register.dead_name
     try:
-        return db.queue(dead_queue(name), create=False)
+        return None if dead is None else db.queue(dead, create=False)
     except UnknownQueue:
         return None
 

@@ -64,6 +64,9 @@ _SETTINGS = {
         "DURATION", "Time after its minute for which a partition takes in late writes."
     ),
     "attempts": _Setting("N", "Deliveries until a message that fails is dead."),
+    "dead": _Setting(
+        "QUEUE|off", "The queue that takes its dead messages; off: they are counted, and gone."
+    ),
     "backoff": _Setting("DURATION", "Delay of the first retry, which doubles with each further."),
     "backoff-max": _Setting("DURATION", "Longest delay of a retry."),
     "hold": _Setting(
@@ -75,6 +78,11 @@ _SETTINGS = {
     "lease": _Setting(
         "DURATION", "Time after which what a killed consumer held goes to another; 5s to 1m."
     ),
+    "delay": _Setting("DURATION", "Delay of a message that is put with neither --due nor --delay."),
+    "retention": _Setting(
+        "DURATION|off", "Time after its due for which a message is kept; then it has expired."
+    ),
+    "depth-max": _Setting("N|off", "Messages from which on puts are refused, about."),
     "history": _Setting(
         "DURATION|off", "Time for which to keep what became of each message, for `audit`."
     ),
@@ -118,7 +126,9 @@ def _settings(of_creation: bool) -> Callable[[Callable[..., None]], Callable[...
                 fixed = "; fixed from then on" if _is_fixed(name) else ""
                 text = f"{text} Default: {_default(name)}{fixed}."
             if setting.metavar:
-                kind = {"N": int, "N|auto": _number_or_word}.get(setting.metavar, str)
+                kind: Any = {"N": int}.get(setting.metavar, str)
+                if setting.metavar.startswith("N|"):
+                    kind = _number_or_word
                 option = click.option(f"--{name}", metavar=setting.metavar, type=kind, help=text)
             else:
                 option = click.option(f"--{name}", is_flag=True, default=None, help=text)
@@ -311,7 +321,7 @@ def _described(queue: Queue) -> dict[str, Any]:
     def value(option: str) -> Any:
         text = model.text_of(settings, option.replace("-", "_"))
         metavar = _SETTINGS[option].metavar
-        is_plain = not metavar or (metavar.startswith("N") and text != model.AUTO)
+        is_plain = not metavar or (metavar.startswith("N") and text not in (model.AUTO, model.OFF))
         return getattr(settings, _stored(option)) if is_plain else text
 
     def default(option: str) -> Any:

@@ -24,7 +24,7 @@ from shardq.engine.handing.care import Care
 from shardq.engine.handing.outcome import ACKED, GIVEN_UP, outcome_of
 from shardq.errors import StoreCorrupt, UsageError
 from shardq.lifecycle.fate import Fate, Outcome
-from shardq.model.message import Message, last_error
+from shardq.model.message import Message, failure_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -91,10 +91,10 @@ class Deliverer:
             if one.begun_us >= one.lease.deadline_us:
                 engine.outbox.finish(one, GIVEN_UP)
                 return
-            if self._register.is_spent(row.attempt):
+            if engine.outbox.is_over(row):
                 # A message that was cancelled by its key must not become a dead one.
                 if row.key is None or engine.starts.begin(one) is not None:
-                    engine.outbox.bury_spent(one)
+                    engine.outbox.end(one)
                 return
             if one.careful and _is_suspect(row):
                 self._wait_for_turn(one)
@@ -275,6 +275,6 @@ def _is_suspect(row: Row) -> bool:
     if row.attempt == 0 or row.claim is not None:
         return False
     try:
-        return last_error(row)[0] is None
+        return failure_of(row) is None
     except StoreCorrupt:
         return True

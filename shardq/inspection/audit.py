@@ -2,7 +2,7 @@
 
 ```
  all rows ──► ids by minute of entry ─┐
-                                      ├─► minute by minute: put = acked + dead + cancelled + purged
+                                      ├─► minute by minute: put = all that ended
  ledger ── minute by minute ──────────┘                         + waiting + in flight   (+ lost)
                                       └─► what does not fit ──► looked at again, twice
 ```
@@ -100,7 +100,9 @@ class Balance:
         put: Puts that are recorded, those of `unknown` messages included.
         acked: Acked.
         dead: Moved to the dead-letter queue.
+        forwarded: Moved to another queue, or put back from the dead letters.
         cancelled: Cancelled.
+        expired: Too old to be delivered.
         purged: Reached by a purge, whether deleted already or not.
         waiting: Stored: to be delivered, or being delivered by a consumer.
         in_flight: Stored: claimed by a caller of `receive`, or parked.
@@ -113,7 +115,9 @@ class Balance:
     put: int = 0
     acked: int = 0
     dead: int = 0
+    forwarded: int = 0
     cancelled: int = 0
+    expired: int = 0
     purged: int = 0
     waiting: int = 0
     in_flight: int = 0

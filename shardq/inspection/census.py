@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from shardq.inspection import scan
 from shardq.inspection.depth import Inventory
 from shardq.inspection.orphans import Orphans
+from shardq.model.message import end_of_use_ms
 from shardq.records.ledger import End
 from shardq.stores.store import NEVER, Move
 from shardq.stores.tables import LANES
@@ -36,6 +37,7 @@ class Check:
         moved: Rows behind a seal, which no poll would have read again: moved to now. Of a message
             with a group, the owner of its lane is told to look there.
         purged: Rows that a purge had reached before they came due: deleted.
+        expired: Rows of messages that were too old to be delivered: deleted.
         dropped: Rows of messages that had ended, by the ledger: deleted.
         mended: By how many messages the totals told of fewer than there are, or, below 0, of more:
             put right.
@@ -55,6 +57,7 @@ class Check:
     is_proven: bool = True
     damaged: tuple[str, ...] = ()
     freed: int = 0
+    expired: int = 0
 
 
 class Census:
@@ -85,7 +88,7 @@ class Census:
         sealed = self._store.notes(LANES, (self._register.name,))
         # After the seals: a minute is listed before its lane's seal passes it.
         listed = scan.waiting_minutes(self._store, self._register)
-        shards = rows = moved = purged = dropped = 0
+        shards = rows = moved = purged = dropped = expired = 0
         present = ended = farthest_ms = 0
         own: set[bytes] = set()
 
@@ -111,6 +114,13 @@ class Census:
             live = self._settler.without_ended(kept)
             dropped += len(kept) - len(live)
             self._stats.add(dropped=len(kept) - len(live))
+            old = [row for row in live if self._is_expired(row)]
+            self._settler.end(old, End.EXPIRED)
+            self._stats.add(expired=len(old))
+            expired += len(old)
+            ended += len(old)
+            present += len(old)
+            live = [row for row in live if not self._is_expired(row)] if old else live
             late = [
                 row
                 for row in live
@@ -133,7 +143,7 @@ class Census:
             own.update(move.new.id for move in moves)
             farthest_ms = max(farthest_ms, *(row.due_ms for row in page))
         freed = Orphans(self._store, self._register, self._settler.keys).remove()
-        check = Check(shards, rows, moved, purged, dropped, freed=freed)
+        check = Check(shards, rows, moved, purged, dropped, freed=freed, expired=expired)
         return check, Inventory(present, farthest_ms=farthest_ms, ended=ended)
 
     def remove_purged(self) -> None:
@@ -149,6 +159,14 @@ class Census:
         of_former = sum(map(self._register.is_former, rows))
         self._stats.add(purged=len(rows) - of_former)
         return of_former
+
+    def _is_expired(self, row: Row) -> bool:
+        """True for a message that is too old, and that no member or caller holds as a claim."""
+        now_ms = self._clock.now_ms()
+        if row.is_note or (row.claim is not None and row.ready_ms > now_ms):
+            return False
+        end_ms = end_of_use_ms(row, self._register.settings.retention_ms)
+        return end_ms is not None and end_ms < now_ms
 
     def pages(self, *, bodies: bool = True) -> Iterator[list[Row]]:
         """All rows, oldest minute first; without `bodies` they come with empty ones."""

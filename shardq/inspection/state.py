@@ -52,13 +52,27 @@ class Where(StrEnum):
     """It is in the dead-letter queue, or has been."""
     ACKED = "acked"
     """It has ended, as done."""
+    FORWARDED = "forwarded"
+    """It was moved to another queue."""
     CANCELLED = "cancelled"
     """It was cancelled."""
+    EXPIRED = "expired"
+    """It was too old to be delivered."""
     ENDED = "ended"
     """It has ended in a way that only a newer shardq knows; `error` has the word."""
 
 
-ENDED = frozenset({Where.PURGED, Where.DEAD, Where.ACKED, Where.CANCELLED, Where.ENDED})
+ENDED = frozenset(
+    {
+        Where.PURGED,
+        Where.DEAD,
+        Where.ACKED,
+        Where.FORWARDED,
+        Where.CANCELLED,
+        Where.EXPIRED,
+        Where.ENDED,
+    }
+)
 """Nothing of these is delivered, unless somebody puts it back."""
 
 
@@ -255,7 +269,9 @@ _SENTENCES = {
     Where.PURGED: _purged,
     Where.DEAD: _dead,
     Where.ACKED: _ended,
+    Where.FORWARDED: _ended,
     Where.CANCELLED: _ended,
+    Where.EXPIRED: _ended,
     Where.ENDED: _ended,
 }
 

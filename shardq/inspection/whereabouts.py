@@ -55,7 +55,9 @@ _BEGUN_MS = 1_000
 _FATES = {
     End.ACKED.value: Where.ACKED,
     End.DEAD.value: Where.DEAD,
+    End.FORWARDED.value: Where.FORWARDED,
     End.CANCELLED.value: Where.CANCELLED,
+    End.EXPIRED.value: Where.EXPIRED,
     End.PURGED.value: Where.PURGED,
 }
 
@@ -166,7 +168,7 @@ class Whereabouts:
             reason=error if is_snoozed else None,
         )
         due = moment_of(row.wanted_ms)
-        if is_dead_queue(row.shard.queue):
+        if is_dead_queue(row.shard.queue) or row.shard.queue != self._register.name:
             attempts = died_after(row, row)
             return replace(state, where=Where.DEAD, since=failed_at or due, attempts=attempts)
         if self._is_purged(row):

@@ -37,6 +37,8 @@ class Fate(Enum):
     """It was not handed out: another process has settled it."""
     CANCEL = auto()
     """It was cancelled by key while it ran before, or its handler says that it is of no use."""
+    EXPIRE = auto()
+    """It was too old to be delivered."""
     DROP = auto()
     """It was not handed out: another message has its name, and others count its end."""
 

@@ -12,7 +12,7 @@ only private names that another module reads (`pyproject.toml`, flake8-self).
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -20,13 +20,14 @@ from zlib import crc32
 
 from shardq.lifecycle.producer import Producer
 from shardq.lifecycle.settle import Settler
+from shardq.model import names
 from shardq.records.folded import fold
 from shardq.records.membership import member_name
 from shardq.records.results import Results
 from shardq.records.stats import StatsLog
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from shardq.clock import Clock
     from shardq.model.message import Row
@@ -57,7 +58,9 @@ class Home:
             have reference it; tasks of a keeper must not.
         open_all: Opens all queues of the store by one read of their records: name -> the queue, or
             the error of a record that cannot be read.
+        open_one: Opens an existing queue by its name.
         logs: This process's counts of each queue, stored when the connection is closed.
+        entered: Queue -> this process's counts of what died elsewhere and entered it.
     """
 
     store: Store
@@ -66,7 +69,9 @@ class Home:
     chores: Keeper | None = field(default=None, kw_only=True)
     owner: object = field(default=None, kw_only=True)
     open_all: Callable[[], dict[str, Any]] = field(default=dict, kw_only=True)
+    open_one: Callable[[str], Any] = field(default=lambda _name: None, kw_only=True)
     logs: list[StatsLog] = field(default_factory=list, kw_only=True)
+    entered: dict[str, StatsLog] = field(default_factory=dict, kw_only=True)
 
     def side_by_side(
         self, work: Callable[[Item], Result], items: Iterable[Item]
@@ -145,7 +150,9 @@ class QueueHome(Home):
             chores=home.chores,
             owner=home.owner,
             open_all=home.open_all,
+            open_one=home.open_one,
             logs=home.logs,
+            entered=home.entered,
         )
         self.register: Register = register
         self.member: str = member or member_name()
@@ -182,6 +189,32 @@ class QueueHome(Home):
                 self.store, self.clock, self.register, self.settler, self.stats, self.on_put
             )
         return self._producer
+
+    def target(self, name: str) -> QueueHome:
+        """The home of another queue of the store, into which messages of this one are moved.
+
+        Raises:
+            UnknownQueue: If there is none.
+        """
+        home: QueueHome = self.open_one(name)._home
+        self.register.know(home.register)
+        return home
+
+    def count_deaths(self, rows: Sequence[Row]) -> None:
+        """Count messages that died in this queue.
+
+        Args:
+            rows: Their rows after that; those in a dead-letter queue of another queue count there.
+        """
+        if rows:
+            self.stats.add(buried=len(rows))
+        own = (self.register.name, names.dead_queue(self.register.name))
+        for queue, count in Counter(row.shard.queue for row in rows).items():
+            if queue not in own:
+                # Without a read: the deaths are stored, and an error would count them again.
+                if queue not in self.entered:
+                    self.entered[queue] = self.of_queue(self.register.known(queue)).stats
+                self.entered[queue].add(put=count)
 
     def of_member(self, member: str | None = None) -> QueueHome:
         """The home of an engine of the queue, which counts and settles as a member of its own."""

@@ -29,7 +29,14 @@ from shardq.errors import (
 )
 from shardq.lifecycle.pauses import Pauses
 from shardq.model import names
-from shardq.model.message import Message, body_bytes, check_size, headers_json
+from shardq.model.message import (
+    Message,
+    body_bytes,
+    check_size,
+    expires_ms_of,
+    expiring,
+    headers_json,
+)
 from shardq.model.times import asked_ms, ceil_ms
 from shardq.records.ledger import End
 from shardq.records.standing import Is
@@ -210,7 +217,9 @@ class Keyed:
             if content is not None:
                 new = new._replace(body=content)
             if headers is not None:
-                new = new._replace(headers=text)
+                expires_ms = expires_ms_of(row)
+                kept = text if expires_ms is None else expiring(text, expires_ms)
+                new = new._replace(headers=kept)
             check_size(new.body, new.headers)
             return new
 

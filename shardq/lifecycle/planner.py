@@ -2,7 +2,8 @@
 
 ```
  settle ─┬─ retry, snooze ──► due later; buried if all attempts are spent
-         └─ bury ───────────► in the dead-letter queue     revival ──► back from there
+         └─ bury ───────────► in the dead-letter queue
+ forward ── into another queue, or back from the dead letters
  claim ──── parked, received, extended: due when the delivery's time is up, the attempt counted
  edit ───── in place, of a row in a group lane: retried, snoozed, claimed
  place ──── waits elsewhere                                share ────► in the lane of a free member
@@ -19,11 +20,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from shardq.lifecycle.fate import Fate, Outcome, decided
-from shardq.model import ids
+from shardq.model import ids, names
 from shardq.model.ids import row_ids
+from shardq.model.key import Key
 from shardq.model.message import (
-    AS_NEW,
     dead_headers,
+    died_in,
+    entered,
     failed,
     moved,
     note_of,
@@ -55,11 +58,13 @@ class Settlement(NamedTuple):
         fate: The fate as decided: a retry may have become a burial.
         move: The row's move; None if it stays.
         edit: The row after its edit in place, with its old serial; None if it moves.
+        dead: Of a burial, the row of the dead message; it is stored by the move alone.
     """
 
     fate: Fate
     move: Move | None
     edit: Row | None = None
+    dead: Row | None = None
 
 
 def lane_after(layout: Layout, row: Row) -> int:
@@ -122,7 +127,8 @@ class Planner:
         outcome = decided(outcome, attempt, self._register)
         if outcome.fate is Fate.BURY:
             move = self.burial(row, outcome.reason, attempt=attempt, traceback=outcome.traceback)
-            return Settlement(outcome.fate, move)
+            kept = None if self._register.dead_name is None else move
+            return Settlement(outcome.fate, kept, dead=move.new)
         is_failed = outcome.fate is Fate.RETRY
         until_ms = self._clock.now_ms() + (outcome.delay_ms or 0)
         left = attempt if is_failed else uncounted(row, delivery)
@@ -271,40 +277,60 @@ class Planner:
         return Move(row.position, new)
 
     def burial(self, row: Row, reason: str, *, attempt: int, traceback: str = "") -> Move:
-        """The move of a row to the dead-letter queue, where it enters anew under its old id."""
+        """The move of a row to the dead-letter queue, where it enters anew under its old id.
+
+        If the queue keeps no dead messages, the new row is stored nowhere.
+        """
         # Before the time is read: if the dead-letter queue is made here, its history begins now,
         # and an earlier entry would be in no audit.
-        dead = self._register.dead()
-        layout = dead.layout
+        register = self._register
+        dead = register if register.dead_name is None else register.dead()
         now_us = self._clock.now_us()
-        priority = priority_of(row, self._register.layout)
-        headers = dead_headers(row, priority, reason, attempt, now_us // 1_000, traceback)
+        priority = priority_of(row, register.layout)
+        key = None if register.has_own_dead else row.key
+        headers = dead_headers(row, priority, reason, attempt, now_us // 1_000, traceback, key)
         due_ms = ceil_ms(now_us)
-        lane = layout.lane(0, 0)
-        if row.group is not None:
-            dead.use_groups()
-            lane = layout.group_lane(row.group)
-        new = placed(
+        new = entered(
             row,
-            layout.shard(due_ms, lane),
+            dead.layout,
             due_ms,
             _id_after(row, max(now_us, dead.settings.purged_before_us)),
             headers=headers,
-            name=row.message_id,
+            priority=priority,
+            index=due_ms % dead.layout.lanes_written,
+            key=row.key if register.has_own_dead else None,
             origin_ms=row.order[0],
-            priority=0,
-            **AS_NEW,
         )
+        dead.use_lanes_of([new.shard])
         return Move(row.position, new)
 
-    def revival(self, row: Row) -> Move:
-        """The move of a dead row back into this queue, where it enters anew under its old id."""
+    def forward(self, row: Row, target: Register) -> Move:
+        """The move of a row into another queue, where it enters anew under its old id.
+
+        A message that died or is being delivered is due at once, any other one as here.
+        """
+        if target.name == self._register.dead_name:
+            return self.burial(row, "forwarded", attempt=row.attempt)
         now_us = self._clock.now_us()
         due_ms = ceil_ms(now_us)
-        layout = self._register.layout
-        row_id = row_ids.next(max(now_us, self._register.settings.purged_before_us))
-        index = due_ms % layout.lanes_written
-        return Move(row.position, revived(row, layout, due_ms, row_id, index=index))
+        if row.claim is None and died_in(row) is None:
+            due_ms = max(due_ms, row.ready_ms)
+        layout = target.layout
+        new = revived(
+            row,
+            layout,
+            due_ms,
+            _id_after(row, max(now_us, target.settings.purged_before_us)),
+            index=due_ms % layout.lanes_written,
+            priority=priority_of(row, self._register.layout),
+        )
+        if names.is_dead_queue(target.name):
+            new = new._replace(key=None)
+        elif target.settings.keyed and new.key is None:
+            new = new._replace(key=Key(new.message_id).text())
+        # A queue that was dropped and made anew may not use such lanes yet.
+        target.use_lanes_of([new.shard])
+        return Move(row.position, new)
 
     def move(
         self,

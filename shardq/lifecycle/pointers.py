@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from shardq.model.message import Row
     from shardq.model.shard import Position
     from shardq.records.keys import Keys
+    from shardq.records.register import Register
     from shardq.stores.store import Move, Store
 
 _key_of, _received_of = attrgetter("key"), attrgetter("received")
@@ -37,12 +38,14 @@ _key_of, _received_of = attrgetter("key"), attrgetter("received")
 class KeyPointers:
     """The names and notes of rows. Rows that have neither are passed over."""
 
-    def __init__(self, keys: Keys) -> None:
+    def __init__(self, keys: Keys, register: Register) -> None:
         self._keys = keys
+        self._register = register
 
     def before_end(self, rows: Sequence[Row], fate: End | None) -> None:
-        """Free or hold the names of rows that end. A message that dies keeps its name."""
-        if fate is not End.DEAD and any(map(_key_of, rows)):
+        """Free or hold the names of rows that end. A message in the own dead letters keeps it."""
+        is_kept = fate is End.DEAD and self._register.has_own_dead
+        if not is_kept and any(map(_key_of, rows)):
             self._keys.end(rows)
 
     def after_end(self, rows: Sequence[Row]) -> None:

@@ -19,6 +19,7 @@ import json
 import logging
 import random
 from collections.abc import Mapping
+from datetime import timedelta
 from functools import partial
 from itertools import count
 from types import NoneType
@@ -37,6 +38,7 @@ from shardq.errors import (
     shown,
 )
 from shardq.lifecycle.batch import Chunk, Filling, add_count, iterator_of
+from shardq.lifecycle.cap import Cap
 from shardq.lifecycle.hub import Call, Hub, Hubs
 from shardq.lifecycle.keyedputs import (
     KEEP,
@@ -56,9 +58,10 @@ from shardq.model.message import (
     Row,
     Sealed,
     contents,
+    expiring,
 )
 from shardq.model.shard import Shard
-from shardq.model.times import asked_ms, ceil_ms
+from shardq.model.times import asked_ms, ceil_ms, duration_ms
 from shardq.records.stats import NEAR_MS
 
 if TYPE_CHECKING:
@@ -83,7 +86,7 @@ _CHUNK_OF_GROUPS_US = 100_000
 _LATE_MS = 100
 """A row of a group that is stored a quarter of a second after its due may be read after later ones:
 a chunk with such rows ends soon, and a row that has waited is due anew."""
-_ARGUMENTS = {"body", "due", "delay", "priority", "group", "headers", "id"}
+_ARGUMENTS = {"body", "due", "delay", "priority", "group", "headers", "id", "expires"}
 _OF_KEYS = {"key", "on_conflict", "max_wait", "unique_for"}
 
 
@@ -141,6 +144,7 @@ class Producer:
         self._first_group_lane: int | None = None
         """The first lane for groups, read when the first message with a group is put here."""
         self._is_local = store.is_local
+        self._cap = Cap(store, clock, register, stats)
         self._clock_steps = clock.steps
 
     def put(
@@ -153,6 +157,7 @@ class Producer:
         group: str | None = None,
         headers: Mapping[str, str] | None = None,
         id: str | None = None,  # noqa: A002 - the word of the public API
+        expires: Duration | None = None,
         key: str | None = None,
         on_conflict: OnConflict = "keep",
         max_wait: Duration | None = None,
@@ -165,7 +170,11 @@ class Producer:
             row = self._again(body)
         else:
             now_us = self._clock.now_us()
-            row = self._row(now_us, self._next_lane, body, due, delay, priority, group, headers, id)
+            self._cap.check()
+            delay = self._delay_of(due, delay)
+            row = self._row(
+                now_us, self._next_lane, body, due, delay, priority, group, headers, id, expires
+            )
             is_held = group is not None and row.due_ms <= ceil_ms(now_us)
         if (
             key is not None
@@ -194,6 +203,13 @@ class Producer:
         # Called outside the hub's turn: a listener may run the job at once, while others wait.
         self._on_put(call.row.due_ms)
         return Message(call.row, 0, self._register.signer)
+
+    def _delay_of(self, due: Due | None, delay: Duration | None) -> Duration | None:
+        """The delay of a put: the queue's, where neither a due nor a delay is given."""
+        delay_ms = self._register.settings.delay_ms
+        if due is not None or delay is not None or not delay_ms:
+            return delay
+        return timedelta(milliseconds=delay_ms)
 
     def _place_of(self, row: Row) -> Hashable:
         """The place whose rows are stored one batch after the other.
@@ -270,7 +286,7 @@ class Producer:
                 f"queue {self._register.name!r} keeps dead messages, under the keys that they had; "
                 f"put into {names.served_queue(self._register.name)!r}."
             )
-        is_timed = get("due") is not None or get("delay") is not None
+        is_timed = get("due") is not None or self._delay_of(None, get("delay")) is not None
         conflict = conflict_of(get("on_conflict", "keep"), get("max_wait"), is_timed=is_timed)
         return Asked(row._replace(key=key_text(key, get("unique_for"))), conflict)
 
@@ -332,6 +348,7 @@ class Producer:
         for count, item in enumerate(items, 1):
             at = count - 1
             try:
+                self._cap.check(len(chunk.rows))
                 made = self._row_of_item(now_us, lane_of, item, chunk)
                 if isinstance(made, Asked):
                     answers[at] = self._put_keyed(made)
@@ -515,9 +532,10 @@ class Producer:
         queue, minute_ms = layout.queue, layout.minute_ms
         rows = chunk.rows
         unsent: Row | None = None
-        plain = NoneType if self._register.settings.keyed else bytes
+        settings = self._register.settings
+        plain = NoneType if settings.keyed or settings.delay_ms else bytes
         try:
-            for item in items:
+            for item in self._cap.admitted(items, rows):
                 now_us = clock.now_us()
                 headers = None
                 if type(item) is Sealed and plain is bytes and item.is_small:
@@ -606,16 +624,18 @@ class Producer:
             elif not is_keyed:
                 check_unkeyed(given)
         get = given.get
+        delay = self._delay_of(get("due"), get("delay"))
         row = self._row(
             now_us,
             lane_of,
             given["body"],
             get("due"),
-            get("delay"),
+            delay,
             get("priority", 0),
             get("group"),
             get("headers"),
             get("id"),
+            get("expires"),
             chunk,
         )
         return self._asked(row, given) if is_keyed else row
@@ -631,6 +651,7 @@ class Producer:
         group: str | None,
         headers: Mapping[str, str] | None,
         name: str | None,
+        expires: Duration | None,
         chunk: Chunk | None = None,
     ) -> Row:
         if group is not None:
@@ -659,6 +680,8 @@ class Producer:
             lane = layout.group_lane(group)
             self._first_group_lane = self._first_group_lane or layout.first_group_lane
         content, headers_text = contents(body, headers)
+        if expires is not None:
+            headers_text = expiring(headers_text, duration_ms(expires, name="expires"))
         return Row(
             Shard(layout.queue, minute, lane),
             due_ms,

@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from shardq.errors import BadReceipt, ReceiptError, StaleReceipt, UsageError, begun
 from shardq.lifecycle.fate import Fate, Outcome
+from shardq.lifecycle.forwarding import Forwarder
 from shardq.lifecycle.hub import Call, Hub, Hubs
 from shardq.lifecycle.planner import counted
 from shardq.lifecycle.settle import CLAIM_MARGIN_MS
@@ -31,12 +31,11 @@ from shardq.stores.store import Move
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
+    from shardq.errors import KeyTaken
     from shardq.lifecycle.home import QueueHome
     from shardq.lifecycle.keyed import Keyed
+    from shardq.lifecycle.planner import Settlement
     from shardq.model.shard import Position
-
-_COUNTED = {Fate.BURY: "buried", Fate.RETRY: "retried"}
-"""Fate -> as what it is counted; any other counts as snoozed."""
 
 
 def _by_position(receipts: Iterable[Receipt]) -> dict[Position, Receipt]:
@@ -220,19 +219,45 @@ class Receipts:
             raise UsageError(
                 f"queue {self._register.name!r} keeps dead messages; ack or redrive them instead."
             )
-        fates: dict[Position, Fate] = {}
+        plans: dict[Position, Settlement] = {}
 
-        def plan(row: Row, attempt: int) -> Move | Row:
-            fate, move, edit = self._planner.settle(row, outcome, attempt)
-            fates[row.position] = fate
-            return move or edit or row
+        def plan(row: Row, attempt: int) -> Move | Row | None:
+            planned = plans[row.position] = self._planner.settle(row, outcome, attempt)
+            return planned.move or planned.edit
 
         answers, ended = self._change(deliveries, plan, is_partial=is_partial, margin_ms=margin_ms)
-        self._settler.tell([row for row in ended if fates[row.position] is Fate.BURY])
-        counts = Counter(_COUNTED.get(fates[row.position], "snoozed") for row in ended)
-        if counts:
-            self._home.stats.add(**counts)
+        died = [row for row in ended if plans[row.position].fate is Fate.BURY]
+        self._settler.tell(died)
+        retried = sum(plans[row.position].fate is Fate.RETRY for row in ended)
+        if len(died) < len(ended):
+            self._home.stats.add(retried=retried, snoozed=len(ended) - len(died) - retried)
+        self._home.count_deaths([dead for row in died if (dead := plans[row.position].dead)])
         return [answer if isinstance(answer, ReceiptError) else None for answer in answers]
+
+    def forward(
+        self, deliveries: Iterable[Message | str], target: QueueHome, *, is_partial: bool = False
+    ) -> list[ReceiptError | KeyTaken | None]:
+        """Move deliveries to another queue; returns each one's error, None if it was moved.
+
+        Raises:
+            BadReceipt: If a receipt is damaged or of another queue. Not where `is_partial`.
+            StaleReceipt: If one was settled before, or its time is up. Not where `is_partial`.
+            KeyTaken: If another message has its key in the other queue. Not where `is_partial`.
+        """
+        given = [self._read(delivery, is_partial=is_partial) for delivery in deliveries]
+        receipts = _by_position(one for one in given if isinstance(one, Receipt))
+        there = {row.position: row for row in self._store.find(receipts)}
+        found, stale = self._sorted(there, receipts.values(), margin_ms=CLAIM_MARGIN_MS)
+        if stale and not is_partial:
+            raise next(iter(stale.values()))
+        forwarder = Forwarder(self._home)
+        moved = forwarder.move(found, target)
+        failed: dict[Position, ReceiptError | KeyTaken] = dict(stale)
+        failed |= {place: self._stale() for place in moved.gone}
+        failed |= {place: forwarder.key_taken([row], target) for place, row in moved.taken.items()}
+        if failed and not is_partial:
+            raise next(iter(failed.values()))
+        return [failed.get(one.position) if isinstance(one, Receipt) else one for one in given]
 
     def move(self, message: Message, wanted_ms: int) -> None:
         """Let a message that waits be due at another time, as best it can be told by its row.
@@ -407,17 +432,18 @@ class Receipts:
     def _change(
         self,
         deliveries: Iterable[Message | str],
-        plan: Callable[[Row, int], Move | Row],
+        plan: Callable[[Row, int], Move | Row | None],
         *,
         is_partial: bool,
         is_followed: bool = False,
         margin_ms: int = CLAIM_MARGIN_MS,
     ) -> tuple[list[Row | ReceiptError], list[Row]]:
-        """Move or edit the rows of deliveries.
+        """Move, edit or end the rows of deliveries.
 
         Args:
             deliveries: Messages or their receipts.
-            plan: Takes a row and the number of its delivery; returns its move, or the edited row.
+            plan: Takes a row and the number of its delivery; returns its move, or the edited row;
+                None for a message that dies and is not kept.
             is_partial: True if a delivery that fails does not fail the others.
             is_followed: True to change the claims of messages whose rows have moved, too.
             margin_ms: How long before a delivery's time is up it is refused.
@@ -440,12 +466,15 @@ class Receipts:
         edits = [(row, new) for row, new in live if isinstance(new, Row)]
         self._settler.edit(edits)
         moves = [new for _, new in live if isinstance(new, Move)]
+        dying = [row for row, new in live if new is None]
         with begun("some of them are done") if edits else nullcontext():
             gone, repaired = self._carry_out(moves)
+            attempts = [counted(row, receipts[row.position].attempt) for row in dying]
+            self._settler.finish(dying, End.DEAD, attempts)
         changed: dict[Position, Row | ReceiptError] = {}
         for row, new in live:
             if row.position not in gone:
-                now = new.new if isinstance(new, Move) else new
+                now = new.new if isinstance(new, Move) else new or row
                 changed[row.position] = repaired.get(now.id, now)
         for row in found:
             if row.position not in changed:

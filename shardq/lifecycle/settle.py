@@ -22,7 +22,6 @@ from shardq.lifecycle.moves import Begun, Trail
 from shardq.lifecycle.planner import Planner
 from shardq.lifecycle.pointers import KeyPointers, noted, write_notes
 from shardq.lifecycle.taker import Taken, Taker
-from shardq.model import names
 from shardq.model.message import SERIALS_OF_OTHERS, died_after
 from shardq.records.keys import Keys
 from shardq.records.ledger import End, Ledger
@@ -86,7 +85,7 @@ class Settler:
         self.planner: Planner = Planner(clock, register, on_far)
         self.ledger: Ledger = Ledger(store, clock, register, member)
         self.keys: Keys = Keys(store, clock, register)
-        self._pointers = KeyPointers(self.keys)
+        self._pointers = KeyPointers(self.keys, register)
         self._begun = Begun()
 
     def carry_out(self, moves: Sequence[Move]) -> tuple[set[Position], dict[bytes, Row]]:
@@ -156,9 +155,12 @@ class Settler:
         return work(*given)
 
     def _goes_in_steps(self, move: Move, row: Row) -> bool:
-        """True if a move is an end that erases a note, or an end or entry that is recorded."""
+        """True if a move is an end that frees a key or erases a note, or one that is recorded."""
         old, new = move.old.shard.queue, move.new.shard.queue
-        return old != new and (row.has_place or self.ledger.covers(old) or self.ledger.covers(new))
+        if old == new:
+            return False
+        has_freed = row.has_place or (row.key is not None and move.new.key is None)
+        return has_freed or self.ledger.covers(old) or self.ledger.covers(new)
 
     def _transfer(self, moves: Sequence[Move], rows: Sequence[Row]) -> None:
         """Move rows from one queue to another, step by step, so that a recorded end is true.
@@ -167,25 +169,32 @@ class Settler:
         the message: its only row would be dropped. A crash between these steps leaves a copy.
         """
         entering = [move.new for move in moves]
-        fate = End.DEAD if names.is_dead_queue(entering[0].shard.queue) else End.ACKED
         self._store.insert(entering)
         with begun("moved to the other queue"):
             write_notes(self._store, moves)
-            self._leave(entering, rows, fate)
+            self._leave(entering, rows)
 
-    def _leave(self, entering: Sequence[Row], rows: Sequence[Row], fate: End) -> None:
+    def _leave(self, entering: Sequence[Row], rows: Sequence[Row]) -> None:
         """End rows of this queue that another queue has by now."""
         self.ledger.enter(entering)
+        is_death = entering[0].shard.queue == self._register.dead_name
+        fate = End.DEAD if is_death else End.FORWARDED
         self.finish(rows, fate, list(map(died_after, entering, rows)))
 
-    def revive(self, moves: Sequence[Move]) -> tuple[set[Position], list[Move]]:
-        """Put back dead messages with a key, as `carry_out_surely` does, under their names.
+    def take_along(
+        self, moves: Sequence[Move], names_there: Keys
+    ) -> tuple[set[Position], list[Move]]:
+        """Move messages with a key, as `carry_out_surely` does, to a queue where they have keys.
+
+        Args:
+            moves: The moves, all into one other queue.
+            names_there: The keys of that queue.
 
         Returns:
             The old positions that were gone before anything was done, and the moves that are not
             done because others have their names.
         """
-        taker = Taker(self._store, self.keys)
+        taker = Taker(self._store, names_there)
         found = self._repeated(lambda: self._store.find([move.old for move in moves]))
         there = {row.position: row for row in found}
         gone = {move.old for move in moves if move.old not in there}
@@ -201,7 +210,7 @@ class Settler:
         if done:
             entering = [move.new for move in done]
             old = [there[move.old] for move in done]
-            self._repeated(self._leave, entering, old, End.ACKED)
+            self._repeated(self._leave, entering, old)
             self._repeated(self.repair, entering)
         return gone, [move for move in left if move.old in still]
 

@@ -5,7 +5,7 @@
             ▲                 │
             └─ retry, snooze ─┤ a new row at the new due, the old row deleted
                park, claim    │
-                              └─ out of attempts, bury ──► <queue>.dead, which is a queue
+                              └─ out of attempts, bury, forward ──► enters another queue
 ```
 
 Where rows live is `shard.py`'s, what becomes of them `planner.py`'s.
@@ -44,6 +44,9 @@ _TASK_CHARS_MAX = 256
 """Anybody's header may have its name, and be longer than any task's."""
 RESERVED_HEADER = "shardq-"
 """Header names of shardq itself: why an attempt failed, why and where a dead message died."""
+EXPIRES_HEADER = "shardq-expires"
+"""In this header of a message is for how long after its first due it is of use, milliseconds."""
+_EXPIRES = f'"{EXPIRES_HEADER}":'
 ERROR_CHARS_MAX = 1_000
 """The length of a last error: a message carries it through every move until it is acked."""
 SERIAL_MAX = 999_999
@@ -57,6 +60,9 @@ SERIALS_OF_OTHERS = 2
 """Added by an edit of one who does not own the row's lane: the owner's own edit adds one."""
 _DAMAGED = "shardq-headers"
 """In this header of a dead message are those that it had, where they could not be read."""
+_KEY = "shardq-key"
+"""In this header of a dead message is the key that it had, where it keeps none."""
+_DIED = '"shardq-queue":'
 _REASON_CHARS_MAX = 8_000
 _compact = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
 """Made once: to make it takes as long as to use it."""
@@ -362,34 +368,87 @@ def moved(
     )
 
 
-def revived(row: Row, layout: Layout, due_ms: int, row_id: bytes, *, index: int) -> Row:
-    """The row of a dead message that is put back: under its id, with all attempts again.
+def entered(
+    row: Row,
+    layout: Layout,
+    due_ms: int,
+    row_id: bytes,
+    *,
+    headers: str | None,
+    priority: int,
+    index: int,
+    key: str | None,
+    origin_ms: int | None = None,
+) -> Row:
+    """The row of a message that enters another queue: under its id, with all attempts again.
 
     Args:
-        row: In the dead-letter queue.
-        layout: Of the queue that it goes back to.
+        row: In the queue that it leaves.
+        layout: Of the queue that it enters.
         due_ms: When it is due there.
         row_id: Its new one.
+        headers: Its headers there.
+        priority: Its priority; of more than the queue has, the last.
         index: Which lane of its priority it goes to, where it has no group.
-
-    Raises:
-        StoreCorrupt: If its headers are none.
+        key: Its key there, as `Key.text` stores it.
+        origin_ms: The due first asked for, if that is another.
     """
-    headers = read_headers(row)
-    band = min(int(headers.get("shardq-priority", "0")), layout.bands - 1)
-    own = {name: value for name, value in headers.items() if not name.startswith(RESERVED_HEADER)}
+    band = min(priority, layout.bands - 1)
     lane = layout.lane(band, index) if row.group is None else layout.group_lane(row.group)
     return placed(
         row,
         layout.shard(due_ms, lane),
         due_ms,
         row_id,
-        headers=headers.get(_DAMAGED) or (write_headers(own) if own else None),
+        headers=headers,
         name=row.message_id,
-        origin_ms=None,
+        origin_ms=origin_ms,
         priority=0 if row.group is None else band,
+        key=key,
         **AS_NEW,
     )
+
+
+def revived(
+    row: Row, layout: Layout, due_ms: int, row_id: bytes, *, index: int, priority: int = 0
+) -> Row:
+    """The row of a message that enters another queue, and has not died there.
+
+    Args:
+        row: In the queue that it leaves, which may be a dead-letter queue.
+        layout: Of the queue that it enters.
+        due_ms: When it is due there.
+        row_id: Its new one.
+        index: Which lane of its priority it goes to, where it has no group.
+        priority: Its priority, if it has not died.
+
+    Raises:
+        StoreCorrupt: If its headers are none.
+    """
+    headers = read_headers(row)
+    own = {name: value for name, value in headers.items() if not name.startswith(RESERVED_HEADER)}
+    if (expires_ms := expires_ms_of(row)) is not None:
+        own[EXPIRES_HEADER] = str(expires_ms)
+    return entered(
+        row,
+        layout,
+        due_ms,
+        row_id,
+        headers=headers.get(_DAMAGED) or (write_headers(own) if own else None),
+        priority=int(headers.get("shardq-priority", priority)),
+        index=index,
+        key=row.key or headers.get(_KEY),
+    )
+
+
+def died_in(row: Row) -> str | None:
+    """The queue in which a dead message died; None for a message that is not dead.
+
+    Raises:
+        StoreCorrupt: If its headers are none.
+    """
+    # Most messages of a queue have not died, and their headers need not be read.
+    return read_headers(row).get("shardq-queue") if _DIED in (row.headers or "") else None
 
 
 class Failure(NamedTuple):
@@ -474,9 +533,7 @@ class Message:
         Of a message that was put or looked at: how many deliveries it has had, 0 where it was never
         delivered; of a dead one, those before it died.
         """
-        if self._delivery or not names.is_dead_queue(self.queue):
-            return self._delivery or self._row.attempt
-        return died_after(self._row, self._row)
+        return self._delivery or died_after(self._row, self._row)
 
     @property
     def due(self) -> datetime:
@@ -694,6 +751,44 @@ def write_headers(headers: Mapping[str, str]) -> str:
     return text
 
 
+def expiring(headers: str | None, expires_ms: int) -> str:
+    """Headers of a message that is of use for so long after its first due, milliseconds."""
+    named = {} if headers is None else json.loads(headers)
+    return write_headers(named | {EXPIRES_HEADER: str(expires_ms)})
+
+
+def expires_ms_of(row: Row) -> int | None:
+    """For how long after its first due a message is of use, milliseconds; None: for ever.
+
+    A dead message is of use until it is put back, and for ever then.
+    """
+    headers = row.headers
+    # Most messages have no such header, and theirs need not be read.
+    if headers is None or _EXPIRES not in headers or _DIED in headers:
+        return None
+    with suppress(StoreCorrupt, ValueError, KeyError):
+        return int(read_headers(row)[EXPIRES_HEADER])
+    return None
+
+
+def end_of_use_ms(row: Row, retention_ms: int) -> int | None:
+    """When a message becomes too old to be delivered, epoch milliseconds; None: never.
+
+    Args:
+        row: Its row.
+        retention_ms: How long its queue keeps a message, counted from the later of its entry and
+            its first due; 0: for ever.
+    """
+    expires_ms = expires_ms_of(row)
+    if not retention_ms and expires_ms is None:
+        return None
+    first_ms = row.due_ms if row.origin_ms is None else row.origin_ms
+    kept_ms = max(first_ms, row.entered_us // 1_000) + retention_ms
+    if expires_ms is None:
+        return kept_ms
+    return min(first_ms + expires_ms, kept_ms) if retention_ms else first_ms + expires_ms
+
+
 def task_of(row: Row) -> str | None:
     """The task that a row is a job of, 256 characters of it; None where it is none, or damaged."""
     if not row.headers or TASK_HEADER not in row.headers:
@@ -758,7 +853,7 @@ def last_error(row: Row) -> tuple[str | None, datetime | None]:
     failure = failure_of(row)
     if failure is not None:
         return failure.error, moment_of(failure.at_ms)
-    if not names.is_dead_queue(row.shard.queue):
+    if died_in(row) is None:
         return None, None
     headers = read_headers(row)
     return headers.get("shardq-reason"), _moment_or_none(headers.get("shardq-died"))
@@ -832,7 +927,13 @@ def _moment_or_none(text: str | None) -> datetime | None:
 
 
 def dead_headers(
-    row: Row, priority: int, reason: str, attempts: int, died_ms: int, traceback: str = ""
+    row: Row,
+    priority: int,
+    reason: str,
+    attempts: int,
+    died_ms: int,
+    traceback: str = "",
+    key: str | None = None,
 ) -> str:
     """The headers of a message that has died, as a JSON object: its own, and why it died.
 
@@ -843,6 +944,7 @@ def dead_headers(
         attempts: How often it was delivered.
         died_ms: When, epoch milliseconds.
         traceback: Of its last attempt.
+        key: Its key, if it loses that.
     """
     try:
         own = read_headers(row)
@@ -856,6 +958,8 @@ def dead_headers(
         "shardq-priority": str(priority),
         "shardq-died": moment_of(died_ms).isoformat(),
     }
+    if key is not None:
+        headers[_KEY] = key
     if traceback:
         headers["shardq-traceback"] = traceback[-_REASON_CHARS_MAX:]
     return write_headers(headers)
@@ -863,6 +967,8 @@ def dead_headers(
 
 def died_after(buried: Row, row: Row) -> int:
     """Deliveries of a row, of which its burial knows one more than the row may say."""
+    if _DIED not in (buried.headers or ""):
+        return row.attempt
     try:
         headers = read_headers(buried)
     except StoreCorrupt:

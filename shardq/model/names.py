@@ -26,9 +26,14 @@ _EMOJI = re.compile("[\U0001f000-\U0001fbff]")
 """Python knows the emoji of its own release's Unicode; other processes may run a newer one."""
 
 
+def is_queue_name(value: str) -> bool:
+    """True if a text can be a queue's name."""
+    return _QUEUE.match(value) is not None
+
+
 def queue_name(value: object) -> str:
     """A queue's name: 1 to 100 of `A-Z a-z 0-9 . _ -`, the first a letter or digit."""
-    if isinstance(value, str) and _QUEUE.match(value):
+    if isinstance(value, str) and is_queue_name(value):
         return value
     raise BadName(
         f"queue name {shown(value)} must be 1 to 100 of the characters A-Z a-z 0-9 . _ - "

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from shardq.errors import BadSetting, BadTime, SchemaNewer, StoreCorrupt, shown
-from shardq.model import formats
+from shardq.model import formats, names
 from shardq.model.shard import FIRST_GROUP_LANE, MINUTE_MS, Layout
 from shardq.model.times import Duration, duration_ms, duration_text
 
@@ -26,7 +26,7 @@ GROUP_LANE_MAX = (1 << 28) - 1
 """Reached after 500,000 drops of a queue of 256 lanes for groups; a receipt has room for it."""
 GROUP_LANES = 64
 OFF = "off"
-"""What `history` is set to where none is kept."""
+"""What `history` is set to where none is kept, and `dead` where dead messages are not kept."""
 FOLLOWED_MS = 5_000
 """Within this time every process follows a change."""
 AUTO = "auto"
@@ -58,11 +58,17 @@ class Settings:
         lanes_fell_ms: When `lanes_written` fell last, epoch milliseconds; 0: it never did.
         offset_ms: How long a shard stays open after its minute ended.
         attempts: Deliveries before a message goes to the dead-letter queue.
+        dead: The name of the dead-letter queue; `off`: a message that dies is gone; empty: the name
+            of the queue with `.dead` after it.
         backoff_ms: Delay of the first retry; doubled by each further one.
         backoff_max_ms: Longest delay of a retry.
         hold_ms: How long a delivery may run before it is parked.
         visibility_ms: How far ahead a parked delivery's claim is placed.
         lease_ms: How long a consumer's lease of a shard lasts without renewal.
+        delay_ms: How long after its put a message is due that is given neither a due nor a delay.
+        retention_ms: How long a message is kept after the later of its entry and its first due; 0:
+            until it has ended.
+        depth_max: Messages from which on puts are refused; 0: none are.
         paused: Whether deliveries are held back.
         purged_before_us: What entered the queue before this epoch microsecond is deleted.
         dropped: Whether the queue has been dropped.
@@ -97,11 +103,15 @@ class Settings:
     lanes_fell_ms: int = 0
     offset_ms: int = 120_000
     attempts: int = 5
+    dead: str = ""
     backoff_ms: int = 1_000
     backoff_max_ms: int = 3_600_000
     hold_ms: int = 30_000
     visibility_ms: int = 60_000
     lease_ms: int = 10_000
+    delay_ms: int = 0
+    retention_ms: int = 0
+    depth_max: int = 0
     paused: bool = False
     purged_before_us: int = 0
     dropped: bool = False
@@ -237,8 +247,10 @@ def _is_storable(name: str, value: Any) -> bool:
     # Not by getattr: the names of each text are new, and the interpreter's cache would keep them.
     if type(value) is not _TYPES[name]:
         return False
+    if isinstance(value, str):
+        return not value or names.is_queue_name(value)
     least, most = _BOUNDS.get(name, (0, sys.maxsize))
-    return bool(least <= value <= most or (name == "history_ms" and not value))
+    return bool(least <= value <= most or (name in _MAY_BE_OFF and not value))
 
 
 def _damaged(queue: str, what: object) -> StoreCorrupt:
@@ -248,7 +260,7 @@ def _damaged(queue: str, what: object) -> StoreCorrupt:
     )
 
 
-def said(stored: str, value: int) -> str:
+def said(stored: str, value: int | str) -> str:
     """A stored setting's value as its user writes it.
 
     >>> said("hold_ms", 30_000), said("lanes_written", 4), said("history_ms", 0)
@@ -258,7 +270,9 @@ def said(stored: str, value: int) -> str:
     """
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if stored == "history_ms" and not value:
+    if isinstance(value, str):
+        return value or f"QUEUE{names.DEAD_SUFFIX}"
+    if stored in _MAY_BE_OFF and not value:
         return OFF
     return duration_text(value) if stored.endswith("_ms") else shown(value)
 
@@ -423,15 +437,16 @@ def _duration(value: Any, name: str) -> int:
     return duration_ms(value, name=name)
 
 
-def _retention(value: Any, name: str) -> int:
+def _kept(value: Any, name: str) -> int:
     if value == OFF:
         return 0
+    stored, _ = CHOICES[name]
     try:
         kept_ms = duration_ms(value, name=name)
     except BadTime as error:
-        raise BadTime(_bounds_text("history_ms", shown(value))) from error
+        raise BadTime(_bounds_text(stored, shown(value))) from error
     if not kept_ms:
-        raise BadSetting(_bounds_text("history_ms", shown(value)))
+        raise BadSetting(_bounds_text(stored, shown(value)))
     return kept_ms
 
 
@@ -440,6 +455,21 @@ def _whole(value: Any, name: str) -> int:
         return value
     more = f", or {AUTO!r}" if name == "lanes" else ""
     raise BadSetting(f"{name} must be a whole number{more}, not {shown(value)}.")
+
+
+def _dead(value: Any, name: str) -> str:
+    if isinstance(value, str) and names.is_queue_name(value):
+        names.check_puts(value)
+        return value
+    raise BadSetting(f"{name} must be the name of a queue, or {OFF!r}, not {shown(value)}.")
+
+
+def _cap(value: Any, name: str) -> int:
+    if value == OFF:
+        return 0
+    if isinstance(value, int) and not isinstance(value, bool) and value:
+        return value
+    raise BadSetting(_bounds_text(name, shown(value)))
 
 
 def _flag(value: Any, name: str) -> bool:
@@ -460,11 +490,20 @@ class QueueOptions(TypedDict, total=False):
         offset: How long a shard stays open after its minute ended, for late writes; 2 min unless
             given.
         attempts: Deliveries before a message goes to the dead-letter queue; 5 unless given.
+        dead: The queue that takes the messages that die; `off`: none does, and they are gone; the
+            queue's own, `<name>.dead`, unless given.
         backoff: Delay of the first retry, doubled by each further one; 1 s unless given.
         backoff_max: Longest delay of a retry; 1 h unless given.
         hold: How long a delivery may run before it is parked; 30 s unless given.
         visibility: How far ahead a parked delivery's claim is placed; 1 min unless given.
         lease: How long a consumer that is gone keeps its shards, 5 s to 1 min; 10 s unless given.
+        delay: How long after its put a message is due that is given neither a due nor a delay; 0 s
+            unless given.
+        retention: How long a message is kept after the later of its entry and its first due, or
+            `off`: older ones are not delivered, and end as expired; off unless given.
+        depth_max: From how many messages on puts are refused with `QueueFull`, or `off`; by the
+            totals, so that several processes may exceed it by what they put in 3 s; off unless
+            given.
         history: How long the history keeps what became of each message, or `off`; off unless given.
         keyed: Whether each message has a key: its id, unless it is put with another; False unless
             given.
@@ -476,11 +515,15 @@ class QueueOptions(TypedDict, total=False):
     lanes: int | Literal["auto"]
     offset: Duration
     attempts: int
+    dead: str
     backoff: Duration
     backoff_max: Duration
     hold: Duration
     visibility: Duration
     lease: Duration
+    delay: Duration
+    retention: Duration
+    depth_max: int | Literal["off"]
     history: Duration
     keyed: bool
 
@@ -492,18 +535,24 @@ CHOICES: dict[str, tuple[str, Callable[[Any, str], Any]]] = {
     "lanes": ("lanes_written", _whole),
     "offset": ("offset_ms", _duration),
     "attempts": ("attempts", _whole),
+    "dead": ("dead", _dead),
     "backoff": ("backoff_ms", _duration),
     "backoff_max": ("backoff_max_ms", _duration),
     "hold": ("hold_ms", _duration),
     "visibility": ("visibility_ms", _duration),
     "lease": ("lease_ms", _duration),
-    "history": ("history_ms", _retention),
+    "delay": ("delay_ms", _duration),
+    "retention": ("retention_ms", _kept),
+    "depth_max": ("depth_max", _cap),
+    "history": ("history_ms", _kept),
     "keyed": ("keyed", _flag),
 }
 """What a user may set, the stored name, and how its value is read."""
 
 SHARED = ("history", "offset")
 """Those of a queue that are also its dead-letter queue's."""
+_MAY_BE_OFF = ("history_ms", "retention_ms", "depth_max")
+"""Settings of which 0 stands for `off`."""
 FIXED = ("minute_ms", "bands", "group_lanes", "keyed")
 _CHOICE_OF = {stored: name for name, (stored, _) in CHOICES.items()}
 
@@ -525,6 +574,9 @@ _BOUNDS = {
     "hold_ms": (100, 3_600_000),
     "visibility_ms": (1_000, 86_400_000),
     "lease_ms": (5_000, 60_000),
+    "delay_ms": (0, 365 * 86_400_000),
+    "depth_max": (1, 1_000_000_000),
+    "retention_ms": (1_000, 5 * 365 * 86_400_000),
     # To five years, for Cassandra takes no time to live that ends after 2038 before its release 5.
     "history_ms": (60_000, 5 * 365 * 86_400_000),
 }
@@ -532,7 +584,7 @@ _BOUNDS = {
 
 def _check_bounds(chosen: Mapping[str, Any]) -> None:
     for name, value in chosen.items():
-        if isinstance(value, bool) or (name == "history_ms" and not value):
+        if isinstance(value, (bool, str)) or (name in _MAY_BE_OFF and not value):
             continue
         least, most = _BOUNDS[name]
         if not least <= value <= most:
@@ -552,6 +604,6 @@ def _check_backoff(settings: Settings, chosen: Mapping[str, Any]) -> None:
 
 def _bounds_text(name: str, given: str) -> str:
     least, most = (said(name, bound) for bound in _BOUNDS[name])
-    words = {"history_ms": OFF, "lanes_written": AUTO}
+    words = {"lanes_written": AUTO} | dict.fromkeys(_MAY_BE_OFF, OFF)
     more = f", or {words[name]!r}" if name in words else ""
     return f"{_CHOICE_OF[name]} must be between {least} and {most}{more}, not {given}."

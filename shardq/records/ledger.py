@@ -50,10 +50,14 @@ class End(StrEnum):
     """How a message ended in a queue."""
 
     ACKED = "acked"
-    """Finished; in a dead-letter queue also put back."""
+    """Finished."""
     DEAD = "dead"
-    """Moved to the dead-letter queue."""
+    """Moved to the dead-letter queue, or gone where there is none."""
+    FORWARDED = "forwarded"
+    """Moved to another queue; in a dead-letter queue also put back."""
     CANCELLED = "cancelled"
+    EXPIRED = "expired"
+    """It was kept for longer than its own `expires` or the queue's `retention`."""
     PURGED = "purged"
 
 
@@ -65,7 +69,8 @@ class Record:
         id: The message's id.
         entered: When it entered the queue, UTC.
         due: The due first asked for; None if no put is recorded, as after a producer's crash.
-        fate: `acked`, `dead`, `cancelled`, `purged`, or a fate recorded by a newer shardq; None if
+        fate: `acked`, `dead`, `forwarded`, `cancelled`,
+            `expired`, `purged`, or a fate recorded by a newer shardq; None if
             the message has not ended.
         ended: When it ended; None if it has not. A purged row ends when it is deleted as it comes
             due.

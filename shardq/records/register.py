@@ -12,7 +12,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from shardq import locks
-from shardq.errors import BadSetting, StoreCorrupt, StoreUnavailable, UnknownQueue, shown
+from shardq.errors import (
+    BadSetting,
+    StoreCorrupt,
+    StoreUnavailable,
+    UnknownQueue,
+    UsageError,
+    shown,
+)
 from shardq.model import names, settings
 from shardq.model.receipt import Signer
 from shardq.model.settings import FIRST_LANE_MAX, GROUP_LANE_MAX, LANES_MAX, Settings
@@ -58,7 +65,7 @@ class Register:
         self._store = store
         self._clock = clock
         self._lock = locks.new()
-        self._dead: Register | None = None
+        self._others: dict[str, Register] = {}
         self._read_us = 0
         self._adopt(record)
 
@@ -98,6 +105,7 @@ class Register:
                 raise _unknown(store, name)
             usual = DEAD_SETTINGS if names.is_dead_queue(name) else {}
             held = settings.create({**usual, **(defaults or {}), **given}, clock.now_ms())
+            check_dead(store, name, held.dead)
         if not is_clock_known:
             # Checked before the queue is made, because its record holds this clock's time.
             clock.check(held.offset_ms)
@@ -196,7 +204,7 @@ class Register:
         if not self.settings.keys_used:
             # The dead-letter queue first: until this queue's is stored, the next put does both.
             dead = self.dead_if_made()
-            if dead is not None:
+            if dead is not None and self.has_own_dead:
                 dead.use_keys()
             self.change(settings.use_keys)
 
@@ -249,37 +257,76 @@ class Register:
         """True if a row is of a dropped queue of this name."""
         return row.entered_us < self.settings.former_until_us
 
+    @property
+    def dead_name(self) -> str | None:
+        """The name of this queue's dead-letter queue; None if its dead messages are not kept.
+
+        A dead-letter queue has none: its messages do not die.
+        """
+        name = self.settings.dead
+        if name == settings.OFF or names.is_dead_queue(self.name):
+            return None
+        return name or names.dead_queue(self.name)
+
+    @property
+    def has_own_dead(self) -> bool:
+        """True if the dead messages are in a queue of this queue's own, where they keep keys."""
+        return self.dead_name == names.dead_queue(self.name)
+
     def dead(self) -> Register:
-        """The record of this queue's dead-letter queue, which is made if it does not exist."""
-        if self._dead is not None:
-            self._dead.refresh()
-        if self._dead is None or self._dead.settings.dropped:
-            self._dead = self._open_dead(create=True)
-            if self.settings.keys_used:
-                self._dead.use_keys()
-        return self._dead
+        """The record of this queue's dead-letter queue, which is made if it does not exist.
+
+        Raises:
+            UsageError: If the queue keeps no dead messages.
+        """
+        name = self._kept_dead()
+        dead = self._others.get(name)
+        if dead is not None:
+            dead.refresh()
+        if dead is None or dead.settings.dropped:
+            dead = self._others[name] = self._open_dead(name, create=True)
+            if self.settings.keys_used and self.has_own_dead:
+                dead.use_keys()
+        return dead
 
     def dead_if_made(self) -> Register | None:
         """The record of this queue's dead-letter queue; None if it does not exist."""
-        if self._dead is None and not names.is_dead_queue(self.name):
+        name = self.dead_name
+        if name is not None and name not in self._others:
             with suppress(UnknownQueue):
-                self._dead = self._open_dead(create=False)
-        return self._dead
+                self._others[name] = self._open_dead(name, create=False)
+        return None if name is None else self._others.get(name)
 
-    def _open_dead(self, *, create: bool) -> Register:
-        stored = {name: settings.CHOICES[name][0] for name in settings.SHARED}
+    def known(self, queue: str) -> Register:
+        """The record of this queue, or of one that it moves messages into; without a read."""
+        return self if queue == self.name else self._others[queue]
+
+    def know(self, other: Register) -> None:
+        """Use this record of another queue, into which messages of this one are moved."""
+        self._others[other.name] = other
+
+    def _kept_dead(self) -> str:
+        name = self.dead_name
+        if name is None:
+            why = "is one of dead letters" if names.is_dead_queue(self.name) else "has dead='off'"
+            raise UsageError(f"queue {self.name!r} {why}, and keeps no dead messages.")
+        return name
+
+    def _open_dead(self, name: str, *, create: bool) -> Register:
+        shared = settings.SHARED if self.has_own_dead else ()
+        stored = {choice: settings.CHOICES[choice][0] for choice in shared}
         return Register.open(
             self._store,
             self._clock,
-            names.dead_queue(self.name),
+            name,
             {},
             create=create,
             defaults={
-                name: settings.said(place, getattr(self.settings, place))
-                for name, place in stored.items()
+                choice: settings.said(place, getattr(self.settings, place))
+                for choice, place in stored.items()
             },
             # The clock was checked when this queue was opened, which has the same offset.
-            is_clock_known=True,
+            is_clock_known=self.has_own_dead,
         )
 
     def is_spent(self, attempts: int) -> bool:
@@ -287,18 +334,25 @@ class Register:
         return attempts >= self.settings.attempts and not names.is_dead_queue(self.name)
 
     def layout_of(self, queue: str) -> Layout:
-        """Where rows of this queue or of its dead-letter queue live."""
-        return self.layout if queue == self.name else self.dead().layout
+        """Where rows of this queue, or of one that it moves messages into, live."""
+        return self.layout if queue == self.name else self._other(queue).layout
+
+    def signer_of(self, queue: str) -> Signer:
+        """Makes the receipts of this queue, or of one that it moves messages into."""
+        return self.known(queue).signer
 
     def settings_of(self, queue: str) -> Settings:
-        """The settings of this queue or of its dead-letter queue."""
+        """The settings of this queue, or of one that it moves messages into."""
         if queue == self.name:
             return self.settings
-        dead = self.dead()
-        if self.settings.history_ms:
-            # Without a history, callers ask for nothing that may change: burials save this read.
-            dead.refresh()
-        return dead.settings
+        other = self._other(queue)
+        if self.settings.history_ms or queue != names.dead_queue(self.name):
+            # Own dead letters have a history if this queue has one: else burials save this read.
+            other.refresh()
+        return other.settings
+
+    def _other(self, queue: str) -> Register:
+        return self.dead() if queue == self.dead_name else self._others[queue]
 
     def _write(self, wanted: Settings) -> bool:
         record = QueueRecord(wanted.to_json(), self._record.secret, self._record.version + 1)
@@ -359,6 +413,33 @@ class Register:
         if (warning := (self._store.shown, text)) not in _warned:
             _warned.add(warning)
             log.warning("%s", text)
+
+
+def check_dead(store: Registers, name: str, dead: str) -> None:
+    """Refuse a dead-letter queue from which dead messages would come back to this queue.
+
+    Args:
+        name: The queue.
+        dead: Its setting.
+
+    Raises:
+        BadSetting: If it is the queue itself, or leads to it; or if this is a dead-letter queue.
+    """
+    if not dead:
+        return
+    if names.is_dead_queue(name):
+        raise BadSetting(f"queue {name!r} keeps dead messages, which do not die: it has no dead.")
+    chain = [name]
+    while dead and dead != settings.OFF:
+        if dead in chain:
+            way = " -> ".join([*chain, dead])
+            raise BadSetting(
+                f"dead messages of queue {name!r} would go round in a circle: {way}; choose "
+                f"another queue for dead, or {settings.OFF!r}."
+            )
+        chain.append(dead)
+        held = settings_in(stored_record(store, dead), dead)
+        dead = "" if held is None else held.dead
 
 
 def stored_record(store: Registers, name: str) -> QueueRecord | None:

@@ -107,8 +107,10 @@ class Totals:
         retried: Deliveries that failed and were placed again.
         snoozed: Deliveries that were postponed without an attempt.
         parked: Deliveries that outlived `hold` or a shutdown.
-        buried: Messages moved to the dead-letter queue.
+        buried: Messages moved to the dead-letter queue, or gone where there is none.
+        forwarded: Messages moved to another queue; in a dead-letter queue also those put back.
         cancelled: Messages cancelled by receipt.
+        expired: Messages that were too old to be delivered.
         purged: Messages deleted by a purge.
         dropped: Rows of messages that had ended already, deleted instead of delivered.
         late_repaired: Late writes that their writer moved to now.
@@ -125,7 +127,9 @@ class Totals:
     snoozed: int = 0
     parked: int = 0
     buried: int = 0
+    forwarded: int = 0
     cancelled: int = 0
+    expired: int = 0
     purged: int = 0
     dropped: int = 0
     late_repaired: int = 0
@@ -145,7 +149,8 @@ class Totals:
     @property
     def gone(self) -> int:
         """Messages that have left the queue."""
-        return self.acked + self.buried + self.cancelled + self.purged
+        ended = self.acked + self.buried + self.forwarded
+        return ended + self.cancelled + self.expired + self.purged
 
     @property
     def present(self) -> int:

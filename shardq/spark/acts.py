@@ -181,6 +181,7 @@ class Actor:
         home = Home(here.store, here.clock)
         self._settler = QueueHome(home, register, self._member).settler
         self._dead_settler = QueueHome(home, dead, self._member).settler
+        dead.know(register)
 
     def do(self, part: int, positions: Sequence[Position]) -> Done:
         """Act on those rows of a part that are there, unless all of it is done.
@@ -248,7 +249,7 @@ class Actor:
             runs.write_totals(self._store, self._dead, self._run, Totals(cancelled=rows))
         else:
             runs.write_totals(self._store, self._register, self._run, Totals(put=rows))
-            runs.write_totals(self._store, self._dead, self._run, Totals(acked=rows))
+            runs.write_totals(self._store, self._dead, self._run, Totals(forwarded=rows))
 
     def new_row(self, row: Row, at_ms: int = 0) -> Row:
         """The row that a dead message has once it is put back: it follows from the old one's id.
@@ -297,7 +298,7 @@ class Actor:
         self._register.use_lanes_of(move.new.shard for move in moves)
         keyed = [move for move in moves if move.new.key is not None]
         if keyed:
-            _, left = self._settler.revive(keyed)
+            _, left = self._dead_settler.take_along(keyed, self._settler.keys)
             taken = {move.old for move in left}
             kept = [row for row in rows if row.position in taken]
             plain = [row for row in rows if row.key is None]
@@ -313,8 +314,8 @@ class Actor:
         """What the ledgers say of a message that is put back: as `Settler` records such a move."""
         marks = []
         if self._dead.settings.history_ms:
-            now_ms, acked = self._clock.now_ms(), End.ACKED.value
-            marks.append(Mark(entry_of(row), None, None, acked, now_ms, row.attempt, self._member))
+            now_ms, fate = self._clock.now_ms(), End.FORWARDED.value
+            marks.append(Mark(entry_of(row), None, None, fate, now_ms, row.attempt, self._member))
         if self._register.settings.history_ms:
             marks.append(put_of(new))
         return marks
@@ -328,7 +329,8 @@ class Actor:
         known = {row.id for row in self._store.find([row.position for row in new.values()])}
         if self._register.settings.history_ms:
             known |= {mark.entry.id for mark in self._store.recorded(map(entry_of, new.values()))}
-        self._dead_settler.finish([row for row in rows if new[row.id].id in known], End.ACKED)
+        ended = [row for row in rows if new[row.id].id in known]
+        self._dead_settler.finish(ended, End.FORWARDED)
         return [row for row in rows if new[row.id].id not in known]
 
 

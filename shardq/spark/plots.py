@@ -25,7 +25,9 @@ _SERIES = (BLUE, ORANGE, GREEN, PURPLE, SKY, RED)
 _FATES = {
     "acked": GREEN,
     "dead": RED,
+    "forwarded": BLUE,
     "cancelled": ORANGE,
+    "expired": PURPLE,
     "purged": GREY,
     "open": SKY,
 }
@@ -205,7 +207,7 @@ def fates(days: Sequence[tuple[str, Mapping[str, int]]]) -> bytes:
 
     Args:
         days: (`YYYY-MM-DD`, fate -> messages), ascending. A word that is none of `acked`, `dead`,
-            `cancelled`, `purged` and `open` gets a colour of its own.
+            `forwarded`, `cancelled`, `expired`, `purged` and `open` gets a colour of its own.
 
     Returns:
         A PNG.

@@ -65,8 +65,8 @@ class TaskOptions(TypedDict, total=False):
         retry_on: Errors after which it runs again; after any other it is buried.
         bury_on: Errors after which it is buried at once.
         timeout: How long one run may take.
-        expires: How long after its first due it is still of use; later it is dropped, and counted
-            as cancelled.
+        expires: How long after its first due it is still of use; later it ends, and counts as
+            expired.
         keep: How long its result and progress are kept; without it none are.
     """
 

@@ -24,7 +24,7 @@ from shardq import locks
 from shardq.engine.handing.call import end_child, passes
 from shardq.engine.handing.handler import finished, unrun
 from shardq.engine.handing.hanging import span_text
-from shardq.engine.handing.outcome import ACKED, Bury, Discard, Retry, Snooze, outcome_of
+from shardq.engine.handing.outcome import ACKED, Bury, Discard, Expired, Retry, Snooze, outcome_of
 from shardq.errors import BadResult, ShardqError, UsageError
 from shardq.lifecycle.fate import LOST, OUT_OF_ATTEMPTS, Fate, Outcome
 from shardq.model.message import first_line, spent_reason
@@ -127,7 +127,7 @@ class Runner:
             self._refuse(message, plan, Bury(spent_reason(message._row, LOST)))
             return
         if policy.expires_ms is not None and (said := self._expired(message, policy.expires_ms)):
-            self._refuse(message, plan, Discard(said))
+            self._refuse(message, plan, Expired(said))
             return
         if is_plain:
             args, kwargs = task.signature.decode(message.body)
@@ -499,11 +499,13 @@ _STATES = {
     Fate.BURY: "failed",
     Fate.SNOOZE: "snoozed",
     Fate.CANCEL: "expired",
+    Fate.EXPIRE: "expired",
 }
 _KEPT = {
     Fate.ACK: results.DONE,
     Fate.RETRY: results.RETRYING,
     Fate.BURY: results.FAILED,
     Fate.CANCEL: results.EXPIRED,
+    Fate.EXPIRE: results.EXPIRED,
 }
 """What is kept of what a run came to; of a snooze nothing is."""

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from simulation.history import Look, Written
 
 _NEVER_US = 1 << 62
-_FATES = ("acked", "dead", "cancelled", "purged")
+_FATES = ("acked", "dead", "forwarded", "cancelled", "expired", "purged")
 _OPEN = "waiting and in flight"
 
 

@@ -31,15 +31,15 @@ from shardq.engine.storing.discards import Discards
 from shardq.engine.storing.outbox import Outbox
 from shardq.inspection import audit
 from shardq.lifecycle import planner, pointers
+from shardq.lifecycle.forwarding import Forwarder
 from shardq.lifecycle.keyed import Keyed
 from shardq.lifecycle.keyedputs import KeyedPuts
 from shardq.lifecycle.planner import Planner
 from shardq.lifecycle.pointers import KeyPointers
 from shardq.lifecycle.producer import Producer
 from shardq.lifecycle.receipts import Receipts
-from shardq.lifecycle.redrive import Redriver
 from shardq.lifecycle.settle import Settler
-from shardq.model import settings, times
+from shardq.model import message, settings, times
 from shardq.model.shard import Layout
 from shardq.records.keychanges import KeyChanges
 from shardq.records.keys import Keys
@@ -296,7 +296,7 @@ MUTANTS: dict[str, Edits] = {
         (Discards, "flush", "End.PURGED", "End.ACKED"),
     ),
     "what is put back has spent an attempt": (
-        (planner, "revived", "**AS_NEW", "**AS_NEW | {'attempt': 1}"),
+        (message, "entered", "**AS_NEW", "**AS_NEW | {'attempt': 1}"),
     ),
     "what is put is read seconds later": (
         (Reader, "_until_ms", "return now_ms\n", "return now_ms - 2_500\n"),
@@ -400,7 +400,7 @@ MUTANTS: dict[str, Edits] = {
         (KeyChanges, "_freed", "if unique_ms is None:", "if True:"),
     ),
     "what is put back takes no name": (
-        (Redriver, "_carry_out", "if not keyed:", "if True:"),
+        (Forwarder, "move", "keyed = [] if is_death else", "keyed = [] if True else"),
     ),
     "a run has another id each time": (
         (

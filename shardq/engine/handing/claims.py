@@ -173,15 +173,15 @@ class Claims:
     def _may_follow(self, row: Row) -> bool:
         """True if a row may be claimed along with the head of its group.
 
-        A row that waits for its time, is claimed, has a key, has no attempt left or is purged must
-        become the head first.
+        A row that waits for its time, is claimed, has a key, is over or is purged must become the
+        head first.
         """
         register = self._register
         return (
             row.ready_ms <= self._clock.now_ms()
             and row.key is None
             and row.entered_us >= register.settings.purged_before_us
-            and not register.is_spent(row.attempt)
+            and not self._engine.outbox.is_over(row)
         )
 
     def _with_followers(self, mine: Iterable[Delivery]) -> list[Delivery]:
@@ -197,8 +197,8 @@ class Claims:
                 if one.row.key is not None and one not in self._starts:
                     # It may not begin: its outcome is on its way to the store.
                     continue
-                if self._register.is_spent(one.row.attempt):
-                    self._engine.outbox.bury_spent(one)
+                if self._engine.outbox.is_over(one.row):
+                    self._engine.outbox.end(one)
                 else:
                     begun.append(one)
             taken[caller] = begun

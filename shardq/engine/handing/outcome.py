@@ -28,6 +28,7 @@ ACKED = Outcome(Fate.ACK)
 GIVEN_UP = Outcome(Fate.GIVE_UP)
 LEFT = Outcome(Fate.LEAVE)
 CANCELLED = Outcome(Fate.CANCEL)
+EXPIRED = Outcome(Fate.EXPIRE)
 DROPPED = Outcome(Fate.DROP)
 
 
@@ -79,8 +80,12 @@ class Bury(Request):
 class Discard(Request):
     """Raised by a handler: the message is of no use any more; end it as if it were cancelled.
 
-    For example `Discard("expired")`. It is not a failure, and is not logged.
+    For example `Discard("sold")`. It is not a failure, and is not logged.
     """
+
+
+class Expired(Discard):
+    """Raised by a worker: the job is too old to be of use; end it as expired."""
 
 
 def outcome_of(error: BaseException) -> Outcome:
@@ -88,7 +93,8 @@ def outcome_of(error: BaseException) -> Outcome:
     if isinstance(error, Snooze):
         return Outcome(Fate.SNOOZE, _delay_of(error), _reason_of(error))
     if isinstance(error, Discard):
-        return CANCELLED._replace(reason=_text_of(error))
+        ended = EXPIRED if isinstance(error, Expired) else CANCELLED
+        return ended._replace(reason=_text_of(error))
     try:
         # The traceback module copes with most that cannot be printed, but not with all of it.
         lines = traceback.format_exception_only(error)

@@ -78,11 +78,10 @@ class Deaths:
         self._thread.start()
 
     def tell(self, row: Row) -> None:
-        """Have `on_dead` called for a row of the dead-letter queue."""
+        """Have `on_dead` called for a dead message, by its row in the dead-letter queue."""
         # The plan of the burial has opened this record, so nothing is read here: the burial is
         # stored, and an error of the store must not prevent its call.
-        dead = self._register.dead_if_made() or self._register.dead()
-        message = Message(row, 0, dead.signer)
+        message = Message(row, 0, self._register.signer_of(row.shard.queue))
         with self._lock:
             has_room = len(self._waiting) < _WAITING_MAX and self._bytes <= _WAITING_BYTES_MAX
             if has_room:

@@ -1,11 +1,13 @@
-"""Rows that are deleted without an ack: purged, ended before, cancelled, or useless by now.
+"""Rows that are deleted without an ack: purged, ended before, cancelled, useless, or not kept.
 
-A row stays here, and its delete is repeated, until the store has taken it.
+A message that dies is not kept if its queue has no dead-letter queue. A row stays here, and its
+delete is repeated, until the store has taken it.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections import Counter
+from typing import TYPE_CHECKING, NamedTuple
 
 from shardq.records.ledger import End
 
@@ -14,6 +16,20 @@ if TYPE_CHECKING:
     from shardq.lifecycle.home import QueueHome
     from shardq.model.message import Row
     from shardq.model.shard import Position
+
+
+class _Doom(NamedTuple):
+    """How a delivery ends whose row is deleted.
+
+    Attributes:
+        fate: For the ledger.
+        is_counted: True if it counts here; False if it counts as dropped.
+        dead: The row as it would be among dead messages, if it died.
+    """
+
+    fate: End
+    is_counted: bool
+    dead: Row | None = None
 
 
 class Discards:
@@ -25,15 +41,14 @@ class Discards:
         self._stats = home.stats
         self._purged: dict[Position, Row] = {}
         self._left_over: dict[Position, Row] = {}
-        self._cancelled: dict[Delivery, bool] = {}
-        """Delivery -> True if it counts as cancelled here."""
-        self._ending: dict[Delivery, bool] = {}
-        """Cancelled deliveries whose rows existed. They count, even if a repeat finds no row."""
+        self._doomed: dict[Delivery, _Doom] = {}
+        self._ending: dict[Delivery, _Doom] = {}
+        """Doomed deliveries whose rows existed. They count, even if a repeat finds no row."""
 
     @property
     def is_empty(self) -> bool:
         """True if nothing is to be deleted."""
-        return not (self._purged or self._left_over or self._cancelled or self._ending)
+        return not (self._purged or self._left_over or self._doomed or self._ending)
 
     def purge(self, rows: list[Row]) -> None:
         """Delete these rows by the next flush: they entered before a purge."""
@@ -51,13 +66,27 @@ class Discards:
             is_counted: True to count the message as cancelled here, if its row exists. False if
                 the canceller counts it; the row then counts as left over.
         """
-        self._cancelled[one] = is_counted
+        self._doomed[one] = _Doom(End.CANCELLED, is_counted)
 
-    def flush(self) -> list[Delivery]:
+    def expire(self, one: Delivery) -> None:
+        """Delete this row by the next flush: its message is too old."""
+        self._doomed[one] = _Doom(End.EXPIRED, is_counted=True)
+
+    def bury(self, one: Delivery, dead: Row) -> None:
+        """Delete this row by the next flush: its message died, and is not kept.
+
+        Args:
+            one: The row's delivery.
+            dead: The row as it would be among dead messages.
+        """
+        self._doomed[one] = _Doom(End.DEAD, is_counted=True, dead=dead)
+
+    def flush(self) -> tuple[list[Delivery], list[Row]]:
         """Delete all these rows.
 
         Returns:
-            The cancelled deliveries, which the caller is to conclude.
+            The cancelled and dead deliveries, which the caller is to conclude, and the rows of the
+            dead, which the caller is to count.
         """
         if self._purged:
             self._settler.finish(list(self._purged.values()), End.PURGED)
@@ -69,19 +98,26 @@ class Discards:
             self._settler.drop(list(self._left_over.values()))
             self._stats.add(dropped=len(self._left_over))
             self._left_over = {}
-        if self._cancelled or self._ending:
-            return self._flush_cancelled()
-        return []
+        if self._doomed or self._ending:
+            return self._flush_doomed()
+        return [], []
 
-    def _flush_cancelled(self) -> list[Delivery]:
-        asked = self._cancelled
+    def _flush_doomed(self) -> tuple[list[Delivery], list[Row]]:
+        asked = self._doomed
         there = self._settler.still_there([one.row.position for one in asked])
-        self._ending |= {one: own for one, own in asked.items() if one.row.position in there}
-        self._cancelled = {one: own for one, own in asked.items() if one.row.position not in there}
-        # A delivery whose handler was called counts as an attempt.
-        attempts = [one.attempt if one.thread_id else one.row.attempt for one in self._ending]
-        self._settler.finish([one.row for one in self._ending], End.CANCELLED, attempts)
-        ended, gone, self._ending, self._cancelled = self._ending, self._cancelled, {}, {}
-        counted = sum(ended.values())
-        self._stats.add(cancelled=counted, dropped=len(ended) - counted)
-        return [*ended, *gone]
+        self._ending |= {one: doom for one, doom in asked.items() if one.row.position in there}
+        self._doomed = {one: doom for one, doom in asked.items() if one.row.position not in there}
+        for fate in End.CANCELLED, End.EXPIRED, End.DEAD:
+            ending = [one for one, doom in self._ending.items() if doom.fate is fate]
+            # A delivery whose handler was called counts as an attempt.
+            attempts = [one.attempt if one.thread_id else one.row.attempt for one in ending]
+            self._settler.finish([one.row for one in ending], fate, attempts)
+        ended, gone, self._ending, self._doomed = self._ending, self._doomed, {}, {}
+        dead = [doom.dead for doom in ended.values() if doom.dead is not None]
+        counted = Counter(doom.fate for doom in ended.values() if doom.is_counted)
+        self._stats.add(
+            cancelled=counted[End.CANCELLED],
+            expired=counted[End.EXPIRED],
+            dropped=len(ended) - counted.total(),
+        )
+        return [*ended, *gone], dead

@@ -30,12 +30,13 @@ from shardq.engine.handing.delivery import (
     STORED,
     WITHDRAW,
 )
+from shardq.engine.handing.outcome import EXPIRED
 from shardq.engine.reading.lane import READ_AHEAD_MS
 from shardq.engine.storing.courier import Errand
 from shardq.engine.storing.ending import Endings
 from shardq.errors import ShardqError, StoreUnavailable
 from shardq.lifecycle.fate import LOST, Fate, Outcome
-from shardq.model.message import Row, spent_reason
+from shardq.model.message import Row, end_of_use_ms, spent_reason
 from shardq.records.ledger import End
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ _SHARE_LOCAL_MS = 5
 _LET_GO_MS = 250
 _UNREAD_MS = 1_000
 """How long after a row's due its ack waits for a poll: a lane that lags is polled much later."""
-_NOT_BEGUN = (Fate.GIVE_UP, Fate.LEAVE, Fate.CANCEL, Fate.DROP)
+_NOT_BEGUN = (Fate.GIVE_UP, Fate.LEAVE, Fate.CANCEL, Fate.EXPIRE, Fate.DROP)
 """Fates of deliveries that did not begin, and of those that their handlers ended as useless.
 
 A tuple: a set would hash the fate of each delivery, in Python.
@@ -83,7 +84,7 @@ class Happened:
 
     Attributes:
         moved: The new rows of deliveries that had begun and are due again.
-        dead: The rows that burials have made in the dead-letter queue.
+        dead: The rows of messages that died, in the dead-letter queue if they are kept.
         has_parked: True if a delivery was parked.
     """
 
@@ -111,6 +112,7 @@ class Outbox:
         self._stats = member.stats
         self._courier = member.courier
         self._failures = member.failures
+        self._home = member.home
         self._member = member.home.member
         self._batch = max(member.prefetch // 8, 1)
         self._share_ms = _SHARE_LOCAL_MS if member.store.is_local else _SHARE_MS
@@ -154,9 +156,18 @@ class Outbox:
         if one.grouped and outcome.fate is Fate.ACK and not is_awaited:
             self._groups.ended(one, is_last=threading.get_ident() == one.thread_id)
 
-    def bury_spent(self, one: Delivery) -> None:
-        """Bury a row that has had all its attempts, instead of handing it out."""
+    def is_over(self, row: Row) -> bool:
+        """True if a row is not handed out: it is too old, or has had all its attempts."""
+        end_ms = end_of_use_ms(row, self._register.settings.retention_ms)
+        is_old = end_ms is not None and end_ms < self._clock.now_ms()
+        return is_old or self._register.is_spent(row.attempt)
+
+    def end(self, one: Delivery) -> None:
+        """End a row that is over, instead of handing it out: buried, or expired."""
         one.uncount()
+        if not self._register.is_spent(one.row.attempt):
+            self.finish(one, EXPIRED)
+            return
         outcome = Outcome(Fate.BURY, reason=spent_reason(one.row, LOST))
         self._failures.note(one, outcome, kind=LOST)
         self.finish(one, outcome)
@@ -297,9 +308,10 @@ class Outbox:
         if self._moves:
             self._flush_moves()
         if not self.discards.is_empty:
-            cancelled = self.discards.flush()
-            self._groups.edits.tell(cancelled)
-            self._conclude(cancelled)
+            doomed, dead = self.discards.flush()
+            self._note_deaths(dead)
+            self._groups.edits.tell(doomed)
+            self._conclude(doomed)
         if self._left_behind:
             self._settler.delete(one.row.position for one in self._left_behind)
             while self._left_behind:
@@ -437,19 +449,27 @@ class Outbox:
             self._park(one)
 
     def _not_begun(self, one: Delivery, fate: Fate) -> None:
-        if fate is Fate.CANCEL or fate is Fate.DROP:
+        if fate is Fate.EXPIRE:
+            self.discards.expire(one)
+        elif fate is Fate.CANCEL or fate is Fate.DROP:
             self.discards.cancel(one, is_counted=fate is Fate.CANCEL)
         else:
             self.give_up(one, is_settled=fate is Fate.LEAVE)
 
     def _plan(self, one: Delivery, outcome: Outcome) -> None:
-        fate, move, edit = self._planner.settle(one.row, outcome, one.attempt)
+        fate, move, edit, dead = self._planner.settle(one.row, outcome, one.attempt)
         if edit is not None:
             self._edits.append(_Edit(one, self._groups.edits.numbered(one, edit), fate))
             if outcome.is_for_others:
                 self._groups.pass_on(one.row.shard.lane)
         elif move is not None:
             self._moves.append(_Pending(one, move, fate))
+        elif dead is not None:
+            self.discards.bury(one, dead)
+
+    def _note_deaths(self, dead: list[Row]) -> None:
+        self._home.count_deaths(dead)
+        self._happened.dead += dead
 
     def _park(self, one: Delivery, *, is_counted: bool = True) -> None:
         was = one.row.id
@@ -630,9 +650,7 @@ class Outbox:
         dead = self._dead_here(gone, repaired)
         moves, self._moves = self._moves, []
         self._memory.read_again(p.move.new for p in moves)
-        if dead:
-            self._stats.add(buried=len(dead))
-        self._happened.dead += dead
+        self._note_deaths(dead)
         for pending in moves:
             self._count(pending)
             if pending.move.old in gone:

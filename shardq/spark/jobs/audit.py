@@ -64,8 +64,8 @@ _NAMED_MAX = 1_000
 _UNKNOWN_END = MisfitKind.UNKNOWN.value
 _ROWS = "entry,row_id,id,entered,in_flight"
 _LEDGER = "row_id,id,entered,due,fate,ended"
-_SUPERSEDED = (End.ACKED, End.CANCELLED, End.DEAD, End.PURGED)
-"""The ends in the order in which they count for one id: a dead one may have been put back."""
+_SUPERSEDED = (End.ACKED, End.CANCELLED, End.EXPIRED, End.FORWARDED, End.DEAD, End.PURGED)
+"""The ends in the order in which they count for one id: after the last ones it may come back."""
 
 
 # The pure part ------------------------------------------------------------------------------------

@@ -74,11 +74,11 @@ def days(ledger: DataFrame, *, by: By = "entered") -> DataFrame:
         by: To which day a message is counted. One without that time is left out.
 
     Returns:
-        By `queue` and `day`: `messages`; how many are `acked`, `dead`, `cancelled`, `purged`, ended
-        in another way (`unknown`), or not ended yet (`open`); `unrecorded`, whose put is not
-        recorded; `attempts` of those that have ended, together, and `attempts_max`; and of the
-        acked ones how much later than their first due they were, to the end of their delivery:
-        `p50_ms`, `p99_ms`, `p999_ms` and `late_ms_max`.
+        By `queue` and `day`: `messages`; how many are `acked`, `dead`, `forwarded`, `cancelled`,
+        `expired`, `purged`, ended in another way (`unknown`), or not ended yet (`open`);
+        `unrecorded`, whose put is not recorded; `attempts` of those that have ended, together, and
+        `attempts_max`; and of the acked ones how much later than their first due they were, to the
+        end of their delivery: `p50_ms`, `p99_ms`, `p999_ms` and `late_ms_max`.
     """
     fate = F.col("fate")
     known = [end.value for end in End]
@@ -156,7 +156,9 @@ class Day:
     messages: int
     acked: int
     dead: int
+    forwarded: int
     cancelled: int
+    expired: int
     purged: int
     unknown: int
     open: int
