@@ -231,7 +231,9 @@ class Queue(Scheduled):
                 messages.
             ids: Whether to return the messages' ids, which takes some 100 bytes of memory each.
             partial: True puts those that can be put, though others cannot; all items are read
-                first, and stored in one batch.
+                first, and stored in one batch. Then a mapping may have `once`, a name: a put under
+                a name that was put in the last five minutes puts nothing, and returns the message
+                that was put first, whatever became of it.
 
         Returns:
             How many were put, or their ids in order; where `partial`, for each item its message, or

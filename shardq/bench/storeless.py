@@ -50,7 +50,7 @@ class _Kept(ServedQueue):
         """Answer as if a message had been stored."""
         return self._message
 
-    async def ack(self, receipt: str) -> None:
+    async def ack(self, receipt: str, *, redelivered: bool = False) -> None:
         """Answer as if a delivery had ended."""
 
 

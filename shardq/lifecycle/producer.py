@@ -23,7 +23,7 @@ from datetime import timedelta
 from functools import partial
 from itertools import count
 from types import NoneType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shardq.errors import (
     BadSetting,
@@ -62,6 +62,7 @@ from shardq.model.message import (
 )
 from shardq.model.shard import Shard
 from shardq.model.times import asked_ms, ceil_ms, duration_ms
+from shardq.records.sent import Sent
 from shardq.records.stats import NEAR_MS
 
 if TYPE_CHECKING:
@@ -108,6 +109,20 @@ class _Put(Call):
         self.is_held = is_held
 
 
+class _Once(NamedTuple):
+    """A put of a message under a name that is to be put once.
+
+    Attributes:
+        name: The name.
+        row: The row to put.
+        is_held: True if its row becomes due when it is written.
+    """
+
+    name: str
+    row: Row
+    is_held: bool
+
+
 class Producer:
     """Puts messages into one queue; from any thread.
 
@@ -130,6 +145,7 @@ class Producer:
         self._settler = settler
         self._ledger = settler.ledger
         self._keyed = KeyedPuts(store, clock, register, settler, stats)
+        self._sent = Sent(store, clock, register)
         self._stats = stats
         self._on_put = on_put
         self._puts: Hubs[_Put] = Hubs(
@@ -344,11 +360,15 @@ class Producer:
         chunk = Chunk()
         answers: dict[int, Message | ShardqError] = {}
         places: list[int] = []
+        once: dict[int, _Once] = {}
         count = 0
         for count, item in enumerate(items, 1):
             at = count - 1
             try:
                 self._cap.check(len(chunk.rows))
+                if type(item) is dict and item.get("once") is not None:
+                    once[at] = self._once_of(now_us, lane_of, item)
+                    continue
                 made = self._row_of_item(now_us, lane_of, item, chunk)
                 if isinstance(made, Asked):
                     answers[at] = self._put_keyed(made)
@@ -359,7 +379,52 @@ class Producer:
                 answers[at] = error
         if places:
             answers.update(zip(places, self._put_rows(chunk), strict=True))
+        if once:
+            answers.update(zip(once, self._put_once([*once.values()]), strict=True))
         return [answers[at] for at in range(count)]
+
+    def _once_of(self, now_us: int, lane_of: LaneOf, item: Mapping[str, Any]) -> _Once:
+        """A put under a name that is to be put once.
+
+        Raises:
+            UsageError: If it has a key too, or cannot be used.
+        """
+        given = dict(item)
+        name = names.label(given.pop("once"), what="once")
+        chunk = Chunk()
+        made = self._row_of_item(now_us, lane_of, given, chunk)
+        if isinstance(made, Asked):
+            raise UsageError("a message with a key cannot be put once; leave out one of the two.")
+        if chunk.failed is not None:
+            raise chunk.failed
+        is_held = made.group is not None and made.due_ms <= ceil_ms(now_us)
+        return _Once(name, made, is_held=is_held)
+
+    def _put_once(self, asked: Sequence[_Once]) -> list[Message | ShardqError]:
+        """Put messages once under their names; returns the answer for each."""
+        signer = self._register.signer
+        rows: dict[str, Row] = {}
+        for one in asked:
+            # Of two of a name the first is put, and the second finds it.
+            if one.name not in rows:
+                rows[one.name] = self._due_now(one.row) if one.is_held else one.row
+        try:
+            found, written = self._sent.put(rows)
+            repaired: dict[bytes, Row] = {}
+            if written:
+                repaired = self._after_insert(written, min(written, key=_due_of))
+        except StoreError as error:
+            failures: list[Message | ShardqError] = []
+            for one in asked:
+                mine = own_copy(error)
+                mine.messages = (Message(rows[one.name], 0, signer),)
+                failures.append(mine)
+            return failures
+        for due_ms in {row.due_ms for row in written}:
+            self._on_put(due_ms)
+        self._stats.add(put=len(written))
+        rows = {name: repaired.get(row.id, row) for name, row in found.items()}
+        return [Message(rows[one.name], 0, signer) for one in asked]
 
     def _put_rows(self, chunk: Chunk) -> list[Message | ShardqError]:
         """Put the rows of a chunk without keys; returns the answer for each."""

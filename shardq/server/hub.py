@@ -127,6 +127,7 @@ class ServedQueue:
         self._threads = threads
         self._puts: Line[Mapping[str, Any], Message] = Line(self._put_each, threads)
         self._acks: Line[str, None] = Line(self._ack_each, threads)
+        self._ends: Line[str, None] = Line(self._end_each, threads)
 
     async def put(self, item: Mapping[str, Any]) -> Message:
         """Put a message, given as a mapping of `put`'s arguments; returns it once it is stored.
@@ -140,13 +141,17 @@ class ServedQueue:
         """Put messages; returns for each the message or the error that it failed by."""
         return await asyncio.gather(*map(self.put, items), return_exceptions=True)  # type: ignore[return-value]
 
-    async def ack(self, receipt: str) -> None:
+    async def ack(self, receipt: str, *, redelivered: bool = False) -> None:
         """End a delivery as done.
+
+        Args:
+            receipt: Its receipt.
+            redelivered: As for `Queue.ack`.
 
         Raises:
             ShardqError: As `Queue.ack` raises it.
         """
-        await self._acks.do(receipt)
+        await (self._ends if redelivered else self._acks).do(receipt)
         self.tell({receipt: None})
 
     def tell(self, settled: Mapping[str, str | None]) -> None:
@@ -178,6 +183,9 @@ class ServedQueue:
 
     def _ack_each(self, receipts: Sequence[str]) -> Sequence[ShardqError | None]:
         return self._opened.ack(*receipts, partial=True)
+
+    def _end_each(self, receipts: Sequence[str]) -> Sequence[ShardqError | None]:
+        return self._opened.ack(*receipts, partial=True, redelivered=True)
 
 
 class Served:

@@ -66,6 +66,7 @@ class Site:
         threads: Where calls of the connection run.
         served: The queues.
         leaving: Set once the server is to end: streams end then, and so do polls.
+        sqs: What the SQS endpoint keeps in memory; made by its first request.
     """
 
     connection: Connection
@@ -76,6 +77,7 @@ class Site:
     threads: Threads = field(default_factory=lambda: Threads(THREADS))
     served: Served = field(init=False)
     leaving: asyncio.Event = field(default_factory=asyncio.Event)
+    sqs: Any = None
     _waits: set[asyncio.Timeout] = field(default_factory=set)
     _polls: Counter[str] = field(default_factory=Counter)
 

@@ -408,7 +408,44 @@ ACTIONS: Final[Table[bytes, ActionNote]] = Table(
 )
 """(days since the epoch): a row id -> a command that changed something, with a time to live."""
 
+
+class EndpointRecord(NamedTuple):
+    """A row of `endpoints`.
+
+    Attributes:
+        info: JSON, as `records/endpoints.py` explains it.
+        version: 1 at creation; each change adds one.
+    """
+
+    info: str
+    version: int
+
+
+ENDPOINTS: Final[Table[str, EndpointRecord]] = Table(
+    "endpoints",
+    partition=(Column("account"), Column("region")),
+    key=(Column("name"),),
+    values=(Column("info"), Column("version", Kind.BIGINT)),
+    has_notes=False,
+    has_records=True,
+    nonce="nonce",
+    shape=EndpointRecord._make,
+)
+"""(account, region): the name that SQS clients know -> their queue."""
+
+SENT: Final[Table[str, str]] = Table(
+    "sent",
+    partition=_BUCKET,
+    key=(Column("name"),),
+    values=(Column("place"),),
+    has_notes=False,
+    has_records=True,
+    lapse=Lapse.WALL,
+)
+"""(queue, bucket): the name under which a message is put once -> its id and first place; a TTL."""
+
 TABLES: Final[tuple[Table[Any, Any], ...]] = (
-    LANES, QUEUES, MEMBERS, STATS, KEYS, PLACES, RESULTS, SCHEDULES, ACCOUNTS, ACCESS, ACTIONS
+    LANES, QUEUES, MEMBERS, STATS, KEYS, PLACES, RESULTS, SCHEDULES, ACCOUNTS, ACCESS, ACTIONS,
+    ENDPOINTS, SENT
 )  # fmt: skip
 """All tables of notes and records."""

@@ -1,22 +1,112 @@
-"""The SQS endpoint: AWS JSON 1.0 and the query protocol."""
+"""The SQS endpoint: AWS JSON 1.0 and the query protocol, for clients that know no other queue.
+
+```
+ protocol   requests into inputs, outputs onto the wire     xml  forms and XML
+ actions    the table of actions ──► queues, messages, moves
+ names      urls, names and ARNs ──► endpoints and queues
+ contents   attributes, headers, sequence numbers           digest  MD5
+ attributes the attributes of queues                        policy  who of other accounts may what
+ beyond     what shardq does beyond SQS                     errors  types, codes and texts
+```
+"""
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
-from shardq.server.web import Answer
+from shardq.errors import ShardqError, StoreError
+from shardq.records.actions import DONE
+from shardq.server import refusals
+from shardq.server.sqs.actions import ACTIONS
+from shardq.server.sqs.call import Call
+from shardq.server.sqs.errors import Refusal, refusal_of
+from shardq.server.sqs.moves import resume
+from shardq.server.sqs.names import Directory
+from shardq.server.sqs.protocol import Json, Query, protocol_of
+from shardq.server.web import TooMany
 
 if TYPE_CHECKING:
     from shardq.server.site import Site
-    from shardq.server.web import Request
+    from shardq.server.web import Answer, Request
+
+_UNKNOWN = "unknown"
+_RETRY = ("retry-after", "1")
+_SCOPE = re.compile(r"Credential=[^/,\s]+/[0-9]{8}/([a-z0-9-]{1,40})/sqs/")
 
 
-async def answer(request: Request, site: Site) -> Answer:  # noqa: ARG001
+async def answer(request: Request, site: Site) -> Answer:
     """Answer a request."""
-    return refusal(request, 400, "InvalidAction", "This action is not known.")
+    protocol = protocol_of(request)
+    try:
+        if isinstance(protocol, Query):
+            protocol.read()
+        return await _carry_out(request, site, protocol)
+    except Refusal as refusal:
+        return protocol.error(refusal, request.id)
+    except TooMany as error:
+        return protocol.error(Refusal("RequestThrottled", str(error)), request.id)
+    except refusals.Refusal as error:
+        refused = protocol.error(Refusal(error.json_type, str(error), error.code), request.id)
+        if error.retry_after_s is not None:
+            refused.headers.append(("retry-after", str(error.retry_after_s)))
+        return refused
+    except ShardqError as error:
+        refused = protocol.error(refusal_of(error), request.id)
+        if isinstance(error, StoreError):
+            refused.headers.append(_RETRY)
+        return refused
 
 
-def refusal(request: Request, status: int, code: str, text: str) -> Answer:  # noqa: ARG001
+async def _carry_out(request: Request, site: Site, protocol: Json | Query) -> Answer:
+    action = ACTIONS.get(protocol.action)
+    if action is None:
+        if not protocol.action:
+            raise Refusal("MissingAction", "The request must name an action.")
+        raise Refusal(
+            "InvalidAction", f"The action {protocol.action[:100]} is not valid for this endpoint."
+        )
+    caller = await site.caller_of(request)
+    given = protocol.input(action)
+    call = Call(
+        request=request,
+        site=site,
+        directory=_directory(site),
+        action=action.name,
+        level=action.level,
+        account=site.options.account if caller.via == "open" else caller.account,
+        region=caller.region or _region(request, site),
+        caller=caller,
+    )
+    outcome = _UNKNOWN
+    try:
+        output = await action.handler(call, given)
+        outcome = DONE
+    except (Refusal, ShardqError) as error:
+        outcome = error.kind if isinstance(error, Refusal) else type(error).__name__
+        raise
+    finally:
+        if action.what is not None:
+            await site.record(caller, "sqs", action.what, call.about, outcome)
+    made = protocol.answer(output)
+    made.on_unsent = call.on_unsent
+    return made
+
+
+def _region(request: Request, site: Site) -> str:
+    """The region of a request, which the scope of its signature names."""
+    found = _SCOPE.match(request.headers.get("authorization", "").partition(" ")[2])
+    return site.options.region if found is None else found[1]
+
+
+def _directory(site: Site) -> Directory:
+    found: Directory | None = site.sqs
+    if found is None:
+        found = site.sqs = Directory(site, resume)
+    return found
+
+
+def refusal(request: Request, status: int, code: str, text: str) -> Answer:
     """The answer to a request that the server refuses, or fails at.
 
     Args:
@@ -25,4 +115,6 @@ def refusal(request: Request, status: int, code: str, text: str) -> Answer:  # n
         code: A name of the error, such as `InternalFailure`.
         text: A sentence for people.
     """
-    return Answer(status, f'{{"__type":"com.amazonaws.sqs#{code}","message":"{text}"}}'.encode())
+    made = protocol_of(request).error(Refusal(code, text), request.id)
+    made.status = status
+    return made

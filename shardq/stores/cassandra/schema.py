@@ -42,6 +42,8 @@ TABLES = (
     "accounts",
     "access",
     "actions",
+    "endpoints",
+    "sent",
 )
 """The files of `cql/`, in the order of creation. The first marks a keyspace as ours."""
 

@@ -196,6 +196,24 @@ CREATE TABLE actions (
 ) WITHOUT ROWID""",
     # Finds expired rows, of which none is in the partition of a new one.
     "CREATE INDEX actions_until ON actions (until_us)",
+    """\
+CREATE TABLE endpoints (
+    account TEXT    NOT NULL, -- 12 digits
+    region  TEXT    NOT NULL,
+    name    TEXT    NOT NULL, -- the queue's name for SQS clients
+    info    TEXT    NOT NULL, -- JSON: the queue, its attributes, tags and move tasks
+    version INTEGER NOT NULL, -- each change adds one
+    PRIMARY KEY (account, region, name)
+) WITHOUT ROWID""",
+    """\
+CREATE TABLE sent (
+    queue    TEXT    NOT NULL,
+    bucket   INTEGER NOT NULL,
+    name     TEXT    NOT NULL, -- the name under which a message is put once
+    place    TEXT    NOT NULL, -- its id, and where its first row was put
+    until_us INTEGER,          -- when the row expires, epoch microseconds
+    PRIMARY KEY (queue, bucket, name)
+) WITHOUT ROWID""",
 )
 """The statements that make the tables of format `BASE`."""
 

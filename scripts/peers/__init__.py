@@ -1,0 +1,1 @@
+"""Tests of other servers, run against shardq: `scripts/sqs_peers`."""

@@ -1,0 +1,160 @@
+"""Names under which messages are put once: for five minutes a second put finds the first.
+
+```
+ put under a name ──► name free: name and row are written ──► ours
+                 └──► name taken ──► the first put's row, written again where it may be missing
+```
+
+The five minutes count from the first put, whatever became of its message. On SQLite name and row
+are written by one transaction. On Cassandra the name is written first: a crash may come before the
+row, so a repeat writes the same row again. A deleted row stays deleted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import TYPE_CHECKING, Final
+
+from shardq.errors import StoreCorrupt, StoreUnavailable, shown
+from shardq.model.ids import birth_us
+from shardq.model.key import bucket_of
+from shardq.model.shard import Shard
+from shardq.stores.tables import SENT, Change
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from shardq.clock import Clock
+    from shardq.model.message import Row
+    from shardq.records.register import Register
+    from shardq.stores.store import Store
+    from shardq.stores.tables import Place
+
+ONCE_MS: Final = 300_000
+"""How long a name is taken, from the first put under it."""
+_TRIES = 5
+_PLACE = re.compile(
+    r"([0-9]{1,18})\.([0-9]{1,9})\.([0-9]{1,16})\.([0-9a-f]{32})\.([0-9a-f]{16})\.(.*)",
+    re.ASCII | re.DOTALL,
+)
+
+
+class Sent:
+    """The names of one queue under which messages are put once.
+
+    Args:
+        register: The queue's record.
+    """
+
+    def __init__(self, store: Store, clock: Clock, register: Register) -> None:
+        self._store = store
+        self._clock = clock
+        self._register = register
+
+    def put(self, rows: Mapping[str, Row]) -> tuple[dict[str, Row], list[Row]]:
+        """Write rows, each once under its name.
+
+        One transaction on SQLite. On Cassandra a conditional write for each name, then the rows.
+
+        Args:
+            rows: Name -> the row.
+
+        Returns:
+            Name -> its row, or the row that was put first under the name; and the rows that this
+            call has written.
+
+        Raises:
+            StoreTimeout: Some may be written; a repeat writes nothing twice.
+            StoreUnavailable: None is written, or other processes keep changing a name.
+        """
+        found: dict[str, Row] = {}
+        seen: dict[str, str | None] = dict.fromkeys(rows)
+        again: list[Row] = []
+        for _ in range(_TRIES):
+            changes = [self._change(name, rows[name], there) for name, there in seen.items()]
+            refused = self._store.write_records(SENT, changes)
+            names, seen = seen, {}
+            for name in names:
+                place = self._place(name)
+                if place not in refused:
+                    found[name] = rows[name]
+                    continue
+                text = refused[place]["place"]
+                first = None if text is None else self._first(rows[name], text)
+                if first is None:
+                    seen[name] = text
+                    continue
+                found[name] = first
+                if self._store.write_timeout_ms and text.split(".")[4] == _digest(rows[name]):
+                    again.append(first)
+            if not seen:
+                break
+        else:
+            raise StoreUnavailable(
+                f"messages of queue {self._register.name!r} could not be put once: other processes "
+                f"kept changing their names; put them again."
+            )
+        new = [row for name, row in rows.items() if found[name] is row]
+        return found, (new + self._missing(again)) if again else new
+
+    def _missing(self, firsts: Sequence[Row]) -> list[Row]:
+        """Write those rows of first puts that are missing; returns those that had not been written.
+
+        A row that was deleted since stays deleted. One that is there has its place in its group,
+        however old it is.
+        """
+        there = {row.position for row in self._store.find([row.position for row in firsts])}
+        missing = [row for row in firsts if row.position not in there]
+        if not missing:
+            return []
+        self._store.insert(missing)
+        written = {row.position for row in self._store.find([row.position for row in missing])}
+        return [row for row in missing if row.position in written]
+
+    def _place(self, name: str) -> Place:
+        # Of a dropped queue of the name the names are free.
+        return (self._register.totals_key, bucket_of(name)), (name,)
+
+    def _change(self, name: str, row: Row, seen: str | None) -> Change:
+        partition, key = self._place(name)
+        shard = row.shard
+        place = ".".join(
+            (
+                str(shard.minute),
+                str(shard.lane),
+                str(row.due_ms),
+                row.id.hex(),
+                _digest(row),
+                row.name or "",
+            )
+        )
+        return Change(
+            partition, key, {"place": seen}, {"place": place}, insert=(row,), ttl_ms=ONCE_MS
+        )
+
+    def _first(self, row: Row, text: str) -> Row | None:
+        """The row that was put first under a name; None if that is five minutes ago."""
+        parts = _PLACE.fullmatch(text)
+        if parts is None:
+            raise StoreCorrupt(
+                f"a name of queue {self._register.name!r} under which a message was put once is "
+                f"damaged: its place is {shown(text)}; delete its row of table sent, or restore "
+                f"the store from a copy."
+            )
+        first_id = bytes.fromhex(parts[4])
+        if birth_us(first_id) + ONCE_MS * 1_000 <= self._clock.now_us():
+            return None
+        return row._replace(
+            shard=Shard(row.shard.queue, int(parts[1]), int(parts[2])),
+            due_ms=int(parts[3]),
+            id=first_id,
+            name=parts[6] or None,
+        )
+
+
+def _digest(row: Row) -> str:
+    """A digest of what a repeat has to have in common with the first put."""
+    made = hashlib.blake2b(row.body, digest_size=8)
+    made.update(f"\0{row.group}\0{row.headers}".encode())
+    return made.hexdigest()

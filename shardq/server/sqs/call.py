@@ -1,0 +1,108 @@
+"""One call of an action: who calls, for which account and region, and the queues that it names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from shardq.records.endpoints import Address
+from shardq.server.sqs import policy
+from shardq.server.sqs.errors import Refusal, wrong
+from shardq.server.sqs.names import address_of
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from shardq.model.grants import Level
+    from shardq.server.access import Caller
+    from shardq.server.site import Site
+    from shardq.server.sqs.names import Directory, Opened
+    from shardq.server.web import Request
+
+
+@dataclass(slots=True)
+class Call:
+    """A call of an action.
+
+    Attributes:
+        request: The request.
+        site: Where it is answered.
+        directory: Finds queues.
+        action: The name of the action.
+        level: The level of access that it needs.
+        account: The caller's account.
+        region: The region of the request.
+        caller: Who calls, and what its key may do.
+        about: The name of the queue that the call is about.
+        on_unsent: Called if the client was gone before its answer.
+    """
+
+    request: Request
+    site: Site
+    directory: Directory
+    action: str
+    level: Level
+    account: str
+    region: str
+    caller: Caller
+    about: str = ""
+    on_unsent: Callable[[], Awaitable[object]] | None = None
+
+    async def queue(self, url: str) -> Opened:
+        """The queue that a url, or a bare name, stands for.
+
+        Raises:
+            Refusal: If there is none, or the caller may not do this with it.
+        """
+        opened = await self.directory.find(address_of(url, self.account, self.region))
+        self.check(opened.address, opened.endpoint.attributes.get("Policy", ""))
+        return opened
+
+    async def queue_of_arn(self, arn: str, parameter: str) -> Opened:
+        """The queue of an ARN.
+
+        Raises:
+            Refusal: If there is none, or the caller may not do this with it.
+        """
+        address = Address.of_arn(arn)
+        if address is None:
+            raise wrong(arn, parameter, "Not a valid ARN of a queue.")
+        if address.region != self.region:
+            raise Refusal(
+                "ResourceNotFoundException",
+                "The resource that you specified for the SourceArn parameter doesn't exist.",
+            )
+        try:
+            opened = await self.directory.find(address)
+        except Refusal as error:
+            raise Refusal(
+                "ResourceNotFoundException",
+                f"The resource that you specified for the {parameter} parameter doesn't exist.",
+            ) from error
+        self.check(opened.address, opened.endpoint.attributes.get("Policy", ""))
+        return opened
+
+    def check(self, address: Address, text: str = "") -> None:
+        """Refuse a caller that may not do this.
+
+        Args:
+            address: The queue's.
+            text: Its policy; empty without one.
+
+        Raises:
+            Refusal: If its key, or the policy, does not let the caller.
+        """
+        self.about = address.name
+        if self.caller.via == "open":
+            return
+        decision = None
+        if text:
+            asked = policy.Asked(self.account, self.action, address.arn, self.request.client)
+            decision = policy.decide(policy.read(text), asked)
+        if decision is False or (decision is None and address.account != self.account):
+            raise Refusal(
+                "AccessDeniedException",
+                f"Access to the resource {address.name} is denied.",
+            )
+        if address.account == self.account:
+            self.caller.check(self.level, address.name)

@@ -1,0 +1,142 @@
+"""What SQS answers when it refuses: types, codes, texts and statuses as AWS's."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from shardq.errors import (
+    BadBody,
+    BadName,
+    BadReceipt,
+    ClockError,
+    KeyTaken,
+    QueueFull,
+    StoreError,
+    StoreFull,
+    StoreTimeout,
+    StoreUnavailable,
+    UnknownQueue,
+    UsageError,
+)
+
+if TYPE_CHECKING:
+    from shardq.errors import ShardqError
+
+_LEGACY = "AWS.SimpleQueueService."
+_CODES: Final = {
+    "QueueDoesNotExist": f"{_LEGACY}NonExistentQueue",
+    "QueueNameExists": "QueueAlreadyExists",
+    "BatchEntryIdsNotDistinct": f"{_LEGACY}BatchEntryIdsNotDistinct",
+    "BatchRequestTooLong": f"{_LEGACY}BatchRequestTooLong",
+    "EmptyBatchRequest": f"{_LEGACY}EmptyBatchRequest",
+    "InvalidBatchEntryId": f"{_LEGACY}InvalidBatchEntryId",
+    "TooManyEntriesInBatchRequest": f"{_LEGACY}TooManyEntriesInBatchRequest",
+    "MessageNotInflight": f"{_LEGACY}MessageNotInflight",
+    "QueueDeletedRecently": f"{_LEGACY}QueueDeletedRecently",
+    "UnsupportedOperation": f"{_LEGACY}UnsupportedOperation",
+    "PurgeQueueInProgress": f"{_LEGACY}PurgeQueueInProgress",
+    "InvalidParameterValueException": "InvalidParameterValue",
+    "MissingRequiredParameterException": "MissingParameter",
+    "AccessDeniedException": "AccessDenied",
+}
+"""JSON type -> the code of the query protocol; of any other type the code is the same."""
+_STATUSES: Final = {
+    "PurgeQueueInProgress": 403,
+    "OverLimit": 403,
+    "AccessDeniedException": 403,
+    "MissingAuthenticationToken": 403,
+    "InvalidClientTokenId": 403,
+    "SignatureDoesNotMatch": 403,
+    "RequestExpired": 403,
+    "ResourceNotFoundException": 404,
+    "ServiceUnavailable": 503,
+    "InternalFailure": 500,
+}
+NO_QUEUE = "The specified queue does not exist."
+_OUR_FAULT = 500
+
+
+class Refusal(Exception):
+    """A request, or an entry of a batch, that is refused.
+
+    Attributes:
+        kind: Its type in the JSON protocol.
+        code: Its code in the query protocol.
+        text: A sentence, AWS's where AWS has one.
+    """
+
+    def __init__(self, kind: str, text: str, code: str | None = None) -> None:
+        super().__init__(text)
+        self.kind = kind
+        self.text = text
+        self.code = code or _CODES.get(kind, kind)
+
+    @property
+    def status(self) -> int:
+        """The HTTP status."""
+        return _STATUSES.get(self.kind, 400)
+
+    @property
+    def is_sender(self) -> bool:
+        """True if the sender is to blame."""
+        return self.status < _OUR_FAULT
+
+
+def wrong(value: object, parameter: str, reason: str) -> Refusal:
+    """A parameter whose value is invalid."""
+    return Refusal(
+        "InvalidParameterValueException",
+        f"Value {value} for parameter {parameter} is invalid. Reason: {reason}",
+    )
+
+
+def invalid(text: str) -> Refusal:
+    """Parameters that cannot be used, in a sentence of their own."""
+    return Refusal("InvalidParameterValueException", text)
+
+
+def missing(parameter: str) -> Refusal:
+    """A parameter that is missing."""
+    return Refusal(
+        "MissingRequiredParameterException", f"The request must contain the parameter {parameter}."
+    )
+
+
+def no_queue() -> Refusal:
+    """A queue that does not exist."""
+    return Refusal("QueueDoesNotExist", NO_QUEUE)
+
+
+def bad_handle(handle: str) -> Refusal:
+    """A receipt handle that is none of this queue."""
+    return Refusal(
+        "ReceiptHandleIsInvalid",
+        f'The input receipt handle "{handle[:200]}" is not a valid receipt handle.',
+    )
+
+
+def expired_handle(handle: str) -> Refusal:
+    """A receipt handle of a FIFO queue whose time is up."""
+    return wrong(handle, "ReceiptHandle", "The receipt handle has expired.")
+
+
+def refusal_of(error: ShardqError) -> Refusal:
+    """What SQS answers to an error of shardq."""
+    kinds = (
+        (UnknownQueue, "QueueDoesNotExist", NO_QUEUE),
+        (BadReceipt, "ReceiptHandleIsInvalid", ""),
+        (BadName, "InvalidParameterValueException", ""),
+        (BadBody, "InvalidMessageContents", ""),
+        (QueueFull, "OverLimit", ""),
+        (UsageError, "InvalidParameterValueException", ""),
+        (KeyTaken, "InvalidParameterValueException", ""),
+        (StoreFull, "ServiceUnavailable", "The disk under the store is full."),
+        (StoreTimeout, "ServiceUnavailable", "The outcome is not known; repeat the request."),
+        (StoreUnavailable, "ServiceUnavailable", "The store does not answer; repeat the request."),
+        (ClockError, "ServiceUnavailable", "The clock of this server is off."),
+        (StoreError, "InternalFailure", "The store failed; the log of the server has more."),
+    )
+    for kind, name, text in kinds:
+        if isinstance(error, kind):
+            return Refusal(name, text or str(error))
+    return Refusal("InternalFailure", "An error of the server; its log has the request.")

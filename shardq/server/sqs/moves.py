@@ -1,0 +1,275 @@
+"""Tasks that move the messages of a dead-letter queue into another queue, or back to their sources.
+
+```
+ start ──► a record ──► moved in batches, at a rate; the record is renewed every second
+                └── its server is silent for 10 s ──► the next server that reads it continues it
+```
+
+A batch may be moved before the record says so: then a crash leaves the count too low, never a
+message in two queues.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import secrets
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+from msgspec.structs import replace
+
+from shardq.clock import pause
+from shardq.errors import KeyTaken, ShardqError
+from shardq.records.endpoints import TASKS_MAX, Address, Endpoint, MoveTask
+from shardq.server.sqs.errors import Refusal, invalid, wrong
+from shardq.server.sqs.queues import sources_of
+from shardq.server.sqs.shapes import Move, Moved, Moves, TaskHandle
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shardq.server.sqs import shapes
+    from shardq.server.sqs.call import Call
+    from shardq.server.sqs.names import Directory, Opened
+
+_RATE_MAX = 500
+_BATCH_MAX = 500
+_RENEW_MS = 1_000
+SILENT_MS = 10_000
+"""A task whose record was not renewed for so long has lost its server."""
+_LISTED_MAX = 10
+_NO_TASK: Final = "The task handle does not exist."
+
+
+class _Handle(msgspec.Struct):
+    """What a task handle says."""
+
+    task: str
+    source: str
+
+
+async def start_move(call: Call, given: shapes.StartMove) -> TaskHandle:
+    """Begin a task."""
+    source = await call.queue_of_arn(given.source_arn, "SourceArn")
+    rate = given.max_number_of_messages_per_second
+    if rate is not None and not 1 <= rate <= _RATE_MAX:
+        raise wrong(
+            rate, "MaxNumberOfMessagesPerSecond", f"Must be between 1 and {_RATE_MAX}, if provided."
+        )
+    if given.destination_arn is not None:
+        target = await call.queue_of_arn(given.destination_arn, "DestinationArn")
+        if target.address == source.address:
+            raise wrong(
+                given.destination_arn, "DestinationArn", "Source and destination are the same."
+            )
+        if target.is_fifo != source.is_fifo:
+            raise wrong(
+                given.destination_arn,
+                "DestinationArn",
+                "Source and destination queues must be of the same type.",
+            )
+    if not await sources_of(call, source.address):
+        raise invalid("Source queue must be configured as a Dead Letter Queue.")
+    depth = await source.depth(call.site.clock.boot_us())
+    now_ms = call.site.clock.now_ms()
+    task = MoveTask(
+        id=secrets.token_hex(8),
+        target=given.destination_arn or "",
+        rate=rate or 0,
+        begun_ms=now_ms,
+        at_ms=now_ms,
+        total=depth.ready + depth.waiting,
+    )
+
+    def begin(before: Endpoint) -> Endpoint:
+        if any(one.is_open for one in before.tasks):
+            raise Refusal(
+                "UnsupportedOperation",
+                "There is already a task running. Only one active task is allowed for a source "
+                "queue arn at a given time.",
+            )
+        return replace(before, tasks=(task, *before.tasks)[:TASKS_MAX])
+
+    await call.directory.change(source, begin)
+    _begin(call.directory, source, task)
+    return TaskHandle(task_handle=_handle_of(task, source.address))
+
+
+async def list_moves(call: Call, given: shapes.ListMoves) -> Moves:
+    """List the tasks of a queue."""
+    most = 1 if given.max_results is None else given.max_results
+    if not 1 <= most <= _LISTED_MAX:
+        raise wrong(most, "MaxResults", f"Must be between 1 and {_LISTED_MAX}, if provided.")
+    source = await call.queue_of_arn(given.source_arn, "SourceArn")
+    # The record as it is now: another server may carry the task out.
+    endpoint = await call.directory.change(source, lambda _: None)
+    resume(call.directory, source)
+    return Moves(results=[_shown(one, source.address) for one in endpoint.tasks[:most]])
+
+
+async def cancel_move(call: Call, given: shapes.TaskHandle) -> Moved:
+    """Cancel a task."""
+    handle = _handle_from(given.task_handle)
+    source = await call.queue_of_arn(handle.source, "SourceArn")
+
+    def cancel(before: Endpoint) -> Endpoint:
+        task = _task(before, handle.task)
+        if task is None:
+            raise Refusal("ResourceNotFoundException", _NO_TASK)
+        if task.status != "RUNNING":
+            raise Refusal(
+                "UnsupportedOperation",
+                "Only active tasks can be cancelled.",
+            )
+        return _with(before, replace(task, status="CANCELLING"))
+
+    changed = await call.directory.change(source, cancel)
+    resume(call.directory, source)
+    task = _task(changed, handle.task)
+    return Moved(moved=0 if task is None else task.moved)
+
+
+def resume(directory: Directory, source: Opened) -> None:
+    """Continue a task of a queue whose server is silent."""
+    for task in source.endpoint.tasks:
+        is_silent = task.at_ms + SILENT_MS <= directory.site.clock.now_ms()
+        if task.is_open and is_silent:
+            _begin(directory, source, task)
+
+
+def _shown(task: MoveTask, source: Address) -> Move:
+    is_open = task.is_open
+    return Move(
+        task_handle=_handle_of(task, source) if task.status == "RUNNING" else None,
+        status=task.status,
+        source_arn=source.arn,
+        destination_arn=task.target or None,
+        max_number_of_messages_per_second=task.rate or None,
+        moved=task.moved,
+        to_move=task.total if is_open or task.total else None,
+        failure_reason=task.reason or None,
+        started_timestamp=task.begun_ms,
+    )
+
+
+def _handle_of(task: MoveTask, source: Address) -> str:
+    return base64.b64encode(msgspec.json.encode(_Handle(task.id, source.arn))).decode()
+
+
+def _handle_from(text: str) -> _Handle:
+    try:
+        return msgspec.json.decode(base64.b64decode(text, validate=True), type=_Handle)
+    except (binascii.Error, ValueError) as error:
+        raise wrong(text[:200], "TaskHandle", "The task handle is damaged.") from error
+
+
+def _task(endpoint: Endpoint, task_id: str) -> MoveTask | None:
+    return next((one for one in endpoint.tasks if one.id == task_id), None)
+
+
+def _with(endpoint: Endpoint, task: MoveTask) -> Endpoint:
+    tasks = tuple(task if one.id == task.id else one for one in endpoint.tasks)
+    return replace(endpoint, tasks=tasks)
+
+
+# Moving -------------------------------------------------------------------------------------------
+
+
+def _begin(directory: Directory, source: Opened, task: MoveTask) -> None:
+    if task.id not in directory.movers:
+        mover = _Mover(directory, source, task)
+        directory.movers[task.id] = asyncio.create_task(mover.run())
+
+
+class _Mover:
+    """Carries out a task in this server, until it is done or another server does.
+
+    Args:
+        directory: Finds queues.
+        source: The queue whose messages are moved.
+        task: The task, as it is stored.
+    """
+
+    def __init__(self, directory: Directory, source: Opened, task: MoveTask) -> None:
+        self._directory = directory
+        self._site = directory.site
+        self._source = source
+        self._task = task
+        self._moved = 0
+        """Messages moved and not in the record yet."""
+
+    async def run(self) -> None:
+        """Move until nothing is left, the task is cancelled, or the server leaves."""
+        try:
+            if await self._renew():
+                await self._site.unless_leaving(self._move())
+        finally:
+            self._directory.movers.pop(self._task.id, None)
+
+    async def _move(self) -> None:
+        try:
+            target = await self._target()
+            while await self._batch(target):
+                pass
+        except KeyTaken:
+            await self._end("FAILED", "The destination has messages with the keys of some.")
+        except (ShardqError, Refusal) as error:
+            await self._end("FAILED", str(error))
+
+    async def _target(self) -> Opened | None:
+        address = Address.of_arn(self._task.target)
+        return None if address is None else await self._directory.find(address)
+
+    async def _batch(self, target: Opened | None) -> bool:
+        """Move some messages; False once the task has ended."""
+        begun_us = self._site.clock.boot_us()
+        limit = self._task.rate or _BATCH_MAX
+        to = None if target is None else target.served.name
+        count = await self._source.served.queue.forward(to=to, limit=limit)
+        self._source.changed()
+        if target is not None:
+            target.changed()
+        self._moved += count
+        if not count:
+            await self._end("COMPLETED")
+            return False
+        now_ms = self._site.clock.now_ms()
+        is_due = now_ms - self._task.at_ms >= _RENEW_MS or self._task.rate > 0
+        if is_due and not await self._renew():
+            return False
+        if self._task.rate:
+            # As many as a second may have were moved: the rest of it passes.
+            spent_s = (self._site.clock.boot_us() - begun_us) / 1_000_000
+            await pause(max(0.0, 1 - spent_s))
+        return True
+
+    async def _renew(self) -> bool:
+        """Store how far the task is; False if it was cancelled, or another server has it."""
+        task = await self._store(lambda task: task)
+        return task is not None and task.status == "RUNNING"
+
+    async def _end(self, status: str, reason: str = "") -> None:
+        await self._store(lambda task: replace(task, status=status, reason=reason))
+
+    async def _store(self, change: Callable[[MoveTask], MoveTask]) -> MoveTask | None:
+        """Change the stored task; returns it, or None if another server has it by now."""
+        seen_ms, moved = self._task.at_ms, self._moved
+        now_ms = max(self._site.clock.now_ms(), seen_ms + 1)
+
+        def step(before: Endpoint) -> Endpoint | None:
+            task = _task(before, self._task.id)
+            if task is None or not task.is_open or task.at_ms != seen_ms:
+                return None
+            renewed = replace(task, at_ms=now_ms, moved=task.moved + moved)
+            if renewed.status == "CANCELLING":
+                return _with(before, replace(renewed, status="CANCELLED"))
+            return _with(before, change(renewed))
+
+        changed = await self._directory.change(self._source, step)
+        task = _task(changed, self._task.id)
+        if task is None or task.at_ms != now_ms:
+            return None
+        self._task, self._moved = task, 0
+        return task

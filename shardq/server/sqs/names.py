@@ -1,0 +1,280 @@
+"""The queues of SQS clients: a url, an ARN or a name leads to a queue of shardq.
+
+```
+ url, name ──► account, region, name ──► endpoint (a record, cached for 3 s) ──► queue
+```
+
+Queues of the server's own account and region have their plain names in shardq, so workers in Python
+and SQS clients share them. A queue that Python has made gets its endpoint as soon as SQS asks for
+it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from shardq.errors import UnknownQueue
+from shardq.model import names
+from shardq.records.endpoints import Address, Endpoint, Endpoints
+from shardq.server.sqs.errors import invalid, no_queue
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shardq.inspection.depth import Depth
+    from shardq.server.hub import ServedQueue
+    from shardq.server.site import Site
+
+_CACHED_US = 3_000_000
+"""What one server changes, others follow within 5 s, as they do a queue's settings."""
+_DEPTH_CACHED_US = 1_000_000
+_ENDPOINTS_MAX = 10_000
+_DELAY_S_MAX = 900
+_RETENTION_S_MAX = 1_209_600
+FIFO = ".fifo"
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,80}")
+_FIFO_NAME = re.compile(r"[A-Za-z0-9_-]{1,75}\.fifo")
+_ACCOUNT = re.compile(r"[0-9]{12}")
+_QUEUE_CHARS = 100
+_MADE = re.compile(r"sqs\.([0-9]{12})\.([a-z0-9-]{1,40})\.([A-Za-z0-9_-]{1,80}(?:\.fifo)?)")
+"""The name in shardq of a queue of another account or region."""
+
+
+@dataclass(slots=True)
+class Opened:
+    """A queue that SQS clients use.
+
+    Attributes:
+        address: Its account, region and name.
+        endpoint: Its record, as it was read last.
+        served: The queue.
+        until_us: When the record is to be read again, microseconds since boot.
+    """
+
+    address: Address
+    endpoint: Endpoint
+    served: ServedQueue
+    until_us: int
+    _depth: Depth | None = field(default=None, init=False)
+    _depth_until_us: int = field(default=0, init=False)
+
+    @property
+    def is_fifo(self) -> bool:
+        """True if it is a FIFO queue."""
+        return self.address.name.endswith(FIFO)
+
+    def changed(self) -> None:
+        """Note that this process has changed how many messages there are."""
+        self._depth = None
+
+    async def depth(self, now_us: int) -> Depth:
+        """How many messages there are; others' changes are seen within a second."""
+        if self._depth is None or now_us >= self._depth_until_us:
+            self._depth = depth = await self.served.queue.depth()
+            self._depth_until_us = now_us + _DEPTH_CACHED_US
+            return depth
+        return self._depth
+
+
+class Directory:
+    """Finds the queues of SQS clients. It is used by one event loop.
+
+    Args:
+        site: Where requests are answered.
+        on_read: Called with this and a queue whose record was read anew.
+
+    Attributes:
+        site: Where requests are answered.
+        endpoints: The records.
+        movers: Id of a move task -> what carries it out in this server.
+    """
+
+    def __init__(self, site: Site, on_read: Callable[[Directory, Opened], None]) -> None:
+        self.site = site
+        self._on_read = on_read
+        self.endpoints = Endpoints(site.connection._home.store)
+        self.movers: dict[str, asyncio.Task[None]] = {}
+        self._opened: dict[Address, Opened] = {}
+
+    async def find(self, address: Address) -> Opened:
+        """A queue.
+
+        Raises:
+            Refusal: If there is none.
+        """
+        found = self._opened.get(address)
+        now_us = self.site.clock.boot_us()
+        if found is not None and now_us < found.until_us:
+            return found
+        endpoint = await self.site.threads.call(lambda: self._endpoint(address))
+        if endpoint is None:
+            self.forget(address)
+            raise no_queue()
+        opened = await self.open(address, endpoint)
+        self._on_read(self, opened)
+        return opened
+
+    async def open(self, address: Address, endpoint: Endpoint) -> Opened:
+        """Keep an endpoint that was read or written just now, with its queue.
+
+        Raises:
+            Refusal: If its queue was dropped.
+        """
+        found = self._opened.get(address)
+        until_us = self.site.clock.boot_us() + _CACHED_US
+        if found is not None and found.endpoint.made_ms == endpoint.made_ms:
+            found.endpoint, found.until_us = endpoint, until_us
+            if not (await found.served.queue.settings()).dropped:
+                return found
+        self.forget(address)
+        try:
+            served = await self.site.served.queue(endpoint.queue)
+        except UnknownQueue as error:
+            await self.site.threads.call(lambda: self.endpoints.remove(address))
+            raise no_queue() from error
+        if len(self._opened) >= _ENDPOINTS_MAX:
+            self._opened.clear()
+        made = self._opened[address] = Opened(address, endpoint, served, until_us)
+        return made
+
+    async def change(self, opened: Opened, step: Callable[[Endpoint], Endpoint | None]) -> Endpoint:
+        """Change a queue's endpoint by compare-and-set; returns it as it is stored now.
+
+        Raises:
+            Refusal: If the queue does not exist any more, or `step` refuses.
+        """
+        changed = await self.site.threads.call(lambda: self.endpoints.change(opened.address, step))
+        if changed is None:
+            self.forget(opened.address)
+            raise no_queue()
+        opened.endpoint = changed
+        return changed
+
+    def forget(self, address: Address) -> None:
+        """Forget a queue that does not exist any more, or was made anew."""
+        found = self._opened.pop(address, None)
+        if found is not None:
+            self.site.served.forget(found.served.name)
+
+    async def all(self, account: str, region: str) -> dict[str, Endpoint | None]:
+        """Name -> the endpoint of all queues, sorted; None of one that SQS never asked for."""
+
+        def read() -> dict[str, Endpoint | None]:
+            found: dict[str, Endpoint | None] = dict(self.endpoints.all(account, region))
+            if self._is_own(account, region):
+                made = self.site.connection.queues()
+                for name in made:
+                    if is_name(name):
+                        found.setdefault(name, None)
+            return dict(sorted(found.items()))
+
+        return await self.site.threads.call(read)
+
+    def queue_of(self, address: Address) -> str:
+        """The name in shardq of a queue that is to be made.
+
+        >>> Directory.queue_of.__name__
+        'queue_of'
+        """
+        account, region, name = address
+        if self._is_own(account, region) and names.is_queue_name(name):
+            return name
+        made = f"sqs.{account}.{region}.{name}"
+        if len(made) > _QUEUE_CHARS:
+            made = f"sqs.{account}.{hashlib.sha256(made.encode()).hexdigest()[:32]}"
+        return made
+
+    def arn_of(self, queue: str, near: Address) -> str | None:
+        """The ARN of a queue by its name in shardq; None if SQS clients have none of it.
+
+        Args:
+            queue: Its name.
+            near: A queue of the same account and region.
+        """
+        if is_name(queue):
+            return near._replace(name=queue).arn
+        found = _MADE.fullmatch(queue)
+        return None if found is None else Address(found[1], found[2], found[3]).arn
+
+    def _is_own(self, account: str, region: str) -> bool:
+        options = self.site.options
+        return (account, region) == (options.account, options.region)
+
+    def _endpoint(self, address: Address) -> Endpoint | None:
+        found = self.endpoints.read(address)
+        account, region, name = address
+        if found is not None or not self._is_own(account, region):
+            return found
+        if not (is_name(name) and names.is_queue_name(name)):
+            return None
+        try:
+            settings = self.site.connection.queue(name, create=False).settings
+        except UnknownQueue:
+            return None
+        now_ms = self.site.clock.now_ms()
+        made = Endpoint(
+            queue=name,
+            made_ms=now_ms,
+            changed_ms=now_ms,
+            attributes={
+                "DelaySeconds": str(min(settings.delay_ms // 1_000, _DELAY_S_MAX)),
+                "MessageRetentionPeriod": str(
+                    min(settings.retention_ms // 1_000 or _RETENTION_S_MAX, _RETENTION_S_MAX)
+                ),
+            },
+        )
+        return self.endpoints.make(address, made)
+
+
+def is_name(name: str) -> bool:
+    """True if a text can be the name of a queue of SQS."""
+    return (_FIFO_NAME if name.endswith(FIFO) else _NAME).fullmatch(name) is not None
+
+
+def check_name(name: str, *, is_fifo: bool) -> None:
+    """Refuse a name that a new queue cannot have.
+
+    Raises:
+        Refusal: If it has other characters, or `.fifo` at its end and is no FIFO queue's.
+    """
+    if is_fifo and not _FIFO_NAME.fullmatch(name):
+        raise invalid(
+            "The name of a FIFO queue can only include alphanumeric characters, hyphens, or "
+            "underscores, must end with .fifo suffix and be 1 to 80 in length."
+        )
+    if not is_fifo and not _NAME.fullmatch(name):
+        raise invalid(
+            "Can only include alphanumeric characters, hyphens, or underscores. 1 to 80 in length"
+        )
+
+
+def address_of(url: str, account: str, region: str) -> Address:
+    """The address that a queue's url, or its bare name, stands for.
+
+    The host does not matter: containers and proxies know the server under other names.
+
+    Args:
+        url: As the client has it.
+        account: The account of a bare name.
+        region: The region of the request.
+
+    Raises:
+        Refusal: If it can be no queue's url.
+
+    >>> address_of("http://sqs:9324/000000000000/mail", "1" * 12, "eu-west-1")
+    Address(account='000000000000', region='eu-west-1', name='mail')
+    """
+    _, scheme, rest = url.rpartition("://")
+    if not scheme:
+        if is_name(url):
+            return Address(account, region, url)
+        raise no_queue()
+    parts = rest.split("/")
+    if len(parts) < 2 or not is_name(parts[-1]):
+        raise no_queue()
+    owner = parts[-2] if len(parts) > 2 and _ACCOUNT.fullmatch(parts[-2]) else account
+    return Address(owner, region, parts[-1])

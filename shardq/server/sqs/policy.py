@@ -1,0 +1,293 @@
+"""Policies of queues: who of other accounts may do what. What cannot be evaluated is refused.
+
+A policy is evaluated for callers of other accounts, to whom it allows, and for all callers that it
+denies. What a caller of the queue's own account may do, its key says.
+"""
+
+from __future__ import annotations
+
+import re
+from fnmatch import fnmatchcase
+from ipaddress import ip_address, ip_network
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import msgspec
+
+from shardq.server.sqs.errors import Refusal, wrong
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+_BYTES_MAX = 20_480
+_STATEMENTS_MAX = 20
+_PATTERN_STARS_MAX = 5
+"""Stars of a pattern: with many of them matching would be slow."""
+_ACCOUNT = re.compile(r"[0-9]{12}")
+_PRINCIPAL = re.compile(r"arn:aws[a-z-]*:(?:iam|sts)::([0-9]{12}):.{1,200}")
+_ACTION = re.compile(r"(?:\*|sqs:(?:\*|[A-Za-z]{1,40}\*?))", re.IGNORECASE)
+SHARED: Final = frozenset(
+    {
+        "ChangeMessageVisibility", "DeleteMessage", "GetQueueAttributes", "GetQueueUrl",
+        "ListDeadLetterSourceQueues", "PurgeQueue", "ReceiveMessage", "SendMessage",
+    }
+)  # fmt: skip
+"""The actions that `AddPermission` can allow."""
+
+
+class Statement(msgspec.Struct, rename="pascal", kw_only=True, omit_defaults=True):
+    """A statement of a policy, with the parts that can be evaluated."""
+
+    sid: str | None = None
+    effect: Literal["Allow", "Deny"]
+    principal: Any
+    action: str | list[str]
+    resource: str | list[str] | None = None
+    condition: dict[str, dict[str, str | list[str]]] | None = None
+
+
+class Policy(msgspec.Struct, rename="pascal", kw_only=True, omit_defaults=True):
+    """A policy."""
+
+    version: Literal["2012-10-17", "2008-10-17"] = "2008-10-17"
+    id: str | None = None
+    statement: list[Statement] | Statement
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """What a caller asks for.
+
+    Attributes:
+        account: The caller's account; empty without one.
+        action: The name of the action.
+        arn: The queue's ARN.
+        client: The caller's address.
+        source_arn: The ARN of the resource in whose name it asks; empty without one.
+    """
+
+    account: str
+    action: str
+    arn: str
+    client: str
+    source_arn: str = ""
+
+
+def read(text: str) -> Policy:
+    """A policy by its text.
+
+    Raises:
+        Refusal: If it is none, or has a part that cannot be evaluated.
+    """
+    if len(text) > _BYTES_MAX:
+        raise _invalid(f"it has more than {_BYTES_MAX} characters")
+    try:
+        made = msgspec.json.decode(text, type=Policy)
+        known = msgspec.to_builtins(made)
+        given = msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise _invalid(str(error)) from error
+    statements = statements_of(made)
+    if not 0 < len(statements) <= _STATEMENTS_MAX:
+        raise _invalid(f"it needs 1 to {_STATEMENTS_MAX} statements")
+    if unknown := {*given} - {*known, "Version"}:
+        raise _invalid(f"{min(unknown)} is not evaluated here")
+    raw = given["Statement"]
+    for statement, one in zip(statements, raw if isinstance(raw, list) else [raw], strict=True):
+        if unknown := {*one} - {*map(_pascal, Statement.__struct_fields__)}:
+            raise _invalid(f"{min(unknown)} is not evaluated here")
+        _check(statement)
+    return made
+
+
+def _pascal(name: str) -> str:
+    return name.capitalize()
+
+
+def statements_of(policy: Policy) -> list[Statement]:
+    """The statements of a policy."""
+    found = policy.statement
+    return found if isinstance(found, list) else [found]
+
+
+def _check(statement: Statement) -> None:
+    accounts_of(statement)
+    for action in _listed(statement.action):
+        if not _ACTION.fullmatch(action):
+            raise _invalid(f"{action[:100]} is no action of SQS")
+    for resource in _listed(statement.resource or "*"):
+        _check_pattern(resource)
+    for operator, keys in (statement.condition or {}).items():
+        for key, values in keys.items():
+            known = _CONDITIONS.get(key.lower(), {})
+            if operator not in known:
+                raise _invalid(f"condition {operator[:50]} of {key[:50]} is not evaluated here")
+            for value in _listed(values):
+                if key.lower() == "aws:sourceip":
+                    _network(value)
+                else:
+                    _check_pattern(value)
+
+
+def _check_pattern(pattern: str) -> None:
+    if pattern.count("*") > _PATTERN_STARS_MAX or "[" in pattern:
+        raise _invalid(f"{pattern[:100]} has more than {_PATTERN_STARS_MAX} stars, or a bracket")
+
+
+def accounts_of(statement: Statement) -> set[str]:
+    """The accounts that a statement is about; `*` is all.
+
+    Raises:
+        Refusal: If its principal is not `*`, accounts, or ARNs of accounts.
+    """
+    principal = statement.principal
+    if principal == "*":
+        return {"*"}
+    if not isinstance(principal, dict) or [*principal] != ["AWS"]:
+        raise _invalid("its principal must be * or have AWS alone")
+    given = principal["AWS"]
+    found: set[str] = set()
+    for one in given if isinstance(given, list) else [given]:
+        if one == "*":
+            found.add("*")
+        elif isinstance(one, str) and _ACCOUNT.fullmatch(one):
+            found.add(one)
+        elif isinstance(one, str) and (arn := _PRINCIPAL.fullmatch(one)):
+            found.add(arn[1])
+        else:
+            raise _invalid(f"principal {str(one)[:100]} is no account")
+    return found
+
+
+def decide(policy: Policy, asked: Asked) -> bool | None:
+    """True if a policy allows what is asked, False if it denies it; None if it says neither."""
+    decisions = {
+        statement.effect for statement in statements_of(policy) if _applies(statement, asked)
+    }
+    if "Deny" in decisions:
+        return False
+    return True if "Allow" in decisions else None
+
+
+def _applies(statement: Statement, asked: Asked) -> bool:
+    accounts = accounts_of(statement)
+    action = f"sqs:{asked.action}".lower()
+    return (
+        ("*" in accounts or asked.account in accounts)
+        and any(_matches(action, one.lower()) for one in _listed(statement.action))
+        and any(_matches(asked.arn, one) for one in _listed(statement.resource or "*"))
+        and all(
+            _CONDITIONS[key.lower()][operator](asked, _listed(values))
+            for operator, keys in (statement.condition or {}).items()
+            for key, values in keys.items()
+        )
+    )
+
+
+def _matches(value: str, pattern: str) -> bool:
+    return fnmatchcase(value, pattern)
+
+
+def _source(asked: Asked, values: Sequence[str]) -> bool:
+    return any(_matches(asked.source_arn, one) for one in values)
+
+
+def _not_source(asked: Asked, values: Sequence[str]) -> bool:
+    return not _source(asked, values)
+
+
+def _address(asked: Asked, values: Sequence[str]) -> bool:
+    try:
+        client = ip_address(asked.client)
+    except ValueError:
+        return False
+    return any(client in _network(one) for one in values)
+
+
+def _not_address(asked: Asked, values: Sequence[str]) -> bool:
+    return not _address(asked, values)
+
+
+def _network(value: str) -> Any:
+    try:
+        return ip_network(value, strict=False)
+    except ValueError as error:
+        raise _invalid(f"{value[:100]} is no range of addresses") from error
+
+
+_CONDITIONS: Final[dict[str, dict[str, Callable[[Asked, Sequence[str]], bool]]]] = {
+    "aws:sourcearn": {
+        "ArnEquals": _source,
+        "ArnLike": _source,
+        "StringEquals": _source,
+        "StringLike": _source,
+        "ArnNotEquals": _not_source,
+        "ArnNotLike": _not_source,
+    },
+    "aws:sourceip": {"IpAddress": _address, "NotIpAddress": _not_address},
+}
+
+
+def _listed(value: str | list[str]) -> list[str]:
+    return [value] if isinstance(value, str) else value
+
+
+def with_permission(
+    text: str, *, label: str, accounts: Sequence[str], actions: Sequence[str], arn: str
+) -> str:
+    """The text of a policy with one more statement.
+
+    Raises:
+        Refusal: If the label is taken, or an account or action is none.
+    """
+    if not (accounts and all(map(_ACCOUNT.fullmatch, accounts))):
+        raise wrong(list(accounts), "PrincipalId", "Unable to verify.")
+    for action in actions:
+        if action != "*" and action not in SHARED:
+            raise wrong(
+                f"SQS:{action}",
+                "ActionName",
+                "Only the queue owner is allowed to invoke this action.",
+            )
+    made = (
+        read(text)
+        if text
+        else Policy(version="2012-10-17", id=f"{arn}/SQSDefaultPolicy", statement=[])
+    )
+    statements = statements_of(made)
+    if any(one.sid == label for one in statements):
+        raise wrong(label, "Label", "Already exists.")
+    principals = [f"arn:aws:iam::{account}:root" for account in accounts]
+    names = [f"SQS:{action}" for action in actions]
+    made.statement = [
+        *statements,
+        Statement(
+            sid=label,
+            effect="Allow",
+            principal={"AWS": principals[0] if len(principals) == 1 else principals},
+            action=names[0] if len(names) == 1 else names,
+            resource=arn,
+        ),
+    ]
+    return msgspec.json.encode(made).decode()
+
+
+def without_permission(text: str, label: str) -> str:
+    """The text of a policy without a statement; empty if that was its last.
+
+    Raises:
+        Refusal: If it has none of the label.
+    """
+    made = read(text) if text else None
+    statements = [] if made is None else statements_of(made)
+    left = [one for one in statements if one.sid != label]
+    if made is None or len(left) == len(statements):
+        raise wrong(label, "Label", "can't find label on existing policy.")
+    if not left:
+        return ""
+    made.statement = left
+    return msgspec.json.encode(made).decode()
+
+
+def _invalid(reason: str) -> Refusal:
+    return Refusal(
+        "InvalidAttributeValue", f"Invalid value for the parameter Policy. Reason: {reason}."
+    )

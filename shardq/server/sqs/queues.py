@@ -1,0 +1,337 @@
+"""Making, finding, listing, changing and deleting queues."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
+
+from shardq.model import names
+from shardq.records.endpoints import Address, Endpoint
+from shardq.server.sqs import attributes, policy
+from shardq.server.sqs.errors import Refusal, invalid, missing, no_queue, wrong
+from shardq.server.sqs.names import FIFO, check_name, is_name
+from shardq.server.sqs.shapes import QueueAttributes, QueueUrl, QueueUrls, Sources, Tags
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from shardq.server.sqs import shapes
+    from shardq.server.sqs.call import Call
+    from shardq.server.sqs.names import Opened
+
+_PAGE_MAX = 1_000
+_SETTINGS = {"DelaySeconds": "delay", "MessageRetentionPeriod": "retention"}
+"""Attribute -> the setting that does it."""
+_TAGS_MAX = 50
+_ACTIONS_MAX = 7
+_PURGE_PAUSE_MS = 60_000
+_TAG_KEY_MAX, _TAG_VALUE_MAX = 128, 256
+
+
+def url_of(call: Call, address: Address) -> str:
+    """The url of a queue, under the host by which the client has reached the server."""
+    request = call.request
+    return f"{request.scheme}://{request.host}/{address.account}/{address.name}"
+
+
+async def create_queue(call: Call, given: shapes.CreateQueue) -> QueueUrl:
+    """Make a queue; one that exists with the same attributes is found."""
+    asked = given.attributes or {}
+    name, is_fifo = given.queue_name, asked.get("FifoQueue") == "true"
+    address = Address(call.account, call.region, name)
+    call.check(address)
+    check_name(name, is_fifo=is_fifo)
+    wanted = attributes.checked(asked, address, is_new=True)
+    tags = given.tags or {}
+    _check_tags(tags, name)
+    await _check_target(call, address, wanted)
+    directory = call.directory
+    try:
+        found = (await directory.find(address)).endpoint
+    except Refusal:
+        found = None
+    if found is None:
+        found = await _make(call, address, wanted, tags)
+    else:
+        differing = attributes.difference(found, address, wanted)
+        if differing is not None:
+            raise Refusal(
+                "QueueNameExists",
+                "A queue already exists with the same name and a different value for attribute "
+                f"{differing}",
+            )
+    return QueueUrl(queue_url=url_of(call, address))
+
+
+async def _make(
+    call: Call, address: Address, wanted: Mapping[str, str], tags: Mapping[str, str]
+) -> Endpoint:
+    directory = call.directory
+    now_ms = call.site.clock.now_ms()
+    made = Endpoint(
+        queue=directory.queue_of(address),
+        made_ms=now_ms,
+        changed_ms=now_ms,
+        attributes=attributes.merged({}, wanted),
+        tags=dict(tags),
+    )
+    # The queue first: an endpoint without a queue would be one that does not exist.
+    settings = await _settings(call, made, address)
+    served = await call.site.served.queue(made.queue, create=True, **settings)
+    if address.name.endswith(FIFO):
+        # Else the first message would wait until consumers have read of its lane.
+        await served.call(lambda queue: queue._home.register.use_groups())
+    stored = await call.site.threads.call(lambda: directory.endpoints.make(address, made))
+    await directory.open(address, stored)
+    return stored
+
+
+async def _settings(call: Call, endpoint: Endpoint, address: Address) -> dict[str, Any]:
+    """The settings in shardq of a queue with these attributes."""
+    found: dict[str, Any] = {
+        setting: timedelta(seconds=attributes.number(endpoint, name))
+        for name, setting in _SETTINGS.items()
+    }
+    redrive = attributes.redrive(endpoint, address)
+    if redrive is None:
+        own = names.dead_queue(endpoint.queue)
+        return found | {"attempts": attributes.ATTEMPTS_MAX, "dead": own}
+    target = await call.directory.find(redrive.target)
+    return found | {"attempts": redrive.max_receive_count, "dead": target.served.name}
+
+
+async def _check_target(call: Call, address: Address, wanted: Mapping[str, str]) -> None:
+    """Refuse a redrive policy whose dead-letter queue does not exist, or does not take its dead."""
+    text = wanted.get("RedrivePolicy")
+    if not text:
+        return
+    redrive = attributes.redrive_of(text, address)
+    try:
+        target = await call.directory.find(redrive.target)
+    except Refusal as error:
+        raise wrong(text, "RedrivePolicy", "Dead letter target does not exist.") from error
+    allow = target.endpoint.attributes.get("RedriveAllowPolicy")
+    if target.address == address:
+        raise wrong(text, "RedrivePolicy", "A queue cannot be its own dead-letter queue.")
+    if allow and not attributes.redrive_allow_of(allow).allows(address.arn):
+        raise wrong(
+            text, "RedrivePolicy", "The dead-letter queue does not allow this queue as its source."
+        )
+
+
+async def get_queue_url(call: Call, given: shapes.GetQueueUrl) -> QueueUrl:
+    """Find a queue by its name."""
+    if not is_name(given.queue_name):
+        raise no_queue()
+    address = Address(given.owner or call.account, call.region, given.queue_name)
+    opened = await call.directory.find(address)
+    call.check(address, opened.endpoint.attributes.get("Policy", ""))
+    return QueueUrl(queue_url=url_of(call, address))
+
+
+async def list_queues(call: Call, given: shapes.ListQueues) -> QueueUrls:
+    """List queues, by name."""
+    prefix = given.queue_name_prefix or ""
+    call.check(Address(call.account, call.region, f"{prefix}*"))
+    found = await call.directory.all(call.account, call.region)
+    listed = [name for name in found if name.startswith(prefix)]
+    page, token = _page(listed, given.next_token, given.max_results)
+    urls = [url_of(call, Address(call.account, call.region, name)) for name in page]
+    return QueueUrls(queue_urls=urls or None, next_token=token)
+
+
+async def list_dead_letter_source_queues(call: Call, given: shapes.ListSources) -> Sources:
+    """List the queues of which a queue is the dead-letter queue."""
+    opened = await call.queue(given.queue_url)
+    sources = await sources_of(call, opened.address)
+    page, token = _page(sources, given.next_token, given.max_results)
+    urls = [url_of(call, opened.address._replace(name=name)) for name in page]
+    return Sources(queue_urls=urls, next_token=token)
+
+
+async def sources_of(call: Call, target: Address) -> list[str]:
+    """The names of the queues of which a queue is the dead-letter queue."""
+    found = await call.directory.all(target.account, target.region)
+    sources = []
+    for name, endpoint in found.items():
+        if endpoint is not None:
+            redrive = attributes.redrive(endpoint, target._replace(name=name))
+            if redrive is not None and redrive.target == target:
+                sources.append(name)
+    return sources
+
+
+def _page(
+    listed: Sequence[str], token: str | None, most: int | None
+) -> tuple[Sequence[str], str | None]:
+    """The names after a token, and the token of the next page."""
+    if most is not None and not 1 <= most <= _PAGE_MAX:
+        raise invalid(
+            f"Value {most} for parameter MaxResults is invalid. Reason: MaxResults must be an "
+            f"integer between 1 and {_PAGE_MAX}."
+        )
+    if token is not None and most is None:
+        raise invalid("MaxResults is a mandatory parameter when you provide a value for NextToken.")
+    if token is not None:
+        try:
+            last = base64.urlsafe_b64decode(token.encode()).decode()
+        except (ValueError, binascii.Error) as error:
+            raise invalid("Invalid or expired next token.") from error
+        listed = [name for name in listed if name > last]
+    page = listed[: most or _PAGE_MAX]
+    # Without MaxResults AWS lists a thousand, and no token.
+    has_more = most is not None and len(page) < len(listed)
+    return page, base64.urlsafe_b64encode(page[-1].encode()).decode() if has_more else None
+
+
+async def get_queue_attributes(call: Call, given: shapes.GetQueueAttributes) -> QueueAttributes:
+    """Read attributes of a queue."""
+    opened = await call.queue(given.queue_url)
+    asked = attributes.asked(given.attribute_names or ())
+    depth = None
+    if attributes.needs_depth(asked):
+        depth = await opened.depth(call.site.clock.boot_us())
+    found = attributes.told(asked, opened.endpoint, opened.address, depth)
+    return QueueAttributes(attributes=found or None)
+
+
+async def set_queue_attributes(call: Call, given: shapes.SetQueueAttributes) -> None:
+    """Change attributes of a queue."""
+    opened = await call.queue(given.queue_url)
+    wanted = attributes.checked(given.attributes, opened.address, is_new=False)
+    await _check_target(call, opened.address, wanted)
+    await _change_attributes(call, opened, wanted)
+
+
+async def _change_attributes(call: Call, opened: Opened, wanted: Mapping[str, str]) -> None:
+    now_ms = call.site.clock.now_ms()
+
+    def change(before: Endpoint) -> Endpoint:
+        return replace(
+            before, attributes=attributes.merged(before.attributes, wanted), changed_ms=now_ms
+        )
+
+    changed = await call.directory.change(opened, change)
+    settings = await _settings(call, changed, opened.address)
+    changing = {setting for name, setting in _SETTINGS.items() if name in wanted}
+    if "RedrivePolicy" in wanted:
+        changing |= {"attempts", "dead"}
+    if changing:
+        await opened.served.queue.alter(**{name: settings[name] for name in changing})
+
+
+async def purge_queue(call: Call, given: shapes.OfQueue) -> None:
+    """Delete all messages of a queue."""
+    opened = await call.queue(given.queue_url)
+    now_ms = call.site.clock.now_ms()
+
+    def begin(before: Endpoint) -> Endpoint:
+        if before.purged_ms > now_ms - _PURGE_PAUSE_MS:
+            raise Refusal(
+                "PurgeQueueInProgress",
+                f"Only one PurgeQueue operation on {opened.address.name} is allowed every 60 "
+                "seconds.",
+            )
+        return replace(before, purged_ms=now_ms)
+
+    await call.directory.change(opened, begin)
+    await opened.served.queue.purge()
+    opened.changed()
+
+
+async def delete_queue(call: Call, given: shapes.OfQueue) -> None:
+    """Delete a queue with all its messages."""
+    opened = await call.queue(given.queue_url)
+    address = opened.address
+    # The endpoint last: what fails before that can be repeated.
+    await opened.served.queue.drop()
+    await call.site.threads.call(lambda: call.directory.endpoints.remove(address))
+    call.directory.forget(address)
+
+
+# Tags and permissions -----------------------------------------------------------------------------
+
+
+async def list_queue_tags(call: Call, given: shapes.OfQueue) -> Tags:
+    """List the tags of a queue."""
+    opened = await call.queue(given.queue_url)
+    return Tags(tags=opened.endpoint.tags or None)
+
+
+async def tag_queue(call: Call, given: shapes.TagQueue) -> None:
+    """Set tags of a queue."""
+    opened = await call.queue(given.queue_url)
+    if not given.tags:
+        raise missing("Tags")
+    _check_tags(given.tags, opened.address.name)
+
+    def change(before: Endpoint) -> Endpoint:
+        tags = before.tags | given.tags
+        _check_tags(tags, opened.address.name)
+        return replace(before, tags=tags)
+
+    await call.directory.change(opened, change)
+
+
+async def untag_queue(call: Call, given: shapes.UntagQueue) -> None:
+    """Remove tags of a queue."""
+    opened = await call.queue(given.queue_url)
+    if not given.tag_keys:
+        raise invalid("Tag keys must be between 1 and 128 characters in length.")
+
+    def change(before: Endpoint) -> Endpoint:
+        left = {key: one for key, one in before.tags.items() if key not in given.tag_keys}
+        return replace(before, tags=left)
+
+    await call.directory.change(opened, change)
+
+
+def _check_tags(tags: Mapping[str, str], name: str) -> None:
+    if len(tags) > _TAGS_MAX:
+        raise invalid(f"Too many tags added for queue {name}.")
+    for key, value in tags.items():
+        if not 0 < len(key) <= _TAG_KEY_MAX or key.startswith("aws:"):
+            raise invalid(
+                "Tag keys must be between 1 and 128 characters in length, and not begin with aws:."
+            )
+        if len(value) > _TAG_VALUE_MAX:
+            raise invalid("Tag values must be between 0 and 256 characters in length.")
+
+
+async def add_permission(call: Call, given: shapes.AddPermission) -> None:
+    """Add a statement to the policy of a queue."""
+    opened = await call.queue(given.queue_url)
+    if not given.actions:
+        raise missing("Actions")
+    if len(given.actions) > _ACTIONS_MAX:
+        raise Refusal(
+            "OverLimit",
+            f"{len(given.actions)} Actions were found, maximum allowed is {_ACTIONS_MAX}.",
+        )
+
+    def change(before: Endpoint) -> Endpoint:
+        text = policy.with_permission(
+            before.attributes.get("Policy", ""),
+            label=given.label,
+            accounts=given.accounts,
+            actions=given.actions,
+            arn=opened.address.arn,
+        )
+        return replace(before, attributes=before.attributes | {"Policy": text})
+
+    await call.directory.change(opened, change)
+
+
+async def remove_permission(call: Call, given: shapes.RemovePermission) -> None:
+    """Remove a statement from the policy of a queue."""
+    opened = await call.queue(given.queue_url)
+
+    def change(before: Endpoint) -> Endpoint:
+        text = policy.without_permission(before.attributes.get("Policy", ""), given.label)
+        return replace(before, attributes=attributes.merged(before.attributes, {"Policy": text}))
+
+    await call.directory.change(opened, change)

@@ -1,0 +1,221 @@
+"""Redrive policies, dead letters and move tasks, by boto3."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hosted import hosted
+from msgspec.structs import replace
+from placed import Place, placed, timed_place
+
+import shardq
+from shardq.records.endpoints import Address, Endpoints, MoveTask
+from shardq.server import application
+from shardq.testing import ManualClock
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ARN = "arn:aws:sqs:us-east-1:000000000000:"
+
+
+@pytest.fixture
+def sqs() -> Iterator[Place]:
+    yield from placed()
+
+
+@pytest.fixture
+def timed() -> Iterator[Place]:
+    yield from timed_place()
+
+
+def redrive(target: str, most: object = 2) -> str:
+    return json.dumps({"deadLetterTargetArn": ARN + target, "maxReceiveCount": most})
+
+
+def pair(place: Place, end: str = "", most: object = 2) -> tuple[str, str]:
+    """The urls of a queue and of its dead-letter queue."""
+    content = {"ContentBasedDeduplication": "true"} if end else {}
+    dead = place.make(f"dead{end}", **content)
+    url = place.make(
+        f"mail{end}", VisibilityTimeout="10", RedrivePolicy=redrive(f"dead{end}", most), **content
+    )
+    return url, dead
+
+
+@pytest.mark.parametrize("end", ["", ".fifo"])
+def test_a_message_received_too_often_moves_with_its_id_and_its_source(
+    timed: Place, end: str
+) -> None:
+    url, dead = pair(timed, end)
+    group = {"MessageGroupId": "g"} if end else {}
+    attributes = {"count": {"DataType": "Number", "StringValue": "5"}}
+    sent = timed.send_message(QueueUrl=url, MessageBody="x", MessageAttributes=attributes, **group)
+    for _ in range(2):
+        assert timed.bodies(url) == ["x"]
+        timed.pass_by(11)
+    assert timed.bodies(url) == []
+    [got] = timed.got(dead, AttributeNames=["All"], MessageAttributeNames=["All"])
+    assert got["MessageId"] == sent["MessageId"]
+    assert got["MessageAttributes"] == attributes
+    assert got["Attributes"]["DeadLetterQueueSourceArn"] == f"{ARN}mail{end}"
+    assert got["Attributes"]["ApproximateReceiveCount"] == "1"
+    sources = timed.list_dead_letter_source_queues(QueueUrl=dead)["queueUrls"]
+    assert sources == [url]
+
+
+def test_a_count_that_is_a_text_is_read_back_as_a_number(sqs: Place) -> None:
+    url, _ = pair(sqs, most="7")
+    attributes = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["RedrivePolicy"])
+    assert json.loads(attributes["Attributes"]["RedrivePolicy"])["maxReceiveCount"] == 7
+    assert sqs.db.queue("mail").settings.attempts == 7
+
+
+def test_a_policy_that_is_removed_leaves_messages_where_they_are(timed: Place) -> None:
+    url, dead = pair(timed, most=1)
+    timed.set_queue_attributes(QueueUrl=url, Attributes={"RedrivePolicy": ""})
+    assert "Attributes" not in timed.get_queue_attributes(
+        QueueUrl=url, AttributeNames=["RedrivePolicy"]
+    )
+    timed.send_message(QueueUrl=url, MessageBody="x")
+    for _ in range(20):
+        assert timed.bodies(url) == ["x"]
+        timed.pass_by(11)
+    assert timed.bodies(dead) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("x", "Redrive policy is not a valid JSON map."),
+        ("[]", "Redrive policy is not a valid JSON map."),
+        (
+            json.dumps({"deadLetterTargetArn": f"{ARN}dead"}),
+            "Redrive policy does not contain mandatory attribute: maxReceiveCount.",
+        ),
+        (redrive("dead", 0), "Invalid value for maxReceiveCount"),
+        (redrive("dead", 1001), "Invalid value for maxReceiveCount"),
+        (redrive("nowhere"), "Dead letter target does not exist."),
+        (redrive("dead.fifo"), "Dead-letter queue must be same type of queue as the source."),
+        (redrive("mail"), "A queue cannot be its own dead-letter queue."),
+        (redrive("closed"), "does not allow this queue"),
+        (json.dumps({"deadLetterTargetArn": "dead", "maxReceiveCount": 1}), "deadLetterTargetArn"),
+    ],
+)
+def test_a_redrive_policy_that_cannot_be_used_is_refused(
+    sqs: Place, text: str, reason: str
+) -> None:
+    url = sqs.make()
+    sqs.make("dead")
+    sqs.make("dead.fifo")
+    sqs.make("closed", RedriveAllowPolicy='{"redrivePermission": "denyAll"}')
+    code, refused = sqs.refused(
+        "set_queue_attributes", QueueUrl=url, Attributes={"RedrivePolicy": text}
+    )
+    assert code == "InvalidParameterValue"
+    assert reason in refused
+
+
+def test_a_dead_letter_queue_chooses_its_sources(sqs: Place) -> None:
+    allow = {"redrivePermission": "byQueue", "sourceQueueArns": [f"{ARN}mail"]}
+    sqs.make("dead", RedriveAllowPolicy=json.dumps(allow))
+    sqs.make("mail", RedrivePolicy=redrive("dead"))
+    refused = sqs.refused(
+        "create_queue", QueueName="other", Attributes={"RedrivePolicy": redrive("dead")}
+    )
+    assert "does not allow this queue" in refused[1]
+
+
+# Move tasks ---------------------------------------------------------------------------------------
+
+
+def fill(place: Place, url: str, count: int) -> None:
+    """Let messages die."""
+    for number in range(count):
+        place.send_message(QueueUrl=url, MessageBody=f"{number}")
+    while place.got(url, VisibilityTimeout=0):
+        pass
+
+
+def ended(place: Place, queue: str = "dead") -> dict[str, Any]:
+    """The newest move task of a queue, once it has ended."""
+    while True:
+        [task] = place.list_message_move_tasks(SourceArn=ARN + queue)["Results"]
+        if task["Status"] not in {"RUNNING", "CANCELLING"}:
+            found: dict[str, Any] = task
+            return found
+
+
+def test_dead_messages_go_back_to_their_sources(sqs: Place) -> None:
+    url, dead = pair(sqs, most=1)
+    fill(sqs, url, 3)
+    sqs.start_message_move_task(SourceArn=f"{ARN}dead")
+    task = ended(sqs)
+    assert task["Status"] == "COMPLETED"
+    assert task["ApproximateNumberOfMessagesMoved"] == 3
+    assert task["ApproximateNumberOfMessagesToMove"] == 3
+    assert sorted(sqs.bodies(url)) == ["0", "1", "2"]
+    assert sqs.bodies(dead) == []
+
+
+def test_dead_messages_go_to_another_queue_at_a_rate_and_a_task_is_cancelled(sqs: Place) -> None:
+    url, _ = pair(sqs, most=1)
+    other = sqs.make("other")
+    fill(sqs, url, 3)
+    started = sqs.start_message_move_task(
+        SourceArn=f"{ARN}dead", DestinationArn=f"{ARN}other", MaxNumberOfMessagesPerSecond=1
+    )
+    refused = sqs.refused("start_message_move_task", SourceArn=f"{ARN}dead")
+    assert refused[0] == "AWS.SimpleQueueService.UnsupportedOperation"
+    assert len(sqs.bodies(other, WaitTimeSeconds=20)) == 1
+    sqs.cancel_message_move_task(TaskHandle=started["TaskHandle"])
+    task = ended(sqs)
+    assert task["Status"] == "CANCELLED"
+    assert 1 <= task["ApproximateNumberOfMessagesMoved"] < 3
+    assert "TaskHandle" not in task
+    refused = sqs.refused("cancel_message_move_task", TaskHandle=started["TaskHandle"])
+    assert refused[1] == "Only active tasks can be cancelled."
+
+
+def test_another_server_continues_a_task_whose_server_has_died() -> None:
+    clock = ManualClock()
+    with shardq.connect("sqlite://", clock=clock) as db:
+        with hosted(application(db)) as first:
+            place = Place(db, first, clock)
+            url, _ = pair(place, most=1)
+            fill(place, url, 3)
+            place.pass_by(1)
+            assert place.got(url) == []
+        # As a server leaves it that has died in the middle of a task.
+        now_ms = clock.now_ms()
+        task = MoveTask(id="a", begun_ms=now_ms, at_ms=now_ms, moved=1, total=4)
+        Endpoints(db._home.store).change(
+            Address.of_arn(f"{ARN}dead") or Address("", "", ""),
+            lambda before: replace(before, tasks=(task,)),
+        )
+        with hosted(application(db)) as second:
+            place = Place(db, second, clock)
+            [running] = place.list_message_move_tasks(SourceArn=f"{ARN}dead")["Results"]
+            assert running["Status"] == "RUNNING"
+            clock.advance(11)
+            assert ended(place)["ApproximateNumberOfMessagesMoved"] == 4
+            assert sorted(place.bodies(url)) == ["0", "1", "2"]
+
+
+def test_a_task_needs_a_dead_letter_queue_and_a_rate_within_bounds(sqs: Place) -> None:
+    sqs.make()
+    code, text = sqs.refused("start_message_move_task", SourceArn=f"{ARN}mail")
+    assert (code, text) == (
+        "InvalidParameterValue",
+        "Source queue must be configured as a Dead Letter Queue.",
+    )
+    code, _ = sqs.refused("start_message_move_task", SourceArn=f"{ARN}nowhere")
+    assert code == "ResourceNotFoundException"
+    for rate in (0, 501):
+        code, _ = sqs.refused(
+            "start_message_move_task", SourceArn=f"{ARN}mail", MaxNumberOfMessagesPerSecond=rate
+        )
+        assert code == "InvalidParameterValue"
+    assert sqs.refused("cancel_message_move_task", TaskHandle="?")[0] == "InvalidParameterValue"
