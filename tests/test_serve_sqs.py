@@ -1,0 +1,218 @@
+"""`shardq serve` with clients of SQS: polls, clients that leave, queues from a file, its speed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from asked import Asked, ask
+from served import head, serving
+from shell import Shell, shell
+
+import shardq
+from shardq import bench
+from shardq.bench.sizes import Sizes
+from shardq.server.app import Application
+from shardq.server.site import Options
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from pathlib import Path
+
+    from served import Client, Got
+
+
+def headers_of(action: str) -> dict[str, str]:
+    return {
+        "content-type": "application/x-amz-json-1.0",
+        "x-amz-target": f"AmazonSQS.{action}",
+    }
+
+
+def poll(client: Client, queue: str = "mail") -> None:
+    """Ask for a message, and do not wait for the answer."""
+    body = json.dumps({"QueueUrl": queue, "WaitTimeSeconds": 20}).encode()
+    length = {"content-length": str(len(body))}
+    client.send(head("POST", "/", headers_of("ReceiveMessage") | length) + body)
+
+
+def call(client: Client, action: str, **fields: Any) -> dict[str, Any]:
+    got = client.ask("POST", "/", json.dumps(fields).encode(), **headers_of(action))
+    assert got.status == 200, got
+    found: dict[str, Any] = json.loads(got.body or b"{}")
+    return found
+
+
+def messages(got: Got) -> list[str]:
+    return [one["Body"] for one in json.loads(got.body or b"{}").get("Messages", [])]
+
+
+def test_a_poll_is_answered_by_a_put_of_another_client(shell: Shell) -> None:
+    with serving(shell) as server, server.connected() as one, server.connected() as other:
+        call(one, "CreateQueue", QueueName="mail")
+        poll(one)
+        call(other, "SendMessage", QueueUrl="mail", MessageBody="hello")
+        assert messages(one.answer()) == ["hello"]
+
+
+def test_a_client_that_leaves_its_poll_takes_no_message_along(shell: Shell) -> None:
+    with serving(shell) as server, server.connected() as stays:
+        call(stays, "CreateQueue", QueueName="mail")
+        with ExitStack() as stack:
+            for _ in range(20):
+                poll(stack.enter_context(server.connected()))
+        call(stays, "SendMessage", QueueUrl="mail", MessageBody="hello")
+        fields = {"QueueUrl": "mail", "WaitTimeSeconds": 20, "AttributeNames": ["All"]}
+        [got] = call(stays, "ReceiveMessage", **fields)["Messages"]
+        assert got["Attributes"]["ApproximateReceiveCount"] == "1"
+        assert server.stop() == 0
+
+
+def test_a_server_that_ends_answers_open_polls_with_nothing(shell: Shell) -> None:
+    with serving(shell) as server, server.connected() as one, ExitStack() as stack:
+        call(one, "CreateQueue", QueueName="mail")
+        polling = [stack.enter_context(server.connected()) for _ in range(20)]
+        for client in polling:
+            poll(client)
+        assert one.ask("GET", "/livez").status == 200
+        server.signal(signal.SIGTERM)
+        for client in polling:
+            got = client.answer()
+            assert (got.status, messages(got)) == (200, [])
+            assert client.is_closed()
+        assert server.end() == 0
+
+
+def test_a_body_behind_an_offer_of_http_2_arrives(shell: Shell) -> None:
+    # As Java's HttpClient offers it.
+    offer = {"connection": "Upgrade, HTTP2-Settings", "upgrade": "h2c", "http2-settings": "A"}
+    with serving(shell) as server, server.connected() as client:
+        body = b'{"QueueName": "mail"}'
+        for _ in range(2):
+            got = client.ask("POST", "/", body, **headers_of("CreateQueue"), **offer)
+            assert got.json["QueueUrl"] == "http://localhost/000000000000/mail"
+
+
+def test_queues_of_a_file_are_made_and_keep_what_they_have(shell: Shell) -> None:
+    path = shell.directory / "queues.toml"
+    path.write_text("""
+        [queues.mail]
+        [queues.lost]
+        tags = {team = "shop"}
+        [queues."orders.fifo"]
+        FifoQueue = true
+        VisibilityTimeout = 60
+    """)
+    words = ("--queues", str(path))
+    with serving(shell, *words) as server, server.connected() as client:
+        urls = call(client, "ListQueues")["QueueUrls"]
+        assert [url.rpartition("/")[2] for url in urls] == ["lost", "mail", "orders.fifo"]
+        assert call(client, "ListQueueTags", QueueUrl="lost")["Tags"] == {"team": "shop"}
+        asked = {"QueueUrl": "orders.fifo", "AttributeNames": ["VisibilityTimeout"]}
+        assert call(client, "GetQueueAttributes", **asked)["Attributes"] == {
+            "VisibilityTimeout": "60"
+        }
+        assert server.stop() == 0
+    path.write_text(path.read_text().replace("= 60", "= 50"))
+    with serving(shell, *words) as server, server.connected() as client:
+        assert "orders.fifo keeps its attributes" in server.lines[0]
+        found = call(client, "GetQueueAttributes", **asked)["Attributes"]
+        assert found == {"VisibilityTimeout": "60"}
+    path.write_text("[queues.mine]\nVisibilityTimeout = 1000000")
+    assert "'mine' cannot be made" in shell.fails(2, "serve", "--port", "0", *words)
+    path.write_text("mine = 1")
+    assert "must hold tables" in shell.fails(2, "serve", "--port", "0", *words)
+    path.write_text("mine")
+    assert "is no TOML" in shell.fails(2, "serve", "--port", "0", *words)
+
+
+def test_the_speed_of_a_server_is_measured_beside_itself_without_a_store(tmp_path: Path) -> None:
+    few = Sizes(repetitions=1, requests=64, warm_s=0)
+    [*compared, one, eight, many, most] = bench.run(
+        f"sqlite:///{tmp_path}/jobs.db", only=["server"], tell=print, sizes=few
+    )
+    assert len(compared) == 4
+    assert all(line.reached and line.bare and line.ratio for line in compared)
+    assert all(line.reached for line in (one, eight, many, most))
+
+
+@pytest.mark.cassandra
+def test_a_server_on_cassandra_keeps_what_was_sent_over_a_restart(
+    tmp_path: Path, cassandra_url: str
+) -> None:
+    shell = Shell(tmp_path)
+    shell.url = cassandra_url
+    name = f"served-{tmp_path.name}"[:80]
+    with serving(shell) as server, server.connected() as client:
+        call(client, "CreateQueue", QueueName=name)
+        call(client, "SendMessage", QueueUrl=name, MessageBody="hello")
+        assert server.stop() == 0
+    with serving(shell) as server, server.connected() as client:
+        poll(client, name)
+        got = client.answer()
+        assert messages(got) == ["hello"]
+        [message] = json.loads(got.body)["Messages"]
+        call(client, "DeleteMessage", QueueUrl=name, ReceiptHandle=message["ReceiptHandle"])
+        assert server.stop() == 0
+
+
+# Without a server ---------------------------------------------------------------------------------
+
+
+def served(test: Callable[[Application], Awaitable[None]], **options: Any) -> None:
+    async def run() -> None:
+        with shardq.connect("sqlite://") as db:
+            app = Application(db, Options(**options))
+            await done(app, "CreateQueue", QueueName="mail")
+            await test(app)
+            await app.site.close()
+
+    asyncio.run(run())
+
+
+def asked(app: Application, action: str, **fields: Any) -> Asked:
+    return Asked(app, "POST", "/", json.dumps(fields).encode(), headers=headers_of(action))
+
+
+async def done(app: Application, action: str, **fields: Any) -> dict[str, Any]:
+    made = asked(app, action, **fields)
+    await made.end()
+    assert made.status == 200, made.body
+    found: dict[str, Any] = json.loads(made.body or b"{}")
+    return found
+
+
+def test_what_was_claimed_for_a_client_that_is_gone_is_released_uncounted() -> None:
+    async def test(app: Application) -> None:
+        await done(app, "SendMessage", QueueUrl="mail", MessageBody="hello")
+        for _ in range(3):
+            left = asked(app, "ReceiveMessage", QueueUrl="mail")
+            left.leave()
+            await left.end()
+            assert not left.sent
+        fields = {"QueueUrl": "mail", "WaitTimeSeconds": 20, "AttributeNames": ["All"]}
+        [got] = (await done(app, "ReceiveMessage", **fields))["Messages"]
+        assert got["Attributes"]["ApproximateReceiveCount"] == "1"
+
+    served(test)
+
+
+def test_no_more_polls_of_a_key_wait_than_may() -> None:
+    async def test(app: Application) -> None:
+        fields = {"QueueUrl": "mail", "WaitTimeSeconds": 20}
+        polls = [asked(app, "ReceiveMessage", **fields) for _ in range(3)]
+        tasks = [one._task for one in polls]
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        [refused] = [one for one in polls if one.sent]
+        assert refused.status in {400, 429}
+        assert b"RequestThrottled" in refused.body
+        app.site.leave()
+        for one in polls:
+            await one.end()
+        assert sorted(one.status for one in polls) == [200, 200, refused.status]
+
+    served(test, polls_max=2)
