@@ -216,14 +216,7 @@ def test_a_cell_is_written_by_lwt_always_or_never() -> None:
         for table, text in TABLES.items()
         for line in text.splitlines()
         if line.endswith("LWT only")
-<<<<<<< HEAD
     } | {(table, "*") for table in _RECORDS}
-=======
-    } | {
-        (table, "*")
-        for table in ("queues", "keys", "waiting", "accounts", "access", "endpoints", "sent")
-    }
->>>>>>> ba5e43c7 (Ask the site whose a request of SQS is, and try the server by clients of SQS)
     changes = {
         statements.change_of(table, names, new)
         for table in tables.TABLES
