@@ -70,31 +70,40 @@ def _page(document: Mapping[str, Any]) -> Iterator[str]:
 
 def _call(title: str, operation: Mapping[str, Any]) -> Iterator[str]:
     yield f"<h3 id='{operation['operationId']}'>{escape(title)}</h3>"
-    yield f"<p>{escape(operation['summary'])}. {escape(operation.get('description', ''))}"
+    yield f"<p>{_text(operation['summary'])}. {_text(operation.get('description', ''))}"
     if "x-level" in operation:
         yield f"Needs the right <code>{operation['x-level']}</code>."
     yield "<table>"
     for one in operation.get("parameters", ()):
         if one["in"] == "query":
             yield f"<tr><td><code>?{one['name']}</code><td>{_kind(one['schema'])}"
-            yield f"<td>{escape(one['description'])}"
+            yield f"<td>{_text(one['description'])}"
     if "requestBody" in operation:
         body = operation["requestBody"]["content"]["application/json"]["schema"]
         yield f"<tr><td>Body<td>{_kind(body)}<td>"
     for status, answer in operation["responses"].items():
-        for media, content in answer.get("content", {}).items():
-            kind = _kind(content["schema"]) if "schema" in content else escape(media)
-            yield f"<tr><td>{'Else' if status == 'default' else status}<td>{kind}<td>"
+        shown = "Else" if status == "default" else status
+        kinds = [
+            _kind(content["schema"]) if "schema" in content else escape(media)
+            for media, content in answer.get("content", {}).items()
+        ]
+        yield f"<tr><td>{shown}<td>{' or '.join(kinds) or 'no body'}<td>"
     yield "</table>"
 
 
 def _type(name: str, schema: Mapping[str, Any]) -> Iterator[str]:
-    yield f"<h3 id='type-{name}'>{name}</h3><p>{escape(schema.get('description', ''))}<table>"
+    yield f"<h3 id='type-{name}'>{name}</h3><p>{_text(schema.get('description', ''))}<table>"
     for field, one in schema.get("properties", {}).items():
         needed = " (needed)" if field in schema.get("required", ()) else ""
-        text = escape(one.get("description", ""))
+        text = _text(one.get("description", ""))
         yield f"<tr><td><code>{field}</code>{needed}<td>{_kind(one)}<td>{text}"
     yield "</table>"
+
+
+def _text(text: str) -> str:
+    """A text as HTML; what it has between backticks is code."""
+    parts = escape(text).split("`")
+    return "".join(f"<code>{one}</code>" if at % 2 else one for at, one in enumerate(parts))
 
 
 def _kind(schema: Mapping[str, Any]) -> str:
