@@ -54,7 +54,8 @@ def bound(host: str, port: int, *, shared: bool = False) -> list[socket.socket]:
                 # A port that is shared is free for everyone else who shares.
                 with socket.socket(family) as probe:
                     _bind(probe, place, reuse=socket.SO_REUSEADDR)
-            one = socket.socket(family)
+            # Without the protocol, asyncio leaves the delay of small packets (Nagle) on.
+            one = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
             made.append(one)
             one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             _bind(one, place, reuse=socket.SO_REUSEPORT)
