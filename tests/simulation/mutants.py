@@ -365,7 +365,7 @@ MUTANTS: dict[str, Edits] = {
     ),
     "a cancel by key deletes the row alone": (
         (Keyed, "cancel", "elif not self._keys.write([self._keys.cancel(found)]):", "elif found:"),
-        (KeyPointers, "before_end", "fate is not End.DEAD", "fate not in (End.DEAD, End.CANCELLED)"),
+        (KeyPointers, "before_end", "is_kept = fate", "is_kept = fate is End.CANCELLED or fate"),
     ),
     "a begin that is refused is none the less": (
         (Starts, "_decide", "if start.name not in refused:", "if True:"),
