@@ -186,7 +186,7 @@ def test_a_redrive_that_fails_says_how_many_it_has_put_back(stage: Stage) -> Non
     with pytest.raises(RuntimeError) as caught:
         queue.redrive(where=where)
     assert caught.value.__notes__ == ["1 messages were moved before it."]
-    assert (queue.totals().put, queue.dead.totals().acked) == (4, 1)
+    assert (queue.totals().put, queue.dead.totals().forwarded) == (4, 1)
     stage.faults.fail("find", times=100)
     with pytest.raises(StoreUnavailable) as failed:
         queue.redrive()

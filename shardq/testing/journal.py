@@ -33,6 +33,7 @@ _STATES = {
     Fate.BURY: "failed",
     Fate.SNOOZE: "snoozed",
     Fate.CANCEL: "expired",
+    Fate.EXPIRE: "expired",
 }
 FAILED: dict[Raises, tuple[Fate, ...]] = {
     "death": (Fate.BURY,),
