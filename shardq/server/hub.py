@@ -78,7 +78,7 @@ class Line(Generic[T, R]):
         """Put calls in line as one; returns the answer or the error of each."""
         if not calls:
             return []
-        done = asyncio.get_running_loop().create_future()
+        done: asyncio.Future[Sequence[R | Exception]] = asyncio.get_running_loop().create_future()
         self._line.append(_Calls(calls, size_bytes, done))
         if self._task is None:
             self._task = asyncio.create_task(self._run())
@@ -103,15 +103,12 @@ class Line(Generic[T, R]):
 
     async def _answers(self, calls: Sequence[T]) -> Sequence[R | Exception]:
         """The answer of each call; an error of the whole batch is that of each."""
-        work = self._threads.call(partial(self._carry_out, calls))
-        [answers] = await asyncio.gather(work, return_exceptions=True)
-        if isinstance(answers, ShardqError):
-            return [own_copy(answers) for _ in calls]
-        if isinstance(answers, Exception):
-            return [answers] * len(calls)
-        if isinstance(answers, BaseException):
-            raise answers
-        return answers
+        work = asyncio.wrap_future(self._threads.begin(partial(self._carry_out, calls)))
+        await asyncio.wait([work])
+        error = work.exception()
+        if isinstance(error, ShardqError):
+            return [own_copy(error) for _ in calls]
+        return [error] * len(calls) if isinstance(error, Exception) else work.result()
 
     def _next(self) -> list[_Calls[T, R]]:
         batch: list[_Calls[T, R]] = []
