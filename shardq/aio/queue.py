@@ -184,7 +184,7 @@ class Queue:
             )
         self._threads.check()
         loop = asyncio.get_running_loop()
-        over = asyncio.Event()
+        over: asyncio.Future[None] = loop.create_future()
         caller = Caller(
             count,
             visibility_ms,
@@ -196,13 +196,10 @@ class Queue:
         )
         try:
             receiver.ask(caller)
-            try:
-                async with asyncio.timeout(wait_ms / 1_000 or None):
-                    await over.wait()
-            except TimeoutError:
-                # Looked for or not; out of line already, it is answered soon.
-                if not receiver.leave(caller):
-                    await over.wait()
+            await asyncio.wait([over], timeout=wait_ms / 1_000 or None)
+            # Looked for or not; out of line already, it is answered soon.
+            if not (over.done() or receiver.leave(caller)):
+                await over
         except BaseException:
             receiver.abandon(caller)
             raise
@@ -573,7 +570,12 @@ class Queue:
         return await self._threads.call(lambda: call(self._opened()), kind)
 
 
-def _tell(loop: asyncio.AbstractEventLoop, over: asyncio.Event) -> None:
+def _tell(loop: asyncio.AbstractEventLoop, over: asyncio.Future[None]) -> None:
     # A loop that is closed has nobody who waits.
     with suppress(RuntimeError):
-        loop.call_soon_threadsafe(over.set)
+        loop.call_soon_threadsafe(_end, over)
+
+
+def _end(over: asyncio.Future[None]) -> None:
+    if not over.done():
+        over.set_result(None)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from shardq.aio.threads import Threads
+    from shardq.errors import ShardqError
     from shardq.model.message import Message
     from shardq.queue import Queue as SyncQueue
 
@@ -50,8 +51,18 @@ class _Kept(ServedQueue):
         """Answer as if a message had been stored."""
         return self._message
 
-    async def ack(self, receipt: str, *, redelivered: bool = False) -> None:
-        """Answer as if a delivery had ended."""
+    async def put_all(self, items: Sequence[Mapping[str, Any]]) -> list[Message | ShardqError]:
+        """Answer as if messages had been stored."""
+        return [self._message for _ in items]
+
+    async def ack_all(
+        self,
+        receipts: Sequence[str],
+        *,
+        redelivered: bool = False,  # noqa: ARG002
+    ) -> list[ShardqError | None]:
+        """Answer as if deliveries had ended."""
+        return [None for _ in receipts]
 
 
 class _Storeless(Served):

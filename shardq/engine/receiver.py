@@ -343,7 +343,7 @@ class Receiver:
     def _claim_for_line(self, engine: Engine) -> None:
         """Claim due rows, batch by batch, while there are both rows and waiting callers."""
         claims = Claims(self._home, engine)
-        while self._line and engine.ready.at_hand:
+        while self._line and engine.ready.has(1):
             taken: dict[Caller, list[Delivery]] = {}
             self._claiming = True
             try:
@@ -365,7 +365,7 @@ class Receiver:
         self._return_unwanted()
         left_us = self._step_us - self._clock.boot_us()
         wanted = min(sum(caller.count for caller in looking), BATCH_ROWS)
-        has_enough = engine.ready.at_hand >= wanted
+        has_enough = engine.ready.has(wanted)
         if left_us > 0 and (
             has_enough
             # Woken by a put, for which another thread has stepped meanwhile.

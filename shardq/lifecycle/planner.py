@@ -17,7 +17,7 @@ It writes nothing; `settle.py` carries the plans out.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shardq.lifecycle.fate import Fate, Outcome, decided
 from shardq.model import ids, names
@@ -165,14 +165,18 @@ class Planner:
         if row.is_lasting or not is_lasting:
             row = row if row.received else row._replace(received=received)
             return self.claim(row, visibility_ms, delivery, holder=holder)
-        # Set after the move: a row that has the mark before it moves gets a note.
-        plan = self.claim(row, visibility_ms, delivery, holder=holder)
-        if isinstance(plan, Move):
-            return plan._replace(new=plan.new._replace(received=received))
-        return plan._replace(received=received)
+        # Set by the move: a row that has the mark before it moves gets a note.
+        return self.claim(row, visibility_ms, delivery, holder=holder, received=received)
 
     def claim(
-        self, row: Row, visibility_ms: int, delivery: int, *, holder: str, is_counted: bool = True
+        self,
+        row: Row,
+        visibility_ms: int,
+        delivery: int,
+        *,
+        holder: str,
+        is_counted: bool = True,
+        received: str | None = None,
     ) -> Move | Row:
         """The claim of a row whose delivery is under way elsewhere, until its time is up.
 
@@ -182,6 +186,7 @@ class Planner:
             delivery: The number of the delivery.
             holder: The member or caller that has the delivery.
             is_counted: True if the delivery uses an attempt even if it never ends.
+            received: The column `received` from now on; None: as it is.
 
         Returns:
             The row's move; in a group lane the row as it is edited in place, with its old serial.
@@ -189,8 +194,11 @@ class Planner:
         attempt = counted(row, delivery) if is_counted else uncounted(row, delivery)
         until_ms = self._clock.now_ms() + visibility_ms
         if self._register.layout.is_of_groups(row.shard.lane):
-            return row._replace(attempt=attempt, not_before_ms=until_ms, claim=holder)
-        return self.move(row, until_ms, attempt=attempt, claim=holder)
+            received = row.received if received is None else received
+            return row._replace(
+                attempt=attempt, not_before_ms=until_ms, claim=holder, received=received
+            )
+        return self.move(row, until_ms, attempt=attempt, claim=holder, received=received)
 
     def note(self, position: Position) -> Row:
         """A note for the owner of a group lane: the row at this position was settled or edited."""
@@ -342,6 +350,7 @@ class Planner:
         error: str | None = None,
         is_failed: bool = True,
         is_for_others: bool = False,
+        received: str | None = None,
     ) -> Move:
         """The move of a row to a later due; never into the past.
 
@@ -355,6 +364,7 @@ class Planner:
             is_for_others: True to pass the message to another member: it goes to the next lane,
                 because a member reads a lane for long. A message with a group waits until its lane
                 has another owner.
+            received: As `claim` takes it.
         """
         now_us = self._clock.now_us()
         if error is not None:
@@ -366,7 +376,9 @@ class Planner:
         if is_for_others and row.group is None:
             lane = layout.next_lane(lane)
         shard = layout.shard(due_ms, lane)
-        new = moved(row, shard, due_ms, _id_after(row, now_us), attempt=attempt, claim=claim)
+        changes: dict[str, Any] = {} if received is None else {"received": received}
+        row_id = _id_after(row, now_us)
+        new = moved(row, shard, due_ms, row_id, attempt=attempt, claim=claim, **changes)
         return Move(row.position, new)
 
     def _note_far(self, due_ms: int, now_us: int) -> None:

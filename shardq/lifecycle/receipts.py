@@ -176,13 +176,13 @@ class Receipts:
             taken: The positions of rows that another call ends.
         """
         gone = [one for at, one in receipts.items() if at not in rows and at not in taken]
-        there = [rows[at] for at in receipts if at in rows]
-        there += self._settler.keys.followed(gone).values()
-        found = {
-            row.position: row
-            for row in there
-            if row.position not in taken and not self._register.is_former(row)
-        }
+        there = {at: rows[at] for at in receipts if at in rows}
+        there |= {row.position: row for row in self._settler.keys.followed(gone).values()}
+        found = [
+            row
+            for at, row in there.items()
+            if at not in taken and not self._register.is_former(row)
+        ]
         stale = {
             one.position: StaleReceipt(
                 f"no message is at the place of a receipt in queue {self._register.name!r}: it has "
@@ -192,7 +192,7 @@ class Receipts:
             for one in gone
             if one.first is None
         }
-        return list(found.values()), stale
+        return found, stale
 
     def settle(
         self,

@@ -22,7 +22,7 @@ from shardq.lifecycle.moves import Begun, Trail
 from shardq.lifecycle.planner import Planner
 from shardq.lifecycle.pointers import KeyPointers, noted, write_notes
 from shardq.lifecycle.taker import Taken, Taker
-from shardq.model.message import SERIALS_OF_OTHERS, died_after
+from shardq.model.message import SERIALS_OF_OTHERS, died_after, shards_of
 from shardq.records.keys import Keys
 from shardq.records.ledger import End, Ledger
 
@@ -100,10 +100,17 @@ class Settler:
         if not moves:
             return set(), {}
         there = {row.position: row for row in self._store.find([move.old for move in moves])}
-        live = [move for move in moves if move.old in there]
-        gone = {move.old for move in moves if move.old not in there}
-        in_steps = [move for move in live if self._goes_in_steps(move, there[move.old])]
-        at_once = [move for move in live if not self._goes_in_steps(move, there[move.old])]
+        live: list[Move] = []
+        in_steps: list[Move] = []
+        at_once: list[Move] = []
+        gone: set[Position] = set()
+        for move in moves:
+            row = there.get(move.old)
+            if row is None:
+                gone.add(move.old)
+                continue
+            live.append(move)
+            (in_steps if self._goes_in_steps(move, row) else at_once).append(move)
         if in_steps:
             self._transfer(noted(in_steps, there), [there[move.old] for move in in_steps])
         if left_out := self._store.move(noted(at_once, there)):
@@ -255,11 +262,12 @@ class Settler:
         trail = Trail(self._begun, rows)
         for _ in range(_REPAIRS):
             now_ms = self._clock.now_ms()
-            late = {
-                row.id
-                for row in trail.rows
-                if self._register.layout_of(row.shard.queue).is_late(row.shard.minute, now_ms)
+            shards = {
+                shard
+                for shard in shards_of(trail.rows)
+                if self._register.layout_of(shard.queue).is_late(shard.minute, now_ms)
             }
+            late = {row.id for row in trail.rows if row.shard in shards} if shards else set()
             asked = trail.to_look_for(late)
             if not asked:
                 break

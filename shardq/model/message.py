@@ -342,6 +342,7 @@ def moved(
     attempt: int,
     claim: str | None,
     since_ms: int | None = None,
+    **changes: Any,
 ) -> Row:
     """The row of the same message at another place: same identity, fresh row id.
 
@@ -353,6 +354,7 @@ def moved(
         attempt: Deliveries begun and recorded.
         claim: The member that holds the delivery under way.
         since_ms: The due from which its lateness counts; None: from `due_ms`.
+        changes: Other columns.
     """
     origin = row.due_ms if row.origin_ms is None else row.origin_ms
     return placed(
@@ -365,6 +367,7 @@ def moved(
         origin_ms=None if origin == due_ms else origin,
         claim=claim,
         since_ms=None if since_ms == due_ms else since_ms,
+        **changes,
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import binascii
 import hmac
 import struct
@@ -50,6 +49,7 @@ class Signed:
         return self.token
 
 
+_FROM_URL, _TO_URL = bytes.maketrans(b"-_", b"+/"), bytes.maketrans(b"+/", b"-_")
 _TOKEN = struct.Struct(">BIqIq16s3s")
 _FIRST_BYTE = 2
 """By it a receipt is told from an id."""
@@ -67,6 +67,11 @@ _LASTING_CHARS_MIN = -(-(_TOKEN.size + _FIRST_BYTES + _MAC_BYTES) // 3) * 4
 _FORMER_BEGINS = "AQ"
 _FORMER_CHARS = 76
 """How a receipt of before serials began, and how long it was."""
+
+
+def _encoded(data: bytes) -> bytes:
+    # As base64.urlsafe_b64encode, without two calls in Python for each receipt.
+    return binascii.b2a_base64(data, newline=False).translate(_TO_URL)
 
 
 class Signer:
@@ -99,7 +104,7 @@ class Signer:
             raw += first + receipt.key.encode()
             # No key holds a zero byte.
             raw += bytes(-(len(raw) + _MAC_BYTES) % 3)
-        return base64.urlsafe_b64encode(raw + self._mac(raw)).decode()
+        return _encoded(raw + self._mac(raw)).decode()
 
     @staticmethod
     def is_meant(text: str) -> bool:
@@ -146,13 +151,13 @@ class Signer:
             )
         try:
             given = token.encode("ascii")
-            data = base64.b64decode(given, altchars=b"-_", validate=True)
+            data = binascii.a2b_base64(given.translate(_FROM_URL))
         except (UnicodeEncodeError, binascii.Error) as error:
             raise BadReceipt("the receipt is damaged; pass it on unchanged.") from error
         raw, mac = data[:-_MAC_BYTES], data[-_MAC_BYTES:]
-        # Even a validating decoder takes `+` for `-` and padding in excess, so that several tokens
-        # would stand for one receipt.
-        is_canonical = base64.urlsafe_b64encode(data) == given
+        # A decoder takes `+` for `-`, skips other characters and takes padding in excess, so that
+        # several tokens would stand for one receipt.
+        is_canonical = _encoded(data) == given
         least = _TOKEN.size + (_FIRST_BYTES if is_lasting else 0)
         begin = _LASTING_BYTE if is_lasting else _FIRST_BYTE
         if not is_canonical or len(raw) < least or raw[0] != begin:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
-
-from shardq.clock import pause
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,7 +14,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 Event: TypeAlias = MutableMapping[str, Any]
-Receive: TypeAlias = Callable[[], Awaitable[Event]]
+Receive: TypeAlias = Callable[[], Coroutine[Any, Any, Event]]
 Send: TypeAlias = Callable[[Event], Awaitable[None]]
 
 BODY_BYTES_MAX = 8 << 20
@@ -131,7 +129,7 @@ class Client:
         body = answer.body
         sent = [(n.encode("latin-1"), v.encode("latin-1")) for n, v in (*answer.headers, *headers)]
         if isinstance(body, bytes):
-            if answer.on_unsent is not None and await self._has_left():
+            if answer.on_unsent is not None and self._has_left():
                 await answer.on_unsent()
                 raise Gone
             sent.append((b"content-length", b"%d" % len(body)))
@@ -162,12 +160,16 @@ class Client:
         if self._working is not None:
             self._working.cancel()
 
-    async def _has_left(self) -> bool:
-        """True if the client is known to have left: a turn of the loop tells."""
-        watcher = asyncio.create_task(self._wait_until_gone())
-        await pause(0)
-        watcher.cancel()
-        return self._is_gone
+    def _has_left(self) -> bool:
+        """True if the client is known to have left."""
+        # One step of the coroutine, without a task: if it would wait, there is no event.
+        receiving = self._receive()
+        try:
+            receiving.send(None)
+        except StopIteration as event:
+            return bool(event.value["type"] == "http.disconnect")
+        receiving.close()
+        return False
 
 
 def _exceeds(declared: str) -> bool:

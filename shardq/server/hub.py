@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from shardq.aio.queue import Queue
@@ -32,10 +34,19 @@ _BATCH_MAX = 1_000
 _BATCH_BYTES = 1 << 20
 
 
+@dataclass(slots=True)
+class _Calls(Generic[T, R]):
+    """The calls of one request, and where their answers go."""
+
+    calls: Sequence[T]
+    size_bytes: int
+    done: asyncio.Future[Sequence[R | Exception]]
+
+
 class Line(Generic[T, R]):
     """Calls of one kind in line: those that arrive while a batch is under way are the next batch.
 
-    It is used by one event loop.
+    A request may bring several calls, which stay together. It is used by one event loop.
 
     Args:
         carry_out: Carries out a batch, in a thread; returns an answer or an error for each call.
@@ -47,7 +58,7 @@ class Line(Generic[T, R]):
     ) -> None:
         self._carry_out = carry_out
         self._threads = threads
-        self._line: deque[tuple[T, int, asyncio.Future[R]]] = deque()
+        self._line: deque[_Calls[T, R]] = deque()
         self._task: asyncio.Task[None] | None = None
 
     async def do(self, call: T, size_bytes: int = 0) -> R:
@@ -58,8 +69,17 @@ class Line(Generic[T, R]):
         Raises:
             ShardqError: The error that is its answer.
         """
-        done: asyncio.Future[R] = asyncio.get_running_loop().create_future()
-        self._line.append((call, size_bytes, done))
+        [answer] = await self.do_all([call], size_bytes)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    async def do_all(self, calls: Sequence[T], size_bytes: int = 0) -> Sequence[R | Exception]:
+        """Put calls in line as one; returns the answer or the error of each."""
+        if not calls:
+            return []
+        done: asyncio.Future[Sequence[R | Exception]] = asyncio.get_running_loop().create_future()
+        self._line.append(_Calls(calls, size_bytes, done))
         if self._task is None:
             self._task = asyncio.create_task(self._run())
         return await done
@@ -70,42 +90,36 @@ class Line(Generic[T, R]):
                 batch = self._next()
                 if not batch:
                     continue
-                for (_, _, done), answer in zip(batch, await self._answers(batch), strict=True):
-                    if done.done():
-                        continue
-                    if isinstance(answer, Exception):
-                        done.set_exception(answer)
-                    else:
-                        done.set_result(answer)
+                answers = iter(await self._answers([call for one in batch for call in one.calls]))
+                for one in batch:
+                    mine = list(islice(answers, len(one.calls)))
+                    if not one.done.done():
+                        one.done.set_result(mine)
         finally:
             self._task = None
             while self._line:
                 # Only as the loop ends.
-                self._line.popleft()[2].cancel()
+                self._line.popleft().done.cancel()
 
-    async def _answers(
-        self, batch: Sequence[tuple[T, int, asyncio.Future[R]]]
-    ) -> Sequence[R | Exception]:
+    async def _answers(self, calls: Sequence[T]) -> Sequence[R | Exception]:
         """The answer of each call; an error of the whole batch is that of each."""
-        work = self._threads.call(partial(self._carry_out, [call for call, _, _ in batch]))
-        [answers] = await asyncio.gather(work, return_exceptions=True)
-        if isinstance(answers, ShardqError):
-            return [own_copy(answers) for _ in batch]
-        if isinstance(answers, Exception):
-            return [answers] * len(batch)
-        if isinstance(answers, BaseException):
-            raise answers
-        return answers
+        work = asyncio.wrap_future(self._threads.begin(partial(self._carry_out, calls)))
+        await asyncio.wait([work])
+        error = work.exception()
+        if isinstance(error, ShardqError):
+            return [own_copy(error) for _ in calls]
+        return [error] * len(calls) if isinstance(error, Exception) else work.result()
 
-    def _next(self) -> list[tuple[T, int, asyncio.Future[R]]]:
-        batch: list[tuple[T, int, asyncio.Future[R]]] = []
-        size_bytes = 0
-        while self._line and len(batch) < _BATCH_MAX and size_bytes <= _BATCH_BYTES:
+    def _next(self) -> list[_Calls[T, R]]:
+        batch: list[_Calls[T, R]] = []
+        count = size_bytes = 0
+        while self._line and count < _BATCH_MAX and size_bytes <= _BATCH_BYTES:
             one = self._line.popleft()
-            if one[2].done():
+            if one.done.done():
                 continue
             batch.append(one)
-            size_bytes += one[1]
+            count += len(one.calls)
+            size_bytes += one.size_bytes
         return batch
 
 
@@ -139,7 +153,8 @@ class ServedQueue:
 
     async def put_all(self, items: Sequence[Mapping[str, Any]]) -> list[Message | ShardqError]:
         """Put messages; returns for each the message or the error that it failed by."""
-        return await asyncio.gather(*map(self.put, items), return_exceptions=True)  # type: ignore[return-value]
+        size_bytes = sum(len(item["body"]) for item in items)
+        return _told(await self._puts.do_all(items, size_bytes))
 
     async def ack(self, receipt: str, *, redelivered: bool = False) -> None:
         """End a delivery as done.
@@ -151,8 +166,24 @@ class ServedQueue:
         Raises:
             ShardqError: As `Queue.ack` raises it.
         """
-        await (self._ends if redelivered else self._acks).do(receipt)
-        self.tell({receipt: None})
+        [error] = await self.ack_all([receipt], redelivered=redelivered)
+        if error is not None:
+            raise error
+
+    async def ack_all(
+        self, receipts: Sequence[str], *, redelivered: bool = False
+    ) -> list[ShardqError | None]:
+        """End deliveries as done; returns the error of each that did not end, None of the others.
+
+        Args:
+            receipts: Their receipts.
+            redelivered: As for `Queue.ack`.
+        """
+        errors = _told(await (self._ends if redelivered else self._acks).do_all(receipts))
+        if self.on_settled:
+            ended = zip(receipts, errors, strict=True)
+            self.tell({receipt: None for receipt, error in ended if error is None})
+        return errors
 
     def tell(self, settled: Mapping[str, str | None]) -> None:
         """Tell the streams of this process of deliveries that were settled.
@@ -186,6 +217,16 @@ class ServedQueue:
 
     def _end_each(self, receipts: Sequence[str]) -> Sequence[ShardqError | None]:
         return self._opened.ack(*receipts, partial=True, redelivered=True)
+
+
+def _told(answers: Sequence[R | Exception]) -> list[R | ShardqError]:
+    """Answers and errors of the store, one for each call; a fault is raised."""
+    told: list[R | ShardqError] = []
+    for answer in answers:
+        if isinstance(answer, Exception) and not isinstance(answer, ShardqError):
+            raise answer
+        told.append(answer)
+    return told
 
 
 class Served:

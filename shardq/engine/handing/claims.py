@@ -236,15 +236,17 @@ class Claims:
         self._give_up(one for one in lapsed if one.begun_us)
         claimed = {one: (one.row.wanted_ms, row) for one, row in done.items()}
         self._conclude(edits, done, changed)
+        over: list[Delivery] = []
         for one, move in moves.items():
             if move.old in unknown:
                 continue
             if move.old in left:
                 outbox.leave_behind(one)
             else:
-                outbox.hand_over(one)
+                over.append(one)
             if move.old not in gone:
                 claimed[one] = one.row.wanted_ms, move.new
+        outbox.hand_over_all(over)
         return claimed
 
     def _conclude(

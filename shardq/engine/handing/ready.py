@@ -203,17 +203,18 @@ class Ready:
             self._promote()
             return sum(map(len, self._due))
 
-    @property
-    def at_hand(self) -> int:
-        """How many rows can be taken now; rows that wait for a lagging lane do not count."""
-        count = 0
+    def has(self, count: int) -> bool:
+        """True if so many rows can be taken now; rows that wait for a lagging lane do not count."""
         with self._lock:
             self._promote()
             for heap, horizon in zip(self._due, self._horizon, strict=True):
                 if horizon is not None:
-                    return count + sum(entry[0] <= horizon for entry in heap)
-                count += len(heap)
-        return count
+                    ready = (entry for entry in heap if entry[0] <= horizon)
+                    return sum(1 for _ in islice(ready, count)) >= count
+                count -= len(heap)
+                if count <= 0:
+                    return True
+        return False
 
     def find_due(self, wanted: Callable[[Delivery], bool], most: int) -> tuple[int, int]:
         """Count the due rows that `wanted` accepts, and find since when the first has waited.

@@ -40,7 +40,7 @@ from shardq.model.message import Row, end_of_use_ms, spent_reason
 from shardq.records.ledger import End
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
     from collections.abc import Set as AbstractSet
 
     from shardq.engine.groups.room import GroupLanes
@@ -363,11 +363,20 @@ class Outbox:
             one: The delivery.
             now: The present row if it stays in its group lane, where its group waits for it.
         """
-        self._running.pop(one.row.id, None)
         if now is None:
-            self._over(one)
+            self.hand_over_all([one])
         else:
+            self._running.pop(one.row.id, None)
             self._groups.again(one, now)
+
+    def hand_over_all(self, ones: Collection[Delivery]) -> None:
+        """Forget deliveries, as `hand_over` does."""
+        for one in ones:
+            self._running.pop(one.row.id, None)
+        self._memory.forget_all(ones)
+        for one in ones:
+            if one.grouped:
+                self._groups.stored(one)
 
     def leave_behind(self, one: Delivery) -> None:
         """Delete the row of a delivery by the next flush: its claim exists beside the row."""

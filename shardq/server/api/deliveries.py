@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Annotated, Any
 
 from msgspec import Meta, Struct
@@ -147,8 +146,8 @@ async def receive_messages(call: Call[None, Receive]) -> Answer | Messages:
 async def ack_messages(call: Call[None, Ack]) -> Settlements:
     """End deliveries as done: the messages are removed."""
     queue = await call.queue()
-    each = [queue.ack(receipt) for receipt in call.body.receipts]
-    return _settlements(call.body.receipts, await asyncio.gather(*each, return_exceptions=True))
+    receipts = call.body.receipts
+    return _settlements(receipts, await queue.ack_all(receipts))
 
 
 async def retry_messages(call: Call[None, Retry]) -> Settlements:

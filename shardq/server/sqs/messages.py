@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import re
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
-from shardq.errors import BadReceipt, ReceiptError, ShardqError, StaleReceipt
+from shardq.errors import BadReceipt, ReceiptError, ShardqError
 from shardq.server.sqs import attributes, beyond, contents, digest
 from shardq.server.sqs.errors import (
     Refusal,
@@ -92,9 +91,7 @@ async def send_message_batch(call: Call, given: shapes.SendMessageBatch) -> Sent
             sendings.append((one.id, _Sending(call, opened, one, is_entry=True)))
         except Refusal as refusal:
             failed.append(_failed(one.id, refusal))
-    answers = await asyncio.gather(
-        *(sending.send() for _, sending in sendings), return_exceptions=True
-    )
+    answers = await _send_all(opened, [sending for _, sending in sendings])
     opened.changed()
     successful: list[Sent] = []
     for (entry_id, sending), answer in zip(sendings, answers, strict=True):
@@ -102,15 +99,32 @@ async def send_message_batch(call: Call, given: shapes.SendMessageBatch) -> Sent
             failed.append(_failed(entry_id, refusal_of(answer)))
         elif isinstance(answer, Refusal):
             failed.append(_failed(entry_id, answer))
-        elif isinstance(answer, BaseException):
-            raise answer
         else:
             successful.append(sending.sent(answer, entry_id))
     return SentBatch(successful=successful, failed=failed)
 
 
+async def _send_all(
+    opened: Opened, sendings: Sequence[_Sending]
+) -> list[Message | str | Refusal | ShardqError]:
+    """Send messages together, then carry out the commands among them, in their order."""
+    plain = [one.item for one in sendings if one.command is None]
+    put = iter(await opened.served.put_all(plain))
+    answers: list[Message | str | Refusal | ShardqError] = []
+    for one in sendings:
+        try:
+            answers.append(next(put) if one.command is None else await one.send())
+        except (Refusal, ShardqError) as error:
+            answers.append(error)
+    return answers
+
+
 class _Sending:
     """A message on its way, checked.
+
+    Attributes:
+        item: What is put.
+        command: What is carried out instead; None of a message.
 
     Raises:
         Refusal: If it cannot be sent.
@@ -135,27 +149,27 @@ class _Sending:
             raise invalid(
                 f"One or more parameters {how}. Reason: Message must be shorter than {most} bytes."
             )
-        self._item: dict[str, Any] = {"body": self._body}
-        self._command: beyond.Command | None = None
+        self.item: dict[str, Any] = {"body": self._body}
+        self.command: beyond.Command | None = None
         delay_s = _delay_s(opened, given)
         if delay_s is not None:
-            self._item["delay"] = timedelta(seconds=delay_s)
+            self.item["delay"] = timedelta(seconds=delay_s)
         extra = contents.Extra()
         self._add_group(given, extra)
         self._add_system(extra)
         if call.account != opened.address.account:
             extra.sender = call.account
         if self._attributes:
-            self._command = beyond.apply(self._attributes, self._item)
+            self.command = beyond.apply(self._attributes, self.item)
         headers = contents.headers_of(self._attributes, extra)
         if headers:
-            self._item["headers"] = headers
+            self.item["headers"] = headers
 
     async def send(self) -> Message | str:
         """Send it; returns the message, or the id of the one that a command was about."""
-        if self._command is not None:
-            return await self._command.run(self._opened.served)
-        return await self._opened.served.put(self._item)
+        if self.command is not None:
+            return await self.command.run(self._opened.served)
+        return await self._opened.served.put(self.item)
 
     def sent(self, message: Message | str, entry_id: str | None = None) -> Sent:
         """The answer to the sender."""
@@ -176,14 +190,14 @@ class _Sending:
         if not self._opened.is_fifo:
             extra.group = group
             return
-        self._item["group"] = group
+        self.item["group"] = group
         if once is None:
             once = hashlib.sha256(self._body).hexdigest()
         extra.once = once
         endpoint = self._opened.endpoint
         if endpoint.attributes.get("DeduplicationScope") == "messageGroup":
             once = hashlib.sha256(f"{group}\n{once}".encode()).hexdigest()
-        self._item["once"] = once
+        self.item["once"] = once
 
     def _add_system(self, extra: contents.Extra) -> None:
         for name, one in self._system.items():
@@ -352,8 +366,10 @@ def _first_received_ms(message: Message) -> int:
 async def delete_message(call: Call, given: shapes.DeleteMessage) -> None:
     """End a delivery as done."""
     opened = await call.queue(given.queue_url)
-    await _end(opened, given.receipt_handle)
+    [error] = await _end(opened, [given.receipt_handle])
     opened.changed()
+    if error is not None:
+        raise error
 
 
 async def delete_message_batch(call: Call, given: shapes.DeleteMessageBatch) -> Batch:
@@ -361,22 +377,27 @@ async def delete_message_batch(call: Call, given: shapes.DeleteMessageBatch) -> 
     opened = await call.queue(given.queue_url)
     entries = given.entries
     _check_entries([one.id for one in entries], "DeleteMessageBatchRequestEntry")
-    answers = await asyncio.gather(
-        *(_end(opened, one.receipt_handle) for one in entries), return_exceptions=True
-    )
+    answers = await _end(opened, [one.receipt_handle for one in entries])
     opened.changed()
     return _batch([one.id for one in entries], answers)
 
 
-async def _end(opened: Opened, handle: str) -> None:
-    try:
-        # In a FIFO queue the receipt of the present delivery alone ends a message.
-        await opened.served.ack(handle, redelivered=not opened.is_fifo)
-    except BadReceipt as error:
-        raise bad_handle(handle) from error
-    except StaleReceipt as error:
-        if opened.is_fifo and await _is_there(opened, handle):
-            raise expired_handle(handle) from error
+async def _end(opened: Opened, handles: Sequence[str]) -> list[ShardqError | Refusal | None]:
+    """End deliveries; returns why each was refused, or None."""
+    # In a FIFO queue the receipt of the present delivery alone ends a message.
+    errors = await opened.served.ack_all(handles, redelivered=not opened.is_fifo)
+    return [
+        await _unended(opened, handle, error) if isinstance(error, ReceiptError) else error
+        for handle, error in zip(handles, errors, strict=True)
+    ]
+
+
+async def _unended(opened: Opened, handle: str, error: ReceiptError) -> Refusal | None:
+    if isinstance(error, BadReceipt):
+        return bad_handle(handle)
+    if opened.is_fifo and await _is_there(opened, handle):
+        return expired_handle(handle)
+    return None
 
 
 async def _is_there(opened: Opened, handle: str) -> bool:
@@ -488,8 +509,6 @@ def _batch(names: Sequence[str], answers: Sequence[object]) -> Batch:
             made.failed.append(_failed(name, answer))
         elif isinstance(answer, ShardqError):
             made.failed.append(_failed(name, refusal_of(answer)))
-        elif isinstance(answer, BaseException):
-            raise answer
     return made
 
 
