@@ -99,7 +99,7 @@ class Api:
             headers: More headers.
         """
         content = body if isinstance(body, bytes) else b""
-        sent = {"host": "test", **(headers or {})}
+        sent = {"host": "localhost", **(headers or {})}
         if body is not None and not isinstance(body, bytes):
             content = json.dumps(body).encode()
             sent.setdefault("content-type", "application/json")

@@ -16,7 +16,7 @@ from shell import Shell, shell
 import shardq
 from shardq import bench
 from shardq.bench.sizes import Sizes
-from shardq.server.app import Application
+from shardq.server import application
 from shardq.server.site import Options
 
 if TYPE_CHECKING:
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from served import Client, Got
+
+    from shardq.server.app import Application
 
 
 def headers_of(action: str) -> dict[str, str]:
@@ -168,7 +170,7 @@ def test_a_server_on_cassandra_keeps_what_was_sent_over_a_restart(
 def served(test: Callable[[Application], Awaitable[None]], **options: Any) -> None:
     async def run() -> None:
         with shardq.connect("sqlite://") as db:
-            app = Application(db, Options(**options))
+            app = application(db, options=Options(**options))
             await done(app, "CreateQueue", QueueName="mail")
             await test(app)
             await app.site.close()

@@ -30,9 +30,10 @@ def application(
     Args:
         db: The connection whose queues are served. It stays open.
         options: What the operator chose.
-        access: Knows who may do what, `shardq.server.access.Access(db)`; None: everybody may do
-            everything.
+        access: Knows who may do what. None: keys of the store are needed, and as long as it has
+            no account, programs of this machine need none.
     """
+    from shardq.server.access import Access
     from shardq.server.app import Application
 
-    return Application(db, options or Options(), access)
+    return Application(db, options or Options(), access or Access(db, is_open=True))

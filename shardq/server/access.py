@@ -49,6 +49,10 @@ REFRESH_US = 3_000_000
 """A revoked key is refused once it was reread: within 5 s, with a slow read."""
 _REREADS_MAX = 5
 """How often a second all keys are reread for one that is not known: a new one works at once."""
+_FORWARDED = frozenset({"forwarded", "via", "x-forwarded-for", "x-real-ip"})
+"""The headers that a proxy adds."""
+_OWN_SITE = frozenset({"same-origin", "none"})
+"""`Sec-Fetch-Site` of a page of this server, and of an address that somebody has typed."""
 _LOCAL_NAMES = ("localhost", "localhost.localstack.cloud")
 _BEARER: Final = "bearer "
 _TOKEN_CHARACTERS_MAX = 200
@@ -68,6 +72,7 @@ class Caller:
         queues: Patterns of the queues that it may use.
         depth: No puts into a queue that holds this many messages; 0: any number.
         client: The address that it has.
+        end_ms: When a signed url ends, epoch milliseconds; 0: with its key.
     """
 
     account: str
@@ -79,6 +84,7 @@ class Caller:
     queues: tuple[str, ...]
     depth: int
     client: str
+    end_ms: int = 0
 
     @property
     def who(self) -> str:
@@ -129,8 +135,7 @@ class Access:
     Args:
         db: The store's connection.
         is_open: True if requests without a key are let in as long as there is no account.
-        is_local: True if an open server is for programs of this machine alone: what a browser
-            sends for a page from elsewhere is refused.
+        is_local: True if an open server is for programs of this machine alone.
 
     Attributes:
         accounts: The accounts of the store.
@@ -222,6 +227,24 @@ class Access:
         if found is None:
             raise _unknown()
         return found
+
+    def admits(self, caller: Caller) -> bool:
+        """True if a caller that was let in would still be. Reads the store every 3 s.
+
+        Args:
+            caller: The caller of a request that takes long.
+
+        Raises:
+            StoreError: If the store cannot be read.
+        """
+        if self._is_old(REFRESH_US):
+            self._refresh(REFRESH_US)
+        if not caller.key_id:
+            return self._may_be_open and not self._has_accounts
+        now_ms = self._clock.now_ms()
+        key = self._keys.get(caller.key_id)
+        has_ended = 0 < caller.end_ms <= now_ms
+        return key is not None and key.state(now_ms) == "valid" and not has_ended
 
     def check_depth(self, caller: Caller, queue: Queue, count: int = 1) -> None:
         """Refuse puts into a queue that is as full as the caller's key may fill it.
@@ -354,6 +377,7 @@ class Access:
             request,
             levels="".join(one for one in url.levels if one in key.grant.levels),
             queues=grants.within([url.queue], key.grant.queues),
+            end_ms=url.end_s * 1_000,
         )
 
     def _caller(
@@ -365,6 +389,7 @@ class Access:
         region: str = "",
         levels: str | None = None,
         queues: tuple[str, ...] | None = None,
+        end_ms: int = 0,
     ) -> Caller:
         grant = key.grant
         if grant.rate:
@@ -379,9 +404,11 @@ class Access:
             grant.queues if queues is None else queues,
             grant.depth,
             request.client,
+            end_ms,
         )
 
     def _anybody(self, request: Request, authorization: str) -> Caller:
+        _check_page(request)
         if self._is_local:
             _check_local(request)
         region = ""
@@ -413,22 +440,36 @@ def is_loopback(host: str) -> bool:
 
 
 def _check_local(request: Request) -> None:
-    """Refuse what a browser of this machine sends for a page from elsewhere.
+    """Refuse what is not from a program of this machine.
 
-    Such a page can send requests to loopback, under its own name or, by a name of its own that
-    leads to 127.0.0.1, as if it were the server.
+    A request through a proxy may be from anywhere. So may one under a name of a web site that leads
+    to 127.0.0.1: the site's page in a browser of this machine sends it.
 
     Raises:
-        AccessDenied: If it is.
+        AccessDenied: If it is not.
     """
-    origin = request.headers.get("origin", "")
-    named = [f"//{request.host}"] if request.host else []
-    named += [origin] if origin else []
-    if not all(map(is_loopback, map(_host_of, named))):
+    is_named = not request.host or is_loopback(_host_of(f"//{request.host}"))
+    is_direct = _FORWARDED.isdisjoint(request.headers)
+    if not (is_named and is_direct and is_loopback(request.client)):
         raise AccessDenied(
-            f"an open server answers programs of this machine under a name of loopback, not "
-            f"{request.host!r}{f' for {origin!r}' if origin else ''}; make an account and use a "
-            f"key, or say --insecure."
+            f"a server without an account answers programs of this machine under a name of "
+            f"loopback alone, not {request.client!r} for {request.host!r}: make an account, "
+            f"`shardq accounts create NAME`, and use a key; or serve with --insecure."
+        )
+
+
+def _check_page(request: Request) -> None:
+    """Refuse what a browser sends for the page of another site: it needs no key here.
+
+    Raises:
+        AccessDenied: If it does.
+    """
+    origin = request.headers.get("origin")
+    is_same = origin is None or origin.partition("://")[2] == request.host
+    if not is_same or request.headers.get("sec-fetch-site", "none") not in _OWN_SITE:
+        raise AccessDenied(
+            f"the page of another site, {origin or 'in a browser'}, may do nothing here without a "
+            f"key; `shardq accounts create NAME` makes an account."
         )
 
 

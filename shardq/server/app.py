@@ -41,9 +41,7 @@ class Application:
     It may be mounted into another application, which need not tell it of its start and end.
     """
 
-    def __init__(
-        self, connection: Connection, options: Options, access: Access | None = None
-    ) -> None:
+    def __init__(self, connection: Connection, options: Options, access: Access) -> None:
         """Made by `application`."""
         self._connection = connection
         self._options = options

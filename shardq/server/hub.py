@@ -14,11 +14,11 @@ from collections import deque
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from shardq.aio.queue import Queue
 from shardq.aio.threads import Kind, Threads
-from shardq.errors import ShardqError, own_copy
+from shardq.errors import ShardqError, StoreError, own_copy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -121,6 +121,16 @@ class Line(Generic[T, R]):
             count += len(one.calls)
             size_bytes += one.size_bytes
         return batch
+
+
+def check_store(answers: Sequence[object]) -> None:
+    """Refuse a batch as a whole if the store failed for each part: clients repeat it then.
+
+    Raises:
+        StoreError: If it did.
+    """
+    if answers and all(isinstance(one, StoreError) for one in answers):
+        raise cast("StoreError", answers[0])
 
 
 class ServedQueue:

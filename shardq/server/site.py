@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from shardq.aio.threads import THREADS, Threads
+from shardq.clock import pause
+from shardq.errors import StoreError
 from shardq.records.actions import DONE, Actions
 from shardq.server.access import anybody
 from shardq.server.hub import Served
 from shardq.server.web import TooMany
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Coroutine
+    from collections.abc import Awaitable, Coroutine, Iterable
     from ipaddress import IPv4Network, IPv6Network
 
     from shardq.clock import Clock
@@ -30,6 +33,8 @@ T = TypeVar("T")
 REGION = "us-east-1"
 ACCOUNT = "000000000000"
 POLLS_MAX = 1_000
+_WATCH_S = 1.0
+"""How often keys of open polls are looked at; they are reread every 3 s."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +65,7 @@ class Site:
     Attributes:
         connection: The store.
         options: What the operator chose.
-        access: Knows who may do what; None: everybody may do everything.
+        access: Knows who may do what; None: the operator alone asks, and may do everything.
         actions: Records commands that change something.
         clock: The only reader of time.
         threads: Where calls of the connection run.
@@ -78,8 +83,9 @@ class Site:
     served: Served = field(init=False)
     leaving: asyncio.Event = field(default_factory=asyncio.Event)
     sqs: Any = None
-    _waits: set[asyncio.Timeout] = field(default_factory=set)
+    _waits: dict[asyncio.Timeout, Caller | None] = field(default_factory=dict)
     _polls: Counter[str] = field(default_factory=Counter)
+    _watch: asyncio.Task[None] | None = None
 
     def __post_init__(self) -> None:
         self.clock = self.connection._home.clock
@@ -125,55 +131,84 @@ class Site:
         """
         await self.threads.call(partial(self.actions.record, caller.who, via, what, about, outcome))
 
-    async def poll(self, work: Coroutine[Any, Any, T], key: str = "") -> T | None:
-        """Await messages for a request; None at once when the server leaves.
+    async def admits(self, caller: Caller) -> bool:
+        """True if a caller that was let in would still be: its key may have ended meanwhile."""
+        return not await self.threads.call(partial(self._gone, [caller]))
+
+    async def poll(self, work: Coroutine[Any, Any, T], caller: Caller) -> T | None:
+        """Await messages for a request; None at once when the server leaves, or its key ends.
 
         Args:
             work: What waits for messages, such as `ServedQueue.queue.receive`. It is cancelled when
                 the server leaves, so messages that it has claimed are released uncounted.
-            key: The name of the key that the request was made with; empty without one.
+            caller: Whose request it is.
 
         Raises:
             TooMany: If as many polls of the key wait as may.
         """
+        key = caller.key_id
         if self._polls[key] >= self.options.polls_max:
             work.close()
             raise TooMany(f"{self.options.polls_max:,} requests of this key wait for messages.")
         self._polls[key] += 1
         try:
-            return await self.unless_leaving(work)
+            if self._watch is None:
+                self._watch = asyncio.create_task(self._end_waits())
+            return await self.unless_leaving(work, caller)
         finally:
             self._polls[key] -= 1
             if not self._polls[key]:
                 del self._polls[key]
 
-    async def unless_leaving(self, work: Awaitable[T]) -> T | None:
+    async def unless_leaving(self, work: Awaitable[T], caller: Caller | None = None) -> T | None:
         """Await anything; None at once when the server leaves.
 
         Args:
             work: What is awaited. It is cancelled when the server leaves.
+            caller: Whose request it is for, if it is to end with the caller's key.
         """
         wait = asyncio.timeout(0 if self.leaving.is_set() else None)
         try:
             async with wait:
-                self._waits.add(wait)
+                self._waits[wait] = caller
                 return await work
         except TimeoutError:
             if wait.expired():
                 return None
             raise
         finally:
-            self._waits.discard(wait)
+            self._waits.pop(wait, None)
 
     def leave(self) -> None:
         """End all polls with nothing, and let streams end. Idempotent; in the event loop."""
         self.leaving.set()
+        self._end(list(self._waits))
+
+    def _end(self, waits: Iterable[asyncio.Timeout]) -> None:
         now = asyncio.get_running_loop().time()
-        for wait in self._waits:
+        for wait in waits:
             if not wait.expired():
                 wait.reschedule(now)
+
+    def _gone(self, callers: Iterable[Caller]) -> set[Caller]:
+        access = self.access
+        return set() if access is None else {one for one in callers if not access.admits(one)}
+
+    async def _end_waits(self) -> None:
+        """End polls whose callers are let in no more, as long as there are polls."""
+        try:
+            while self._polls and not self.leaving.is_set():
+                await pause(_WATCH_S)
+                callers = {one for one in self._waits.values() if one is not None}
+                with suppress(StoreError):
+                    gone = await self.threads.call(partial(self._gone, callers))
+                    self._end([wait for wait, one in self._waits.items() if one in gone])
+        finally:
+            self._watch = None
 
     async def close(self) -> None:
         """Let all calls that have begun end. The connection stays open."""
         self.leave()
+        if self._watch is not None:
+            self._watch.cancel()
         await self.threads.close(lambda: None)

@@ -237,13 +237,16 @@ async def add_key(call: Call[None, NewKey]) -> Answer:
 
 async def rotate_key(call: Call[None, Rotation]) -> Answer:
     """Give a key another secret, shown once; the one before stays valid for a while."""
-    key, keep_ms = await _key(call), duration_ms(call.body.keep, name="keep")
+    key = await _key(call)
+    call.caller.check_gives(key.grant.levels, key.grant.queues)
+    keep_ms = duration_ms(call.body.keep, name="keep")
     return _issued(call, await _done(call, lambda home: home.rotate(key.id, keep_ms)))
 
 
 async def revoke_key(call: Call[None, None]) -> Key:
     """Revoke a key for good, and the urls that were signed for it, within 5 seconds."""
     key = await _key(call)
+    call.caller.check_gives(key.grant.levels, key.grant.queues)
     return _key_of(call, await _done(call, lambda home: home.revoke(key.id)))
 
 
@@ -285,8 +288,19 @@ async def _done(call: Call[Any, Any], ask: Callable[[Accounts], R]) -> R:
 
 
 def _is_own(call: Call[Any, Any], account: str) -> bool:
-    """True if the caller manages an account: its own; with one of the server's, each."""
-    return call.caller.account in {account, call.site.options.account}
+    """True if the caller manages an account: its own; with one of the server's, each.
+
+    A signed url manages none: what it made would last longer.
+    """
+    caller = call.caller
+    is_own = caller.account == account
+    return caller.via != "url" and (is_own or _manages_server(call))
+
+
+def _manages_server(call: Call[Any, Any]) -> bool:
+    caller = call.caller
+    is_whole = grants.ANY_QUEUE in caller.queues and caller.via != "url"
+    return is_whole and caller.account == call.site.options.account
 
 
 def check_server(call: Call[Any, Any]) -> None:
@@ -295,8 +309,8 @@ def check_server(call: Call[Any, Any]) -> None:
     Raises:
         AccessDenied: If it does not.
     """
-    if call.caller.account != call.site.options.account:
-        raise AccessDenied("only keys of the server's own account may do this.")
+    if not _manages_server(call):
+        raise AccessDenied("only keys of the server's own account, for all queues, may do this.")
 
 
 def _not_own(account: str) -> AccessDenied:

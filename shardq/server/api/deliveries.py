@@ -12,6 +12,7 @@ from shardq.model.times import duration_ms
 from shardq.server.api.problem import Problem, Refused, problem_of
 from shardq.server.api.route import Call, Route, json_of
 from shardq.server.api.shapes import MANY_MAX, Messages, Span, Wait, message_of
+from shardq.server.hub import check_store
 from shardq.server.web import Answer
 
 if TYPE_CHECKING:
@@ -136,7 +137,7 @@ async def receive_messages(call: Call[None, Receive]) -> Answer | Messages:
     taking = queue.queue.receive(
         wanted.max, wanted.visibility, wanted.wait, per_group=wanted.per_group
     )
-    found = await call.site.poll(taking, call.caller.key_id) or []
+    found = await call.site.poll(taking, call.caller) or []
     answer = json_of(messages_of(found))
     if found:
         answer.on_unsent = lambda: release(queue, [one.receipt for one in found])
@@ -202,6 +203,7 @@ def _settled(
 
 
 def _settlements(receipts: Sequence[str], answers: Sequence[Any]) -> Settlements:
+    check_store(answers)
     return Settlements([_one(*both) for both in zip(receipts, answers, strict=True)])
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import partial
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from shardq.errors import ShardqError
 from shardq.server.access import anybody
@@ -13,16 +12,12 @@ from shardq.server.api.problem import REFERENCE, Problem, Refused, answer_of, he
 from shardq.server.api.reading import body_of, prefix_and_parts, query_of
 from shardq.server.api.rights import check
 from shardq.server.api.route import Call, json_of
-from shardq.server.web import Answer, TooMany
+from shardq.server.web import QUICK_BYTES, Answer, TooMany
 
 if TYPE_CHECKING:
     from shardq.server.api.route import Route
     from shardq.server.site import Site
     from shardq.server.web import Request
-
-_QUICK_BYTES = 64 << 10
-"""A larger body is read in a thread: one of 8 MiB takes a tenth of a second."""
-_SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
 async def answer(request: Request, site: Site) -> Answer:
@@ -90,10 +85,8 @@ async def _called(request: Request, site: Site, route: Route, parts: list[str]) 
     if route.level is not None:
         caller = await site.caller_of(request)
         check(caller, route.level, place.get("queue"), site)
-        if caller.via == "open" and request.method not in _SAFE:
-            _check_origin(request)
     query = query_of(request, route.query)
-    if len(request.body) <= _QUICK_BYTES:
+    if len(request.body) <= QUICK_BYTES:
         body = body_of(request, route.body)
     else:
         body = await site.threads.call(partial(body_of, request, route.body))
@@ -117,14 +110,3 @@ async def _recorded(call: Call[Any, Any]) -> Any:
         raise
     await record(call.caller, "http", what, call.about or about)
     return made
-
-
-def _check_origin(request: Request) -> None:
-    """Refuse a change that needs no key, if the page of another site asks a browser for it.
-
-    Raises:
-        Refused: If it does.
-    """
-    origin = request.headers.get("origin")
-    if origin is not None and urlsplit(origin).netloc != request.host:
-        raise Refused(403, f"the page of another site, {origin}, may not change anything here.")

@@ -25,6 +25,7 @@ from shardq.server.api.shapes import (
     put_of,
     time_or_none,
 )
+from shardq.server.hub import check_store
 
 if TYPE_CHECKING:
     from shardq.inspection.state import State as FoundState
@@ -145,6 +146,7 @@ async def put_messages(call: Call[None, Any]) -> Put | list[Put]:
     names = [None if name is None else f"{name}/{number}" for number in range(len(call.body))]
     items = _prepared(call.body, names)
     answers = await queue.put_all([item for item in items if isinstance(item, dict)])
+    check_store(answers)
     return [_put_or_problem(one) for one in _merged(items, answers)]
 
 

@@ -9,7 +9,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType, defstruct
 from msgspec.structs import asdict
 
 from shardq.errors import UnknownQueue
-from shardq.model import settings
+from shardq.model import names, settings
 from shardq.model.grants import Level
 from shardq.model.settings import QueueOptions
 from shardq.model.times import Duration
@@ -19,6 +19,8 @@ from shardq.server.api.route import Call, Route, json_of
 from shardq.server.api.shapes import MANY_MAX, Span
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from shardq.model.settings import Settings as QueueSettings
     from shardq.server.hub import ServedQueue
     from shardq.server.web import Answer
@@ -126,6 +128,7 @@ async def put_queue(call: Call[None, Any]) -> Answer:
     Settings that are not given stay, and are the defaults of a new one.
     """
     name, given = call.place["queue"], _given(call.body)
+    _check_dead(call, given)
     fixed = {one: value for one, value in given.items() if _stored(one) in settings.FIXED}
     others = {one: value for one, value in given.items() if one not in fixed}
     try:
@@ -150,6 +153,7 @@ async def change_queue(call: Call[None, Any]) -> Queue:
     queue, given = await call.queue(), _given(call.body)
     if not given:
         raise Refused(400, "give a setting to change.")
+    _check_dead(call, given)
     await queue.queue.alter(**given)
     return await _queue_of(queue)
 
@@ -204,6 +208,17 @@ def _shown(now: QueueSettings, name: str) -> Any:
 
 def _stored(name: str) -> str:
     return settings.CHOICES[name][0]
+
+
+def _check_dead(call: Call[Any, Any], given: Mapping[str, Any]) -> None:
+    """Refuse another queue for the dead messages, if the caller may not put there.
+
+    Raises:
+        AccessDenied: If it may not.
+    """
+    dead = given.get("dead", "off")
+    if dead not in ("", "off", names.dead_queue(call.place["queue"])):
+        call.check(Level.PUT, dead)
 
 
 def _given(body: Struct) -> dict[str, Any]:

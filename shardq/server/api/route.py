@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
 
+from shardq.model import names
 from shardq.server.api.rights import allows, check
 from shardq.server.web import Answer
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
+    from shardq.aio.queue import Queue as Dead
     from shardq.model.grants import Level
     from shardq.records.actions import What
     from shardq.server.access import Caller
@@ -57,6 +59,18 @@ class Call(Generic[Q, B]):
             UnknownQueue: If there is none.
         """
         return await self.site.served.queue(self.place["queue"])
+
+    async def dead(self) -> Dead:
+        """The queue in which messages of the queue that the path names are dead.
+
+        Raises:
+            AccessDenied: If it is another one than its own, and the caller may not do this there.
+        """
+        queue = await self.queue()
+        dead = await queue.call(lambda opened: opened.dead.name)
+        if dead != names.dead_queue(queue.name) and self.route.level is not None:
+            self.check(self.route.level, dead)
+        return queue.queue.dead
 
     def allows(self, queue: str) -> bool:
         """True if the caller may make such a call for a queue."""

@@ -26,6 +26,7 @@ from shardq.server.web import Answer
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
+    from shardq.server.access import Caller
     from shardq.server.hub import ServedQueue
     from shardq.server.site import Site
 
@@ -57,14 +58,14 @@ class Stream:
         site: Where it is answered.
         queue: The queue.
         wanted: What the client asks for.
-        key: The name of the client's key.
+        caller: The client, as it was let in.
     """
 
-    def __init__(self, site: Site, queue: ServedQueue, wanted: StreamQuery, key: str) -> None:
+    def __init__(self, site: Site, queue: ServedQueue, wanted: StreamQuery, caller: Caller) -> None:
         self._site = site
         self._queue = queue
         self._wanted = wanted
-        self._key = key
+        self._caller = caller
         self._unsettled: set[str] = set()
         self._has_room = asyncio.Event()
 
@@ -74,7 +75,7 @@ class Stream:
         try:
             # Sent at once, so that the client knows that it is connected.
             yield b": connected\n\n"
-            while not self._site.leaving.is_set():
+            while not self._site.leaving.is_set() and await self._site.admits(self._caller):
                 room = self._wanted.window - len(self._unsettled)
                 if room <= 0:
                     if not await self._is_told_of_room():
@@ -92,7 +93,7 @@ class Stream:
         taking = self._queue.queue.receive(
             room, wanted.visibility, duration_text(_HEARTBEAT_MS), per_group=wanted.per_group
         )
-        found = await self._site.poll(taking, self._key)
+        found = await self._site.poll(taking, self._caller)
         if found is None:
             return []
         if not found:
@@ -137,12 +138,12 @@ async def stream_messages(call: Call[StreamQuery, None]) -> Answer:
     """A stream of messages as server-sent events, each with its receipt.
 
     At most `window` are unsettled. A comment comes every 15 seconds where there is no message. The
-    stream ends when the server stops. What is unsettled when it ends is released, and costs no
-    attempt.
+    stream ends when the server stops, or its key is revoked. What is unsettled then is released,
+    and costs no attempt.
     """
     duration_ms(call.query.visibility, name="visibility")
     queue = await call.queue()
-    stream = Stream(call.site, queue, call.query, call.caller.key_id)
+    stream = Stream(call.site, queue, call.query, call.caller)
     headers = [("content-type", MEDIA), ("cache-control", "no-store"), ("x-accel-buffering", "no")]
     return Answer(200, stream.events(), headers)
 

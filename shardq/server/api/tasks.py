@@ -149,7 +149,7 @@ async def get_job(call: Call[JobQuery, None]) -> Job:
     if wait_ms:
         with suppress(JobError):
             waiting = AsyncJob(job, site.threads).result(call.query.wait)
-            await site.poll(waiting, call.caller.key_id)
+            await site.poll(waiting, call.caller)
     return await queue.call(lambda _: _job_of(job))
 
 

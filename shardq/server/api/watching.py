@@ -224,22 +224,21 @@ async def get_history(call: Call[HistoryQuery, None]) -> History:
 
 async def list_dead(call: Call[DeadQuery, None]) -> Messages:
     """The dead messages, first died first."""
-    queue = await call.queue()
-    return messages_of(await queue.queue.dead.peek(call.query.limit))
+    return messages_of(await (await call.dead()).peek(call.query.limit))
 
 
 async def remove_dead(call: Call[None, None]) -> Told:
     """Remove a dead message for good."""
-    name, queue = call.place["message"], await call.queue()
-    answers = await queue.queue.dead.cancel(ids=[name])
+    name, dead = call.place["message"], await call.dead()
+    answers = await dead.cancel(ids=[name])
     if not answers[name]:
-        raise Refused(404, f"there is no dead message {name!r} of queue {queue.name!r}.")
+        raise Refused(404, f"there is no dead message {name!r} of queue {call.place['queue']!r}.")
     return Told(answers[name].value)
 
 
 async def purge_dead(call: Call[None, None]) -> None:
     """Remove all dead messages for good."""
-    await (await call.queue()).queue.dead.purge()
+    await (await call.dead()).purge()
 
 
 def _statistics_of(view: QueueView) -> Statistics:

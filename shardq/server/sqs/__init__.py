@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import TYPE_CHECKING
 
 from shardq.errors import ShardqError, StoreError
@@ -24,7 +25,7 @@ from shardq.server.sqs.errors import Refusal, refusal_of
 from shardq.server.sqs.moves import resume
 from shardq.server.sqs.names import Directory
 from shardq.server.sqs.protocol import Json, Query, protocol_of
-from shardq.server.web import TooMany
+from shardq.server.web import QUICK_BYTES, TooMany
 
 if TYPE_CHECKING:
     from shardq.server.site import Site
@@ -40,7 +41,10 @@ async def answer(request: Request, site: Site) -> Answer:
     protocol = protocol_of(request)
     try:
         if isinstance(protocol, Query):
-            protocol.read()
+            if len(request.body) > QUICK_BYTES:
+                await site.threads.call(protocol.read)
+            else:
+                protocol.read()
         return await _carry_out(request, site, protocol)
     except Refusal as refusal:
         return protocol.error(refusal, request.id)
@@ -67,7 +71,10 @@ async def _carry_out(request: Request, site: Site, protocol: Json | Query) -> An
             "InvalidAction", f"The action {protocol.action[:100]} is not valid for this endpoint."
         )
     caller = await site.caller_of(request)
-    given = protocol.input(action)
+    if len(request.body) > QUICK_BYTES:
+        given = await site.threads.call(partial(protocol.input, action))
+    else:
+        given = protocol.input(action)
     call = Call(
         request=request,
         site=site,

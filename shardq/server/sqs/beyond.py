@@ -16,6 +16,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from shardq.lifecycle.keyed import Answer
+from shardq.model.grants import Level
 from shardq.model.times import duration_ms
 from shardq.server.sqs.contents import OURS
 from shardq.server.sqs.errors import Refusal, invalid, missing, wrong
@@ -43,6 +44,16 @@ class Command:
     name: str
     key: str
     delay: timedelta
+
+    @property
+    def level(self) -> Level:
+        """The level that it needs, as over HTTP."""
+        return Level.ACK if self.name == "cancel" else Level.UPDATE
+
+    @property
+    def action(self) -> str:
+        """The action of SQS that does the like."""
+        return "DeleteMessage" if self.name == "cancel" else "ChangeMessageVisibility"
 
     async def run(self, served: ServedQueue) -> str:
         """Carry it out; returns the message's id.

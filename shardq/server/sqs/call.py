@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from shardq.records.endpoints import Address
@@ -96,13 +96,29 @@ class Call:
         if self.caller.via == "open":
             return
         decision = None
+        # A batch needs what each of its entries does.
+        action = self.action.removesuffix("Batch")
         if text:
-            asked = policy.Asked(self.account, self.action, address.arn, self.request.client)
+            asked = policy.Asked(self.account, action, address.arn, self.request.client)
             decision = policy.decide(policy.read(text), asked)
-        if decision is False or (decision is None and address.account != self.account):
+        is_shared = decision is True and action in policy.SHARED
+        if decision is False or not (is_shared or address.account == self.account):
             raise Refusal(
                 "AccessDeniedException",
                 f"Access to the resource {address.name} is denied.",
             )
-        if address.account == self.account:
-            self.caller.check(self.level, address.name)
+        self.caller.check(self.level, address.name)
+
+    def check_also(self, opened: Opened, action: str, level: Level) -> None:
+        """Refuse a caller that may not do another thing with a queue, too.
+
+        Args:
+            opened: The queue.
+            action: The action that does it.
+            level: The level that it needs.
+
+        Raises:
+            Refusal: If its key, or the policy, does not let the caller.
+        """
+        other = replace(self, action=action, level=level)
+        other.check(opened.address, opened.endpoint.attributes.get("Policy", ""))

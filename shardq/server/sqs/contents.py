@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -165,7 +166,7 @@ def extra_of(headers: Mapping[str, str]) -> Extra:
         return _NOTHING
     try:
         return _decoder.decode(text)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return _NOTHING
 
 
@@ -186,7 +187,10 @@ def attributes_of(
 
 def _value_of(data_type: str, value: str) -> AttributeValue:
     if data_type.startswith("Binary"):
-        return AttributeValue(data_type=data_type, binary_value=msgspec.convert(value, bytes))
+        with suppress(msgspec.ValidationError):
+            return AttributeValue(data_type=data_type, binary_value=msgspec.convert(value, bytes))
+        # A worker has put it: what is no base64 is text.
+        data_type = "String"
     return AttributeValue(data_type=data_type, string_value=value)
 
 

@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from shardq.errors import BadReceipt, ReceiptError, ShardqError
+from shardq.server.hub import check_store
 from shardq.server.sqs import attributes, beyond, contents, digest
 from shardq.server.sqs.errors import (
     Refusal,
@@ -93,6 +94,7 @@ async def send_message_batch(call: Call, given: shapes.SendMessageBatch) -> Sent
             failed.append(_failed(one.id, refusal))
     answers = await _send_all(opened, [sending for _, sending in sendings])
     opened.changed()
+    check_store(answers)
     successful: list[Sent] = []
     for (entry_id, sending), answer in zip(sendings, answers, strict=True):
         if isinstance(answer, ShardqError):
@@ -161,6 +163,8 @@ class _Sending:
             extra.sender = call.account
         if self._attributes:
             self.command = beyond.apply(self._attributes, self.item)
+            if self.command is not None:
+                call.check_also(opened, self.command.action, self.command.level)
         headers = contents.headers_of(self._attributes, extra)
         if headers:
             self.item["headers"] = headers
@@ -285,7 +289,7 @@ async def receive_message(call: Call, given: shapes.ReceiveMessage) -> Messages:
         per_group=most if opened.is_fifo else 1,
         lasting=True,
     )
-    found = await call.site.poll(work, call.caller.key_id)
+    found = await call.site.poll(work, call.caller)
     if not found:
         return Messages()
     opened.changed()
@@ -501,6 +505,7 @@ def _check_entries(names: Sequence[str], entry: str) -> None:
 
 
 def _batch(names: Sequence[str], answers: Sequence[object]) -> Batch:
+    check_store(answers)
     made = Batch(successful=[], failed=[])
     for name, answer in zip(names, answers, strict=True):
         if answer is None:

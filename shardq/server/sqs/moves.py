@@ -22,6 +22,7 @@ from msgspec.structs import replace
 
 from shardq.clock import pause
 from shardq.errors import KeyTaken, ShardqError
+from shardq.model.grants import Level
 from shardq.records.endpoints import TASKS_MAX, Address, Endpoint, MoveTask
 from shardq.server.sqs.errors import Refusal, invalid, wrong
 from shardq.server.sqs.queues import sources_of
@@ -70,8 +71,16 @@ async def start_move(call: Call, given: shapes.StartMove) -> TaskHandle:
                 "DestinationArn",
                 "Source and destination queues must be of the same type.",
             )
-    if not await sources_of(call, source.address):
+    sources = await sources_of(call, source.address)
+    if not sources:
         raise invalid("Source queue must be configured as a Dead Letter Queue.")
+    if given.destination_arn is None:
+        for name in sources:
+            call.check_also(
+                await call.directory.find(source.address._replace(name=name)),
+                "SendMessage",
+                Level.PUT,
+            )
     depth = await source.depth(call.site.clock.boot_us())
     now_ms = call.site.clock.now_ms()
     task = MoveTask(
@@ -161,7 +170,7 @@ def _handle_of(task: MoveTask, source: Address) -> str:
 def _handle_from(text: str) -> _Handle:
     try:
         return msgspec.json.decode(base64.b64decode(text, validate=True), type=_Handle)
-    except (binascii.Error, ValueError) as error:
+    except (binascii.Error, ValueError, RecursionError) as error:
         raise wrong(text[:200], "TaskHandle", "The task handle is damaged.") from error
 
 

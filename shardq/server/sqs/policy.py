@@ -31,7 +31,7 @@ SHARED: Final = frozenset(
         "ListDeadLetterSourceQueues", "PurgeQueue", "ReceiveMessage", "SendMessage",
     }
 )  # fmt: skip
-"""The actions that `AddPermission` can allow."""
+"""The actions that another account can be allowed."""
 
 
 class Statement(msgspec.Struct, rename="pascal", kw_only=True, omit_defaults=True):

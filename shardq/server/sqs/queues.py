@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from shardq.model import names
+from shardq.model.grants import Level
 from shardq.records.endpoints import Address, Endpoint
 from shardq.server.sqs import attributes, policy
 from shardq.server.sqs.errors import Refusal, invalid, missing, no_queue, wrong
@@ -114,6 +115,9 @@ async def _check_target(call: Call, address: Address, wanted: Mapping[str, str])
         target = await call.directory.find(redrive.target)
     except Refusal as error:
         raise wrong(text, "RedrivePolicy", "Dead letter target does not exist.") from error
+    # What dies is put there.
+    call.check_also(target, "SendMessage", Level.PUT)
+    call.about = address.name
     allow = target.endpoint.attributes.get("RedriveAllowPolicy")
     if target.address == address:
         raise wrong(text, "RedrivePolicy", "A queue cannot be its own dead-letter queue.")

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 NAMESPACE = "http://queue.amazonaws.com/doc/2012-11-05/"
 _FIELDS_MAX = 2_000
 """Fields of a form: ten messages with ten attributes have 500."""
+_PARTS_MAX = 8
+"""`SendMessageBatchRequestEntry.1.MessageAttribute.1.Value.StringValue` has 6 parts."""
 _INDEX = re.compile("[0-9]{1,4}")
 _LISTS: Final = {
     "AttributeName": "AttributeNames",
@@ -74,7 +76,9 @@ def input_of(fields: Mapping[str, str]) -> dict[str, Any]:
     tree: dict[str, Any] = {}
     for name, value in fields.items():
         node = tree
-        *path, last = name.split(".")
+        *path, last = name.split(".", _PARTS_MAX)
+        if len(path) == _PARTS_MAX:
+            raise _malformed(name)
         for part in path:
             below = node.setdefault(part, {})
             if not isinstance(below, dict):

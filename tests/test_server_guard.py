@@ -1,0 +1,672 @@
+"""Callers who try for more than they may, and requests that are made to break a server."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree
+
+import pytest
+from asked import ask
+from callers import Api, Got, play
+from served import Server, head, serving
+from shell import Shell, shell
+from signing import signed_request
+
+import shardq
+from shardq.clock import SystemClock
+from shardq.errors import StoreUnavailable
+from shardq.records.accounts import Accounts, Issued
+from shardq.records.masterkey import FILE_VARIABLE, MASTER_VARIABLE
+from shardq.server import application
+from shardq.server.access import Access
+from shardq.server.signed import SignedUrl
+from shardq.testing import Stage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from served import Got as ServedGot
+
+MAIL = "/v1/queues/mail"
+OTHER = "000000000001"
+REVOKED_S = 5
+DEEP = 100_000
+
+
+@pytest.fixture(autouse=True)
+def no_master_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (MASTER_VARIABLE, FILE_VARIABLE):
+        monkeypatch.delenv(name, raising=False)
+
+
+def target(action: str) -> dict[str, str]:
+    return {
+        "content-type": "application/x-amz-json-1.0",
+        "x-amz-target": f"AmazonSQS.{action}",
+    }
+
+
+async def sqs(api: Api, action: str, token: str = "", **fields: Any) -> Got:
+    headers = target(action) | ({"authorization": f"Bearer {token}"} if token else {})
+    return await api.ask("POST", "/", json.dumps(fields).encode(), headers)
+
+
+def kind_of(got: Got) -> tuple[int, str]:
+    return got.status, got.json["__type"].partition("#")[2]
+
+
+def home_of(api: Api) -> Accounts:
+    return Accounts(api.db._home.store, api.db._home.clock)
+
+
+def closed(db: shardq.Connection) -> Access:
+    home = Accounts(db._home.store, db._home.clock)
+    home.create("shop")
+    home.create("other", OTHER)
+    return Access(db)
+
+
+def token_of(api: Api, levels: str, *queues: str, account: str = "shop", **more: Any) -> str:
+    home = home_of(api)
+    made = home.add_key(home.account(account), levels=levels, queues=queues or ("*",), **more)
+    return made.token
+
+
+def bearer(token: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {token}"}
+
+
+# In each process ----------------------------------------------------------------------------------
+
+
+@dataclass
+class Pair:
+    """Two servers of one store, and keys of an account."""
+
+    servers: tuple[Server, Server]
+    accounts: Accounts
+    strong: Issued
+    weak: Issued
+    answers: list[ServedGot]
+
+    @property
+    def now_s(self) -> float:
+        return SystemClock().now_ms() / 1_000
+
+    def sign(self, body: bytes, *, off_s: float = 0, key: Issued | None = None, **more: Any) -> Any:
+        """Headers of a request to SQS that is signed."""
+        by = key or self.strong
+        headers = {**target(more.pop("action", "ReceiveMessage")), **more.pop("headers", {})}
+        at_s = self.now_s + off_s
+        found = signed_request(
+            by.key.id,
+            by.secret,
+            at_s,
+            url="http://localhost/",
+            headers=headers,
+            body=body,
+            region="us-east-1",
+        )
+        return {name: value for name, value in found.headers.items() if name != "host"}
+
+    def url(self, path: str, life_s: int, *, levels: str = "r", key: Issued | None = None) -> str:
+        """A path with the query of a signed url."""
+        issued, now_s = key or self.strong, int(self.now_s)
+        made = SignedUrl(issued.key.id, "mail", levels, now_s - 100, now_s + life_s)
+        generation = issued.key.grant.secrets[0].generation
+        query = made.query(self.accounts.master, issued.key.account, generation)
+        return f"{path}{'&' if '?' in path else '?'}{query}"
+
+    def ask(self, server: Server, method: str, path: str, body: bytes = b"", **more: str) -> int:
+        if path.startswith("/v1"):
+            more.setdefault("content-type", "application/json")
+        got = server.ask(method, path, body, **more)
+        self.answers.append(got)
+        return got.status
+
+
+@pytest.fixture
+def pair(shell: Shell) -> Iterator[Pair]:
+    with shardq.connect(shell.url) as db:
+        accounts = Accounts(db._home.store, db._home.clock)
+        account = accounts.create("shop")
+        strong = accounts.add_key(account, levels="all", is_derived=True)
+        weak = accounts.add_key(account, levels="p", queues=["mail"], is_derived=True)
+        db.queue("mail")
+        with serving(shell) as one, serving(shell) as other:
+            yield Pair((one, other), accounts, strong, weak, [])
+
+
+RECEIVE = json.dumps({"QueueUrl": "mail"}).encode()
+QUERY = "/?Action=ReceiveMessage&QueueUrl=mail"
+
+
+def test_each_process_refuses_by_each_api_what_a_key_does_not_allow(pair: Pair) -> None:
+    for server in pair.servers:
+        ask = partial(pair.ask, server)
+        strong, weak = bearer(pair.strong.token), bearer(pair.weak.token)
+        receive = f"{MAIL}/receive"
+        # What is allowed.
+        assert ask("POST", "/", RECEIVE, **pair.sign(RECEIVE)) == 200
+        assert ask("POST", receive, b"{}", **strong) == 200
+        assert ask("POST", pair.url(receive, 100), b"{}") == 200
+        assert ask("GET", pair.url(QUERY, 100)) == 200
+        # No key; a level short; another queue.
+        assert ask("POST", "/", RECEIVE, **target("ReceiveMessage")) == 403
+        assert ask("POST", receive, b"{}") == 401
+        assert ask("POST", "/", RECEIVE, **pair.sign(RECEIVE, key=pair.weak)) == 403
+        assert ask("POST", receive, b"{}", **weak) == 403
+        assert ask("POST", "/v1/queues/post/messages", b'{"body": "a"}', **weak) == 403
+        assert ask("POST", pair.url("/v1/queues/post/receive", 100), b"{}") == 403
+        assert ask("GET", pair.url(QUERY.replace("mail", "post"), 100)) in {400, 403}
+        assert ask("POST", pair.url(f"{MAIL}/messages", 100), b'{"body": "a"}') == 403
+        # A url past its end, and one that says more than was signed.
+        assert ask("POST", pair.url(receive, -1), b"{}") == 401
+        assert ask("GET", pair.url(QUERY, -1)) == 403
+        assert ask("POST", pair.url(receive, 1).replace("sq-end=", "sq-end=9"), b"{}") == 401
+        # A body changed after it was signed, or signed as unsigned.
+        other = RECEIVE.replace(b"mail", b"post")
+        assert ask("POST", "/", other, **pair.sign(RECEIVE)) == 403
+        for unsigned in ("UNSIGNED-PAYLOAD", "STREAMING-AWS4-HMAC-SHA256-PAYLOAD"):
+            headers = {"x-amz-content-sha256": unsigned}
+            assert ask("POST", "/", RECEIVE, **pair.sign(RECEIVE, headers=headers)) == 403
+        # The target is not what was signed, or was not signed.
+        headers = pair.sign(RECEIVE) | target("PurgeQueue")
+        assert ask("POST", "/", RECEIVE, **headers) == 403
+        # A clock 6 minutes off.
+        for off_s in (-360, 360):
+            assert ask("POST", "/", RECEIVE, **pair.sign(RECEIVE, off_s=off_s)) == 403
+
+
+def test_a_revoked_key_is_refused_in_each_process_within_5_s_and_no_secret_is_shown(
+    pair: Pair,
+) -> None:
+    urls = pair.url(f"{MAIL}/receive", 1_000), pair.url(QUERY, 1_000)
+
+    def refused(server: Server) -> list[bool]:
+        return [
+            pair.ask(server, "POST", "/", RECEIVE, **pair.sign(RECEIVE)) == 403,
+            pair.ask(server, "POST", f"{MAIL}/receive", b"{}", **bearer(pair.strong.token)) == 401,
+            pair.ask(server, "POST", urls[0], b"{}") == 401,
+            pair.ask(server, "GET", urls[1]) == 403,
+        ]
+
+    for server in pair.servers:
+        assert refused(server) == [False] * 4
+    pair.accounts.revoke(pair.strong.key.id)
+    until_s = pair.now_s + REVOKED_S
+    for server in pair.servers:
+        while not all(refused(server)):
+            assert pair.now_s < until_s
+    for server in pair.servers:
+        assert server.stop() == 0
+    shown = "\n".join(line for server in pair.servers for line in server.lines)
+    shown += "".join(str(one) for one in pair.answers)
+    for issued in (pair.strong, pair.weak):
+        assert issued.secret not in shown
+    assert "sq-signature" not in shown
+
+
+def test_a_poll_and_a_stream_end_with_their_key(pair: Pair) -> None:
+    key = bearer(pair.strong.token) | {"content-type": "application/json"}
+    with pair.servers[0].connected() as polls, pair.servers[1].connected() as streams:
+        assert polls.ask("POST", f"{MAIL}/receive", b"{}", **key).status == 200
+        streams.send(head("GET", f"{MAIL}/stream", key | {"connection": "close"}))
+        assert not streams.is_closed()
+        body = b'{"wait": "60s"}'
+        polls.send(head("POST", f"{MAIL}/receive", key | {"content-length": str(len(body))}) + body)
+        pair.accounts.revoke(pair.strong.key.id)
+        until_s = pair.now_s + REVOKED_S
+        got = polls.answer()
+        assert (got.status, got.json) == (200, {"messages": []})
+        while not streams.is_closed():
+            pass
+        assert pair.now_s < until_s
+
+
+# An open server -----------------------------------------------------------------------------------
+
+PAGES: list[dict[str, str]] = [
+    {"origin": "https://evil.example"},
+    {"origin": "null"},
+    {"origin": "http://localhost:3000"},
+    {"origin": "http://[oops"},
+    {"sec-fetch-site": "cross-site"},
+    {"sec-fetch-site": "same-site"},
+]
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [*PAGES, {"host": "evil.example"}, {"x-forwarded-for": "192.0.2.7"}, {"forwarded": "for=x"}],
+)
+def test_the_page_of_another_site_reaches_nothing_of_an_open_server(
+    headers: dict[str, str],
+) -> None:
+    async def story(api: Api) -> None:
+        api.db.queue("mail").put("kept")
+        for method, path, body in (
+            ("GET", "/?Action=PurgeQueue&QueueUrl=mail", b""),
+            ("POST", "/", b"Action=PurgeQueue&QueueUrl=mail"),
+            ("POST", f"{MAIL}/purge", b""),
+            ("GET", f"{MAIL}/stream", b""),
+            ("GET", f"{MAIL}/messages", b""),
+        ):
+            got = await api.ask(method, path, body, headers)
+            assert (got.status, b"kept" in got.body) == (403, False)
+        got = await api.ask("POST", "/", b'{"QueueUrl": "mail"}', headers | target("PurgeQueue"))
+        assert got.status == 403
+        assert api.db.queue("mail").depth().ready == 1
+
+    play(story)
+
+
+def test_a_page_reaches_nothing_of_a_server_that_is_open_to_all() -> None:
+    async def story(api: Api) -> None:
+        api.db.queue("mail")
+        for headers in PAGES:
+            for path in ("/?Action=ListQueues", "/v1/queues"):
+                assert (await api.ask("GET", path, headers=headers)).status == 403
+        own = {"origin": "http://shop.example", "host": "shop.example"}
+        assert (await api.ask("GET", "/?Action=ListQueues", headers=own)).status == 200
+
+    play(story, access=lambda db: Access(db, is_open=True, is_local=False))
+
+
+def test_an_application_lets_programs_of_its_machine_in_and_nobody_once_it_has_an_account() -> None:
+    async def run() -> None:
+        with shardq.connect("sqlite://") as db:
+            app = application(db)
+            for client, status in (("127.0.0.1", 200), ("::1", 200), ("10.0.0.1", 403), ("", 403)):
+                for path in ("/?Action=ListQueues", "/v1/queues"):
+                    got = await ask(app, "GET", path, client=(client, 1))
+                    assert got.status == status
+            await app.site.close()
+            Accounts(db._home.store, db._home.clock).create("shop")
+            app = application(db)
+            assert (await ask(app, "GET", "/?Action=ListQueues")).status == 403
+            assert (await ask(app, "GET", "/v1/queues")).status == 401
+            await app.site.close()
+
+    asyncio.run(run())
+
+
+# A level short ------------------------------------------------------------------------------------
+
+
+def test_a_put_by_sqs_cancels_and_moves_nothing_without_the_levels_for_that() -> None:
+    async def story(api: Api) -> None:
+        mail = api.db.queue("mail")
+        mail.put("a", key="k", delay="1h")
+        for command, level in (("move", "u"), ("cancel", "a")):
+            texts = {"key": "k", "command": command, "delay": "2h"}
+            fields = {
+                "QueueUrl": "mail",
+                "MessageBody": "x",
+                "MessageAttributes": {
+                    f"x-shardq-{name}": {"DataType": "String", "StringValue": text}
+                    for name, text in texts.items()
+                },
+            }
+            got = await sqs(api, "SendMessage", token_of(api, "prg"), **fields)
+            assert kind_of(got) == (403, "AccessDeniedException")
+            assert mail.get("k") is not None
+            got = await sqs(api, "SendMessage", token_of(api, "p" + level), **fields)
+            assert got.status == 200
+        assert mail.get("k") is None
+
+    play(story, access=closed)
+
+
+def test_a_queue_s_dead_go_where_its_maker_may_put_and_show_nothing_of_others() -> None:
+    async def story(api: Api) -> None:
+        lost, theirs = api.db.queue("lost"), f"sqs.{OTHER}.us-east-1.mail"
+        lost.put("of others")
+        for token, name in (
+            (token_of(api, "all", account="other"), theirs),
+            (token_of(api, "all", "mail"), "mail"),
+        ):
+            path, key = f"/v1/queues/{name}", bearer(token)
+            got = await api.ask("PUT", path, {"dead": "lost"}, key)
+            assert got.status == 403
+            await api.done("PUT", path, {"dead": f"{name}.dead"}, key)
+            assert (await api.ask("PUT", path, {"dead": "lost"}, key)).status == 403
+            assert (await api.ask("PATCH", path, {"dead": "lost"}, key)).status == 403
+            # As another key may have set it.
+            api.db.queue(name).alter(dead="lost")
+            for method, more in (("GET", ""), ("DELETE", ""), ("DELETE", "/" + "a" * 32)):
+                assert (await api.ask(method, f"{path}/dead{more}", headers=key)).status == 403
+            assert await api.done("POST", f"{path}/redrive", {}, key) == {"count": 0}
+        policy = json.dumps({"deadLetterTargetArn": arn("lost"), "maxReceiveCount": 1})
+        asked = {"QueueName": "mine", "Attributes": {"RedrivePolicy": policy}}
+        got = await sqs(api, "CreateQueue", token_of(api, "all", "mine"), **asked)
+        assert kind_of(got) == (403, "AccessDeniedException")
+        got = await sqs(api, "CreateQueue", token_of(api, "all", account="other"), **asked)
+        assert kind_of(got) == (400, "InvalidParameterValueException")
+        assert lost.depth().total == 1
+        assert (await sqs(api, "CreateQueue", token_of(api, "all"), **asked)).status == 200
+        # Its dead go back into a queue of which the key knows nothing.
+        token = token_of(api, "all", "lost")
+        got = await sqs(api, "StartMessageMoveTask", token, SourceArn=arn("lost"))
+        assert kind_of(got) == (403, "AccessDeniedException")
+        token = token_of(api, "all", "lost", "mine")
+        for to in (arn("mail"), arn("mail", OTHER)):
+            fields = {"SourceArn": arn("lost"), "DestinationArn": to}
+            got = await sqs(api, "StartMessageMoveTask", token, **fields)
+            assert got.status in {403, 404}
+        assert lost.depth().total == 1
+
+    play(story, access=closed)
+
+
+def arn(name: str, account: str = "000000000000") -> str:
+    return f"arn:aws:sqs:us-east-1:{account}:{name}"
+
+
+def url_of(name: str, account: str = "000000000000") -> str:
+    return f"http://localhost/{account}/{name}"
+
+
+def test_a_policy_gives_no_more_than_a_key_of_the_other_account_has() -> None:
+    async def story(api: Api) -> None:
+        owner = token_of(api, "all")
+        await sqs(api, "CreateQueue", owner, QueueName="mail")
+        one = {"Effect": "Allow", "Principal": "*", "Action": "sqs:*", "Resource": "*"}
+        denied = {"Effect": "Deny", "Principal": "*", "Action": "sqs:DeleteMessage"}
+        text = json.dumps({"Version": "2012-10-17", "Statement": [one, denied]})
+        got = await sqs(
+            api, "SetQueueAttributes", owner, QueueUrl="mail", Attributes={"Policy": text}
+        )
+        assert got.status == 200
+        mail = url_of("mail")
+        reader, strong = (token_of(api, some, account="other") for some in ("r", "all"))
+        entry = {"Id": "a", "MessageBody": "x"}
+        got = await sqs(api, "SendMessageBatch", reader, QueueUrl=mail, Entries=[entry])
+        assert kind_of(got) == (403, "AccessDeniedException")
+        assert (await sqs(api, "ReceiveMessage", reader, QueueUrl=mail)).status == 200
+        got = await sqs(api, "SendMessageBatch", strong, QueueUrl=mail, Entries=[entry])
+        assert got.status == 200
+        # What only the queue's own account may do, and what a batch of what is denied would do.
+        dropped = {"Id": "a", "ReceiptHandle": "x"}
+        for action, fields in (
+            ("DeleteQueue", {}),
+            ("SetQueueAttributes", {"Attributes": {"Policy": ""}}),
+            ("TagQueue", {"Tags": {"a": "b"}}),
+            ("DeleteMessageBatch", {"Entries": [dropped]}),
+        ):
+            got = await sqs(api, action, strong, QueueUrl=mail, **fields)
+            assert kind_of(got) == (403, "AccessDeniedException"), action
+        got = await sqs(api, "DeleteMessageBatch", owner, QueueUrl=mail, Entries=[dropped])
+        assert kind_of(got) == (403, "AccessDeniedException")
+
+    play(story, access=closed)
+
+
+def test_queues_of_another_account_are_reached_by_no_name() -> None:
+    async def story(api: Api) -> None:
+        await sqs(api, "CreateQueue", token_of(api, "all"), QueueName="mail")
+        theirs = token_of(api, "all", account="other")
+        for action in ("SendMessage", "PurgeQueue", "DeleteQueue", "GetQueueAttributes"):
+            fields = {"MessageBody": "x"} if action == "SendMessage" else {}
+            got = await sqs(api, action, theirs, QueueUrl=url_of("mail"), **fields)
+            assert kind_of(got) == (403, "AccessDeniedException")
+        got = await sqs(
+            api, "GetQueueUrl", theirs, QueueName="mail", QueueOwnerAWSAccountId="0" * 12
+        )
+        assert got.status == 403
+        assert (await sqs(api, "ListQueues", theirs)).json == {}
+        for path in ("/jobs/x", "/keys/x", "/messages/x", "/schedules", "/statistics", "/dead"):
+            assert (await api.ask("GET", MAIL + path, headers=bearer(theirs))).status == 403
+        job = {"task": "add"}
+        assert (await api.ask("POST", f"{MAIL}/jobs", job, bearer(theirs))).status == 403
+        assert api.db.queue("mail").depth().total == 0
+
+    play(story, access=closed)
+
+
+def test_a_key_gets_no_more_by_rotation_revocation_or_a_url() -> None:
+    async def story(api: Api) -> None:
+        home = home_of(api)
+        admin = home.add_key(home.account("shop"), levels="all")
+        keys = "/v1/accounts/shop/keys"
+        weak = bearer(token_of(api, "mr", "mail*"))
+        path = f"{keys}/{admin.key.id}"
+        assert (await api.ask("POST", f"{path}/rotate", {}, weak)).status == 403
+        assert (await api.ask("DELETE", path, headers=weak)).status == 403
+        assert (await api.ask("PUT", "/v1/accounts/new", {}, weak)).status == 403
+        assert (await api.ask("GET", "/v1/actions", headers=weak)).status == 403
+        made = {"levels": "r", "queues": ["mail"]}
+        assert (await api.ask("POST", keys, made, weak)).status == 201
+        assert (await api.ask("POST", "/v1/accounts/other/keys", made, weak)).status == 403
+        asked = {"queue": "*", "levels": "all", "life": "1h"}
+        url = await api.done("POST", "/v1/sign", asked, bearer(admin.token))
+        for method, place, body in (
+            ("POST", keys, made),
+            ("POST", f"{path}/rotate", {}),
+            ("DELETE", path, None),
+            ("POST", "/v1/sign", asked | {"life": "2h"}),
+            ("GET", "/v1/actions", None),
+        ):
+            assert (await api.ask(method, f"{place}?{url['query']}", body)).status == 403
+
+    play(story, access=closed)
+
+
+def test_a_signed_url_is_in_no_text_of_a_request() -> None:
+    request = signed_request("SQX", "secret", 0, url="http://localhost/?a=1", expires_s=60)
+    assert "X-Amz-Signature" in request.query
+    assert "X-Amz-Signature" not in repr(request)
+
+
+# Bad input ----------------------------------------------------------------------------------------
+
+
+def deep(opening: str = "[") -> str:
+    return '{"x":' + opening * DEEP
+
+
+@pytest.mark.parametrize("opening", ["[", '{"x":'])
+def test_json_that_is_nested_deep_is_refused(opening: str) -> None:
+    async def story(api: Api) -> None:
+        text = deep(opening)
+        await api.done("PUT", MAIL)
+        handle = base64.b64encode(text.encode()).decode()
+        attributes = {"Policy": text, "RedrivePolicy": text, "RedriveAllowPolicy": text}
+        for name, value in attributes.items():
+            fields = {"QueueUrl": "mail", "Attributes": {name: value}}
+            assert (await sqs(api, "SetQueueAttributes", **fields)).status == 400
+        assert (await sqs(api, "CancelMessageMoveTask", TaskHandle=handle)).status == 400
+        for action in ("SendMessage", "ReceiveMessage", "Unknown"):
+            got = await api.ask("POST", "/", text.encode(), target(action))
+            assert got.status == 400
+        json_type = {"content-type": "application/json"}
+        for path in (f"{MAIL}/messages", f"{MAIL}/receive", f"{MAIL}/jobs"):
+            got = await api.ask("POST", path, text.encode(), json_type)
+            assert got.status == 400
+
+    play(story)
+
+
+def test_headers_of_other_producers_break_no_receive_of_sqs() -> None:
+    async def story(api: Api) -> None:
+        mail = api.db.queue("mail")
+        wrong = [
+            deep()[:50_000],
+            "[]",
+            "\x00",
+            '{"attributes": {"a": ["Binary", "###"]}}',
+            '{"attributes": {"<b>&": ["String", "]]>"]}, "group": "<c>"}',
+        ]
+        for text in wrong:
+            mail.put(f"<&{text[:5]}", headers={"sqs": text, "<d>": "]]>"})
+        got = await api.ask(
+            "GET",
+            "/?Action=ReceiveMessage&QueueUrl=mail&MaxNumberOfMessages=10&VisibilityTimeout=0"
+            "&AttributeName.1=All&MessageAttributeName.1=All",
+        )
+        assert got.status == 200
+        found = ElementTree.fromstring(got.body)
+        assert len([one for one in found.iter() if one.tag.endswith("}Message")]) == len(wrong)
+        for text in (b"<d>", b"<b>", b"<c>", b"]]>"):
+            assert text not in got.body
+
+    play(story)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "headers", "status"),
+    [
+        ("/", b"Action=SendMessage&QueueUrl=mail&MessageBody=x", target("SendMessage"), 400),
+        ("/", b'{"QueueUrl": "mail"}', {"content-type": "application/json"}, 400),
+        ("/", b'{"QueueUrl": "mail"}', {}, 400),
+        ("/", b"Action=SendMessage&" + b"a." * 1_000_000 + b"a=1", {}, 400),
+        ("/", b"&".join([b"Action=ListQueues"] * 3_000), {}, 400),
+        ("/", b"Action=%ff", {}, 400),
+        ("/?Action=%3Cb%3E", b"", {}, 400),
+        ("/", b"[]", target("ListQueues"), 400),
+        ("/", b"\xff", target("ListQueues"), 400),
+        ("/", b'"\\ud800"', target("ListQueues"), 400),
+        (f"{MAIL}/messages", b'{"body": "a", "body": "b"}', {}, 400),
+        (f"{MAIL}/messages", b'{"body": "a", "other": 1}', {}, 400),
+        (f"{MAIL}/messages", b'{"json": 1e999}', {}, 0),
+        (f"{MAIL}/messages", b'{"json": ' + b"9" * 10_000 + b"}", {}, 400),
+        (f"{MAIL}/messages", b"[]", {}, 400),
+        (f"{MAIL}/messages?limit=1&limit=2", b"{}", {}, 400),
+        (f"{MAIL}/receive", b'{"max": true}', {}, 400),
+        ("/v1/queues/" + "x" * 300 + "/purge", b"", {}, 400),
+        ("/v1/queues/%00/purge", b"", {}, 400),
+        ("/v1/queues/%ff/purge", b"", {}, 400),
+    ],
+)
+def test_a_damaged_request_has_a_clear_answer(
+    path: str, body: bytes, headers: dict[str, str], status: int
+) -> None:
+    async def story(api: Api) -> None:
+        await api.done("PUT", MAIL)
+        sent = {"content-type": "application/json"} if path.startswith("/v1") else {}
+        got = await api.ask("POST", path, body, sent | headers)
+        assert got.status == status or (not status and got.status < 500), got
+        assert b"<b>" not in got.body
+
+    play(story)
+
+
+def test_names_of_queues_at_their_bounds() -> None:
+    async def story(api: Api) -> None:
+        for name, status in (
+            ("a" * 80, 200),
+            ("a" * 81, 400),
+            ("", 400),
+            ("a" * 75 + ".fifo", 200),
+            ("a" * 76 + ".fifo", 400),
+            (".fifo", 400),
+            ("a.b", 400),
+            ("a/b", 400),
+            ("mail.dead", 400),
+            ("mail.schedules", 400),
+        ):
+            fifo = {"FifoQueue": "true"} if name.endswith(".fifo") else {}
+            got = await sqs(api, "CreateQueue", QueueName=name, Attributes=fifo)
+            assert got.status == status, name
+            if status == 200:
+                fields = {"MessageGroupId": "g", "MessageDeduplicationId": "d"} if fifo else {}
+                got = await sqs(api, "SendMessage", QueueUrl=name, MessageBody="x", **fields)
+                assert got.status == 200
+        for wrong in ("mail.dead", "x" * DEEP, "a\0b"):
+            got = await sqs(api, "StartMessageMoveTask", SourceArn=arn(wrong))
+            assert got.status in {400, 404}
+            got = await sqs(api, "GetQueueUrl", QueueName="mail", QueueOwnerAWSAccountId=wrong)
+            assert got.status == 400
+
+    play(story)
+
+
+def test_batches_and_receipts_that_are_none() -> None:
+    async def story(api: Api) -> None:
+        mail, post = api.db.queue("mail"), api.db.queue("post")
+        mail.put("a")
+        [ours] = mail.receive()
+        post.put("b")
+        [theirs] = post.receive()
+        for count, kind in ((0, "EmptyBatchRequest"), (11, "TooManyEntriesInBatchRequest")):
+            entries = [{"Id": str(one), "MessageBody": "x"} for one in range(count)]
+            got = await sqs(api, "SendMessageBatch", QueueUrl="mail", Entries=entries)
+            assert kind_of(got) == (400, kind)
+        entries = [{"Id": "a", "MessageBody": "x"}] * 2
+        got = await sqs(api, "SendMessageBatch", QueueUrl="mail", Entries=entries)
+        assert kind_of(got) == (400, "BatchEntryIdsNotDistinct")
+        for receipt in (theirs.receipt, "x", "A" * DEEP, ours.receipt[:-1], "\u0000", "é"):
+            for action, more in (
+                ("DeleteMessage", {}),
+                ("ChangeMessageVisibility", {"VisibilityTimeout": 1}),
+            ):
+                got = await sqs(api, action, QueueUrl="mail", ReceiptHandle=receipt, **more)
+                assert kind_of(got) == (400, "ReceiptHandleIsInvalid")
+            for verb, more in (
+                ("ack", {}),
+                ("retry", {}),
+                ("extend", {}),
+                ("bury", {}),
+                ("snooze", {"delay": "1s"}),
+            ):
+                got = await api.ask("POST", f"{MAIL}/{verb}", {"receipts": [receipt], **more})
+                assert got.json["answers"][0]["problem"]["status"] == 400
+        depths = [queue.depth().in_flight for queue in (mail, post)]
+        assert depths == [1, 1]
+
+    play(story)
+
+
+def test_dead_messages_go_round_in_no_circle() -> None:
+    async def story(api: Api) -> None:
+        for name in ("one", "two"):
+            await sqs(api, "CreateQueue", QueueName=name)
+        for name, to, status in (("one", "one", 400), ("one", "two", 200), ("two", "one", 400)):
+            policy = json.dumps({"deadLetterTargetArn": arn(to), "maxReceiveCount": 1})
+            fields = {"QueueUrl": name, "Attributes": {"RedrivePolicy": policy}}
+            assert (await sqs(api, "SetQueueAttributes", **fields)).status == status
+        assert (await api.ask("PATCH", "/v1/queues/two", {"dead": "one"})).status == 400
+        fields = {"SourceArn": arn("two"), "DestinationArn": arn("two")}
+        assert (await sqs(api, "StartMessageMoveTask", **fields)).status == 400
+
+    play(story)
+
+
+def test_a_store_that_stops_in_a_batch_is_a_503_and_nothing_is_lost() -> None:
+    async def run() -> None:
+        with Stage() as stage:
+            api = Api(stage.connect())
+            entries = [{"Id": str(one), "MessageBody": "x"} for one in range(10)]
+            await sqs(api, "CreateQueue", QueueName="mail")
+            stage.faults.fail("insert", times=1_000, error=StoreUnavailable("away"))
+            got = await sqs(api, "SendMessageBatch", QueueUrl="mail", Entries=entries)
+            assert kind_of(got) == (503, "ServiceUnavailable")
+            assert got.headers["retry-after"] == "1"
+            got = await api.ask("POST", f"{MAIL}/messages", [{"body": "x"}] * 3)
+            assert (got.status, got.headers["retry-after"]) == (503, "1")
+            stage.faults.heal()
+            assert stage.connect().queue("mail").depth().total == 0
+            got = await sqs(api, "SendMessageBatch", QueueUrl="mail", Entries=entries)
+            assert len(got.json["Successful"]) == 10
+            assert stage.connect().queue("mail").depth().total == 10
+            await api.app.site.close()
+
+    asyncio.run(run())
+
+
+def test_a_bomb_of_headers_is_refused_and_no_other_caller_held_up(shell: Shell) -> None:
+    with serving(shell) as server, server.connected() as stays:
+        assert stays.ask("GET", "/livez").status == 200
+        for headers in ({"a": "x" * 70_000}, {f"a{one}": "x" * 100 for one in range(1_000)}):
+            assert server.ask("GET", "/v1/queues", **headers).status in {0, 400, 431}
+        assert server.ask("GET", "/?" + "a" * 70_000).status in {0, 400, 414, 431}
+        assert stays.ask("GET", "/livez").status == 200
+        for headers in PAGES:
+            for path in ("/?Action=ListQueues", "/v1/queues"):
+                assert server.ask("GET", path, **headers).status == 403
+        assert server.stop() == 0
