@@ -5,7 +5,8 @@
                                                      └─► outcome known ──► actions ──► close
 ```
 
-A command that was not begun is not recorded: wrong usage, or a question that was answered with no.
+A command that was not begun is not recorded: wrong usage, a question that was answered with no, or
+a store that is open for reading only.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import click
 
 from shardq.cli.exits import MEANINGS, Exit
-from shardq.errors import UsageError
+from shardq.errors import StoreRefused, UsageError
 from shardq.model.receipt import Signer
 from shardq.records.actions import DONE, Actions, What
 
@@ -161,7 +162,7 @@ def carried_out(root: click.Context, command: Callable[[], T]) -> T:
     """
     try:
         result = command()
-    except (click.ClickException, click.Abort, UsageError):
+    except (click.ClickException, click.Abort, UsageError, StoreRefused):
         raise
     except BaseException as error:
         _record(root, type(error).__name__)

@@ -9,7 +9,7 @@ import logging
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from shardq.errors import StoreError, StoreRefused
+from shardq.errors import StoreError
 from shardq.model.ids import birth_us, row_ids
 from shardq.model.message import sound_text
 from shardq.stores.tables import ACTIONS, ActionNote
@@ -95,9 +95,6 @@ class Actions:
         day = birth_us(row_id) // 1_000 // _DAY_MS
         try:
             self._store.note(ACTIONS, (day,), {row_id: note}, KEPT_DAYS * _DAY_MS)
-        except StoreRefused as error:
-            # The store is open for reading only: the command has changed nothing.
-            log.info("%s of %s by %s is not recorded: %s", what.value, about, who, error)
         except StoreError as error:
             log.warning("%s of %s by %s is not recorded: %s", what.value, about, who, error)
 
