@@ -1,0 +1,105 @@
+"""One round of Celery: a worker, a queue with another for its dead, and a FIFO queue.
+
+A task that is refused goes to the dead letters; moved back, it succeeds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from urllib.parse import quote
+
+import boto3
+from celery import Celery
+from celery.exceptions import Reject
+
+SEEN = Path("seen.txt")
+MENDED = Path("mended")
+TIMEOUT_S = 60
+
+key = quote(os.environ["AWS_ACCESS_KEY_ID"], safe="")
+secret = quote(os.environ["AWS_SECRET_ACCESS_KEY"], safe="")
+address = os.environ["AWS_ENDPOINT_URL_SQS"].removeprefix("http://")
+app = Celery("by_celery", broker=f"sqs://{key}:{secret}@{address}")
+app.conf.task_acks_late = True
+app.conf.worker_enable_remote_control = False
+app.conf.broker_transport_options = {
+    "region": os.environ["AWS_DEFAULT_REGION"],
+    "is_secure": False,
+    "wait_time_seconds": 1,
+    "polling_interval": 0.1,
+}
+
+
+@app.task(name="note")
+def note(text: str) -> None:
+    with SEEN.open("a") as file:
+        file.write(f"{text}\n")
+
+
+@app.task(name="late")
+def late() -> None:
+    """Refuse once: the worker makes the message visible again after a second."""
+    is_first = "late" not in seen()
+    note("late")
+    if is_first:
+        raise Reject(requeue=True)
+
+
+@app.task(name="poison")
+def poison() -> None:
+    if not MENDED.exists():
+        raise Reject(requeue=False)
+    note("mended")
+
+
+def main(name: str) -> None:
+    sqs = boto3.client("sqs")
+    dead = sqs.create_queue(QueueName=f"{name}-dead")["QueueUrl"]
+    got = sqs.get_queue_attributes(QueueUrl=dead, AttributeNames=["QueueArn"])
+    target = {"deadLetterTargetArn": got["Attributes"]["QueueArn"], "maxReceiveCount": 2}
+    attributes = {"RedrivePolicy": json.dumps(target), "VisibilityTimeout": "3"}
+    sqs.create_queue(QueueName=name, Attributes=attributes)
+    sqs.create_queue(QueueName=f"{name}.fifo", Attributes={"FifoQueue": "true"})
+
+    words = ["-A", "by_celery", "worker", "--pool", "solo", "-Q", f"{name},{name}.fifo"]
+    with subprocess.Popen([sys.executable, "-m", "celery", *words]) as worker:
+        try:
+            note.apply_async(["hellö"], queue=name)
+            late.apply_async(queue=name)
+            poison.apply_async(queue=name)
+            for text in ("a1", "a2", "a3"):
+                note.apply_async([text], queue=f"{name}.fifo", MessageGroupId="a")
+            expect(["a1", "a2", "a3", "hellö", "late", "late"])
+            assert [line for line in seen() if line[0] == "a"] == ["a1", "a2", "a3"]
+
+            got = sqs.receive_message(QueueUrl=dead, WaitTimeSeconds=20)
+            [message] = got["Messages"]
+            handle = message["ReceiptHandle"]
+            sqs.change_message_visibility(QueueUrl=dead, ReceiptHandle=handle, VisibilityTimeout=0)
+            MENDED.touch()
+            sqs.start_message_move_task(SourceArn=target["deadLetterTargetArn"])
+            expect(["a1", "a2", "a3", "hellö", "late", "late", "mended"])
+        finally:
+            worker.terminate()
+    assert worker.returncode == 0
+
+
+def seen() -> list[str]:
+    return SEEN.read_text().split() if SEEN.exists() else []
+
+
+def expect(lines: list[str]) -> None:
+    end = time.monotonic() + TIMEOUT_S
+    while sorted(seen()) != lines:
+        if time.monotonic() > end:
+            raise AssertionError(f"expected {lines}, got {seen()}")
+        time.sleep(0.1)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
