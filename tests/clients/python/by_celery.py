@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import quote
 
@@ -74,7 +75,7 @@ def main(name: str) -> None:
             poison.apply_async(queue=name)
             for text in ("a1", "a2", "a3"):
                 note.apply_async([text], queue=f"{name}.fifo", MessageGroupId="a")
-            expect(["a1", "a2", "a3", "hellö", "late", "late"])
+            expect(worker, ["a1", "a2", "a3", "hellö", "late", "late"])
             assert [line for line in seen() if line[0] == "a"] == ["a1", "a2", "a3"]
 
             got = sqs.receive_message(QueueUrl=dead, WaitTimeSeconds=20)
@@ -83,7 +84,7 @@ def main(name: str) -> None:
             sqs.change_message_visibility(QueueUrl=dead, ReceiptHandle=handle, VisibilityTimeout=0)
             MENDED.touch()
             sqs.start_message_move_task(SourceArn=target["deadLetterTargetArn"])
-            expect(["a1", "a2", "a3", "hellö", "late", "late", "mended"])
+            expect(worker, ["a1", "a2", "a3", "hellö", "late", "late", "mended"])
         finally:
             worker.terminate()
     assert worker.returncode == 0
@@ -93,12 +94,13 @@ def seen() -> list[str]:
     return SEEN.read_text().split() if SEEN.exists() else []
 
 
-def expect(lines: list[str]) -> None:
+def expect(worker: subprocess.Popen[bytes], lines: list[str]) -> None:
     end = time.monotonic() + TIMEOUT_S
     while sorted(seen()) != lines:
         if time.monotonic() > end:
             raise AssertionError(f"expected {lines}, got {seen()}")
-        time.sleep(0.1)
+        with suppress(subprocess.TimeoutExpired):
+            raise AssertionError(f"the worker ended with {worker.wait(0.1)}")
 
 
 if __name__ == "__main__":
