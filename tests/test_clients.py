@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import test_docs
 from served import Server, serving
 from shell import Shell, shell
 
@@ -110,6 +111,28 @@ def test_a_client_in_python(name: str, served: dict[str, str], shell: Shell) -> 
 @pytest.mark.parametrize("name", OTHERS)
 def test_a_client_in_another_language(name: str, served: dict[str, str], shell: Shell) -> None:
     play(OTHERS[name], served, shell, made(FOLDERS.get(name, name)))
+
+
+def test_a_message_of_aws_cli_is_handled_as_the_page_of_the_server_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_section("server.md", "## Start one", tmp_path, monkeypatch)
+
+
+@pytest.mark.nightly
+def test_the_examples_of_the_page_of_sqs_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Node looks for modules beside the program.
+    (tmp_path / "node_modules").symlink_to(made("javascript") / "node_modules")
+    run_section("sqs.md", "## Examples", tmp_path, monkeypatch)
+
+
+def run_section(page: str, title: str, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run what other tests of the page skip, with the clients that it needs."""
+    monkeypatch.setenv("PATH", f"{made('python') / 'bin'}:{os.environ['PATH']}")
+    text = (test_docs.DOCS / page).read_text().partition(f"\n{title}\n")[2].partition("\n## ")[0]
+    test_docs.run(Path(page), test_docs.SKIPPED.sub("", text), directory, monkeypatch)
 
 
 def play(

@@ -262,7 +262,8 @@ def test_code_that_is_not_run_has_a_reason(page: Path) -> None:
 def test_a_page_s_blocks_are_of_languages_that_the_tests_know(page: Path) -> None:
     opened = re.findall(r"^ *```(\w+)", page.read_text(), re.MULTILINE)
     assert set(opened) <= {
-        "python", "bash", "output", "text", "cql", "yaml", "ini", "dockerfile"
+        "python", "bash", "output", "text", "cql", "yaml", "ini", "dockerfile",
+        "javascript",
     }  # fmt: skip
 
 
