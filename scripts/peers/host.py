@@ -56,12 +56,12 @@ class Host:
 
 
 async def _body(receive: Any) -> bytes:
-    body = b""
+    body = bytearray()
     while True:
         event = await receive()
         body += event.get("body", b"")
         if not event.get("more_body"):
-            return body
+            return bytes(body)
 
 
 def _again(body: bytes, receive: Any) -> Any:
