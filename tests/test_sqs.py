@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from hashlib import md5
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from hosted import sqs_at
 from placed import Place, placed, timed_place
+
+from shardq.records.endpoints import Address, Endpoint, Endpoints
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -305,6 +308,41 @@ def test_a_queue_is_made_once_and_refused_with_other_attributes(sqs: Place) -> N
         "A queue already exists with the same name and a different value for attribute "
         "VisibilityTimeout",
     )
+
+
+@pytest.mark.parametrize("suffix", ["", ".fifo"])
+def test_clients_that_make_a_queue_at_once_all_find_it_with_its_attributes(
+    sqs: Place, suffix: str
+) -> None:
+    attributes = {"VisibilityTimeout": "600"} | ({"FifoQueue": "true"} if suffix else {})
+
+    def make(name: str) -> str:
+        # As one that sends would.
+        with suppress(sqs.client.exceptions.QueueDoesNotExist):
+            sqs.client.get_queue_url(QueueName=name)
+        return str(sqs.client.create_queue(QueueName=name, Attributes=attributes)["QueueUrl"])
+
+    with ThreadPoolExecutor(8) as pool:
+        for n in range(5):
+            [url] = set(pool.map(make, [f"mail-{n}{suffix}"] * 8))
+            got = sqs.client.get_queue_attributes(QueueUrl=url, AttributeNames=["All"])
+            assert got["Attributes"]["VisibilityTimeout"] == "600"
+
+
+def test_a_queue_that_is_being_made_has_its_attributes_before_it_exists(timed: Place) -> None:
+    now_ms = timed.clock.now_ms() if timed.clock else 0
+    begun = Endpoint(
+        queue="mail", made_ms=now_ms, changed_ms=now_ms, attributes={"VisibilityTimeout": "10"}
+    )
+    Endpoints(timed.db._home.store).make(Address("000000000000", "us-east-1", "mail"), begun)
+    code, _ = timed.refused("get_queue_url", QueueName="mail")
+    assert code == "AWS.SimpleQueueService.NonExistentQueue"
+    other = {"QueueName": "mail", "Attributes": {"VisibilityTimeout": "11"}}
+    assert timed.refused("create_queue", **other)[0] == "QueueAlreadyExists"
+    # Its maker has died: another may have the name.
+    timed.pass_by(61)
+    assert timed.refused("get_queue_url", QueueName="mail")[0] == code
+    timed.create_queue(**other)
 
 
 def test_queues_are_listed_by_prefix_in_pages(sqs: Place) -> None:

@@ -19,7 +19,9 @@ from typing import TYPE_CHECKING
 
 from shardq.errors import UnknownQueue
 from shardq.model import names
+from shardq.model.settings import Settings
 from shardq.records.endpoints import Address, Endpoint, Endpoints
+from shardq.records.register import stored_record
 from shardq.server.sqs.errors import invalid, no_queue
 
 if TYPE_CHECKING:
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 
 _CACHED_US = 3_000_000
 """What one server changes, others follow within 5 s, as they do a queue's settings."""
+_MAKING_MS = 60_000
 _DEPTH_CACHED_US = 1_000_000
 _ENDPOINTS_MAX = 10_000
 _DELAY_S_MAX = 900
@@ -134,12 +137,23 @@ class Directory:
         try:
             served = await self.site.served.queue(endpoint.queue)
         except UnknownQueue as error:
-            await self.site.threads.call(lambda: self.endpoints.remove(address))
+            await self.site.threads.call(lambda: self._remove_old(address, endpoint))
             raise no_queue() from error
         if len(self._opened) >= _ENDPOINTS_MAX:
             self._opened.clear()
         made = self._opened[address] = Opened(address, endpoint, served, until_us)
         return made
+
+    def _remove_old(self, address: Address, endpoint: Endpoint) -> None:
+        """Remove the endpoint of a queue that was dropped, and not that of one being made."""
+        store, name = self.site.connection._home.store, endpoint.queue
+        record = stored_record(store, name)
+        dropped_ms = 0
+        if record is not None:
+            dropped_ms = Settings.from_json(record.settings, name).purged_before_us // 1_000
+        # A queue is made right after its endpoint, or never if the server died in between.
+        if max(dropped_ms, self.site.clock.now_ms() - _MAKING_MS) > endpoint.made_ms:
+            self.endpoints.remove(address)
 
     async def change(self, opened: Opened, step: Callable[[Endpoint], Endpoint | None]) -> Endpoint:
         """Change a queue's endpoint by compare-and-set; returns it as it is stored now.

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
+from shardq.errors import BadSetting
 from shardq.model import names
 from shardq.model.grants import Level
 from shardq.records.endpoints import Address, Endpoint
@@ -56,22 +57,26 @@ async def create_queue(call: Call, given: shapes.CreateQueue) -> QueueUrl:
     except Refusal:
         found = None
     if found is None:
-        found = await _make(call, address, wanted, tags)
+        await _make(call, address, wanted, tags)
     else:
-        differing = attributes.difference(found, address, wanted)
-        if differing is not None:
-            raise Refusal(
-                "QueueNameExists",
-                "A queue already exists with the same name and a different value for attribute "
-                f"{differing}",
-            )
+        _check_same(found, address, wanted)
     return QueueUrl(queue_url=url_of(call, address))
+
+
+def _check_same(found: Endpoint, address: Address, wanted: Mapping[str, str]) -> None:
+    differing = attributes.difference(found, address, wanted)
+    if differing is not None:
+        raise Refusal(
+            "QueueNameExists",
+            "A queue already exists with the same name and a different value for attribute "
+            f"{differing}",
+        )
 
 
 async def _make(
     call: Call, address: Address, wanted: Mapping[str, str], tags: Mapping[str, str]
-) -> Endpoint:
-    directory = call.directory
+) -> None:
+    directory, threads = call.directory, call.site.threads
     now_ms = call.site.clock.now_ms()
     made = Endpoint(
         queue=directory.queue_of(address),
@@ -80,15 +85,19 @@ async def _make(
         attributes=attributes.merged({}, wanted),
         tags=dict(tags),
     )
-    # The queue first: an endpoint without a queue would be one that does not exist.
-    settings = await _settings(call, made, address)
-    served = await call.site.served.queue(made.queue, create=True, **settings)
+    # The endpoint first: a queue that has none is taken for one that Python has made.
+    stored = await threads.call(lambda: directory.endpoints.make(address, made))
+    _check_same(stored, address, wanted)
+    settings = await _settings(call, stored, address)
+    try:
+        served = await call.site.served.queue(stored.queue, create=True, **settings)
+    except BadSetting:
+        await threads.call(lambda: directory.endpoints.remove(address))
+        raise
     if address.name.endswith(FIFO):
         # Else the first message would wait until consumers have read of its lane.
         await served.call(lambda queue: queue._home.register.use_groups())
-    stored = await call.site.threads.call(lambda: directory.endpoints.make(address, made))
     await directory.open(address, stored)
-    return stored
 
 
 async def _settings(call: Call, endpoint: Endpoint, address: Address) -> dict[str, Any]:
