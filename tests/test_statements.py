@@ -227,7 +227,8 @@ def test_a_cell_is_written_by_lwt_always_or_never() -> None:
     texts = {
         *changes,
         *constants((STORES / "cassandra").glob("*.py")),
-        *module_texts("{}", *COMPOSED),
+        # Tests that ran before in this process changed rows of tables of their own.
+        *module_texts("{}", *COMPOSED).difference(statements.CHANGES.values()),
     }
     written = {text: cells for text in texts if (cells := cells_of(text))}
     mixed = {
