@@ -17,7 +17,8 @@ MEDIA = "text/html; charset=utf-8"
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'; base-uri 'none'"
 _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 60rem; padding: 0 1rem }
-code, h3 { font-family: ui-monospace, monospace } h3 { margin-top: 2.5rem; font-size: 1rem }
+code, h3 { font-family: ui-monospace, monospace } h3 { margin-top: 2.5rem; font-size: 1rem;
+overflow-wrap: anywhere } td:first-child code { white-space: nowrap }
 table { border-collapse: collapse } td, th { padding: .2rem 1rem .2rem 0; text-align: left;
 vertical-align: top } @media (prefers-color-scheme: dark) { body { background: #111; color: #ddd }
 a { color: #8bf } }
@@ -25,7 +26,7 @@ a { color: #8bf } }
 _STATUSES = {
     400: "The path, the query or the body cannot be read, or is not what the call takes.",
     401: "The call needs a key, or its key is not known.",
-    403: "The key does not have the right that the call needs, or the page of another site calls.",
+    403: "The key does not have the level that the call needs, or the page of another site calls.",
     404: "There is no such path, or nothing of that name.",
     405: "The path has no such method; the header Allow lists those that it has.",
     408: "The body did not arrive in time.",
@@ -69,10 +70,10 @@ def _page(document: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _call(title: str, operation: Mapping[str, Any]) -> Iterator[str]:
-    yield f"<h3 id='{operation['operationId']}'>{escape(title)}</h3>"
+    yield f"<h3 id='{operation['operationId']}'>{escape(title).replace('/{', '<wbr>/{')}</h3>"
     yield f"<p>{_text(operation['summary'])}. {_text(operation.get('description', ''))}"
     if "x-level" in operation:
-        yield f"Needs the right <code>{operation['x-level']}</code>."
+        yield f"Needs the level <code>{operation['x-level']}</code>."
     yield "<table>"
     for one in operation.get("parameters", ()):
         if one["in"] == "query":
@@ -112,7 +113,8 @@ def _kind(schema: Mapping[str, Any]) -> str:
         name = schema["$ref"].rpartition("/")[2]
         return f"<a href='#type-{name}'>{name}</a>"
     if "anyOf" in schema:
-        return " or ".join(map(_kind, schema["anyOf"]))
+        one_first = sorted(schema["anyOf"], key=lambda one: one.get("type") == "array")
+        return " or ".join(map(_kind, one_first))
     if "enum" in schema:
         return " or ".join(f"<code>{escape(str(one))}</code>" for one in schema["enum"])
     if schema.get("type") == "array":
