@@ -18,6 +18,8 @@ import fcntl
 import gc
 import json
 import os
+import re
+import secrets
 import shutil
 import signal
 import tempfile
@@ -211,6 +213,19 @@ def cassandra_url(shared: Path) -> str:
         told = json.loads(state.read_text())
     assert "url" in told, "Cassandra did not start, as the first test that asked for it says"
     return str(told["url"])
+
+
+@pytest.fixture
+def own_url(cassandra_url: str) -> Iterator[str]:
+    """The url of a keyspace that does not exist yet; the test may make it."""
+    from shardq.stores.cassandra import CassandraStore
+
+    name = f"own_{secrets.token_hex(4)}"
+    yield re.sub(r"/\w+(?=\?|$)", f"/{name}", cassandra_url)
+    store = CassandraStore.from_url(cassandra_url)
+    store.open()
+    store._session.ask(f"DROP KEYSPACE IF EXISTS {name}")
+    store.close()
 
 
 def _started(shared: Path) -> dict[str, str]:

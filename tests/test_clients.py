@@ -69,9 +69,13 @@ BUILT = {
 """What makes a folder's programs run, in a copy of it."""
 
 
-@pytest.fixture
-def served(shell: Shell) -> Iterator[dict[str, str]]:
-    """A server with an account; gives the environment of its clients."""
+@pytest.fixture(params=["sqlite", pytest.param("cassandra", marks=pytest.mark.nightly)])
+def served(request: pytest.FixtureRequest, shell: Shell) -> Iterator[dict[str, str]]:
+    """A server with an account, on each store; gives the environment of its clients."""
+    if request.param == "cassandra":
+        # A keyspace of its own: others have queues of the same names.
+        shell.url = request.getfixturevalue("own_url")
+        shardq.init(shell.url)
     shell.ok("accounts", "create", "shop")
     printed = shell.ok("accounts", "key", "add", "shop", "--sigv4", "--levels", LEVELS).out
     with serving(shell) as server:

@@ -17,7 +17,6 @@ import inspect
 import io
 import os
 import re
-import secrets
 import shlex
 import shutil
 import signal
@@ -86,17 +85,6 @@ _OUTPUT = "printed by the block before"
 _CHECKER = doctest.OutputChecker()
 _LENIENT = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 _PIP = re.compile(r"^pip install (.*)$", re.MULTILINE)
-
-
-@pytest.fixture
-def own_url(cassandra_url: str) -> Iterator[str]:
-    """The url of a keyspace that is not there yet, and is not there any more afterwards."""
-    name = f"docs_{secrets.token_hex(4)}"
-    yield re.sub(r"/\w+(?=\?|$)", f"/{name}", cassandra_url)
-    store = CassandraStore(cassandra_address.read_url(cassandra_url))
-    store.open()
-    store._session.ask(f"DROP KEYSPACE IF EXISTS {name}")
-    store.close()
 
 
 def shown(page: Path) -> str:

@@ -144,13 +144,12 @@ def test_the_speed_of_a_server_is_measured_beside_itself_without_a_store(tmp_pat
 
 @pytest.mark.cassandra
 def test_a_server_on_cassandra_keeps_what_was_sent_over_a_restart(
-    tmp_path: Path, cassandra_url: str
+    shell: Shell, own_url: str
 ) -> None:
-    shell = Shell(tmp_path)
     # A keyspace of its own: others have accounts, and a server for them is not open.
-    shell.url = f"{cassandra_url.rpartition('/')[0]}/served"
+    shell.url = own_url
     shardq.init(shell.url)
-    name = f"served-{tmp_path.name}"[:80]
+    name = "mail"
     with serving(shell) as server, server.connected() as client:
         call(client, "CreateQueue", QueueName=name)
         call(client, "SendMessage", QueueUrl=name, MessageBody="hello")

@@ -34,7 +34,7 @@ func main() {
 		QueueUrl: dead.url, AttributeNames: []types.QueueAttributeName{types.QueueAttributeNameQueueArn}}))
 	arn := got.Attributes["QueueArn"]
 	policy := fmt.Sprintf(`{"deadLetterTargetArn": %q, "maxReceiveCount": 2}`, arn)
-	mail := open(client, name, map[string]string{"RedrivePolicy": policy})
+	mail := open(client, name, map[string]string{"RedrivePolicy": policy, "VisibilityTimeout": "5"})
 
 	mail.send("hellö", nil)
 	message := mail.expect("hellö")
@@ -42,6 +42,9 @@ func main() {
 		log.Fatalf("attributes: %v", message.MessageAttributes)
 	}
 	mail.extend(message, 60)
+	if found := mail.receive(6); len(found) > 0 {
+		log.Fatalf("not extended: %s", *found[0].Body)
+	}
 	mail.delete(message)
 
 	mail.send("poison", nil)

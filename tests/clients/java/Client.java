@@ -41,13 +41,16 @@ final class Client {
         String arn = sqs.getQueueAttributes(one -> one.queueUrl(dead.url).attributeNames(QueueAttributeName.QUEUE_ARN))
             .attributes().get(QueueAttributeName.QUEUE_ARN);
         String policy = "{\"deadLetterTargetArn\": \"" + arn + "\", \"maxReceiveCount\": 2}";
-        Client mail = new Client(sqs, name, Map.of(QueueAttributeName.REDRIVE_POLICY, policy));
+        Client mail = new Client(sqs, name, Map.of(
+            QueueAttributeName.REDRIVE_POLICY, policy,
+            QueueAttributeName.VISIBILITY_TIMEOUT, "5"));
 
         MessageAttributeValue kind = MessageAttributeValue.builder().dataType("String").stringValue("new").build();
         sqs.sendMessage(one -> one.queueUrl(mail.url).messageBody("hellö").messageAttributes(Map.of("kind", kind)));
         Message message = mail.expect("hellö");
         check("new", message.messageAttributes().get("kind").stringValue());
         mail.extend(message, 60);
+        check(List.of(), mail.receive(6));
         mail.delete(message);
 
         sqs.sendMessage(one -> one.queueUrl(mail.url).messageBody("poison"));

@@ -23,7 +23,7 @@ function remove(QueueUrl, { ReceiptHandle }) {
 const dead = await make(`${name}-dead`);
 const { Attributes } = await sqs.getQueueAttributes({ QueueUrl: dead, AttributeNames: ["QueueArn"] });
 const target = { deadLetterTargetArn: Attributes.QueueArn, maxReceiveCount: 2 };
-const url = await make(name, { RedrivePolicy: JSON.stringify(target) });
+const url = await make(name, { RedrivePolicy: JSON.stringify(target), VisibilityTimeout: "5" });
 
 const kind = { kind: { DataType: "String", StringValue: "new" } };
 await sqs.sendMessage({ QueueUrl: url, MessageBody: "hellö", MessageAttributes: kind });
@@ -31,6 +31,7 @@ let [message] = await receive(url);
 assert.equal(message.Body, "hellö");
 assert.equal(message.MessageAttributes.kind.StringValue, "new");
 await extend(url, message, 60);
+assert.deepEqual(await receive(url, { WaitTimeSeconds: 6 }), []);
 await remove(url, message);
 
 await sqs.sendMessage({ QueueUrl: url, MessageBody: "poison" });

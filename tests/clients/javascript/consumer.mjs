@@ -33,7 +33,10 @@ function handle(queueUrl, count, { refuses = () => false, ...more } = {}) {
     consumer.on("message_processed", ended);
     consumer.on("processing_error", ended);
     consumer.on("stopped", () => resolve(handled));
-    consumer.on("error", reject);
+    consumer.on("error", (error) => {
+      consumer.stop();
+      reject(error);
+    });
     consumer.start();
   });
 }
@@ -73,3 +76,7 @@ for (const body of ["a1", "a2", "a1", "a3"]) {
   await sqs.sendMessage({ QueueUrl: fifo, MessageBody: body, MessageGroupId: "a" });
 }
 assert.deepEqual(await handle(fifo, 3, { suppressFifoWarning: true }), ["a1", "a2", "a3"]);
+
+const wrong = { accessKeyId: process.env.AWS_ACCESS_KEY_ID, secretAccessKey: "wrong" };
+const stranger = new SQS({ endpoint: process.env.AWS_ENDPOINT_URL_SQS, credentials: wrong });
+await assert.rejects(handle(url, 1, { sqs: stranger }), { code: "SignatureDoesNotMatch" });

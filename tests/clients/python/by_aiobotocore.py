@@ -31,7 +31,7 @@ async def standard(sqs: Any, name: str) -> None:
     dead = (await sqs.create_queue(QueueName=f"{name}-dead"))["QueueUrl"]
     got = await sqs.get_queue_attributes(QueueUrl=dead, AttributeNames=["QueueArn"])
     target = {"deadLetterTargetArn": got["Attributes"]["QueueArn"], "maxReceiveCount": 2}
-    attributes = {"RedrivePolicy": json.dumps(target)}
+    attributes = {"RedrivePolicy": json.dumps(target), "VisibilityTimeout": "5"}
     url = (await sqs.create_queue(QueueName=name, Attributes=attributes))["QueueUrl"]
 
     # The poll is open when the message comes.
@@ -40,6 +40,7 @@ async def standard(sqs: Any, name: str) -> None:
     [message] = await poll
     assert message["Body"] == "hellö"
     await extend(sqs, url, message, 60)
+    assert await received(sqs, url, WaitTimeSeconds=6) == []
     await delete(sqs, url, message)
 
     await sqs.send_message(QueueUrl=url, MessageBody="poison")
@@ -52,6 +53,7 @@ async def standard(sqs: Any, name: str) -> None:
     await extend(sqs, dead, message, 0)
     await sqs.start_message_move_task(SourceArn=target["deadLetterTargetArn"])
     [message] = await received(sqs, url)
+    assert message["Body"] == "poison"
     await delete(sqs, url, message)
 
 

@@ -21,11 +21,12 @@ delete() { sqs delete-message --queue-url "$1" --receipt-handle "$receipt"; }
 dead=$(make "$name-dead")
 arn=$(sqs get-queue-attributes --queue-url "$dead" --attribute-names QueueArn --query Attributes.QueueArn)
 policy='{\"deadLetterTargetArn\": \"'$arn'\", \"maxReceiveCount\": 2}'
-url=$(make "$name" --attributes "{\"RedrivePolicy\": \"$policy\"}")
+url=$(make "$name" --attributes "{\"RedrivePolicy\": \"$policy\", \"VisibilityTimeout\": \"8\"}")
 
 sqs send-message --queue-url "$url" --message-body hellö --query MessageId >/dev/null
 expect "$url" hellö
 extend "$url" 60
+[ "$(receive "$url" --wait-time-seconds 9)" = None ]
 delete "$url"
 
 sqs send-message --queue-url "$url" --message-body poison --query MessageId >/dev/null

@@ -19,13 +19,14 @@ def main(name: str) -> None:
     dead = make(sqs, f"{name}-dead")
     arn = sqs.get_queue_attributes(QueueUrl=dead, AttributeNames=["QueueArn"])
     target = {"deadLetterTargetArn": arn["Attributes"]["QueueArn"], "maxReceiveCount": 2}
-    url = make(sqs, name, RedrivePolicy=json.dumps(target))
+    url = make(sqs, name, RedrivePolicy=json.dumps(target), VisibilityTimeout="5")
 
     sqs.send_message(QueueUrl=url, MessageBody="hellö", MessageAttributes=KIND | RAW)
     [message] = received(sqs, url, MessageAttributeNames=["All"])
     assert message["Body"] == "hellö"
     assert message["MessageAttributes"] == KIND | RAW
     extend(sqs, url, message, 60)
+    assert received(sqs, url, WaitTimeSeconds=6) == []
     delete(sqs, url, message)
 
     sqs.send_message(QueueUrl=url, MessageBody="poison")

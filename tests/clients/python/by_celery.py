@@ -65,14 +65,16 @@ def main(name: str) -> None:
     target = {"deadLetterTargetArn": got["Attributes"]["QueueArn"], "maxReceiveCount": 2}
     attributes = {"RedrivePolicy": json.dumps(target), "VisibilityTimeout": "3"}
     sqs.create_queue(QueueName=name, Attributes=attributes)
-    sqs.create_queue(QueueName=f"{name}.fifo", Attributes={"FifoQueue": "true"})
+    # Here a message is visible again in time only if the worker asks for that.
+    fifo = {"FifoQueue": "true", "VisibilityTimeout": "600"}
+    sqs.create_queue(QueueName=f"{name}.fifo", Attributes=fifo)
 
     words = ["-A", "by_celery", "worker", "--pool", "solo", "-Q", f"{name},{name}.fifo"]
     with subprocess.Popen([sys.executable, "-m", "celery", *words]) as worker:
         try:
             note.apply_async(["hellö"], queue=name)
-            late.apply_async(queue=name)
             poison.apply_async(queue=name)
+            late.apply_async(queue=f"{name}.fifo", MessageGroupId="b")
             for text in ("a1", "a2", "a3"):
                 note.apply_async([text], queue=f"{name}.fifo", MessageGroupId="a")
             expect(worker, ["a1", "a2", "a3", "hellö", "late", "late"])
