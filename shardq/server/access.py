@@ -318,7 +318,7 @@ class Access:
         if signed.is_in_query(request.query):
             return self._by_url(signed.from_query(request.query), request)
         raise MissingAuthenticationToken(
-            "the request says nowhere whose it is: send `Authorization: Bearer sq_..`, sign it, or "
+            "the request has no key: send `Authorization: Bearer sq_..`, sign it, or "
             "use a signed url."
         )
 

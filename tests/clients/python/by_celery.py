@@ -15,6 +15,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 import boto3
+from botocore.exceptions import ClientError
 from celery import Celery
 from celery.exceptions import Reject
 
@@ -25,15 +26,16 @@ TIMEOUT_S = 60
 key = quote(os.environ["AWS_ACCESS_KEY_ID"], safe="")
 secret = quote(os.environ["AWS_SECRET_ACCESS_KEY"], safe="")
 address = os.environ["AWS_ENDPOINT_URL_SQS"].removeprefix("http://")
-app = Celery("by_celery", broker=f"sqs://{key}:{secret}@{address}")
-app.conf.task_acks_late = True
-app.conf.worker_enable_remote_control = False
-app.conf.broker_transport_options = {
+OPTIONS = {
     "region": os.environ["AWS_DEFAULT_REGION"],
     "is_secure": False,
     "wait_time_seconds": 1,
     "polling_interval": 0.1,
 }
+app = Celery("by_celery", broker=f"sqs://{key}:{secret}@{address}")
+app.conf.task_acks_late = True
+app.conf.worker_enable_remote_control = False
+app.conf.broker_transport_options = OPTIONS
 
 
 @app.task(name="note")
@@ -90,6 +92,15 @@ def main(name: str) -> None:
         finally:
             worker.terminate()
     assert worker.returncode == 0
+
+    wrong = Celery("wrong", broker=f"sqs://{key}:wrong@{address}")
+    wrong.conf.broker_transport_options = OPTIONS
+    try:
+        wrong.send_task("note", ["never"], queue=name)
+    except ClientError as refused:
+        assert refused.response["Error"]["Code"] == "SignatureDoesNotMatch"  # noqa: PT017
+    else:
+        raise AssertionError("a wrong secret was accepted")
 
 
 def seen() -> list[str]:
