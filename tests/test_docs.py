@@ -55,7 +55,6 @@ from shardq.schedules.rules import INTERVAL_MS_MIN, PARTS_MAX
 from shardq.schedules.schedule import BACKFILL_MAX
 from shardq.schedules.trigger import DEPTH_MAX
 from shardq.stores import sqlite
-from shardq.stores.cassandra import CassandraStore
 from shardq.stores.cassandra import address as cassandra_address
 from shardq.stores.sqlite import address as sqlite_address
 from shardq.tasks import options

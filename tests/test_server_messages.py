@@ -44,6 +44,19 @@ def test_a_message_is_put_received_and_acked() -> None:
     play(story)
 
 
+def test_a_full_queue_is_a_problem_of_the_put_and_none_of_the_server() -> None:
+    async def story(api: Api) -> None:
+        await api.done("PUT", MAIL, {"depth_max": 2})
+        [one, other, more] = await api.done("POST", MAIL + "/messages", [{"body": "a"}] * 3)
+        assert (one.keys(), other.keys()) == ({"id", "receipt", "due"},) * 2
+        assert (more["problem"]["status"], more["problem"]["title"]) == (429, "QueueFull")
+        got = await api.ask("POST", MAIL + "/messages", {"body": "a"})
+        assert (got.status, got.headers["retry-after"]) == (429, "1")
+        assert "depth_max is 2" in got.json["detail"]
+
+    play(story)
+
+
 @pytest.mark.parametrize(
     ("given", "stored", "shown"),
     [

@@ -36,6 +36,7 @@ _STATUS: tuple[tuple[type[Exception], int], ...] = (
     (errors.StoreUnavailable, 503),
     (errors.StoreFull, 503),
     (errors.ClockError, 503),
+    (errors.QueueFull, 429),
     (TooMany, 429),
 )
 """The first line that an error is an instance of has its status; any other error is a failure."""

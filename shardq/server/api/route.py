@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
 
+from shardq.errors import UnknownQueue
 from shardq.model import names
 from shardq.server.api.rights import allows, check
 from shardq.server.web import Answer
@@ -58,7 +59,15 @@ class Call(Generic[Q, B]):
         Raises:
             UnknownQueue: If there is none.
         """
-        return await self.site.served.queue(self.place["queue"])
+        name = self.place["queue"]
+        try:
+            return await self.site.served.queue(name)
+        except UnknownQueue as error:
+            if names.is_dead_queue(name):
+                raise
+            raise UnknownQueue(
+                f"there is no queue {name!r}; make it by PUT /v1/queues/{name}, or check the name."
+            ) from error
 
     async def dead(self) -> Dead:
         """The queue in which messages of the queue that the path names are dead.
