@@ -233,7 +233,7 @@ def _serve(
 
         def tell() -> None:
             if warning:
-                _say(f"{who}{warning}")
+                _say(warning)
             _say(f"{who}serves {db.url_shown} at {' and '.join(dict.fromkeys(urls))}.")
             if line is not None:
                 line.ready()
