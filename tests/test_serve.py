@@ -32,6 +32,14 @@ def test_a_server_tells_where_it_is_that_it_is_open_and_ends_by_sigterm(shell: S
         assert server.ask("GET", "/_localstack/health").json["services"] == {"sqs": "running"}
         got = server.ask("POST", "/", b"{}", **ENDPOINT)
         assert got.headers["x-amzn-requestid"] == got.headers["x-request-id"]
+        stdout = server.process.stdout
+        assert stdout is not None
+        told = b"".join(stdout.readline() for _ in range(4)).decode()
+        # Both versions of AWS CLI take the option; only version 2 reads the variable.
+        script = told + "aws() { echo $*; }; sqs list-queues --max-items 1"
+        made = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
+        url = f"http://127.0.0.1:{server.port}"
+        assert made.stdout == f"--endpoint-url {url} sqs list-queues --max-items 1\n"
         assert server.stop() == 0
         assert server.lines[1].startswith("shardq: serves sqlite:///")
 

@@ -188,6 +188,85 @@ def test_deliveries_are_retried_snoozed_extended_and_buried() -> None:
     play(story)
 
 
+def test_messages_are_forwarded_by_receipt_id_and_in_bulk() -> None:
+    async def story(api: Api) -> None:
+        forward = MAIL + "/forward"
+        for queue in (MAIL, "/v1/queues/review"):
+            await api.done("PUT", queue)
+        puts = [
+            {"body": str(n), "headers": {"kind": "big" if n > 2 else "small"}} for n in range(6)
+        ]
+        await api.done("POST", MAIL + "/messages", puts)
+        later = {"body": "later", "id": "later", "delay": "1h"}
+        await api.done("POST", MAIL + "/messages", [later, {**later, "id": "last"}])
+        got = await api.done("POST", MAIL + "/receive", {"max": 1, "wait": "60s"})
+        [receipt] = receipts(got)
+        for moved, answer in (
+            ({"receipts": [receipt, "damaged"]}, [{"receipt": receipt}, {"receipt": "damaged"}]),
+            ({"ids": ["later", "none"]}, [{"id": "later"}, {"id": "none"}]),
+            ({"ids": ["last", ""]}, [{"id": "last"}, {"id": ""}]),
+        ):
+            made = await api.done("POST", forward, {"to": "review", **moved})
+            assert made["count"] == 1
+            assert made["answers"][1].pop("problem")["status"] in {400, 404}
+            assert made["answers"] == answer
+        big = {"to": "review", "limit": 100, "headers": {"kind": "big"}}
+        assert await api.done("POST", forward, big) == {"count": 3, "answers": []}
+        assert await api.done("POST", forward, big) == {"count": 0, "answers": []}
+        [answer] = (await api.done("POST", forward, {"to": "review", "receipts": [receipt]}))[
+            "answers"
+        ]
+        assert answer["problem"]["title"] == "StaleReceipt"
+        got = await api.done("POST", "/v1/queues/review/receive", {"max": 9, "wait": "60s"})
+        assert {one["body"] for one in got["messages"]} == {"0", "3", "4", "5"}
+        left = await api.done("GET", MAIL + "/messages")
+        assert {one["body"] for one in left["messages"]} == {"1", "2"}
+        for wrong, status in (
+            ({"to": "mail", "limit": 1}, 400),
+            ({"to": "nowhere", "limit": 1}, 404),
+            ({"to": "mail.schedules", "limit": 1}, 403),
+            ({"to": "review"}, 400),
+            ({"to": "review", "ids": ["a"], "limit": 1}, 400),
+            ({"to": "review", "ids": ["a"], "group": "g"}, 400),
+        ):
+            assert (await api.ask("POST", forward, wrong)).status == status
+        done = (await api.done("GET", "/v1/actions"))["actions"]
+        told = {(one["what"], one["object"], one["outcome"]) for one in done}
+        assert ("forward", "mail to review", "done") in told
+
+    play(story)
+
+
+def test_a_lasting_receipt_extends_and_ends_a_message_that_was_delivered_again() -> None:
+    async def story(api: Api) -> None:
+        await api.done("PUT", MAIL)
+        await api.done("POST", MAIL + "/messages", {"body": "a"})
+        asked = {"wait": "60s", "visibility": "0s", "lasting": True}
+        [first] = receipts(await api.done("POST", MAIL + "/receive", asked))
+        await api.done("POST", MAIL + "/receive", {"wait": "60s", "lasting": True})
+        for verb in ("extend", "ack"):
+            [answer] = (await api.done("POST", f"{MAIL}/{verb}", {"receipts": [first]}))["answers"]
+            assert answer["problem"]["title"] == "StaleReceipt"
+            again = {"receipts": [first], "redelivered": True}
+            [answer] = (await api.done("POST", f"{MAIL}/{verb}", again))["answers"]
+            assert "problem" not in answer
+        assert (await api.done("GET", MAIL + "/messages")) == {"messages": []}
+
+    play(story)
+
+
+def test_a_message_that_has_expired_is_not_delivered() -> None:
+    async def story(api: Api) -> None:
+        await api.done("PUT", MAIL)
+        due = "2001-01-01T00:00:00Z"
+        puts = [{"body": "old", "due": due, "expires": "0s"}, {"body": "new", "expires": "1h"}]
+        await api.done("POST", MAIL + "/messages", puts)
+        got = await api.done("POST", MAIL + "/receive", {"max": 2, "wait": "60s"})
+        assert [one["body"] for one in got["messages"]] == ["new"]
+
+    play(story)
+
+
 def test_dead_messages_are_removed_one_by_one_or_all() -> None:
     async def story(api: Api) -> None:
         await api.done("PUT", MAIL)

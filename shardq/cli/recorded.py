@@ -1,4 +1,4 @@
-"""Records commands that change or remove something: here alone, not in each command.
+"""Records commands that make, change or remove something: here alone, not in each command.
 
 ```
  command ──► options.connect: is it in COMMANDS? ──► the connection stays open to its end
@@ -77,6 +77,7 @@ _What = What | None
 COMMANDS: dict[
     tuple[str, ...], tuple[What | Callable[[Mapping[str, Any]], _What], Callable[..., str]]
 ] = {
+    ("queues", "create"): (What.CREATE, _queue),
     ("queues", "alter"): (What.ALTER, _queue),
     ("queues", "pause"): (What.PAUSE, _queue),
     ("queues", "resume"): (What.RESUME, _queue),

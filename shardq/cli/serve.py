@@ -250,10 +250,12 @@ def _serve(
 
 
 def _print_exports(url: str, chosen: Options) -> None:
-    """Print what AWS CLI and boto3 need in their environment."""
+    """Print what AWS CLI and boto3 need, for a shell."""
     click.echo(f"export AWS_ENDPOINT_URL_SQS={url}")
     click.echo("export AWS_ACCESS_KEY_ID=test AWS_SECRET_ACCESS_KEY=test")
     click.echo(f"export AWS_DEFAULT_REGION={chosen.region}")
+    # Version 1 of AWS CLI does not read the url from its environment.
+    click.echo(f'sqs() {{ aws --endpoint-url {url} sqs "$@"; }}')
     sys.stdout.flush()
 
 

@@ -30,8 +30,9 @@ _DAY_MS = 86_400_000
 
 
 class What(StrEnum):
-    """A command that changes or removes something."""
+    """A command that makes, changes or removes something."""
 
+    CREATE = "create"
     ALTER = "alter"
     PAUSE = "pause"
     RESUME = "resume"

@@ -34,12 +34,15 @@ class Receive(Struct, kw_only=True, forbid_unknown_fields=True):
         visibility: How long they are the caller's. What is not settled by then is delivered again.
         wait: How long to wait for the first one, to 60 s.
         per_group: The most of one group.
+        lasting: True for receipts that `ack` and `extend` with `redelivered` take after the message
+            was delivered again.
     """
 
     max: Annotated[int, Meta(ge=1, le=MANY_MAX)] = 10
     visibility: Span = "30s"
     wait: Wait = "0s"
     per_group: Annotated[int, Meta(ge=1, le=MANY_MAX)] = 1
+    lasting: bool = False
 
 
 class Ack(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -47,9 +50,12 @@ class Ack(Struct, kw_only=True, forbid_unknown_fields=True):
 
     Attributes:
         receipts: Their receipts.
+        redelivered: True ends a message also if it was delivered again since, if its receipt is
+            lasting; one that has ended already is a success.
     """
 
     receipts: Receipts
+    redelivered: bool = False
 
 
 class Retry(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -84,10 +90,13 @@ class Extend(Struct, kw_only=True, forbid_unknown_fields=True):
     Attributes:
         receipts: Their receipts.
         visibility: How long from now.
+        redelivered: True takes a lasting receipt also after the message was delivered again: then
+            its present delivery is kept.
     """
 
     receipts: Receipts
     visibility: Span = "30s"
+    redelivered: bool = False
 
 
 class Bury(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -135,7 +144,11 @@ async def receive_messages(call: Call[None, Receive]) -> Answer | Messages:
     if duration_ms(wanted.wait, name="wait") > _WAIT_MS_MAX:
         raise Refused(400, "wait must be at most 60s.", field="wait")
     taking = queue.queue.receive(
-        wanted.max, wanted.visibility, wanted.wait, per_group=wanted.per_group
+        wanted.max,
+        wanted.visibility,
+        wanted.wait,
+        per_group=wanted.per_group,
+        lasting=wanted.lasting,
     )
     found = await call.site.poll(taking, call.caller) or []
     answer = json_of(messages_of(found))
@@ -147,8 +160,8 @@ async def receive_messages(call: Call[None, Receive]) -> Answer | Messages:
 async def ack_messages(call: Call[None, Ack]) -> Settlements:
     """End deliveries as done: the messages are removed."""
     queue = await call.queue()
-    receipts = call.body.receipts
-    return _settlements(receipts, await queue.ack_all(receipts))
+    receipts, redelivered = call.body.receipts, call.body.redelivered
+    return _settlements(receipts, await queue.ack_all(receipts, redelivered=redelivered))
 
 
 async def retry_messages(call: Call[None, Retry]) -> Settlements:
@@ -175,7 +188,9 @@ async def snooze_messages(call: Call[None, Snooze]) -> Settlements:
 async def extend_messages(call: Call[None, Extend]) -> Settlements:
     """Keep received messages for longer; each gets a new receipt."""
     body, queue = call.body, await call.queue()
-    answers = await queue.queue.extend(body.receipts, body.visibility, partial=True)
+    answers = await queue.queue.extend(
+        body.receipts, body.visibility, partial=True, redelivered=body.redelivered
+    )
     queue.tell(
         {old: new for old, new in zip(body.receipts, answers, strict=True) if isinstance(new, str)}
     )

@@ -137,6 +137,7 @@ async def put_queue(call: Call[None, Any]) -> Answer:
     except UnknownQueue:
         is_made = True
         queue = await call.site.served.queue(name, create=True, **given)
+        await call.site.record(call.caller, "http", What.CREATE, name)
     if not is_made:
         if others:
             call.check(Level.MANAGE, name)

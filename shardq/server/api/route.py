@@ -53,13 +53,16 @@ class Call(Generic[Q, B]):
     body: B
     about: str = ""
 
-    async def queue(self) -> ServedQueue:
-        """The queue that the path names.
+    async def queue(self, name: str | None = None) -> ServedQueue:
+        """A queue.
+
+        Args:
+            name: Its name; None for the one that the path names.
 
         Raises:
             UnknownQueue: If there is none.
         """
-        name = self.place["queue"]
+        name = self.place["queue"] if name is None else name
         try:
             return await self.site.served.queue(name)
         except UnknownQueue as error:

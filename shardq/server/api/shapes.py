@@ -98,6 +98,7 @@ class KeyedMessage(NewBody, kw_only=True, forbid_unknown_fields=True):
         group: Messages of one group are delivered one at a time, in order.
         headers: Names and texts that travel with the body.
         id: Its id; made up unless given.
+        expires: How long after its due it is of use: a later one is not delivered.
         on_conflict: What to do where a message has the key.
         max_wait: Of a debounce: how long it may be put off.
         unique_for: How long the key is held after the message's end.
@@ -109,6 +110,7 @@ class KeyedMessage(NewBody, kw_only=True, forbid_unknown_fields=True):
     group: str | UnsetType = UNSET
     headers: dict[str, str] | UnsetType = UNSET
     id: str | UnsetType = UNSET
+    expires: Span | UnsetType = UNSET
     on_conflict: OnConflict | UnsetType = UNSET
     max_wait: Span | UnsetType = UNSET
     unique_for: Span | UnsetType = UNSET

@@ -8,6 +8,7 @@ from shardq.server.api import (
     accounts,
     actions,
     deliveries,
+    forwarding,
     keys,
     messages,
     openapi,
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 ROUTES: tuple[Route, ...] = tuple(
     route
     for room in (
-        *(queues, messages, deliveries, stream, keys, watching, schedules, tasks),
+        *(queues, messages, deliveries, forwarding, stream, keys, watching, schedules, tasks),
         *(accounts, actions, openapi, reference),
     )
     for route in room.ROUTES

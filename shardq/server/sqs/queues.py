@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from shardq.errors import BadSetting
 from shardq.model import names
 from shardq.model.grants import Level
+from shardq.records.actions import What
 from shardq.records.endpoints import Address, Endpoint
 from shardq.server.sqs import attributes, policy
 from shardq.server.sqs.errors import Refusal, invalid, missing, no_queue, wrong
@@ -98,6 +99,7 @@ async def _make(
         # Else the first message would wait until consumers have read of its lane.
         await served.call(lambda queue: queue._home.register.use_groups())
     await directory.open(address, stored)
+    await call.site.record(call.caller, "sqs", What.CREATE, address.name)
 
 
 async def _settings(call: Call, endpoint: Endpoint, address: Address) -> dict[str, Any]:
