@@ -659,6 +659,29 @@ def test_a_store_that_stops_in_a_batch_is_a_503_and_nothing_is_lost() -> None:
     asyncio.run(run())
 
 
+def test_a_put_whose_outcome_is_unknown_is_repeated_by_the_server_and_is_one_message() -> None:
+    async def run() -> None:
+        with Stage() as stage:
+            api = Api(stage.connect())
+            await sqs(api, "CreateQueue", QueueName="mail")
+            stage.faults.fail("insert", applied=True)
+            got = await sqs(api, "SendMessage", QueueUrl="mail", MessageBody="x")
+            assert got.status == 200
+            stage.faults.fail("insert", applied=True)
+            got = await api.ask("POST", f"{MAIL}/messages", [{"body": "x"}] * 2)
+            assert got.status == 200
+            assert all("problem" not in one for one in got.json)
+            assert stage.connect().queue("mail").depth().total == 3
+            stage.faults.fail("insert", applied=True)
+            stage.faults.fail("insert", nth=2)
+            got = await api.ask("POST", f"{MAIL}/messages", {"body": "x"})
+            assert (got.status, got.json["maybe"]) == (503, True)
+            assert stage.connect().queue("mail").depth().total == 4
+            await api.app.site.close()
+
+    asyncio.run(run())
+
+
 def test_a_bomb_of_headers_is_refused_and_no_other_caller_held_up(shell: Shell) -> None:
     with serving(shell) as server, server.connected() as stays:
         assert stays.ask("GET", "/livez").status == 200

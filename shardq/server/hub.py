@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from shardq.aio.queue import Queue
 from shardq.aio.threads import Kind, Threads
-from shardq.errors import ShardqError, StoreError, own_copy
+from shardq.errors import ShardqError, StoreError, StoreTimeout, own_copy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -32,6 +32,7 @@ R = TypeVar("R")
 
 _BATCH_MAX = 1_000
 _BATCH_BYTES = 1 << 20
+_ONCE = {"key", "once"}
 
 
 @dataclass(slots=True)
@@ -220,7 +221,21 @@ class ServedQueue:
         )
 
     def _put_each(self, items: Sequence[Mapping[str, Any]]) -> Sequence[Message | ShardqError]:
-        return self._opened.put_many(items, partial=True)
+        """Put messages; what is maybe stored is put once more, before clients make a second one."""
+        answers = self._opened.put_many(items, partial=True)
+        # A message with a key, or put once under a name, is safe for its client to repeat.
+        again = {
+            at: answer.messages[0]
+            for at, (item, answer) in enumerate(zip(items, answers, strict=True))
+            if isinstance(answer, StoreTimeout) and answer.messages and not _ONCE & item.keys()
+        }
+        if again:
+            repeated = self._opened.put_many(again.values(), partial=True)
+            for at, answer in zip(again, repeated, strict=True):
+                # After an error of the repeat the first one holds: it may be stored.
+                if not isinstance(answer, ShardqError):
+                    answers[at] = answer
+        return answers
 
     def _ack_each(self, receipts: Sequence[str]) -> Sequence[ShardqError | None]:
         return self._opened.ack(*receipts, partial=True)
