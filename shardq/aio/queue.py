@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 
 _RECORDS_FIRST, _RECORDS = 10, 1_000
+_PATIENT_MS = 2_000
+"""A call of `receive` that waits for so long leaves the time of the next look to others."""
 
 
 class Queue:
@@ -195,7 +197,7 @@ class Queue:
             is_brief=not wait_ms,
         )
         try:
-            receiver.ask(caller)
+            receiver.ask(caller, is_patient=wait_ms >= _PATIENT_MS)
             await asyncio.wait([over], timeout=wait_ms / 1_000 or None)
             # Looked for or not; out of line already, it is answered soon.
             if not (over.done() or receiver.leave(caller)):

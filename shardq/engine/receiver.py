@@ -168,15 +168,23 @@ class Receiver:
             raise
         return caller.answer()
 
-    def ask(self, caller: Caller) -> None:
+    def ask(self, caller: Caller, *, is_patient: bool = False) -> None:
         """Put a caller in line; its `on_over` gives it the answer, unless it leaves before.
+
+        Args:
+            caller: The caller.
+            is_patient: True if it waits for longer than the stepper needs to look again.
 
         Raises:
             ShardqError: If no thread can be started.
         """
+        # A list, for another thread may take callers out meanwhile.
+        first = list(self._line)[:1]
         self._line[caller] = None
         self._called_us = self._clock.boot_us()
-        self._add_to_stepper(0.0)
+        # If a look found nothing for a caller that still waits, what comes wakes the stepper.
+        is_at_rest = is_patient and any(one.is_looked for one in first)
+        self._add_to_stepper(_KEEP_S if is_at_rest else 0.0)
 
     def leave(self, caller: Caller) -> bool:
         """Take a caller out of line; False if it was answered, or is about to be."""

@@ -194,4 +194,5 @@ def from_text(text: str) -> bytes | None:
 
 def text(row_id: bytes) -> str:
     """A row id as people read it, `xxxxxxxx-xxxx-1xxx-xxxx-xxxxxxxxxxxx`."""
-    return str(uuid.UUID(bytes=row_id))
+    one = row_id.hex()
+    return f"{one[:8]}-{one[8:12]}-{one[12:16]}-{one[16:20]}-{one[20:]}"

@@ -64,9 +64,6 @@ _LASTING_BEGINS = "Aw"
 _FIRST_BYTES = 16
 _LASTING_CHARS_MIN = -(-(_TOKEN.size + _FIRST_BYTES + _MAC_BYTES) // 3) * 4
 """The length of a receipt that lasts, without a key; one with a key is longer."""
-_FORMER_BEGINS = "AQ"
-_FORMER_CHARS = 76
-"""How a receipt of before serials began, and how long it was."""
 
 
 def _encoded(data: bytes) -> bytes:
@@ -86,8 +83,8 @@ class Signer:
     def __init__(self, queue: str, secret: bytes, layout: Layout) -> None:
         self.queue = queue
         self.layout = layout
-        self._secret = secret
-        self._name = queue.encode()
+        # Copied for each receipt: `hmac.digest` lets other threads run first.
+        self._begun = hmac.new(secret, queue.encode() + b"\0", "sha256")
 
     def sign(self, receipt: Receipt) -> str:
         """A printable token of `A-Z a-z 0-9 _ -`.
@@ -113,8 +110,6 @@ class Signer:
         >>> Signer.is_meant("order-7")
         False
         """
-        if len(text) == _FORMER_CHARS and text.startswith(_FORMER_BEGINS):
-            return True
         if text.startswith(_LASTING_BEGINS):
             return len(text) >= _LASTING_CHARS_MIN and len(text) % 4 == 0
         return len(text) == _TOKEN_CHARS and text.startswith(_BEGINS)
@@ -129,11 +124,6 @@ class Signer:
             raise BadReceipt(
                 f"a message or its receipt is needed, not {type(token).__name__}; pass what put() "
                 f"or receive() returned."
-            )
-        if len(token) == _FORMER_CHARS and token.startswith(_FORMER_BEGINS):
-            raise BadReceipt(
-                "the receipt was made by an earlier shardq, and settles nothing any more; its "
-                "message is delivered again, with a new receipt, when its time is up."
             )
         is_lasting = token.startswith(_LASTING_BEGINS)
         if not (is_lasting or token.startswith(_BEGINS)):
@@ -173,4 +163,6 @@ class Signer:
         return Receipt(position, attempt, serial, raw[_TOKEN.size : least], key)
 
     def _mac(self, raw: bytes) -> bytes:
-        return hmac.digest(self._secret, self._name + b"\0" + raw, "sha256")[:_MAC_BYTES]
+        made = self._begun.copy()
+        made.update(raw)
+        return made.digest()[:_MAC_BYTES]

@@ -200,7 +200,7 @@ class Verifier:
 
     def __init__(self, service: str = "sqs") -> None:
         self._service = service
-        self._kept: dict[tuple[str, int, str, str], bytes] = {}
+        self._kept: dict[tuple[str, int, str, str], hmac.HMAC] = {}
 
     def is_valid(
         self, signature: Signature, request: Request, secret: Callable[[], str], generation: int
@@ -226,9 +226,12 @@ class Verifier:
         if key is None:
             if len(self._kept) >= _KEPT_MAX:
                 self._kept.clear()
-            key = self._kept[name] = _signing_key(signature, secret())
-        expected = hmac.digest(key, text.encode(), "sha256").hex()
-        return hmac.compare_digest(expected.encode(), signature.value.encode())
+            made = _signing_key(signature, secret())
+            key = self._kept[name] = hmac.new(made, digestmod="sha256")
+        # A copy, because `hmac.digest` lets other threads run first.
+        expected = key.copy()
+        expected.update(text.encode())
+        return hmac.compare_digest(expected.hexdigest().encode(), signature.value.encode())
 
 
 def _signing_key(signature: Signature, secret: str) -> bytes:

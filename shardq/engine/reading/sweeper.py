@@ -233,8 +233,14 @@ class Sweeper:
         # One read covers this many shards at most, because leases wait to be renewed.
         most = max(4 * PROBE_MINUTES // (len(self._memory.lanes) or 1), 1)
         most = min(most, PROBE_MINUTES)
+        # Lanes are nearly always sealed together: one look-up for each minute that a seal ends at.
+        firsts: dict[int, int] = {}
         for lane in self._memory.lanes.values():
-            first = self._pages.first_minute(lane.sealed + 1)
+            if lane.sealed >= newest:
+                continue
+            first = firsts.get(lane.sealed)
+            if first is None:
+                first = firsts[lane.sealed] = self._pages.first_minute(lane.sealed + 1)
             last = min(newest, first + most - 1)
             # A quiet lane is not read: it is searched just below.
             last = last if lane.quiet else min(last, self._read_to(lane))
