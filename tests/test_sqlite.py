@@ -168,20 +168,17 @@ def test_the_schema_that_is_printed_is_the_one_that_is_made(store: SqliteStore, 
     made.close()
 
 
-def test_a_row_with_little_beside_its_body_is_written_by_a_short_statement() -> None:
+def test_each_column_of_a_row_is_kept_whatever_others_hold(store: SqliteStore) -> None:
     bare = make_row()
-    rich = [bare._replace(**{name: "x"}) for name in ("name", "group", "claim")]
-    keyed, headed = bare._replace(key="1::order-7"), bare._replace(headers="{}")
-    both = keyed._replace(headers="{}")
-    rich += [keyed._replace(group="g"), headed._replace(group="g"), both]
-    [batches] = sqlite_store._insert_batches([bare, *rich, keyed, headed])
-    rows = {statement: len(values) for statement, values in batches.items()}
-    assert rows == {
-        sqlite_store._INSERT_PLAIN: 1,
-        sqlite_store._INSERT_KEYED: 1,
-        sqlite_store._INSERT_HEADED: 1,
-        sqlite_store._INSERT: len(rich),
+    numbers, row_ids = {"origin_ms", "since_ms", "not_before_ms", "priority", "attempt"}, {"first"}
+    columns = {
+        name: 7 if name in numbers else bytes(range(16)) if name in row_ids else "x"
+        for name in Row._fields[4:-1]
     }
+    changes = [{}, columns, *({name: value} for name, value in columns.items())]
+    rows = [bare._replace(due_ms=bare.due_ms + number, **one) for number, one in enumerate(changes)]
+    store.insert(rows)
+    assert sorted(store.find(row.position for row in rows), key=lambda one: one.due_ms) == rows
 
 
 def test_a_record_of_a_table_in_which_nothing_runs_out_takes_no_time_to_live(

@@ -17,7 +17,7 @@ It writes nothing; `settle.py` carries the plans out.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from shardq.lifecycle.fate import Fate, Outcome, decided
 from shardq.model import ids, names
@@ -376,9 +376,8 @@ class Planner:
         if is_for_others and row.group is None:
             lane = layout.next_lane(lane)
         shard = layout.shard(due_ms, lane)
-        changes: dict[str, Any] = {} if received is None else {"received": received}
         row_id = _id_after(row, now_us)
-        new = moved(row, shard, due_ms, row_id, attempt=attempt, claim=claim, **changes)
+        new = moved(row, shard, due_ms, row_id, attempt=attempt, claim=claim, received=received)
         return Move(row.position, new)
 
     def _note_far(self, due_ms: int, now_us: int) -> None:

@@ -342,7 +342,7 @@ def moved(
     attempt: int,
     claim: str | None,
     since_ms: int | None = None,
-    **changes: Any,
+    received: str | None = None,
 ) -> Row:
     """The row of the same message at another place: same identity, fresh row id.
 
@@ -354,18 +354,18 @@ def moved(
         attempt: Deliveries begun and recorded.
         claim: The member that holds the delivery under way.
         since_ms: The due from which its lateness counts; None: from `due_ms`.
-        changes: Other columns.
+        received: Its column `received`; None: as it was.
     """
     # Built at once: a drain by `receive` moves each message, and `_replace` takes 2 us.
     (
         _, due_before, id_before, body, headers, _, first, name, origin, group, _, _, key,
-        not_before, error, note, received, priority, _,
+        not_before, error, note, received_before, priority, _,
     ) = row  # fmt: skip
     if origin is None:
         origin = due_before
-    if row.is_lasting:
-        received = _at_of(row) + _NOTED_PLACE
-    made = Row(
+    if received is None:
+        received = _at_of(row) + _NOTED_PLACE if row.is_lasting else received_before
+    return Row(
         shard,
         due_ms,
         row_id,
@@ -385,7 +385,6 @@ def moved(
         received,
         priority,
     )
-    return made._replace(**changes) if changes else made
 
 
 def entered(

@@ -631,7 +631,7 @@ def _insert(connection: sqlite3.Connection, inserts: Mapping[str, list[_Values]]
 
 def _placed(position: Position) -> tuple[Any, ...]:
     """The key of a position, for `_DELETE` and `_FIND`."""
-    # A bytearray, as in `_insert_batches`: with bytes each row takes 1 us more.
+    # A bytearray, as in `_inserted`: with bytes each row takes 1 us more.
     shard, due_ms, row_id = position
     return (*shard, due_ms, bytearray(row_id[6:8] + row_id[4:6] + row_id[:4] + row_id[8:]))
 
