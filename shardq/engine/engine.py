@@ -13,6 +13,7 @@ an in-process consumer (`consumer.py`), or callers of `receive` (`receiver.py`).
 from __future__ import annotations
 
 import logging
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -26,7 +27,7 @@ from shardq.engine.members.member import Member
 from shardq.engine.members.sharing import Sharing
 from shardq.engine.news import IDLE_US, QUIET_IDLE_US, QUIET_US
 from shardq.engine.reading.intake import Intake
-from shardq.engine.reading.lane import RUNGS
+from shardq.engine.reading.lane import READ_AHEAD_MS, REST_AHEAD_MS, RUNGS
 from shardq.engine.reading.lanes import Lanes
 from shardq.engine.reading.pages import Pages
 from shardq.engine.reading.reader import Reader
@@ -57,7 +58,7 @@ _REST_US = 1_000_000
 _IDLE_LOOKED_AT_S = 1.5
 """From poll to poll if a read for many queues finds the news: twice in the 3 s after which settings
 and heartbeats are due."""
-_IDLE_WATCHED_S = 1.0
+_IDLE_WATCHED_S = 3.0
 """From poll to poll if the store reports changes: polls in between find next to nothing."""
 _STUCK_US = 5_000_000
 _STUCK_LONG_US = 30_000_000
@@ -287,12 +288,14 @@ class Engine:
                 # Polls are rarer then: the rung may be late by one poll, and reaches further by
                 # that. The read serves the second rung too if that would pass over no lane.
                 longer = RUNGS[1] if self.awaited() is None else RUNGS[2]
+                ahead_ms = REST_AHEAD_MS if self.news.is_watched else READ_AHEAD_MS
                 if rung is not None and rung.depth_ms < longer.depth_ms:
-                    new = self.reader.poll(rung.depth_ms + round(self._idle_s * 1e3), at_rest=True)
+                    back_ms = rung.depth_ms + round(self._idle_s * 1e3)
+                    new = self.reader.poll(back_ms, ahead_ms=ahead_ms)
                     self.sweeper.was_swept(rung, now_ms)
                     rung = None
                 else:
-                    new = self.reader.poll(at_rest=True)
+                    new = self.reader.poll(ahead_ms=ahead_ms)
             # The poll finds what this process has put with a due after the last one, up to now.
             is_ahead = near is not None and near.last_ms > now_ms
             is_behind = near is not None and near.first_ms <= read_ms
@@ -601,7 +604,7 @@ class Engine:
     def _idle_s(self) -> float:
         """Seconds from poll to poll at rest."""
         # Steps renew leases: several must come while a lease lasts.
-        renew_s = self._settings.lease_ms / 6_000
+        renew_s = self._settings.lease_ms / 6_000 if self.leases.held() else math.inf
         if self.news.is_watched:
             return min(_IDLE_WATCHED_S, renew_s)
         if self.news.is_looked_at and self.awaited() is not None:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 from shardq import locks
-from shardq.engine.reading.lane import READ_AHEAD_MS
+from shardq.engine.reading.lane import SOON_MS
 from shardq.stores.store import NEVER
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ class News:
 
     def note_put(self, due_ms: int) -> bool:
         """Let the next step look for a row that this process has put; True if it is due soon."""
-        is_soon = due_ms <= self._clock.now_ms() + READ_AHEAD_MS
+        is_soon = due_ms <= self._clock.now_ms() + SOON_MS
         if is_soon:
             self._note(due_ms, due_ms)
             self.seen_us = self._clock.boot_us()

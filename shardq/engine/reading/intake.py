@@ -19,7 +19,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
-from shardq.engine.reading.lane import READ_AHEAD_MS, Lane
+from shardq.engine.reading.lane import SOON_MS, Lane
 from shardq.errors import StoreTimeout, StoreUnavailable
 from shardq.model.message import shards_of
 from shardq.stores.store import Slice
@@ -166,7 +166,7 @@ class Intake:
 
         Rows of groups are left to a poll, which reads the rows before them first.
         """
-        soon_ms = self._clock.now_ms() + READ_AHEAD_MS
+        soon_ms = self._clock.now_ms() + SOON_MS
         # Two copies of a message may have been moved to the same row.
         mine = {
             row.id: row

@@ -28,6 +28,11 @@ if TYPE_CHECKING:
 SWEPT = 1 << 62
 READ_AHEAD_MS = 2_000
 """Rows due within this time are read ahead, and handed out on their millisecond."""
+REST_AHEAD_MS = 6_000
+"""The same at rest, on a store that reports changes: steps are rarer there."""
+SOON_MS = 4_000
+"""What this process places to be due within this time is news: a look ahead at rest comes every 3 s
+and might pass over it."""
 
 
 @dataclass(slots=True)

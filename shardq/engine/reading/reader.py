@@ -107,12 +107,12 @@ class Reader:
         """The due up to which the lane that is furthest was read, epoch milliseconds."""
         return max((lane.cursor_ms for lane in self._memory.polled), default=0)
 
-    def poll(self, back_ms: int = 0, *, at_rest: bool = False) -> int:
+    def poll(self, back_ms: int = 0, *, ahead_ms: int = 0) -> int:
         """Read what has come due since the last poll.
 
         Args:
             back_ms: How far before now the same read rereads as well.
-            at_rest: True if the same read looks ahead as well, if that is due.
+            ahead_ms: How far after now the same read reads as well, if a look ahead is due.
 
         Returns:
             How many rows were new.
@@ -138,7 +138,8 @@ class Reader:
             else:
                 dozing.append(lane)
         has_current = bool(current or dozing)
-        ahead_ms = READ_AHEAD_MS if at_rest and has_current and self._is_ahead_due() else 0
+        if not (ahead_ms and has_current and self._is_ahead_due(ahead_ms)):
+            ahead_ms = 0
         if not (self._wakes() or ahead_ms):
             dozing.clear()
         before = len(self._memory.known)
@@ -198,7 +199,7 @@ class Reader:
 
     def look_ahead(self, *, at_once: bool = False) -> None:
         """Read rows due in the next 2 s, every second, to hand them out on their millisecond."""
-        if not self._is_ahead_due(at_once=at_once):
+        if not self._is_ahead_due(READ_AHEAD_MS, at_once=at_once):
             return
         now_ms = self._clock.now_ms()
         until_ms = now_ms + READ_AHEAD_MS
@@ -310,12 +311,12 @@ class Reader:
         if max(counts.values(), default=0) >= limit:
             self._ahead_next_us = 0
 
-    def _is_ahead_due(self, *, at_once: bool = False) -> bool:
-        """True if a look ahead is due; it counts as done."""
+    def _is_ahead_due(self, ahead_ms: int, *, at_once: bool = False) -> bool:
+        """True if a look so far ahead is due; it counts as done. The next is due at its half."""
         boot_us = self._clock.boot_us()
         if self._isolated or (boot_us < self._ahead_next_us and not at_once):
             return False
-        self._ahead_next_us = boot_us + READ_AHEAD_MS * 500
+        self._ahead_next_us = boot_us + ahead_ms * 500
         return True
 
     def _until_ms(self, now_ms: int) -> int:

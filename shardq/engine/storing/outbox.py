@@ -31,7 +31,7 @@ from shardq.engine.handing.delivery import (
     WITHDRAW,
 )
 from shardq.engine.handing.outcome import EXPIRED
-from shardq.engine.reading.lane import READ_AHEAD_MS
+from shardq.engine.reading.lane import SOON_MS
 from shardq.engine.storing.courier import Errand
 from shardq.engine.storing.ending import Endings
 from shardq.errors import ShardqError, StoreUnavailable
@@ -148,7 +148,7 @@ class Outbox:
         # Once a batch: handlers that end while the engine stores others need not wake it again.
         is_awaited = one.careful and not is_stored
         delay_ms = outcome.delay_ms
-        is_soon = delay_ms is not None and delay_ms < READ_AHEAD_MS
+        is_soon = delay_ms is not None and delay_ms < SOON_MS
         if is_awaited or is_soon or len(self._done) % self._batch == 0:
             self._news.wake()
         elif is_first:
