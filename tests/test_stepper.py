@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 import shardq
+from shardq.clock import SystemClock
 from shardq.engine.stepper import Stepper
+from shardq.model.message import Row
+from shardq.model.shard import Shard
+from shardq.stores.sqlite.store import SqliteStore
+from shardq.stores.store import Slice
 
 WAIT_S = 60
 
@@ -77,6 +83,46 @@ def test_an_error_of_a_look_for_several_does_not_keep_them_from_their_turns(
     stepper.add(other)
     assert one.ended.wait(WAIT_S)
     assert other.ended.wait(WAIT_S)
+
+
+def test_a_write_for_one_queue_at_rest_is_news_for_that_one_alone(tmp_path: Path) -> None:
+    class Resting(Walker):
+        def __init__(self, queue: str) -> None:
+            super().__init__(*[lambda: 60.0] * 2)
+            self._rows = Slice(queue, [0], [0, 1], -1, 1_000, 1)
+            self.told = threading.Event()
+            self.rests = threading.Event()
+
+        def turn(self) -> float | None:
+            self.rests.set()
+            return super().turn()
+
+        def awaited(self) -> Slice:
+            return self._rows
+
+        def on_change(self) -> bool:
+            self.told.set()
+            return False
+
+    here, there = (SqliteStore(tmp_path / "jobs.db") for _ in range(2))
+    here.open()
+    there.open()
+    stepper = Stepper(here, SystemClock(0), "shardq-walking")
+    mail, bills = Resting("mail"), Resting("bills")
+    for one in (mail, bills):
+        stepper.add(one)
+    assert mail.rests.wait(WAIT_S)
+    assert bills.rests.wait(WAIT_S)
+    mail.told.clear()
+    bills.told.clear()
+    # Later than its queue's slice, then for the other queue.
+    there.insert([Row(Shard("mail", 0, 0), 2_000, bytes(16), b"")])
+    there.insert([Row(Shard("bills", 0, 1), 1_000, bytes(16), b"")])
+    assert bills.told.wait(WAIT_S)
+    stepper.close()
+    assert not mail.told.is_set()
+    there.close()
+    here.close()
 
 
 def test_one_that_is_removed_is_stepped_no_more(stepper: Stepper) -> None:

@@ -27,7 +27,7 @@ from shardq.engine.members.member import Member
 from shardq.engine.members.sharing import Sharing
 from shardq.engine.news import IDLE_US, QUIET_IDLE_US, QUIET_US
 from shardq.engine.reading.intake import Intake
-from shardq.engine.reading.lane import READ_AHEAD_MS, REST_AHEAD_MS, RUNGS
+from shardq.engine.reading.lane import READ_AHEAD_MS, REST_AHEAD_MS, RUNGS, SOON_MS
 from shardq.engine.reading.lanes import Lanes
 from shardq.engine.reading.pages import Pages
 from shardq.engine.reading.reader import Reader
@@ -58,8 +58,10 @@ _REST_US = 1_000_000
 _IDLE_LOOKED_AT_S = 1.5
 """From poll to poll if a read for many queues finds the news: twice in the 3 s after which settings
 and heartbeats are due."""
-_IDLE_WATCHED_S = 3.0
-"""From poll to poll if the store reports changes: polls in between find next to nothing."""
+_IDLE_WATCHED_S, _IDLE_BESIDE_S = 3.0, 1.0
+"""From poll to poll if the store reports changes: polls in between find next to nothing. Beside
+other members polls are less rare, for a member that leaves waits for the heartbeats of the others.
+"""
 _STUCK_US = 5_000_000
 _STUCK_LONG_US = 30_000_000
 _SEAL_US = 1_000_000
@@ -337,7 +339,8 @@ class Engine:
         rests = self._clock.boot_us() - news.seen_us >= _REST_US and not (
             news.has_failed or news.is_leaving or news.is_there
         )
-        return self.reader.awaited() if rests and self.is_quiet() else None
+        ahead_ms = SOON_MS if news.is_watched else READ_AHEAD_MS
+        return self.reader.awaited(ahead_ms) if rests and self.is_quiet() else None
 
     def is_quiet(self) -> bool:
         """True if all rows that are due in this member's lanes have been read and settled."""
@@ -606,7 +609,7 @@ class Engine:
         # Steps renew leases: several must come while a lease lasts.
         renew_s = self._settings.lease_ms / 6_000 if self.leases.held() else math.inf
         if self.news.is_watched:
-            return min(_IDLE_WATCHED_S, renew_s)
+            return min(_IDLE_BESIDE_S if self._membership.others else _IDLE_WATCHED_S, renew_s)
         if self.news.is_looked_at and self.awaited() is not None:
             return min(_IDLE_LOOKED_AT_S, renew_s)
         is_quiet = self.news.stepped_us - self.news.seen_us >= QUIET_US

@@ -5,7 +5,7 @@
                         ▲
  wake: a put, an end ───┤
  the store has changed ─┤  one check for all of them, if the store reports changes
- a row has arrived ─────┘  else one read for all that are at rest
+ a row has arrived ─────┘  one read for all that are at rest: at a change, else again and again
 ```
 
 The thread lives while there is something to step. A forked child inherits neither. An unforeseen
@@ -22,6 +22,8 @@ from shardq.engine.news import IDLE_US, NEWS_S, QUIET_IDLE_US, QUIET_US, SPACING
 from shardq.errors import StoreError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from shardq.clock import Clock
     from shardq.stores.store import Slice, Store
 
@@ -41,7 +43,7 @@ class Stepped(Protocol):
         """Do what is to be done now; returns seconds until the next turn, None for no more."""
 
     def on_change(self) -> bool:
-        """Note that another process has written into the store; True if a turn is to follow."""
+        """Note that another process has written rows for it, maybe; True if a turn is to follow."""
 
     def awaited(self) -> Slice | None:
         """The rows that would be news for it at rest; None if only a turn finds its news."""
@@ -72,6 +74,8 @@ class Stepper:
         self._looked_at: set[Stepped] = set()
         """Those at rest for which the last look found no row."""
         self._look_us = self._blind_us = 0
+        self._has_news = False
+        """True if the store has changed since the last look."""
         self._seen_us = clock.boot_us()
         self._is_running = False
         locks.in_child(self, Stepper._begin_child)
@@ -184,11 +188,9 @@ class Stepper:
     def _next(self) -> Stepped | None:
         """Wait until a turn is due; returns the one to step, None if there is none left."""
         while True:
-            has_changed = self._has_changed()
+            self._has_news |= self._has_changed()
             self._look()
             with self._lock:
-                if has_changed:
-                    self._on_change()
                 first = min(self._due_us, key=self._due_us.__getitem__, default=None)
                 if first is None:
                     self._is_running = False
@@ -197,22 +199,16 @@ class Stepper:
                 if left_us <= 0:
                     return first
                 is_told = self._token is not None
-                if self._looked_at:
+                if self._looked_at or self._has_news:
                     left_us = min(left_us, max(self._look_us - self._clock.boot_us(), 1))
                 seconds = left_us / 1e6
                 self._clock.wait(self._news, min(seconds, NEWS_S) if is_told else seconds)
 
-    def _on_change(self) -> None:
-        now_us = self._clock.boot_us()
-        for one, due_us in self._due_us.items():
-            if one.on_change():
-                at_us = max(now_us, self._turned_us.get(one, 0) + SPACING_US)
-                self._due_us[one] = min(due_us, at_us)
-
     def _look(self) -> None:
-        """Look, in one read, for rows of all that are at rest, and wake those that have some."""
+        """Look, in one read, for rows of all that are at rest; have those with news take turns."""
         now_us = self._clock.boot_us()
-        if self._token is not None or now_us < self._look_us:
+        is_told = self._token is not None
+        if now_us < self._look_us or (is_told and not self._has_news):
             return
         # Set before the look: if an error of it ends this thread, the next one takes turns first.
         self._looked_at, self._look_us = set(), now_us + _LOOK_US_MAX
@@ -228,14 +224,28 @@ class Stepper:
             self._look_us = self._clock.boot_us() + _BLIND_US
             return
         arrived = [one for one, rows in wanted.items() if rows.queue in found]
-        self._looked_at = wanted.keys() - arrived
-        if len(wanted) < len(stepped) or arrived:
-            self._seen_us = now_us
-        every_us = QUIET_IDLE_US if now_us - self._seen_us >= QUIET_US else IDLE_US
-        took_us = self._clock.boot_us() - now_us
-        self._look_us = now_us + min(max(every_us, _LOOK_SHARE * took_us), _LOOK_US_MAX)
-        for one in arrived:
-            one.wake()
+        pause_us = _LOOK_SHARE * (self._clock.boot_us() - now_us) if wanted else 0
+        if is_told:
+            self._has_news = False
+            self._tell([*arrived, *(one for one in stepped if one not in wanted)])
+        else:
+            self._looked_at = wanted.keys() - arrived
+            if len(wanted) < len(stepped) or arrived:
+                self._seen_us = now_us
+            is_quiet = now_us - self._seen_us >= QUIET_US
+            pause_us = max(QUIET_IDLE_US if is_quiet else IDLE_US, pause_us)
+            for one in arrived:
+                one.wake()
+        self._look_us = now_us + min(pause_us, _LOOK_US_MAX)
+
+    def _tell(self, changed: Iterable[Stepped]) -> None:
+        """Have those take turns for which another process may have written."""
+        with self._lock:
+            now_us = self._clock.boot_us()
+            for one in changed:
+                if one in self._due_us and one.on_change():
+                    at_us = max(now_us, self._turned_us.get(one, 0) + SPACING_US)
+                    self._due_us[one] = min(self._due_us[one], at_us)
 
     def _has_changed(self) -> bool:
         """True if another process has written since the last call."""

@@ -89,6 +89,13 @@ _OCCUPIED = """\
 SELECT minutes.value, lanes.value FROM json_each(?) AS minutes CROSS JOIN json_each(?) AS lanes
 WHERE EXISTS (SELECT 1 FROM messages
     WHERE queue = ? AND minute = minutes.value AND lane = lanes.value)"""
+_OCCUPIED_QUEUES = """\
+SELECT DISTINCT json_extract(wanted.value, '$[0]') FROM json_each(?) AS wanted
+CROSS JOIN json_each(wanted.value, '$[1]') AS minutes
+CROSS JOIN json_each(wanted.value, '$[2]') AS lanes
+WHERE EXISTS (SELECT 1 FROM messages
+    WHERE queue = json_extract(wanted.value, '$[0]') AND minute = minutes.value AND lane = lanes.value
+        AND due > json_extract(wanted.value, '$[3]') AND due <= json_extract(wanted.value, '$[4]'))"""
 _NEXT_MINUTE = """\
 SELECT minute FROM messages WHERE queue = ? AND minute >= ? ORDER BY minute LIMIT 1"""
 _NEXT_SHARD = """\
@@ -382,7 +389,16 @@ class SqliteStore(SqliteRegisters, SqliteHistory):
 
     def occupied_queues(self, wanted: Sequence[Slice]) -> set[str]:
         """The queues of slices that have a row there."""
-        return {row.shard.queue for row in self.read(*(_first_of(one) for one in wanted))}
+        asked = json.dumps(
+            [
+                (one.queue, list(one.minutes), list(one.lanes), one.after_ms, one.until_ms)
+                for one in wanted
+            ]
+        )
+        with self._database.reading() as connection:
+            found = {queue for (queue,) in connection.execute(_OCCUPIED_QUEUES, (asked,))}
+            self._count_read(len(found), "occupied queues")
+        return found
 
     def next_minute(self, queue: str, minute: int) -> int | None:
         """The first minute, from this one on, in which a queue has a row; one look-up, 5 us."""
@@ -661,10 +677,6 @@ def _rows(shard: Shard, found: Iterable[tuple[Any, ...]]) -> list[Row]:
             f"a row of queue {shard.queue!r} (minute {shard.minute}, lane {shard.lane}) is "
             f"damaged: its id is none; delete that row, or restore the store from a copy."
         ) from error
-
-
-def _first_of(wanted: Slice) -> Slice:
-    return wanted._replace(limit=1, bodies=False)
 
 
 def _occupied(
