@@ -47,6 +47,7 @@ _LINGER_US = 5_000_000
 """Leases are kept this long for the next caller; one that lapses is taken over with care."""
 _KEEP_S = 0.5
 _NEAR_S = 0.005
+_REST_S = 3.0
 _SHARE_S = 0.05
 """How often the stepper steps while rows wait that other members may take."""
 _GONE_S = 0.05
@@ -182,9 +183,9 @@ class Receiver:
         first = list(self._line)[:1]
         self._line[caller] = None
         self._called_us = self._clock.boot_us()
-        # If a look found nothing for a caller that still waits, what comes wakes the stepper.
+        # If a look found nothing for a caller that still waits, the next turn is set already.
         is_at_rest = is_patient and any(one.is_looked for one in first)
-        self._add_to_stepper(_KEEP_S if is_at_rest else 0.0)
+        self._add_to_stepper(_REST_S if is_at_rest else 0.0)
 
     def leave(self, caller: Caller) -> bool:
         """Take a caller out of line; False if it was answered, or is about to be."""
