@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from shardq.connection import Connection
     from shardq.model.message import Message
+    from shardq.model.settings import Settings
     from shardq.queue import Queue as SyncQueue
 
 T = TypeVar("T")
@@ -153,6 +154,11 @@ class ServedQueue:
         self._puts: Line[Mapping[str, Any], Message] = Line(self._put_each, threads)
         self._acks: Line[str, None] = Line(self._ack_each, threads)
         self._ends: Line[str, None] = Line(self._end_each, threads)
+
+    @property
+    def settings(self) -> Settings:
+        """Its settings, as last read."""
+        return self._opened.settings
 
     async def put(self, item: Mapping[str, Any]) -> Message:
         """Put a message, given as a mapping of `put`'s arguments; returns it once it is stored.

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 CONNECTIONS_MAX = 10_000
 DEADLINE_S = 10
 """How long an end waits for answers that are under way."""
+_GARBAGE = 20_000, 20, 50
+"""How many objects are made, and searches of each kind, until the next search for garbage."""
 _FILES_MAX = CONNECTIONS_MAX + 1_000
 _ACCEPTED_MAX = 2_000
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -135,6 +137,10 @@ class Server(uvicorn.Server):
 def run(server: Server, sockets: Sequence[socket.socket]) -> None:
     """Serve until a signal. In the main thread."""
     allow_files()
+    # A search for garbage visits all that waits, thousands of polls say: rare, and without what
+    # was there at the start, which is not garbage.
+    gc.freeze()
+    gc.set_threshold(*_GARBAGE)
     server.run(list(sockets))
 
 

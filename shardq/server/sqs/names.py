@@ -131,7 +131,7 @@ class Directory:
         until_us = self.site.clock.boot_us() + _CACHED_US
         if found is not None and found.endpoint.made_ms == endpoint.made_ms:
             found.endpoint, found.until_us = endpoint, until_us
-            if not (await found.served.queue.settings()).dropped:
+            if not found.served.settings.dropped:
                 return found
         self.forget(address)
         try:

@@ -94,8 +94,10 @@ SELECT DISTINCT json_extract(wanted.value, '$[0]') FROM json_each(?) AS wanted
 CROSS JOIN json_each(wanted.value, '$[1]') AS minutes
 CROSS JOIN json_each(wanted.value, '$[2]') AS lanes
 WHERE EXISTS (SELECT 1 FROM messages
-    WHERE queue = json_extract(wanted.value, '$[0]') AND minute = minutes.value AND lane = lanes.value
-        AND due > json_extract(wanted.value, '$[3]') AND due <= json_extract(wanted.value, '$[4]'))"""
+    WHERE queue = json_extract(wanted.value, '$[0]')
+        AND minute = minutes.value AND lane = lanes.value
+        AND due > json_extract(wanted.value, '$[3]')
+        AND due <= json_extract(wanted.value, '$[4]'))"""
 _NEXT_MINUTE = """\
 SELECT minute FROM messages WHERE queue = ? AND minute >= ? ORDER BY minute LIMIT 1"""
 _NEXT_SHARD = """\
