@@ -128,7 +128,6 @@ def test_whatever_is_no_receipt_is_bad_and_nothing_else(token: object) -> None:
         ("AgAA" * 25_000, "it has 100,000 characters, not 80; pass it on unchanged"),
         ("AgAA", "it has 4 characters, not 80"),
         ("A" * 80, r"^'A{76}\.\.\. is no receipt"),
-
         ("", "^'' is no receipt"),
         (b"A" * 80, "a message or its receipt is needed, not bytes"),
         (None, "a message or its receipt is needed, not NoneType"),
