@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from proofs import catchup, crash, lanes, purge, timers
+from proofs import catchup, crash, lanes, purge, server, timers
 from proofs.promise import Promise
 from proofs.stage import Stage
 from shardq.bench.place import Place
@@ -26,6 +26,7 @@ _PROOFS: dict[str, Callable[[Stage], list[Promise]]] = {
     "lanes": lanes.play,
     "purge": purge.play,
     "crash": crash.play,
+    "server": server.play,
 }
 
 

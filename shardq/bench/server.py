@@ -140,7 +140,7 @@ def requests(place: Place, sizes: Sizes) -> list[Line]:
         url = place.url()
         if place.is_cassandra:
             shardq.init(url)
-        key = _key_of(url)
+        key = key_of(url)
         ours = stack.enter_context(_running("shardq", url, key, "shardq", "serve", "--port", "0"))
         bare = stack.enter_context(_running("storeless", url, key, "shardq.bench.storeless"))
         peers = [_Side(name, url, key) for name, url in sizes.peers]
@@ -149,7 +149,7 @@ def requests(place: Place, sizes: Sizes) -> list[Line]:
         return [*_compared(ours, bare, peers), *_by_connections(ours)]
 
 
-def _key_of(url: str) -> Key:
+def key_of(url: str) -> Key:
     """A key that may do all, of an account that is made for it."""
     with shardq.connect(url) as db:
         accounts = Accounts(db._home.store, db._home.clock)
