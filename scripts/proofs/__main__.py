@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from proofs import catchup, crash, lanes, purge, server, timers
+from proofs import catchup, crash, growth, lanes, purge, server, timers
 from proofs.promise import Promise
 from proofs.stage import Stage
 from shardq.bench.place import Place
@@ -27,6 +27,7 @@ _PROOFS: dict[str, Callable[[Stage], list[Promise]]] = {
     "purge": purge.play,
     "crash": crash.play,
     "server": server.play,
+    "growth": growth.play,
 }
 
 

@@ -82,7 +82,7 @@ class Connection:
             # A server may close it after each answer.
             await self.open()
         assert self._writer is not None  # noqa: S101 - it was opened
-        self._writer.write(self._request(action, json.dumps(fields).encode()))
+        self._writer.write(self.request(action, json.dumps(fields).encode()))
         head = (await self._reader.readuntil(b"\r\n\r\n")).lower()
         length = head.partition(b"content-length:")[2].partition(b"\r\n")[0]
         body = await self._reader.readexactly(int(length or 0))
@@ -93,8 +93,8 @@ class Connection:
         found: dict[str, Any] = json.loads(body or b"{}")
         return found
 
-    def _request(self, action: str, body: bytes) -> bytes:
-        """A signed request."""
+    def request(self, action: str, body: bytes) -> bytes:
+        """A signed request, as it is sent."""
         now = datetime.fromtimestamp(self._clock.now_ms() / 1_000, UTC)
         at = now.strftime("%Y%m%dT%H%M%SZ")
         host, target = f"{self._host}:{self._port}", f"AmazonSQS.{action}"
