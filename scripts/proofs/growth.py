@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import random
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import shardq
@@ -28,7 +29,7 @@ _LOST_MS_MAX = 1_000
 
 
 def play(stage: Stage) -> list[Promise]:
-    """Count memory after the first tenth of the requests and at the end, then files and callers."""
+    """Count memory after the first tenth of the requests and at the end, then sockets."""
     first, last = _REQUESTS[stage.long]
     vanished = _VANISHED[stage.long]
     with (
@@ -52,7 +53,7 @@ async def _play(
     late_mb = _rss_mb(server)
     seconds = (machine_us() - began_us) / 1e6
     await asyncio.sleep(_SETTLED_S)
-    files = _files(server)
+    sockets = _sockets(server)
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     writer.write(_stream(key))
     # Else no stream would vanish.
@@ -63,7 +64,7 @@ async def _play(
             *(_vanish(stage, server, key, queue, n) for n in range(number, number + _AT_ONCE))
         )
     await asyncio.sleep(_SETTLED_S)
-    left = _files(server)
+    left = _sockets(server)
     came_ms = await _came_ms(stage, server, key, queue)
     return [
         Promise(
@@ -76,9 +77,9 @@ async def _play(
         Promise(
             "growth",
             "no connection stays",
-            f"{vanished:,} clients vanished: open files {files} before, {left} after; memory "
+            f"{vanished:,} clients vanished: sockets {sockets} before, {left} after; memory "
             f"{_rss_mb(server):.0f} MB",
-            left <= files,
+            left <= sockets,
         ),
         Promise(
             "growth",
@@ -156,6 +157,7 @@ def _rss_mb(server: Server) -> float:
     return int(line.split()[1]) / 1_024
 
 
-def _files(server: Server) -> int:
-    """How many files and connections the server has open."""
-    return len(os.listdir(f"/proc/{server.pid}/fd"))
+def _sockets(server: Server) -> int:
+    """How many connections the server has, with the socket that it listens at."""
+    files = Path(f"/proc/{server.pid}/fd")
+    return sum(os.readlink(one).startswith("socket:") for one in files.iterdir())
