@@ -46,6 +46,7 @@ _PARTS = re.compile(r"(Credential|SignedHeaders|Signature)=([^,\s]*)")
 _DATE = re.compile(r"([0-9]{4})([0-9]{2})([0-9]{2})T([0-9]{2})([0-9]{2})([0-9]{2})Z", re.ASCII)
 _SIGNATURE = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _HEADER_NAMES = re.compile(r"[a-z0-9!#$%&'*+.^_`|~-]+(?:;[a-z0-9!#$%&'*+.^_`|~-]+)*", re.ASCII)
+_SECONDS = re.compile(r"[0-9]{1,9}", re.ASCII)
 _SPACES = re.compile(r" {2,}")
 _SAFE: Final = "-_.~"
 
@@ -121,7 +122,7 @@ def from_query(request: Request) -> Signature:
                 raise IncompleteSignature(f"{name} is given twice.")
             found[name] = unquote_to_bytes(value).decode("latin-1")
     expires = found.get("X-Amz-Expires", "")
-    if not (expires.isascii() and expires.isdigit() and 0 < int(expires[:9]) <= EXPIRES_S_MAX):
+    if not (_SECONDS.fullmatch(expires) and 0 < int(expires) <= EXPIRES_S_MAX):
         raise IncompleteSignature(
             f"X-Amz-Expires must be 1 to {EXPIRES_S_MAX} seconds, as whole digits."
         )
