@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import logging
 import math
-from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from shardq import locks
 from shardq.engine.groups.gifts import Gifts

@@ -24,8 +24,10 @@ import logging
 import os
 import secrets
 import socket
-from dataclasses import asdict, dataclass, fields, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+from msgspec.structs import replace
 
 from shardq.errors import shown
 from shardq.model.settings import AUTO_LANES_MIN
@@ -63,6 +65,7 @@ _PASSED_OVER_MAX = 1_000
 _passed_over: set[tuple[str, str, str]] = set()
 """Queue, member and text of heartbeats that this process has warned of."""
 _PARTED_MAX = 16
+Count = Annotated[int, msgspec.Meta(ge=0)]
 _TTL_MS = 10_000
 PASS_ON_MS = 1_000
 """If members outnumber lanes, a lane goes to the next of them after this time."""
@@ -144,8 +147,7 @@ def runs_told(runs: Iterable[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
     return tuple(told)
 
 
-@dataclass(frozen=True, slots=True)
-class Heartbeat:
+class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True):
     """The heartbeat of a member.
 
     Attributes:
@@ -173,30 +175,30 @@ class Heartbeat:
         gave: Group lanes that it has given to others lately: (lane, member).
     """
 
-    threads: int = 0
-    busy: int = 0
-    running: int = 0
-    longest_ms: int = 0
-    shortest_ms: int = 0
-    ready: int = 0
-    lanes: tuple[int, ...] = ()
+    threads: Count = 0
+    busy: Count = 0
+    running: Count = 0
+    longest_ms: Count = 0
+    shortest_ms: Count = 0
+    ready: Count = 0
+    lanes: tuple[Count, ...] = ()
     demand: bool = False
     isolated: bool = False
-    runs: tuple[tuple[str, int], ...] = ()
-    free: int = 0
-    surplus: int = 0
-    oldest_ms: int = 0
-    begun: int = 0
-    number: int = 0
-    version: int = 0
+    runs: tuple[tuple[str, Count], ...] = ()
+    free: Annotated[int, msgspec.Meta(ge=0, le=FREE_MAX)] = 0
+    surplus: Count = 0
+    oldest_ms: Count = 0
+    begun: Count = 0
+    number: Count = 0
+    version: Count = 0
     leaving: bool = False
-    parted: tuple[str, ...] = ()
+    parted: Annotated[tuple[str, ...], msgspec.Meta(max_length=_PARTED_MAX)] = ()
     holder: str = ""
-    gave: tuple[tuple[int, str], ...] = ()
+    gave: tuple[tuple[Count, str], ...] = ()
 
     def to_json(self) -> str:
         """The stored form."""
-        return json.dumps(asdict(self), separators=(",", ":"))
+        return _encoder.encode(self).decode()
 
     @classmethod
     def from_json(cls, text: str) -> Heartbeat:
@@ -206,33 +208,12 @@ class Heartbeat:
             ValueError: If shardq never writes such a form.
         """
         try:
-            told = json.loads(text)
-            known = {name: value for name, value in told.items() if name in _TOLD}
-            lanes = tuple(known.pop("lanes", ()))
-            runs = tuple((message_id, begun_ms) for message_id, begun_ms in known.pop("runs", ()))
-            parted = tuple(known.pop("parted", ()))
-            gave = tuple((lane, member) for lane, member in known.pop("gave", ()))
-        except (TypeError, AttributeError, ValueError, RecursionError) as error:
+            return _decoder.decode(text)
+        except (TypeError, ValueError, RecursionError, msgspec.DecodeError) as error:
             raise ValueError(f"no heartbeat: {shown(text)}") from error
-        beat = cls(**known, lanes=lanes, runs=runs, parted=parted, gave=gave)
-        counts = [beat.threads, beat.busy, beat.running, beat.longest_ms, beat.shortest_ms]
-        counts += [beat.ready, beat.free, beat.surplus, beat.oldest_ms, beat.begun, beat.number]
-        counts += [beat.version, *lanes, *(begun_ms for _, begun_ms in runs)]
-        counts += [lane for lane, _ in gave]
-        claims = beat.demand, beat.isolated, beat.leaving
-        texts = beat.holder, *parted, *(message_id for message_id, _ in runs), *(m for _, m in gave)
-        if (
-            any(type(claim) is not bool for claim in claims)
-            or any(type(n) is not int or n < 0 for n in counts)
-            or any(type(one) is not str for one in texts)
-            or beat.free > FREE_MAX
-            or len(parted) > _PARTED_MAX
-        ):
-            raise ValueError(f"no heartbeat: {shown(text)}")
-        return beat
 
 
-_TOLD = tuple(one.name for one in fields(Heartbeat))
+_encoder, _decoder = msgspec.json.Encoder(), msgspec.json.Decoder(Heartbeat)
 
 
 def heartbeats(store: Registers, queue: str) -> dict[str, Heartbeat]:
