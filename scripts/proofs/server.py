@@ -199,7 +199,7 @@ def play(stage: Stage) -> list[Promise]:
 
 
 def _audit(url: str, queue: str) -> tuple[int, str]:
-    """The exit code of `shardq audit`, and its last line."""
+    """The exit code of `shardq audit`, and the line with its counts."""
     done = subprocess.run(  # noqa: S603 - this program itself
         [sys.executable, "-m", "shardq", "audit", queue, "--store", url],
         capture_output=True,
@@ -207,7 +207,8 @@ def _audit(url: str, queue: str) -> tuple[int, str]:
         check=False,
     )
     said = (done.stdout + done.stderr).strip().splitlines()
-    return done.returncode, said[-1] if said else ""
+    counts = [line for line in said if line.startswith(f"{queue} ")]
+    return done.returncode, " ".join(counts or said[-1:])
 
 
 class _Play:
