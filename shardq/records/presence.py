@@ -23,6 +23,7 @@ import os
 import stat
 from contextlib import suppress
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING
 from weakref import finalize
 
@@ -32,7 +33,6 @@ from shardq.stores.beside import FILES_MAX, is_members, name_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
     from shardq.clock import Clock
 
@@ -41,6 +41,8 @@ log = logging.getLogger(__name__)
 _EVERY_US = 100_000
 _TEND_EVERY_US = 60_000_000
 """How often a member marks its file as in use, and removes files of the dead."""
+_SCAN_EVERY_US = 30_000_000
+"""Members of one process look for files of the dead by turns, no sooner than this."""
 _LEFT_OVER_US = 180_000_000
 """A free file that was marked this long ago is removed: a lease lasts a minute at most."""
 _KNOWN_MAX = 1_000
@@ -49,6 +51,8 @@ _MAKE_TRIES = 3
 
 _own: dict[str, int] = {}
 """File name of each member of this process -> the descriptor."""
+_scanned_us: dict[Path, int] = {}
+"""Directory -> when this process last looked for files of the dead there, time since boot."""
 
 
 class Presence:
@@ -183,8 +187,12 @@ class Presence:
         with suppress(OSError):
             if self._name in _own:
                 os.utime(beside / self._name)
-        if not _is_directory(beside):
+        now_us = self._clock.boot_us()
+        if not (
+            _is_over(_scanned_us.get(beside), _SCAN_EVERY_US, now_us) and _is_directory(beside)
+        ):
             return
+        _scanned_us[beside] = now_us
         with suppress(OSError), os.scandir(beside) as entries:
             for entry in islice(entries, FILES_MAX):
                 age_us = machine_us() - entry.stat(follow_symlinks=False).st_mtime_ns // 1_000
