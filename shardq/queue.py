@@ -882,6 +882,8 @@ class Queue(Scheduled):
         self.schedules._home.drop()
         before_us = self._home.clock.now_us()
         self._home.register.change(lambda now: settings.drop(now, before_us))
+        # Else it would share the lanes of a queue that is made again with that one's reader.
+        self._receiver.drop()
 
     def redrive(
         self, limit: int | None = None, *, where: Callable[[Message], bool] | None = None

@@ -488,6 +488,16 @@ def test_a_queue_made_again_after_its_drop_starts_empty(stage: Stage) -> None:
     assert seen.texts == ["new"]
 
 
+def test_a_receive_without_a_wait_finds_what_is_put_into_a_queue_made_again(stage: Stage) -> None:
+    db = stage.connect()
+    for number in range(5):
+        queue = db.queue("mail")
+        queue.put(f"{number}")
+        stage.clock.advance(0.002)
+        assert [message.text for message in queue.receive()] == [f"{number}"]
+        queue.drop()
+
+
 def test_check_all_moves_to_now_what_lies_behind_a_seal(stage: Stage) -> None:
     queue = stage.connect().queue("mail")
     hidden = queue.put("hidden")

@@ -1,8 +1,9 @@
-"""A server for tests of moto: its store is a new one for each test, as moto's own server does."""
+"""A server for tests of moto: before each test all queues are dropped, as its own server does."""
 
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 import threading
 from contextlib import contextmanager
@@ -11,6 +12,9 @@ from typing import TYPE_CHECKING, Any
 import uvicorn
 
 import shardq
+from shardq.bench.asked import Key
+from shardq.records.accounts import Accounts
+from shardq.records.endpoints import Address, Endpoints
 from shardq.server import application
 from shardq.server.site import Options
 
@@ -18,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ACCOUNT = "123456789012"
+_REGION = re.compile(rb"Credential=[^/]*/[0-9]{8}/([a-z0-9-]+)/sqs/")
 _IDENTITY = f"""\
 <GetCallerIdentityResponse xmlns="https://sts.amazonaws.com/doc/2011-06-15/">
 <GetCallerIdentityResult><Arn>arn:aws:sts::{ACCOUNT}:user/moto</Arn><UserId>moto</UserId>
@@ -25,10 +30,28 @@ _IDENTITY = f"""\
 
 
 class Host:
-    """The server, and the two requests of moto's tests that are for no SQS."""
+    """The server, and the two requests of moto's tests that are for no SQS.
 
-    def __init__(self) -> None:
-        self._begin()
+    Args:
+        store: The url of its store.
+
+    Attributes:
+        key: What its clients sign with: it has an account, so that no other request is answered.
+    """
+
+    def __init__(self, store: str) -> None:
+        self._db = shardq.connect(store)
+        home = self._db._home
+        accounts = Accounts(home.store, home.clock)
+        issued = accounts.add_key(accounts.create("moto", ACCOUNT), levels="all", is_derived=True)
+        self.key = Key(issued.key.id, issued.secret)
+        self._endpoints = Endpoints(home.store)
+        self._regions: set[str] = set()
+        self._application = application(self._db, options=Options(account=ACCOUNT))
+
+    def close(self) -> None:
+        """Close the store."""
+        self._db.close()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer a request."""
@@ -36,6 +59,8 @@ class Host:
             await self._application(scope, receive, send)
             return
         body = await _body(receive)
+        for _, value in scope["headers"]:
+            self._regions |= {one.decode() for one in _REGION.findall(value)}
         if scope["path"] == "/moto-api/reset":
             await self._reset()
             await _answer(send, b"{}")
@@ -44,15 +69,18 @@ class Host:
         else:
             await self._application(scope, _again(body, receive), send)
 
-    def _begin(self) -> None:
-        self._db = shardq.connect("sqlite://")
-        self._application = application(self._db, options=Options(account=ACCOUNT))
-
     async def _reset(self) -> None:
-        before, site = self._db, self._application.site
-        self._begin()
-        await site.close()
-        await asyncio.to_thread(before.close)
+        before = self._application.site
+        self._application = application(self._db, options=Options(account=ACCOUNT))
+        await before.close()
+        await asyncio.to_thread(self._drop_all)
+
+    def _drop_all(self) -> None:
+        for name in self._db.queues():
+            self._db.queue(name, create=False).drop()
+        for region in self._regions:
+            for name in self._endpoints.all(ACCOUNT, region):
+                self._endpoints.remove(Address(ACCOUNT, region, name))
 
 
 async def _body(receive: Any) -> bytes:
@@ -80,18 +108,20 @@ async def _answer(send: Any, body: bytes) -> None:
 
 
 @contextmanager
-def hosted() -> Iterator[str]:
-    """Serve from a thread, on a free port of loopback; gives the url."""
+def hosted(store: str) -> Iterator[tuple[str, Key]]:
+    """Serve from a thread, on a free port of loopback; gives the url, and its clients' key."""
+    host = Host(store)
     # By this protocol asyncio knows to send small packets at once.
     listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listening.bind(("127.0.0.1", 0))
     listening.listen(100)
-    server = uvicorn.Server(uvicorn.Config(Host(), log_config=None, timeout_graceful_shutdown=5))
+    server = uvicorn.Server(uvicorn.Config(host, log_config=None, timeout_graceful_shutdown=5))
     thread = threading.Thread(target=lambda: asyncio.run(server.serve([listening])))
     thread.start()
     try:
-        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}", host.key
     finally:
         server.should_exit = True
         thread.join()
         listening.close()
+        host.close()

@@ -247,6 +247,12 @@ class Receiver:
         with self._lock:
             self._close()
 
+    def drop(self) -> None:
+        """End at once, as the next step would: the queue was dropped here."""
+        locks.refuse_within()
+        with self._lock:
+            self._end(UnknownQueue(f"queue {self._register.name!r} has been dropped."))
+
     # Steps ----------------------------------------------------------------------------------------
 
     def turn(self) -> float | None:
