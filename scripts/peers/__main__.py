@@ -1,4 +1,4 @@
-"""Runs moto's tests against shardq's server; what fails has to be what docs/sqs.md leaves out."""
+"""Runs tests of others against shardq's server; what fails has to be what docs/sqs.md leaves out."""
 
 from __future__ import annotations
 
@@ -20,14 +20,17 @@ from shardq import node
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-FILES = ("test_sqs.py", "test_sqs_message_attributes.py")
+    from shardq.bench.asked import Key
+
+MOTO = ("tests/test_sqs/test_sqs.py", "tests/test_sqs/test_sqs_message_attributes.py")
+KOMBU = ("t/integration/test_sqs.py",)
 PAGE = Path(__file__).parents[2] / "docs" / "sqs.md"
-_ROW = re.compile(r"^\| `(test_\w+)` \| (json, query|json|query) \|", re.MULTILINE)
+_ROW = re.compile(r"^\| `(test_\w+)` \| ([a-z, ]+) \|", re.MULTILINE)
 
 
-def left_out(protocol: str) -> set[str]:
+def left_out(suite: str) -> set[str]:
     """The tests that the page names as left out."""
-    return {name for name, said in _ROW.findall(PAGE.read_text()) if protocol in said.split(", ")}
+    return {name for name, said in _ROW.findall(PAGE.read_text()) if suite in said.split(", ")}
 
 
 @contextmanager
@@ -45,35 +48,54 @@ def stored(kind: str) -> Iterator[str]:
             node.stop(folder, remove=True)
 
 
-def run(python: str, source: Path, kind: str) -> tuple[set[str], set[str]]:
+def replace(path: Path, texts: dict[str, str]) -> None:
+    """Replace texts in a file."""
+    text = path.read_text()
+    for before, after in texts.items():
+        text = text.replace(before, after)
+    path.write_text(text)
+
+
+def moto(copy: Path, url: str, _key: Key) -> dict[str, str]:
+    """Let a copy of moto's tests use a server; returns the environment that they need."""
+    for name in MOTO:
+        # Some tests name the port of moto's server.
+        replace(copy / name, {"http://localhost:5000": url})
+    # Else they sign with keys of moto's own.
+    replace(
+        copy / "moto" / "core" / "config.py",
+        {'"mock_credentials": True': '"mock_credentials": False'},
+    )
+    return {"TEST_SERVER_MODE": "true", "TEST_SERVER_MODE_ENDPOINT": url, "PYTHONPATH": str(copy)}
+
+
+def kombu(copy: Path, url: str, key: Key) -> dict[str, str]:
+    """Let a copy of kombu's tests use a server; returns the environment that they need."""
+    for name in KOMBU:
+        replace(copy / name, {"TestUsername": key.id, "TestPassword": key.secret})
+    host, _, port = url.removeprefix("http://").partition(":")
+    return {"SQS_HOST": host, "SQS_PORT": port}
+
+
+def run(suite: str, kind: str, python: str, source: Path) -> tuple[set[str], set[str]]:
     """Run the tests; returns the names of those that passed, and of those that failed."""
     with (
         TemporaryDirectory(prefix="shardq-peers-") as folder,
         stored(kind) as store,
         hosted(store) as (url, key),
     ):
-        copy = Path(folder, "moto")
+        copy = Path(folder, "source")
         shutil.copytree(source, copy)
-        for name in FILES:
-            # Some tests name the port of moto's server.
-            path = copy / "tests" / "test_sqs" / name
-            path.write_text(path.read_text().replace("http://localhost:5000", url))
-        # Else moto's tests sign with keys of its own.
-        config = copy / "moto" / "core" / "config.py"
-        config.write_text(
-            config.read_text().replace('"mock_credentials": True', '"mock_credentials": False')
-        )
-        report = Path(folder, "report.xml")
-        environment = os.environ | {
-            "TEST_SERVER_MODE": "true",
-            "TEST_SERVER_MODE_ENDPOINT": url,
+        prepare, files = (kombu, KOMBU) if suite == "kombu" else (moto, MOTO)
+        environment = os.environ | prepare(copy, url, key)
+        environment |= {
             "AWS_DEFAULT_REGION": "us-east-1",
             "AWS_ACCESS_KEY_ID": key.id,
             "AWS_SECRET_ACCESS_KEY": key.secret,
-            "PYTHONPATH": str(copy),
         }
+        report = Path(folder, "report.xml")
         command = [python, "-m", "pytest", "-q", "--tb=short", f"--junit-xml={report}"]
-        command += [f"tests/test_sqs/{name}" for name in FILES]
+        command += ["--override-ini=addopts=", *files]
         subprocess.run(command, cwd=copy, env=environment, check=False)  # noqa: S603 - its own words
         passed: set[str] = set()
         failed: set[str] = set()
@@ -88,17 +110,15 @@ def run(python: str, source: Path, kind: str) -> tuple[set[str], set[str]]:
         return passed - failed, failed
 
 
-def main(protocol: str, kind: str, python: str, source: str) -> int:
+def main(suite: str, kind: str, python: str, source: str) -> int:
     """Compare, and print the difference; returns the exit code."""
-    passed, failed = run(python, Path(source), kind)
-    said = left_out(protocol)
-    print(
-        f"{protocol} on {kind}: {len(passed)} passed, {len(failed & said)} left out by docs/sqs.md"
-    )
+    passed, failed = run(suite, kind, python, Path(source))
+    said = left_out(suite)
+    print(f"{suite} on {kind}: {len(passed)} passed, {len(failed & said)} left out by docs/sqs.md")
     for name in sorted(failed - said):
-        print(f"{protocol}: {name} fails")
+        print(f"{suite}: {name} fails")
     for name in sorted(said - failed):
-        print(f"{protocol}: {name} does not fail, and docs/sqs.md leaves it out")
+        print(f"{suite}: {name} does not fail, and docs/sqs.md leaves it out")
     return 0 if failed == said and passed else 1
 
 
