@@ -1,4 +1,4 @@
-"""Runs tests of others against shardq's server; what fails has to be what docs/sqs.md leaves out."""
+"""Runs others' tests against shardq's server; what fails has to be what docs/sqs.md leaves out."""
 
 from __future__ import annotations
 
