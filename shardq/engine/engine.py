@@ -56,13 +56,10 @@ _FRESH_US = 500_000
 """How long a member polls at the busy pace after a row arrived in a queue with groups."""
 _REST_US = 1_000_000
 """A queue rests if nothing new was seen for this long: looks then read no tombstones."""
-_IDLE_LOOKED_AT_S = 1.5
-"""From poll to poll if a read for many queues finds the news: twice in the 3 s after which settings
-and heartbeats are due."""
-_IDLE_WATCHED_S, _IDLE_BESIDE_S = 3.0, 1.0
-"""From poll to poll if the store reports changes: polls in between find next to nothing. Beside
-other members polls are less rare, for a member that leaves waits for the heartbeats of the others.
-"""
+_IDLE_TOLD_S, _IDLE_BESIDE_S = 3.0, 1.5
+"""From poll to poll if the store reports changes, or a read for many queues finds the news: as
+often as settings and heartbeats are due. Beside other members polls are less rare, for a member
+that leaves waits for the heartbeats of the others."""
 _STUCK_US = 5_000_000
 _STUCK_LONG_US = 30_000_000
 _SEAL_US = 1_000_000
@@ -609,9 +606,7 @@ class Engine:
         """Seconds from poll to poll at rest."""
         # Steps renew leases: several must come while a lease lasts.
         renew_s = self._settings.lease_ms / 6_000 if self.leases.held() else math.inf
-        if self.news.is_watched:
-            return min(_IDLE_BESIDE_S if self._membership.others else _IDLE_WATCHED_S, renew_s)
-        if self.news.is_looked_at and self.awaited() is not None:
-            return min(_IDLE_LOOKED_AT_S, renew_s)
+        if self.news.is_watched or (self.news.is_looked_at and self.awaited() is not None):
+            return min(_IDLE_BESIDE_S if self._membership.others else _IDLE_TOLD_S, renew_s)
         is_quiet = self.news.stepped_us - self.news.seen_us >= QUIET_US
         return (QUIET_IDLE_US if is_quiet else IDLE_US) / 1e6

@@ -76,6 +76,8 @@ class Stepper:
         self._look_us = self._blind_us = 0
         self._has_news = False
         """True if the store has changed since the last look."""
+        self._is_asked = False
+        """True if the next turn is of one that was asked for."""
         self._seen_us = clock.boot_us()
         self._is_running = False
         locks.in_child(self, Stepper._begin_child)
@@ -191,7 +193,7 @@ class Stepper:
             self._has_news |= self._has_changed()
             self._look()
             with self._lock:
-                first = min(self._due_us, key=self._due_us.__getitem__, default=None)
+                first = self._first()
                 if first is None:
                     self._is_running = False
                     return None
@@ -237,6 +239,21 @@ class Stepper:
             for one in arrived:
                 one.wake()
         self._look_us = now_us + min(pause_us, _LOOK_US_MAX)
+
+    def _first(self) -> Stepped | None:
+        """The one whose turn is next: one that was asked for now, and one that is due, alternately.
+
+        Turns of many take longer than their pauses: news must not wait for all that are due.
+        """
+        first = min(self._due_us, key=self._due_us.__getitem__, default=None)
+        now_us = self._clock.boot_us()
+        asked = [one for one, at_us in self._asked_us.items() if at_us <= now_us]
+        self._is_asked = bool(asked) and not self._is_asked
+        if self._is_asked:
+            # Not sooner than it may, after its last turn.
+            wanted = min(asked, key=self._due_us.__getitem__)
+            return wanted if self._due_us[wanted] <= now_us else first
+        return first
 
     def _tell(self, changed: Iterable[Stepped]) -> None:
         """Have those take turns for which another process may have written."""
