@@ -108,7 +108,7 @@ def test_a_message_is_the_same_in_another_process_and_holds_no_secret(stage: Sta
     put = queue.put("hello", headers={"to": "ada"}, priority=2, group="g", id="letter-7")
     stage.clock.advance(1)
     [got] = queue.receive()
-    secret = queue._home.register.signer._secret
+    secret = queue._home.register._record.secret
     for message in (put, got):
         assert all(secret not in pickle.dumps(message, n) for n in range(2, 6))
         for other in copies(message):

@@ -87,6 +87,12 @@ def live(url: str, queue_name: str) -> None:
         assert queue_name not in db.queues()
 
 
+def set_in(insert: str) -> tuple[bool, ...]:
+    """For each column whether a statement names it."""
+    names = insert.partition("(")[2].partition(")")[0].split(", ")
+    return tuple(column in names for column in sqlite_store._COLUMNS)
+
+
 def test_sqlite_is_told_nothing_that_is_not_written_in_the_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -110,8 +116,9 @@ def test_sqlite_is_told_nothing_that_is_not_written_in_the_store(
     written = constants((STORES / "sqlite").glob("*.py")) | module_texts(
         "{}", sqlite_store, sqlite_registers
     )
-    strange = told - written
-    assert [statement for statement in strange if not PRAGMA.match(statement)] == []
+    strange = {one for one in told - written if not PRAGMA.match(one)}
+    # Rows are inserted by statements that name the columns in which they hold something.
+    assert [one for one in strange if one != sqlite_store._insert_of(set_in(one))] == []
     assert len(told) > 30
 
 

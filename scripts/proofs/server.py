@@ -316,6 +316,7 @@ class _Play:
                 got[int(done["Id"])].ended_us = machine_us()
             for failed in ended.get("Failed", []):
                 self._books.calls[f"DeleteMessageBatch: {failed['Code']}"] += 1
+                got[int(failed["Id"])].ending_us = None
         client.close()
 
     async def _disturb(self) -> None:

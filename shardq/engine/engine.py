@@ -604,8 +604,11 @@ class Engine:
     @property
     def _idle_s(self) -> float:
         """Seconds from poll to poll at rest."""
-        # Steps renew leases: several must come while a lease lasts.
-        renew_s = self._settings.lease_ms / 6_000 if self.leases.held() else math.inf
+        settings = self._settings
+        # Steps renew leases and claims: several must come while one lasts.
+        renew_s = settings.lease_ms / 6_000 if self.leases.held() else math.inf
+        if self._threads:
+            renew_s = min(renew_s, settings.visibility_ms / 6_000)
         if self.news.is_watched or (self.news.is_looked_at and self.awaited() is not None):
             return min(_IDLE_BESIDE_S if self._membership.others else _IDLE_TOLD_S, renew_s)
         is_quiet = self.news.stepped_us - self.news.seen_us >= QUIET_US
