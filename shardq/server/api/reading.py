@@ -56,8 +56,7 @@ def query_of(request: Request, kind: type[Any] | None) -> Any:
     pairs = [pair for pair in pairs if not pair[0].lower().startswith(_SIGNATURE)]
     given = dict(pairs)
     if len(given) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
+        twice = _second(pairs)
         raise Refused(400, f"{shown(twice)} is given twice in the query.", field=twice)
     if kind is None:
         if given:
@@ -104,10 +103,15 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """An object, whose fields must differ."""
     made = dict(pairs)
     if len(made) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
+        twice = _second(pairs)
         raise Refused(400, f"field {shown(twice)} is given twice.", field=twice)
     return made
+
+
+def _second(pairs: list[tuple[str, Any]]) -> str:
+    """The first name that is given more than once."""
+    last = {name: at for at, (name, _) in enumerate(pairs)}
+    return next(name for at, (name, _) in enumerate(pairs) if last[name] != at)
 
 
 def _no_constant(name: str) -> None:
