@@ -17,10 +17,11 @@ from uuid import uuid4
 
 from shardq.errors import StoreError
 from shardq.server import api, sqs
-from shardq.server.client import Client, Gone, TooLarge, TooSlow
+from shardq.server.client import Bodies, Client, Crowded, Gone, TooLarge, TooSlow
 from shardq.server.proxies import seen_through
 from shardq.server.site import Options, Site
 from shardq.server.web import Answer, Request
+from shardq.stores.tables import QUEUES
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -48,6 +49,7 @@ class Application:
         self._access = access
         self._site: Site | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._bodies = Bodies()
 
     @property
     def site(self) -> Site:
@@ -60,7 +62,11 @@ class Application:
     async def __call__(self, scope: Event, receive: Receive, send: Send) -> None:
         """Answer a request, or follow the start and the end of the server."""
         if scope["type"] == "http":
-            await self._answer(scope, Client(receive, send))
+            client = Client(receive, send, self._bodies)
+            try:
+                await self._answer(scope, client)
+            finally:
+                client.forget_body()
         elif scope["type"] == "lifespan":
             await self._live(receive, send)
         elif scope["type"] == "websocket":
@@ -94,6 +100,11 @@ class Application:
                 answer = await client.await_while_there(self._answered(request, site, side))
         except TooLarge:
             answer = side.refusal(request, 413, "RequestEntityTooLarge", "The body exceeds 8 MiB.")
+        except Crowded:
+            answer = side.refusal(
+                request, 503, "ServiceUnavailable", "The server holds too many large bodies now."
+            )
+            answer.headers.append(("retry-after", "1"))
         except TooSlow:
             answer = side.refusal(
                 request, 408, "RequestTimeout", "The body did not arrive within 20 s."
@@ -134,8 +145,10 @@ async def _readyz(site: Site) -> Answer:
     ready = [("content-type", "text/plain")]
     if site.leaving.is_set():
         return Answer(503, b"leaving\n", ready)
+    store = site.connection._home.store
     try:
-        await site.threads.call(site.connection.queues)
+        # Of one key, whether or not there is such a queue: however many there are.
+        await site.threads.call(lambda: store.notes(QUEUES, (), ["ready"]))
     except StoreError:
         return Answer(503, b"the store does not answer\n", ready)
     return Answer(200, b"ok\n", ready)

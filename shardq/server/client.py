@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
+from shardq.server.web import QUICK_BYTES
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -19,6 +21,8 @@ Send: TypeAlias = Callable[[Event], Awaitable[None]]
 
 BODY_BYTES_MAX = 8 << 20
 BODY_S_MAX = 20.0
+BODIES_BYTES_MAX = 256 << 20
+"""The large bodies of all requests under way: they are held before it is known who sends them."""
 _SPILL_BYTES_MAX = 16 << 20
 """How much of a body that is too large is read: some clients send all before they read."""
 _WATCH_AFTER_S = 0.05
@@ -37,12 +41,43 @@ class TooSlow(Exception):
     """The body did not arrive in time."""
 
 
-class Client:
-    """The client of a request, by the two functions of ASGI."""
+class Crowded(Exception):
+    """The large bodies of other requests take all the room that there is for them."""
 
-    def __init__(self, receive: Receive, send: Send) -> None:
+
+class Bodies:
+    """How many bytes of large bodies a server holds. It is used by one event loop."""
+
+    def __init__(self) -> None:
+        self._held = 0
+
+    def take(self, size: int) -> bool:
+        """Count bytes that are to be held; False if there is no room for them."""
+        if self._held + size > BODIES_BYTES_MAX:
+            return False
+        self._held += size
+        return True
+
+    def release(self, size: int) -> None:
+        """Count bytes no more that were held."""
+        self._held -= size
+
+
+class Client:
+    """The client of a request, by the two functions of ASGI.
+
+    Args:
+        receive: Returns the next event.
+        send: Sends an event.
+        bodies: Counts large bodies, until `forget_body`.
+    """
+
+    def __init__(self, receive: Receive, send: Send, bodies: Bodies) -> None:
         self._receive = receive
         self._send = send
+        self._bodies = bodies
+        self._body_bytes = 0
+        """How many bytes of the body `bodies` counts."""
         self._is_gone = False
         self._watcher: asyncio.Task[None] | None = None
         self._working: asyncio.Task[Any] | None = None
@@ -56,6 +91,7 @@ class Client:
         Raises:
             Gone: If the client leaves before its end.
             TooLarge: If it has more than 8 MiB.
+            Crowded: If it is large, and so are too many others.
             TooSlow: If it has not arrived in 20 s.
         """
         if declared is not None and _exceeds(declared):
@@ -75,11 +111,25 @@ class Client:
                         parts.clear()
                         await self._spill()
                         raise TooLarge
+                    if size > QUICK_BYTES and not self._counts(size):
+                        raise Crowded
                     parts.append(part)
                     if not event.get("more_body", False):
                         return parts[0] if len(parts) == 1 else b"".join(parts)
         except TimeoutError as error:
             raise TooSlow from error
+
+    def _counts(self, size: int) -> bool:
+        """True if there is room for a body of so many bytes, which is taken."""
+        is_taken = self._bodies.take(size - self._body_bytes)
+        if is_taken:
+            self._body_bytes = size
+        return is_taken
+
+    def forget_body(self) -> None:
+        """Count the body no more: its request is answered."""
+        self._bodies.release(self._body_bytes)
+        self._body_bytes = 0
 
     async def _spill(self) -> None:
         """Read and forget, within bounds, what the client still sends."""
