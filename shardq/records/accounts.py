@@ -100,6 +100,10 @@ class Grant(msgspec.Struct, frozen=True):
     depth: int = 0
     revoked_ms: int = 0
 
+    def end_by(self, end_ms: int) -> int:
+        """When a url ends that was signed for the key until a time: with the key, at the latest."""
+        return min(end_ms, self.end_ms or end_ms)
+
 
 @dataclass(frozen=True, slots=True)
 class Account:

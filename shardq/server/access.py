@@ -23,6 +23,7 @@ from shardq import locks
 from shardq.errors import UsageError
 from shardq.model import grants
 from shardq.model.grants import Level
+from shardq.model.times import iso
 from shardq.records.accounts import DEFAULT_ACCOUNT, Accounts
 from shardq.server import signed, sigv4
 from shardq.server.quotas import Bucket, Depths, Rates
@@ -70,9 +71,10 @@ class Caller:
         region: The region that the request was signed for; empty if it was not.
         levels: Letters of its levels.
         queues: Patterns of the queues that it may use.
+        rate: The most requests a second in each server process; 0: any number.
         depth: No puts into a queue that holds this many messages; 0: any number.
         client: The address that it has.
-        end_ms: When a signed url ends, epoch milliseconds; 0: with its key.
+        end_ms: When the key or the signed url ends, epoch milliseconds; 0: never.
     """
 
     account: str
@@ -82,6 +84,7 @@ class Caller:
     region: str
     levels: str
     queues: tuple[str, ...]
+    rate: int
     depth: int
     client: str
     end_ms: int = 0
@@ -125,6 +128,25 @@ class Caller:
                 f"key {self.key_id} cannot give away more than it has: the levels {self.levels} on "
                 f"{', '.join(self.queues)}."
             )
+
+    def check_bounds(self, *, end_ms: int, rate: int, depth: int) -> None:
+        """Refuse to give away a key or url that the caller's own end or quotas do not bound.
+
+        Args:
+            end_ms: When the key or url ends, epoch milliseconds; 0: never.
+            rate: Its requests a second; 0: any number.
+            depth: The messages to which it may fill a queue; 0: any number.
+
+        Raises:
+            AccessDenied: Names the first bound that is missing or wider than the caller's.
+        """
+        for own, given, bound in (
+            (self.end_ms, end_ms, f"end by {iso(self.end_ms)}: give until or life"),
+            (self.rate, rate, f"have a rate of at most {self.rate:,}: give rate"),
+            (self.depth, depth, f"have a depth of at most {self.depth:,}: give depth"),
+        ):
+            if own and not 0 < given <= own:
+                raise AccessDenied(f"keys that key {self.key_id} makes or renews must {bound}.")
 
 
 class Access:
@@ -377,7 +399,7 @@ class Access:
             request,
             levels="".join(one for one in url.levels if one in key.grant.levels),
             queues=grants.within([url.queue], key.grant.queues),
-            end_ms=url.end_s * 1_000,
+            end_ms=key.grant.end_by(url.end_s * 1_000),
         )
 
     def _caller(
@@ -402,9 +424,10 @@ class Access:
             region,
             grant.levels if levels is None else levels,
             grant.queues if queues is None else queues,
+            grant.rate,
             grant.depth,
             request.client,
-            end_ms,
+            end_ms or grant.end_ms,
         )
 
     def _anybody(self, request: Request, authorization: str) -> Caller:
@@ -423,7 +446,9 @@ class Access:
 def anybody(request: Request, region: str = "") -> Caller:
     """The caller of a request to an open server."""
     anything = (grants.ANY_QUEUE,)
-    return Caller(DEFAULT_ACCOUNT, "", "", "open", region, grants.ALL, anything, 0, request.client)
+    return Caller(
+        DEFAULT_ACCOUNT, "", "", "open", region, grants.ALL, anything, 0, 0, request.client
+    )
 
 
 def is_loopback(host: str) -> bool:

@@ -210,7 +210,7 @@ async def list_keys(call: Call[None, None]) -> Keys:
 async def add_key(call: Call[None, NewKey]) -> Answer:
     """Make a key of an account; its secret is shown once.
 
-    A caller can give no more than it has.
+    A caller can give no more than it has, nor for longer, nor without its quotas.
     """
     body, account = call.body, await _account(call)
     levels = grants.levels_of(body.levels)
@@ -218,6 +218,7 @@ async def add_key(call: Call[None, NewKey]) -> Answer:
     end_ms = 0
     if body.until or body.life:
         end_ms = _end_ms(call, body.until, body.life)
+    call.caller.check_bounds(end_ms=end_ms, rate=body.rate, depth=body.depth)
     issued = await _done(
         call,
         lambda home: home.add_key(
@@ -238,7 +239,9 @@ async def add_key(call: Call[None, NewKey]) -> Answer:
 async def rotate_key(call: Call[None, Rotation]) -> Answer:
     """Give a key another secret, shown once; the one before stays valid for a while."""
     key = await _key(call)
-    call.caller.check_gives(key.grant.levels, key.grant.queues)
+    grant = key.grant
+    call.caller.check_gives(grant.levels, grant.queues)
+    call.caller.check_bounds(end_ms=grant.end_ms, rate=grant.rate, depth=grant.depth)
     keep_ms = duration_ms(call.body.keep, name="keep")
     return _issued(call, await _done(call, lambda home: home.rotate(key.id, keep_ms)))
 
@@ -273,7 +276,10 @@ async def sign_url(call: Call[None, NewUrl]) -> Answer:
         end_ms=_end_ms(call, body.until, body.life),
     )
     call.caller.check_gives(draft.levels, [draft.queue])
-    generation = found.grant.secrets[0].generation
+    grant = found.grant
+    end_ms = grant.end_by(draft.end_s * 1_000)
+    call.caller.check_bounds(end_ms=end_ms, rate=grant.rate, depth=grant.depth)
+    generation = grant.secrets[0].generation
     query = await _done(call, lambda home: draft.query(home.master, found.account, generation))
     call.about = f"{found.id} {draft.levels} {draft.queue}"
     made = json_of(SignedUrl(query, draft.levels, iso(draft.end_s * 1_000)), 201)

@@ -91,10 +91,13 @@ async def forward_messages(call: Call[None, Forward]) -> Forwards:
     if body.limit is UNSET and not (body.group is UNSET and body.headers is UNSET):
         raise Refused(400, "group and headers choose among many: give limit too.", field="limit")
     call.check(Level.PUT, body.to)
-    await call.queue(body.to)
+    target = await call.queue(body.to)
     call.about = f"{queue.name} to {body.to}"
     if body.limit is not UNSET:
         call.check(Level.MANAGE, queue.name)
+    [count] = [one if isinstance(one, int) else len(one) for one in given]
+    await call.site.check_depth(call.caller, target, count)
+    if body.limit is not UNSET:
         return Forwards(
             count=await queue.queue.forward(to=body.to, limit=body.limit, where=body.fits),
             answers=[],

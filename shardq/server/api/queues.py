@@ -188,6 +188,10 @@ async def purge_queue(call: Call[None, None]) -> None:
 async def redrive_queue(call: Call[None, Redrive]) -> Count:
     """Put dead messages back, under their ids and with all attempts again."""
     body, queue = call.body, await call.queue()
+    if call.caller.depth:
+        there = (await queue.queue.dead.depth()).total
+        count = len(body.ids) if body.ids is not None else min(body.limit or there, there)
+        await call.site.check_depth(call.caller, queue, count)
     if body.ids is None:
         return Count(await queue.queue.redrive(body.limit))
     wanted = frozenset(body.ids)

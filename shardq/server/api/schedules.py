@@ -267,6 +267,7 @@ async def resume_schedule(call: Call[None, None]) -> Schedule:
 async def run_schedule(call: Call[None, None]) -> Put:
     """Put the message of a schedule now; its fire times stay."""
     name, queue = call.place["schedule"], await call.queue()
+    await call.site.check_depth(call.caller, queue)
     return put_of(await queue.call(lambda one: one.schedules[name].run()))
 
 
