@@ -7,7 +7,7 @@ from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from shardq.aio.threads import THREADS, Threads
 from shardq.clock import pause
@@ -15,10 +15,10 @@ from shardq.errors import StoreError
 from shardq.records.actions import DONE, Actions
 from shardq.server.access import anybody
 from shardq.server.hub import Served
-from shardq.server.web import TooMany
+from shardq.server.web import QUICK_BYTES, TooMany
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Coroutine, Iterable
+    from collections.abc import Awaitable, Callable, Coroutine, Iterable
     from ipaddress import IPv4Network, IPv6Network
 
     from shardq.clock import Clock
@@ -33,6 +33,8 @@ T = TypeVar("T")
 REGION = "us-east-1"
 ACCOUNT = "000000000000"
 POLLS_MAX = 1_000
+_UNKNOWN: Final = "unknown"
+"""The outcome of a command that the end of the process has stopped."""
 _WATCH_S = 1.0
 """How often keys of open polls are looked at; they are reread every 3 s."""
 
@@ -86,6 +88,7 @@ class Site:
     _waits: dict[asyncio.Timeout, Caller | None] = field(default_factory=dict)
     _polls: Counter[str] = field(default_factory=Counter)
     _watch: asyncio.Task[None] | None = None
+    _commands: set[asyncio.Task[Any]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.clock = self.connection._home.clock
@@ -101,7 +104,8 @@ class Site:
         """
         if self.access is None:
             return anybody(request)
-        found = self.access.find(request)
+        # The signature of a large body is computed in a thread.
+        found = self.access.find(request) if len(request.body) <= QUICK_BYTES else None
         if found is None:
             found = await self.threads.call(partial(self.access.caller_of, request))
         return found
@@ -116,6 +120,42 @@ class Site:
             await queue.call(
                 lambda opened: cast("Access", self.access).check_depth(caller, opened, count)
             )
+
+    async def command(
+        self,
+        work: Awaitable[T],
+        record: Callable[[str], Awaitable[object]],
+        name_of: Callable[[Exception], str],
+    ) -> T:
+        """Carry a command out to its end, and record it, also if its caller leaves meanwhile.
+
+        Args:
+            work: Carries it out.
+            record: Records it with an outcome: `done`, or the name of an error.
+            name_of: The name of an error.
+        """
+
+        async def carried_out() -> T:
+            outcome = _UNKNOWN
+            try:
+                made = await work
+                outcome = DONE
+            except Exception as error:
+                outcome = name_of(error)
+                raise
+            finally:
+                await record(outcome)
+            return made
+
+        task = asyncio.create_task(carried_out())
+        self._commands.add(task)
+        task.add_done_callback(self._commands.discard)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            # Nobody takes its error any more; the record has it.
+            task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+            raise
 
     async def record(
         self, caller: Caller, via: str, what: What, about: str, outcome: str = DONE
@@ -211,4 +251,6 @@ class Site:
         self.leave()
         if self._watch is not None:
             self._watch.cancel()
+        if self._commands:
+            await asyncio.wait(self._commands)
         await self.threads.close(lambda: None)

@@ -102,11 +102,9 @@ async def _recorded(call: Call[Any, Any]) -> Any:
     what, handler = call.route.what, call.route.handler
     if what is None:
         return await handler(call)
-    about, record = " ".join(call.place.values()), call.site.record
-    try:
-        made = await handler(call)
-    except (Refused, ShardqError) as error:
-        await record(call.caller, "http", what, about, type(error).__name__)
-        raise
-    await record(call.caller, "http", what, call.about or about)
-    return made
+
+    async def record(outcome: str) -> None:
+        about = call.about or " ".join(call.place.values())
+        await call.site.record(call.caller, "http", what, about, outcome)
+
+    return await call.site.command(handler(call), record, lambda error: type(error).__name__)

@@ -17,7 +17,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from shardq.errors import ShardqError, StoreError
-from shardq.records.actions import DONE
 from shardq.server import refusals
 from shardq.server.sqs.actions import ACTIONS
 from shardq.server.sqs.call import Call
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
     from shardq.server.site import Site
     from shardq.server.web import Answer, Request
 
-_UNKNOWN = "unknown"
 _RETRY = ("retry-after", "1")
 _SCOPE = re.compile(r"Credential=[^/,\s]+/[0-9]{8}/([a-z0-9-]{1,40})/sqs/")
 
@@ -85,19 +83,23 @@ async def _carry_out(request: Request, site: Site, protocol: Json | Query) -> An
         region=caller.region or _region(request, site),
         caller=caller,
     )
-    outcome = _UNKNOWN
-    try:
+    what = action.what
+    if what is None:
         output = await action.handler(call, given)
-        outcome = DONE
-    except (Refusal, ShardqError) as error:
-        outcome = error.kind if isinstance(error, Refusal) else type(error).__name__
-        raise
-    finally:
-        if action.what is not None:
-            await site.record(caller, "sqs", action.what, call.about, outcome)
+    else:
+
+        async def record(outcome: str) -> None:
+            await site.record(caller, "sqs", what, call.about, outcome)
+
+        output = await site.command(action.handler(call, given), record, _name_of)
     made = protocol.answer(output)
     made.on_unsent = call.on_unsent
     return made
+
+
+def _name_of(error: Exception) -> str:
+    """The name of an error in the record of a command."""
+    return error.kind if isinstance(error, Refusal) else type(error).__name__
 
 
 def _region(request: Request, site: Site) -> str:

@@ -244,18 +244,19 @@ async def purge_queue(call: Call, given: shapes.OfQueue) -> None:
     opened = await call.queue(given.queue_url)
     now_ms = call.site.clock.now_ms()
 
-    def begin(before: Endpoint) -> Endpoint:
+    def check(before: Endpoint) -> None:
         if before.purged_ms > now_ms - _PURGE_PAUSE_MS:
             raise Refusal(
                 "PurgeQueueInProgress",
                 f"Only one PurgeQueue operation on {opened.address.name} is allowed every 60 "
                 "seconds.",
             )
-        return replace(before, purged_ms=now_ms)
 
-    await call.directory.change(opened, begin)
+    await call.directory.change(opened, check)
+    # Noted once it is done: a purge that fails may be repeated at once.
     await opened.served.queue.purge()
     opened.changed()
+    await call.directory.change(opened, lambda before: replace(before, purged_ms=now_ms))
 
 
 async def delete_queue(call: Call, given: shapes.OfQueue) -> None:
