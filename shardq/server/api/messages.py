@@ -138,6 +138,13 @@ async def put_messages(call: Call[None, Any]) -> Put | list[Put]:
     count = len(call.body) if isinstance(call.body, list) else 1
     await call.site.check_depth(call.caller, queue, count)
     name = call.request.headers.get(_IDEMPOTENCY_KEY)
+    if name is not None:
+        if not 0 < len(name) <= _KEY_MAX or not name.isprintable():
+            raise Refused(
+                400, f"Idempotency-Key must be 1 to {_KEY_MAX} printable characters.", field="key"
+            )
+        # Two callers may choose one name: each has its own.
+        name = " ".join(filter(None, (_IDEMPOTENCY_KEY, call.caller.key_id, name)))
     if isinstance(call.body, NewMessage):
         made = await _put(queue, call.body, name)
         if isinstance(made, Put):
@@ -224,10 +231,6 @@ def _item(message: NewMessage, name: str | None) -> dict[str, Any]:
     item = message.item
     if name is None:
         return item
-    if not 0 < len(name) <= _KEY_MAX or not name.isprintable():
-        raise Refused(
-            400, f"Idempotency-Key must be 1 to {_KEY_MAX} printable characters.", field="key"
-        )
     if "key" in item or "id" in item:
         raise Refused(
             400,
@@ -239,7 +242,7 @@ def _item(message: NewMessage, name: str | None) -> dict[str, Any]:
     return {
         **item,
         "id": made_id,
-        "key": f"idempotency-key {name}",
+        "key": name,
         "on_conflict": "keep",
         "unique_for": _IDEMPOTENT_FOR,
     }
@@ -274,7 +277,7 @@ def _merged(items: list[dict[str, Any] | Refused], answers: list[Any]) -> list[P
 
 def _answered(item: dict[str, Any], answer: Any) -> Put | Exception:
     """The answer to one put."""
-    is_idempotent = str(item.get("key", "")).startswith("idempotency-key ")
+    is_idempotent = str(item.get("key", "")).startswith(f"{_IDEMPOTENCY_KEY} ")
     if isinstance(answer, KeyTaken) and is_idempotent and answer.message is None:
         # It was put within the last 24 hours, and has ended.
         return Put(id=item["id"])
