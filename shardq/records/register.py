@@ -134,9 +134,14 @@ class Register:
         """How often the record had been stored when it was last read."""
         return self._record.version
 
+    @property
+    def age_us(self) -> int:
+        """How long ago the record was read, microseconds."""
+        return self._clock.boot_us() - self._read_us
+
     def refresh(self, *, force: bool = False) -> bool:
         """Reread the record if it is 3 s old; returns True if it has changed."""
-        if not force and self._clock.boot_us() - self._read_us < REFRESH_US:
+        if not force and self.age_us < REFRESH_US:
             return False
         record = stored_record(self._store, self.name)
         with self._lock:

@@ -108,7 +108,7 @@ async def _make(site: Site, name: str, asked: Mapping[str, Any]) -> None:
             "x-amz-target": "AmazonSQS.CreateQueue",
         },
         body=body,
-        client="",
+        client="serve --queues",
         scheme="http",
         host="",
         id=str(uuid4()),

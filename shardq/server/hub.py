@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from shardq.aio.queue import Queue
 from shardq.aio.threads import Kind, Threads
-from shardq.errors import ShardqError, StoreError, StoreTimeout, own_copy
+from shardq.errors import ShardqError, StoreError, StoreTimeout, UnknownQueue, own_copy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -33,6 +33,7 @@ R = TypeVar("R")
 
 _BATCH_MAX = 1_000
 _BATCH_BYTES = 1 << 20
+_OLD_US = 5_000_000
 _ONCE = {"key", "once"}
 
 
@@ -108,9 +109,13 @@ class Line(Generic[T, R]):
         work = asyncio.wrap_future(self._threads.begin(partial(self._carry_out, calls)))
         await asyncio.wait([work])
         error = work.exception()
+        if error is None:
+            return work.result()
         if isinstance(error, ShardqError):
             return [own_copy(error) for _ in calls]
-        return [error] * len(calls) if isinstance(error, Exception) else work.result()
+        # Also of what no code catches, so that no caller waits for ever.
+        fault = error if isinstance(error, Exception) else RuntimeError(repr(error))
+        return [fault] * len(calls)
 
     def _next(self) -> list[_Calls[T, R]]:
         batch: list[_Calls[T, R]] = []
@@ -159,6 +164,21 @@ class ServedQueue:
     def settings(self) -> Settings:
         """Its settings, as last read."""
         return self._opened.settings
+
+    async def is_dropped(self) -> bool:
+        """True if it was dropped more than 5 s ago, by whichever process. Rarely reads the store.
+
+        Raises:
+            StoreError: If the settings are old, and the store cannot be read.
+        """
+        register = self._opened._home.register
+        # What receives rereads them sooner.
+        if register.age_us > _OLD_US:
+            try:
+                await self._threads.call(register.refresh)
+            except UnknownQueue:
+                return True
+        return self.settings.dropped
 
     async def put(self, item: Mapping[str, Any]) -> Message:
         """Put a message, given as a mapping of `put`'s arguments; returns it once it is stored.
@@ -285,6 +305,10 @@ class Served:
             UnknownQueue: If there is none.
         """
         found = self._queues.get(name)
+        if found is not None and await found.is_dropped():
+            # By another process. If it was made again since, it is opened as another queue.
+            self.forget(name)
+            found = None
         if found is None or create:
             opened = await self._threads.call(
                 partial(self._connection.queue, name, create=create, **settings)

@@ -65,7 +65,9 @@ class _Bounded(_Protocol):
             if self._head_bytes > HEAD_BYTES_MAX and not self.transport.is_closing():
                 self.transport.write(_TOO_LARGE)
                 self.transport.close()
-            elif self._timer is None:
+            elif self._timer is None and (cycle is None or cycle.response_complete):
+                # Not while an answer is under way, a long poll say: some clients send a line end
+                # after a body.
                 self._give_up_in(HEAD_S_MAX)
 
     def connection_lost(self, exc: Exception | None) -> None:
