@@ -41,11 +41,23 @@ class Got(NamedTuple):
 class Exchange:
     """One request and its answer, part by part."""
 
-    def __init__(self, app: Application, scope: dict[str, Any], body: bytes) -> None:
+    def __init__(
+        self, app: Application, scope: dict[str, Any], body: bytes, *, has_more: bool = False
+    ) -> None:
         self._asked: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
-        self._asked.put_nowait({"type": "http.request", "body": body, "more_body": False})
+        self.send(body, has_more=has_more)
         self._sent: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self._task = asyncio.create_task(app(scope, self._asked.get, self._send))
+
+    def send(self, body: bytes, *, has_more: bool = False) -> None:
+        """Send a part of the body."""
+        self._asked.put_nowait({"type": "http.request", "body": body, "more_body": has_more})
+
+    async def taken(self) -> None:
+        """Wait until all that was sent has been read."""
+        async with asyncio.timeout(TIMEOUT_S):
+            while not self._asked.empty():
+                await asyncio.sleep(0)
 
     async def _send(self, event: dict[str, Any]) -> None:
         self._sent.put_nowait(event)
@@ -88,7 +100,13 @@ class Api:
         self._root = root
 
     def begin(
-        self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        headers: dict[str, str] | None = None,
+        *,
+        has_more: bool = False,
     ) -> Exchange:
         """Begin a request.
 
@@ -97,6 +115,7 @@ class Api:
             path: Encoded, with the query.
             body: Bytes, or a value that is sent as JSON.
             headers: More headers.
+            has_more: True if a part of the body follows.
         """
         content = body if isinstance(body, bytes) else b""
         sent = {"host": "localhost", **(headers or {})}
@@ -116,7 +135,7 @@ class Api:
             "server": ("127.0.0.1", self._port),
             "scheme": "http",
         }
-        return Exchange(self.app, scope, content)
+        return Exchange(self.app, scope, content, has_more=has_more)
 
     async def ask(
         self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None

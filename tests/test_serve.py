@@ -113,6 +113,17 @@ def test_a_slow_head_and_a_slow_body_are_ended(shell: Shell) -> None:
             assert client.ask("GET", "/livez").status == 200
             client.send(b"GET /livez")
             assert client.is_closed()
+        # A line end after a body, as some send it, ends no poll.
+        body = b'{"wait": "1s"}'
+        sent = {"content-length": str(len(body)), "content-type": "application/json"}
+        assert server.ask("PUT", "/v1/queues/mail").status == 201
+        with server.connected() as client:
+            client.send(head("POST", "/v1/queues/mail/receive", sent) + body)
+            assert server.ask("GET", "/livez").status == 200
+            client.send(b"\r\n")
+            assert client.answer().json == {"messages": []}
+            client.send(b"GET /livez")
+            assert client.is_closed()
         with server.connected() as client:
             client.send(head("POST", "/v1/nowhere", {"content-length": "10"}) + b"12345")
             got = client.answer()

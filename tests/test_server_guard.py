@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import sqlite3
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -22,13 +24,14 @@ from shardq.clock import SystemClock
 from shardq.errors import StoreUnavailable
 from shardq.records.accounts import Accounts, Issued
 from shardq.records.masterkey import FILE_VARIABLE, MASTER_VARIABLE
-from shardq.server import application
+from shardq.server import application, client
 from shardq.server.access import Access
 from shardq.server.signed import SignedUrl
 from shardq.testing import Stage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from served import Got as ServedGot
 
@@ -457,6 +460,72 @@ def test_a_key_gets_no_more_by_rotation_revocation_or_a_url() -> None:
     play(story, access=closed)
 
 
+def test_a_key_with_an_end_or_quotas_makes_none_without() -> None:
+    async def story(api: Api) -> None:
+        now_ms = api.db._home.clock.now_ms()
+        bounds = {"end_ms": now_ms + 3_600_000, "rate": 1_000, "depth": 50}
+        key = bearer(token_of(api, "mr", **bounds))
+        free = home_of(api).add_key(home_of(api).account("shop"), levels="r").key
+        keys = "/v1/accounts/shop/keys"
+        bounded = {"levels": "r", "life": "30m", "rate": 1_000, "depth": 50}
+        wider = [{"life": "2h"}, {"rate": 0}, {"rate": 1_001}, {"depth": 0}, {"depth": 51}]
+        for change in ({}, *wider):
+            got = await api.ask("POST", keys, bounded | change, key)
+            assert got.status == (403 if change else 201), got
+        del bounded["life"]
+        got = await api.ask("POST", keys, bounded, key)
+        assert (got.status, "end by" in got.json["detail"]) == (403, True)
+        assert (await api.ask("POST", f"{keys}/{free.id}/rotate", {}, key)).status == 403
+        asked = {"queue": "mail", "levels": "r", "life": "2h"}
+        assert (await api.ask("POST", "/v1/sign", asked | {"key": free.id}, key)).status == 403
+        # A url of its own ends with it.
+        assert (await api.ask("POST", "/v1/sign", asked, key)).status == 201
+
+    play(story, access=closed)
+
+
+def test_an_idempotency_key_is_its_caller_s_own() -> None:
+    async def story(api: Api) -> None:
+        api.db.queue("mail")
+        ids = set()
+        for token in (token_of(api, "p"), token_of(api, "p")):
+            named = bearer(token) | {"idempotency-key": "order 7"}
+            for _ in range(2):
+                made = await api.done("POST", f"{MAIL}/messages", {"body": token}, named)
+                ids.add(made["id"])
+        assert len(ids) == 2
+        assert api.db.queue("mail").depth().total == 2
+
+    play(story, access=closed)
+
+
+def test_no_call_fills_a_queue_beyond_the_depth_of_its_key() -> None:
+    async def story(api: Api) -> None:
+        mail, full = api.db.queue("mail", attempts=1), api.db.queue("full")
+        mail.every("1d", "c", name="daily")
+        full.put_many(["a", "b"])
+        for body in ("d", "e"):
+            mail.put(body)
+            mail.bury(*mail.receive())
+        mail.put("f")
+        token = token_of(api, "all", depth=2)
+        [other] = mail.peek()
+        for path, body in (
+            (f"{MAIL}/forward", {"to": "full", "ids": [other.id]}),
+            (f"{MAIL}/forward", {"to": "full", "limit": 1}),
+            (f"{MAIL}/redrive", {}),
+            ("/v1/queues/full/messages", {"body": "a"}),
+        ):
+            got = await api.ask("POST", path, body, bearer(token))
+            assert got.status == 429, (path, got)
+        assert (await api.ask("POST", f"{MAIL}/redrive", {"limit": 1}, bearer(token))).status == 200
+        got = await api.ask("POST", f"{MAIL}/schedules/daily/run", headers=bearer(token))
+        assert got.status == 429
+        assert (full.depth().total, mail.depth().total) == (2, 2)
+
+    play(story, access=closed)
+
+
 def test_a_signed_url_is_in_no_text_of_a_request() -> None:
     request = signed_request("SQX", "secret", 0, url="http://localhost/?a=1", expires_s=60)
     assert "X-Amz-Signature" in request.query
@@ -635,6 +704,116 @@ def test_dead_messages_go_round_in_no_circle() -> None:
         assert (await sqs(api, "StartMessageMoveTask", **fields)).status == 400
 
     play(story)
+
+
+def test_a_field_that_is_given_twice_is_found_among_many() -> None:
+    async def story(api: Api) -> None:
+        await api.done("PUT", MAIL)
+        names = ", ".join(f'"{number}": 0' for number in range(200_000))
+        text = f'{{"json": {{{names}, "199999": 1}}}}'.encode()
+        json_type = {"content-type": "application/json"}
+        got = await api.ask("POST", f"{MAIL}/messages", text, json_type)
+        assert (got.status, got.json["field"]) == (400, "199999")
+
+    play(story)
+
+
+def test_large_bodies_that_arrive_are_held_within_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "BODIES_BYTES_MAX", 150_000)
+    large, small = b'{"body": "%s"}' % (b"x" * 100_000), b'{"body": "a"}'
+    sent = {"content-type": "application/json"}
+
+    async def story(api: Api) -> None:
+        await api.done("PUT", MAIL)
+        slow = api.begin("POST", f"{MAIL}/messages", large[:-1], sent, has_more=True)
+        await slow.taken()
+        got = await api.ask("POST", f"{MAIL}/messages", large, sent)
+        assert (got.status, got.headers["retry-after"]) == (503, "1")
+        assert (await api.ask("POST", f"{MAIL}/messages", small, sent)).status == 200
+        slow.send(large[-1:])
+        assert (await slow.next())["status"] == 200
+        await slow.ended()
+        assert (await api.ask("POST", f"{MAIL}/messages", large, sent)).status == 200
+        gone = api.begin("POST", f"{MAIL}/messages", large[:-1], sent, has_more=True)
+        await gone.leave()
+        assert (await api.ask("POST", f"{MAIL}/messages", large, sent)).status == 200
+
+    play(story)
+
+
+# Callers who leave, and queues that others drop ---------------------------------------------------
+
+
+@pytest.mark.parametrize("path", ["/", f"{MAIL}/purge"])
+def test_a_command_whose_caller_leaves_is_carried_out_and_recorded(
+    path: str, tmp_path: Path
+) -> None:
+    async def story(api: Api) -> None:
+        mail = api.db.queue("mail")
+        mail.put("a")
+        await sqs(api, "GetQueueAttributes", QueueUrl="mail")
+        writer = sqlite3.connect(tmp_path / "jobs.db", isolation_level=None)
+        with closing(writer):
+            # Nobody else writes until this has ended.
+            writer.execute("begin immediate")
+            body = b'{"QueueUrl": "mail"}' if path == "/" else b""
+            asked = api.begin("POST", path, body, target("PurgeQueue") if path == "/" else {})
+            await asked.leave()
+            assert len(mail.peek()) == 1
+            writer.execute("rollback")
+        while not (made := (await api.done("GET", "/v1/actions"))["actions"]):
+            pass
+        assert [(one["what"], one["outcome"]) for one in made] == [("purge", "done")]
+        assert mail.depth().total == 0
+
+    play(story, f"sqlite:///{tmp_path}/jobs.db")
+
+
+def test_a_purge_that_fails_may_be_repeated_at_once() -> None:
+    async def run() -> None:
+        with Stage() as stage:
+            api = Api(stage.connect())
+            await sqs(api, "CreateQueue", QueueName="mail")
+            for table in ("queues", "endpoints"):
+                await sqs(api, "SendMessage", QueueUrl="mail", MessageBody="x")
+                stage.clock.advance(1)
+                stage.faults.fail(f"write_records {table}")
+                assert (await sqs(api, "PurgeQueue", QueueUrl="mail")).status == 503
+            assert (await sqs(api, "PurgeQueue", QueueUrl="mail")).status == 200
+            assert stage.connect().queue("mail").depth().total == 0
+            got = await sqs(api, "PurgeQueue", QueueUrl="mail")
+            assert kind_of(got) == (403, "PurgeQueueInProgress")
+            await api.app.site.close()
+
+    asyncio.run(run())
+
+
+def test_a_queue_that_another_process_has_dropped_is_a_404_and_made_anew_it_is_another() -> None:
+    async def run() -> None:
+        with Stage() as stage:
+            api, other = Api(stage.connect()), stage.connect()
+            await api.done("PUT", MAIL)
+            calls = [
+                ("GET", MAIL, None),
+                ("POST", f"{MAIL}/messages", {"body": "a"}),
+                ("POST", f"{MAIL}/receive", {}),
+                ("GET", f"{MAIL}/statistics", None),
+            ]
+            for method, path, body in calls:
+                await api.done(method, path, body)
+            stage.clock.advance(1)
+            other.queue("mail").drop()
+            stage.clock.advance(6)
+            for method, path, body in calls * 2:
+                got = await api.ask(method, path, body)
+                assert got.status == 404, path
+            other.queue("mail")
+            for method, path, body in calls:
+                await api.done(method, path, body)
+            assert other.queue("mail").depth().total == 1
+            await api.app.site.close()
+
+    asyncio.run(run())
 
 
 def test_a_store_that_stops_in_a_batch_is_a_503_and_nothing_is_lost() -> None:
