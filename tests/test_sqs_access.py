@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from botocore.exceptions import ClientError
 from hosted import hosted, sqs_at
+from msgspec.structs import replace
 
 import shardq
 from shardq.records.accounts import Accounts
 from shardq.records.actions import Actions
+from shardq.records.endpoints import Address, Endpoints
 from shardq.records.masterkey import FILE_VARIABLE, MASTER_VARIABLE
 from shardq.server import application
 from shardq.server.access import Access
@@ -110,6 +112,54 @@ def test_a_denial_holds_for_the_queue_s_own_account(place: Place) -> None:
     client.set_queue_attributes(QueueUrl=url, Attributes={"Policy": text})
     client.send_message(QueueUrl=url, MessageBody="x")
     assert refused(client.receive_message, QueueUrl=url) == "AccessDenied"
+
+
+def test_a_policy_takes_no_more_permissions_than_it_can_have(place: Place) -> None:
+    client, theirs = place.client(), place.client("guest")
+    url = client.create_queue(QueueName="mail")["QueueUrl"]
+    guest = place.accounts.create("guest").id
+    given = {"QueueUrl": url, "AWSAccountIds": [guest], "Actions": ["SendMessage"]}
+    for number in range(20):
+        client.add_permission(Label=f"{number}", **given)
+    assert refused(client.add_permission, Label="20", **given) == "OverLimit"
+    client.send_message(QueueUrl=url, MessageBody="x")
+    theirs.send_message(QueueUrl=url, MessageBody="x")
+    client.remove_permission(QueueUrl=url, Label="0")
+    client.add_permission(Label="20", **given)
+
+
+def test_a_policy_takes_no_permission_that_makes_it_too_long(place: Place) -> None:
+    client = place.client()
+    url = client.create_queue(QueueName="mail")["QueueUrl"]
+    accounts = [f"{number:012}" for number in range(400)]
+    given = {"QueueUrl": url, "AWSAccountIds": accounts, "Actions": ["SendMessage"]}
+    client.add_permission(Label="one", **given)
+    assert refused(client.add_permission, Label="two", **given) == "OverLimit"
+    client.send_message(QueueUrl=url, MessageBody="x")
+
+
+def test_a_stored_policy_that_cannot_be_read_is_replaced_by_the_queue_s_account(
+    place: Place,
+) -> None:
+    url = place.client().create_queue(QueueName="mail")["QueueUrl"]
+    statement = {"Effect": "Allow", "Principal": "*", "Action": "sqs:*"}
+    text = json.dumps({"Statement": [statement] * 21})
+    # As an older server has stored it.
+    Endpoints(place.db._home.store).change(
+        Address("000000000000", "us-east-1", "mail"),
+        lambda before: replace(before, attributes={"Policy": text}),
+    )
+    with hosted(application(place.db, access=Access(place.db))) as other:
+        later = Place(place.db, other, place.accounts)
+        client, theirs, weak = later.client(), later.client("guest"), later.client(levels="put")
+        assert refused(theirs.send_message, QueueUrl=url, MessageBody="x") == "AccessDenied"
+        with pytest.raises(ClientError, match="Reason: it needs 1 to 20 statements"):
+            client.send_message(QueueUrl=url, MessageBody="x")
+        emptied = {"QueueUrl": url, "Attributes": {"Policy": ""}}
+        assert refused(theirs.set_queue_attributes, **emptied) == "AccessDenied"
+        assert refused(weak.set_queue_attributes, **emptied) == "AccessDenied"
+        client.set_queue_attributes(**emptied)
+        client.send_message(QueueUrl=url, MessageBody="x")
 
 
 def test_commands_that_change_something_are_recorded(place: Place) -> None:

@@ -95,12 +95,9 @@ class Call:
         self.about = address.name
         if self.caller.via == "open":
             return
-        decision = None
         # A batch needs what each of its entries does.
         action = self.action.removesuffix("Batch")
-        if text:
-            asked = policy.Asked(self.account, action, address.arn, self.request.client)
-            decision = policy.decide(policy.read(text), asked)
+        decision = self._decision(action, address, text) if text else None
         is_shared = decision is True and action in policy.SHARED
         if decision is False or not (is_shared or address.account == self.account):
             raise Refusal(
@@ -108,6 +105,22 @@ class Call:
                 f"Access to the resource {address.name} is denied.",
             )
         self.caller.check(self.level, address.name)
+
+    def _decision(self, action: str, address: Address, text: str) -> bool | None:
+        """What a stored policy decides.
+
+        One that cannot be read allows nothing, except that the queue's account may replace it.
+        """
+        try:
+            stored = policy.read(text)
+        except Refusal:
+            if address.account != self.account:
+                return False
+            if action == "SetQueueAttributes":
+                return None
+            raise
+        asked = policy.Asked(self.account, action, address.arn, self.request.client)
+        return policy.decide(stored, asked)
 
     def check_also(self, opened: Opened, action: str, level: Level) -> None:
         """Refuse a caller that may not do another thing with a queue, too.

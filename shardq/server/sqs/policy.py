@@ -18,7 +18,7 @@ from shardq.server.sqs.errors import Refusal, wrong
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-_BYTES_MAX = 20_480
+_CHARS_MAX = 20_480
 _STATEMENTS_MAX = 20
 _PATTERN_STARS_MAX = 5
 """Stars of a pattern: with many of them matching would be slow."""
@@ -77,8 +77,8 @@ def read(text: str) -> Policy:
     Raises:
         Refusal: If it is none, or has a part that cannot be evaluated.
     """
-    if len(text) > _BYTES_MAX:
-        raise _invalid(f"it has more than {_BYTES_MAX} characters")
+    if len(text) > _CHARS_MAX:
+        raise _invalid(f"it has more than {_CHARS_MAX} characters")
     try:
         made = msgspec.json.decode(text, type=Policy)
         known = msgspec.to_builtins(made)
@@ -236,7 +236,8 @@ def with_permission(
     """The text of a policy with one more statement.
 
     Raises:
-        Refusal: If the label is taken, or an account or action is none.
+        Refusal: If the label is taken, an account or action is none, or the policy would have more
+            statements or characters than it may.
     """
     if not (accounts and all(map(_ACCOUNT.fullmatch, accounts))):
         raise wrong(list(accounts), "PrincipalId", "Unable to verify.")
@@ -255,6 +256,10 @@ def with_permission(
     statements = statements_of(made)
     if any(one.sid == label for one in statements):
         raise wrong(label, "Label", "Already exists.")
+    if len(statements) >= _STATEMENTS_MAX:
+        raise Refusal(
+            "OverLimit", f"The maximum number of statements of a policy is {_STATEMENTS_MAX}."
+        )
     principals = [f"arn:aws:iam::{account}:root" for account in accounts]
     names = [f"SQS:{action}" for action in actions]
     made.statement = [
@@ -267,7 +272,10 @@ def with_permission(
             resource=arn,
         ),
     ]
-    return msgspec.json.encode(made).decode()
+    changed = msgspec.json.encode(made).decode()
+    if len(changed) > _CHARS_MAX:
+        raise Refusal("OverLimit", f"The maximum number of characters of a policy is {_CHARS_MAX}.")
+    return changed
 
 
 def without_permission(text: str, label: str) -> str:
