@@ -114,6 +114,24 @@ def test_a_denial_holds_for_the_queue_s_own_account(place: Place) -> None:
     assert refused(client.receive_message, QueueUrl=url) == "AccessDenied"
 
 
+def test_a_policy_about_a_user_of_another_account_is_refused(place: Place) -> None:
+    client, theirs = place.client(), place.client("guest")
+    url = client.create_queue(QueueName="mail")["QueueUrl"]
+    guest = place.accounts.create("guest").id
+
+    def allow(principal: str) -> None:
+        text = policy_text(Principal={"AWS": f"arn:aws:iam::{guest}:{principal}"})
+        client.set_queue_attributes(QueueUrl=url, Attributes={"Policy": text})
+
+    for principal in ("user/bob", "role/worker"):
+        with pytest.raises(ClientError, match=f"{principal} is no account") as error:
+            allow(principal)
+        assert error.value.response["Error"]["Code"] == "InvalidAttributeValue"
+    assert refused(theirs.send_message, QueueUrl=url, MessageBody="x") == "AccessDenied"
+    allow("root")
+    theirs.send_message(QueueUrl=url, MessageBody="x")
+
+
 def test_a_policy_takes_no_more_permissions_than_it_can_have(place: Place) -> None:
     client, theirs = place.client(), place.client("guest")
     url = client.create_queue(QueueName="mail")["QueueUrl"]
@@ -211,7 +229,7 @@ def asked(**more: str) -> policy.Asked:
         ({"Action": ["sqs:ReceiveMessage", "sqs:Send*"]}, True),
         ({"Action": "sqs:ReceiveMessage"}, None),
         ({"Principal": {"AWS": "111111111111"}}, True),
-        ({"Principal": {"AWS": ["arn:aws:iam::111111111111:user/ada"]}}, True),
+        ({"Principal": {"AWS": ["arn:aws:iam::111111111111:root"]}}, True),
         ({"Principal": {"AWS": "222222222222"}}, None),
         ({"Resource": "arn:aws:sqs:*:*:mail"}, True),
         ({"Resource": "arn:aws:sqs:us-east-1:000000000000:orders"}, None),
@@ -239,6 +257,13 @@ def test_a_policy_says_who_may_do_what(statement: dict[str, Any], decision: bool
         policy_text(Action="s3:GetObject"),
         policy_text(Principal={"Service": "sns.amazonaws.com"}),
         policy_text(Principal={"AWS": "ada"}),
+        policy_text(Principal={"AWS": []}),
+        policy_text(Principal={"AWS": "arn:aws:iam::111111111111:user/ada"}),
+        policy_text(Principal={"AWS": "arn:aws:iam::111111111111:role/root"}),
+        policy_text(Principal={"AWS": ["111111111111", "arn:aws:sts::111111111111:root"]}),
+        policy_text(Action=[]),
+        policy_text(Resource=[]),
+        policy_text(Condition={"IpAddress": {"aws:SourceIp": []}}),
         policy_text(Condition={"StringEquals": {"aws:username": "ada"}}),
         policy_text(Condition={"DateLessThan": {"aws:SourceIp": "10.0.0.0/8"}}),
         policy_text(Condition={"IpAddress": {"aws:SourceIp": "everywhere"}}),

@@ -23,7 +23,8 @@ _STATEMENTS_MAX = 20
 _PATTERN_STARS_MAX = 5
 """Stars of a pattern: with many of them matching would be slow."""
 _ACCOUNT = re.compile(r"[0-9]{12}")
-_PRINCIPAL = re.compile(r"arn:aws[a-z-]*:(?:iam|sts)::([0-9]{12}):.{1,200}")
+_PRINCIPAL = re.compile(r"arn:aws:iam::([0-9]{12}):root")
+"""The ARN of a whole account: users and roles, which it has in AWS, are unknown here."""
 _ACTION = re.compile(r"(?:\*|sqs:(?:\*|[A-Za-z]{1,40}\*?))", re.IGNORECASE)
 SHARED: Final = frozenset(
     {
@@ -110,6 +111,8 @@ def statements_of(policy: Policy) -> list[Statement]:
 
 def _check(statement: Statement) -> None:
     accounts_of(statement)
+    if statement.action == [] or statement.resource == []:
+        raise _invalid("a statement needs an action, and a resource if it has the part")
     for action in _listed(statement.action):
         if not _ACTION.fullmatch(action):
             raise _invalid(f"{action[:100]} is no action of SQS")
@@ -120,6 +123,8 @@ def _check(statement: Statement) -> None:
             known = _CONDITIONS.get(key.lower(), {})
             if operator not in known:
                 raise _invalid(f"condition {operator[:50]} of {key[:50]} is not evaluated here")
+            if values == []:
+                raise _invalid(f"condition {operator} of {key} has no value")
             for value in _listed(values):
                 if key.lower() == "aws:sourceip":
                     _network(value)
@@ -136,7 +141,7 @@ def accounts_of(statement: Statement) -> set[str]:
     """The accounts that a statement is about; `*` is all.
 
     Raises:
-        Refusal: If its principal is not `*`, accounts, or ARNs of accounts.
+        Refusal: If its principal is not `*`, accounts, or ARNs of whole accounts.
     """
     principal = statement.principal
     if principal == "*":
@@ -144,6 +149,8 @@ def accounts_of(statement: Statement) -> set[str]:
     if not isinstance(principal, dict) or [*principal] != ["AWS"]:
         raise _invalid("its principal must be * or have AWS alone")
     given = principal["AWS"]
+    if given == []:
+        raise _invalid("its principal names no account")
     found: set[str] = set()
     for one in given if isinstance(given, list) else [given]:
         if one == "*":
@@ -153,7 +160,10 @@ def accounts_of(statement: Statement) -> set[str]:
         elif isinstance(one, str) and (arn := _PRINCIPAL.fullmatch(one)):
             found.add(arn[1])
         else:
-            raise _invalid(f"principal {str(one)[:100]} is no account")
+            raise _invalid(
+                f"principal {str(one)[:100]} is no account: name one by its 12 digits, or as "
+                "arn:aws:iam::ACCOUNT:root"
+            )
     return found
 
 
