@@ -132,6 +132,22 @@ def test_a_policy_about_a_user_of_another_account_is_refused(place: Place) -> No
     theirs.send_message(QueueUrl=url, MessageBody="x")
 
 
+def test_a_caller_without_a_source_fits_no_source_of_a_policy(place: Place) -> None:
+    client, theirs = place.client(), place.client("guest")
+    url = client.create_queue(QueueName="mail")["QueueUrl"]
+
+    def allow(operator: str) -> None:
+        text = policy_text(Condition={operator: {"aws:SourceArn": "*"}})
+        client.set_queue_attributes(QueueUrl=url, Attributes={"Policy": text})
+
+    for operator in ("ArnEquals", "ArnLike", "StringEquals", "StringLike"):
+        allow(operator)
+        assert refused(theirs.send_message, QueueUrl=url, MessageBody="x") == "AccessDenied"
+    for operator in ("ArnNotEquals", "ArnNotLike"):
+        allow(operator)
+        theirs.send_message(QueueUrl=url, MessageBody="x")
+
+
 def test_a_policy_takes_no_more_permissions_than_it_can_have(place: Place) -> None:
     client, theirs = place.client(), place.client("guest")
     url = client.create_queue(QueueName="mail")["QueueUrl"]
@@ -237,6 +253,11 @@ def asked(**more: str) -> policy.Asked:
         ({"Condition": {"NotIpAddress": {"aws:SourceIp": ["10.0.0.0/8"]}}}, None),
         ({"Condition": {"IpAddress": {"AWS:SourceIP": "192.168.0.1"}}}, None),
         ({"Condition": {"ArnLike": {"aws:SourceArn": "arn:aws:sns:*"}}}, None),
+        ({"Condition": {"ArnLike": {"aws:SourceArn": "*"}}}, None),
+        ({"Condition": {"StringLike": {"aws:SourceArn": ["*"]}}}, None),
+        ({"Condition": {"StringEquals": {"aws:SourceArn": ""}}}, None),
+        ({"Condition": {"ArnNotLike": {"aws:SourceArn": "*"}}}, True),
+        ({"Condition": {"ArnNotEquals": {"aws:SourceArn": "arn:aws:sns:*"}}}, True),
     ],
 )
 def test_a_policy_says_who_may_do_what(statement: dict[str, Any], decision: bool | None) -> None:

@@ -197,7 +197,8 @@ def _matches(value: str, pattern: str) -> bool:
 
 
 def _source(asked: Asked, values: Sequence[str]) -> bool:
-    return any(_matches(asked.source_arn, one) for one in values)
+    # As in AWS, a value that the request lacks fits no pattern, not even a star.
+    return bool(asked.source_arn) and any(_matches(asked.source_arn, one) for one in values)
 
 
 def _not_source(asked: Asked, values: Sequence[str]) -> bool:
