@@ -264,6 +264,18 @@ def test_a_policy_says_who_may_do_what(statement: dict[str, Any], decision: bool
     assert policy.decide(policy.read(policy_text(**statement)), asked()) is decision
 
 
+def test_a_policy_is_decoded_once_and_stays_as_it_was_read() -> None:
+    text = policy_text()
+    found = policy.read(text)
+    added = policy.with_permission(
+        text, label="b", accounts=["1" * 12], actions=["SendMessage"], arn=asked().arn
+    )
+    assert policy.read(text) is found
+    assert len(policy.statements_of(policy.read(text))) == 1
+    assert policy.without_permission(added, "b")
+    assert len(policy.statements_of(policy.read(added))) == 2
+
+
 @pytest.mark.parametrize(
     "text",
     [

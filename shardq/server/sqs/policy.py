@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import re
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from ipaddress import ip_address, ip_network
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from shardq.server.sqs.errors import Refusal, wrong
 
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 
 _CHARS_MAX = 20_480
 _STATEMENTS_MAX = 20
+_CACHED_MAX = 256
+"""Policies that stay decoded: each has up to 20,480 characters, and is read by every request."""
 _PATTERN_STARS_MAX = 5
 """Stars of a pattern: with many of them matching would be slow."""
 _ACCOUNT = re.compile(r"[0-9]{12}")
@@ -35,7 +39,7 @@ SHARED: Final = frozenset(
 """The actions that another account can be allowed."""
 
 
-class Statement(msgspec.Struct, rename="pascal", kw_only=True, omit_defaults=True):
+class Statement(msgspec.Struct, frozen=True, rename="pascal", kw_only=True, omit_defaults=True):
     """A statement of a policy, with the parts that can be evaluated."""
 
     sid: str | None = None
@@ -46,7 +50,7 @@ class Statement(msgspec.Struct, rename="pascal", kw_only=True, omit_defaults=Tru
     condition: dict[str, dict[str, str | list[str]]] | None = None
 
 
-class Policy(msgspec.Struct, rename="pascal", kw_only=True, omit_defaults=True):
+class Policy(msgspec.Struct, frozen=True, rename="pascal", kw_only=True, omit_defaults=True):
     """A policy."""
 
     version: Literal["2012-10-17", "2008-10-17"] = "2008-10-17"
@@ -72,8 +76,9 @@ class Asked(msgspec.Struct, frozen=True):
     source_arn: str = ""
 
 
+@lru_cache(maxsize=_CACHED_MAX)
 def read(text: str) -> Policy:
-    """A policy by its text.
+    """A policy by its text; for equal texts the same object.
 
     Raises:
         Refusal: If it is none, or has a part that cannot be evaluated.
@@ -273,17 +278,14 @@ def with_permission(
         )
     principals = [f"arn:aws:iam::{account}:root" for account in accounts]
     names = [f"SQS:{action}" for action in actions]
-    made.statement = [
-        *statements,
-        Statement(
-            sid=label,
-            effect="Allow",
-            principal={"AWS": principals[0] if len(principals) == 1 else principals},
-            action=names[0] if len(names) == 1 else names,
-            resource=arn,
-        ),
-    ]
-    changed = msgspec.json.encode(made).decode()
+    added = Statement(
+        sid=label,
+        effect="Allow",
+        principal={"AWS": principals[0] if len(principals) == 1 else principals},
+        action=names[0] if len(names) == 1 else names,
+        resource=arn,
+    )
+    changed = _text(replace(made, statement=[*statements, added]))
     if len(changed) > _CHARS_MAX:
         raise Refusal("OverLimit", f"The maximum number of characters of a policy is {_CHARS_MAX}.")
     return changed
@@ -302,8 +304,11 @@ def without_permission(text: str, label: str) -> str:
         raise wrong(label, "Label", "can't find label on existing policy.")
     if not left:
         return ""
-    made.statement = left
-    return msgspec.json.encode(made).decode()
+    return _text(replace(made, statement=left))
+
+
+def _text(policy: Policy) -> str:
+    return msgspec.json.encode(policy).decode()
 
 
 def _invalid(reason: str) -> Refusal:
