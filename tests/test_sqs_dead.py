@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from callers import Api
 from hosted import hosted
 from msgspec.structs import replace
 from placed import Place, placed, timed_place
 
 import shardq
+from shardq.clock import pause
+from shardq.errors import StoreError, StoreFull, StoreRefused, StoreTimeout, StoreUnavailable
 from shardq.records.endpoints import Address, Endpoints, MoveTask
 from shardq.server import application
-from shardq.testing import ManualClock
+from shardq.testing import ManualClock, Stage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Awaitable, Callable, Iterator
 
+RECORDS = "write_records endpoints"
 ARN = "arn:aws:sqs:us-east-1:000000000000:"
 
 
@@ -202,6 +208,162 @@ def test_another_server_continues_a_task_whose_server_has_died() -> None:
             clock.advance(11)
             assert ended(place)["ApproximateNumberOfMessagesMoved"] == 4
             assert sorted(place.bodies(url)) == ["0", "1", "2"]
+
+
+async def asked(api: Api, action: str, **fields: Any) -> Any:
+    headers = {"x-amz-target": f"AmazonSQS.{action}"}
+    got = await api.ask("POST", "/", json.dumps(fields).encode(), headers)
+    assert got.status == 200, got
+    return got.json if got.body else {}
+
+
+async def newest(api: Api, queue: str = "dead") -> dict[str, Any]:
+    """The newest move task of a queue."""
+    found = await asked(api, "ListMessageMoveTasks", SourceArn=ARN + queue)
+    task: dict[str, Any] = found["Results"][0]
+    return task
+
+
+async def ended_at(api: Api) -> dict[str, Any]:
+    while (task := await newest(api))["Status"] in {"RUNNING", "CANCELLING"}:
+        await pause(0.01)
+    return task
+
+
+def staged(story: Callable[[Stage, Api], Awaitable[None]]) -> None:
+    """Play a story with three dead messages, in which no task of the event loop fails unseen."""
+    complaints: list[dict[str, Any]] = []
+
+    async def run() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, found: complaints.append(found))
+        with Stage() as stage:
+            api = Api(stage.connect())
+            for name, attributes in (
+                ("dead", {}),
+                ("other", {}),
+                ("mail", {"RedrivePolicy": redrive("dead", 1)}),
+            ):
+                await asked(api, "CreateQueue", QueueName=name, Attributes=attributes)
+            for number in range(3):
+                await asked(api, "SendMessage", QueueUrl="dead", MessageBody=f"{number}")
+            async with asyncio.timeout(60):
+                await story(stage, api)
+                await api.app.site.close()
+            gc.collect()
+
+    asyncio.run(run())
+    assert complaints == []
+
+
+async def start(api: Api, **more: Any) -> str:
+    """Begin to move the dead messages into another queue; returns the task's handle."""
+    target = {"SourceArn": f"{ARN}dead", "DestinationArn": f"{ARN}other"}
+    handle: str = (await asked(api, "StartMessageMoveTask", **target, **more))["TaskHandle"]
+    return handle
+
+
+async def met(stage: Stage, verb: str, nth: int) -> None:
+    """Wait until so many calls of a verb were made."""
+    nth += stage.faults.calls.get(verb, 0)
+    while stage.faults.calls.get(verb, 0) < nth:
+        await pause(0.01)
+
+
+def depths(stage: Stage, *names: str) -> list[int]:
+    db = stage.connect()
+    return [db.queue(name).depth().total for name in names]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [StoreUnavailable("away"), StoreTimeout("perhaps"), StoreFull("full")],
+    ids=lambda error: type(error).__name__,
+)
+@pytest.mark.parametrize(("verb", "nth"), [("insert", 1), (RECORDS, 2)])
+def test_a_task_continues_when_a_store_that_stopped_is_back(
+    verb: str, nth: int, error: StoreError
+) -> None:
+    async def story(stage: Stage, api: Api) -> None:
+        stage.faults.fail(verb, nth=nth, times=1_000, error=error)
+        await start(api)
+        await met(stage, verb, 2)
+        assert (await newest(api))["Status"] == "RUNNING"
+        stage.faults.heal()
+        assert (await ended_at(api))["Status"] == "COMPLETED"
+        assert depths(stage, "dead", "other") == [0, 3]
+
+    staged(story)
+
+
+@pytest.mark.parametrize("nth", [2, 3])
+def test_a_task_whose_record_was_written_without_an_answer_counts_nothing_twice(nth: int) -> None:
+    async def story(stage: Stage, api: Api) -> None:
+        stage.faults.fail(RECORDS, nth=nth, applied=True)
+        await start(api)
+        task = await ended_at(api)
+        assert task["Status"] == "COMPLETED"
+        assert task["ApproximateNumberOfMessagesMoved"] == 3
+        assert depths(stage, "dead", "other") == [0, 3]
+
+    staged(story)
+
+
+def test_a_task_at_a_rate_counts_nothing_twice_when_answers_are_lost() -> None:
+    async def story(stage: Stage, api: Api) -> None:
+        for nth in (3, 5):
+            stage.faults.fail(RECORDS, nth=nth, applied=True)
+        await start(api, MaxNumberOfMessagesPerSecond=1)
+        assert (await ended_at(api))["ApproximateNumberOfMessagesMoved"] == 3
+        assert depths(stage, "dead", "other") == [0, 3]
+
+    staged(story)
+
+
+def test_a_task_that_waits_for_its_store_can_be_cancelled() -> None:
+    async def story(stage: Stage, api: Api) -> None:
+        stage.faults.fail("insert", times=1_000)
+        handle = await start(api)
+        await met(stage, "insert", 1)
+        await asked(api, "CancelMessageMoveTask", TaskHandle=handle)
+        assert (await ended_at(api))["Status"] == "CANCELLED"
+        stage.faults.heal()
+        assert depths(stage, "dead", "other") == [3, 0]
+
+    staged(story)
+
+
+def test_a_server_that_leaves_does_not_wait_for_the_store_of_a_task() -> None:
+    async def story(stage: Stage, api: Api) -> None:
+        stage.faults.fail(RECORDS, nth=2, times=1_000)
+        await start(api)
+        await met(stage, RECORDS, 1)
+        await api.app.site.close()
+        while api.app.site.sqs.movers:
+            await pause(0.01)
+        stage.faults.heal()
+        assert depths(stage, "dead", "other") == [3, 0]
+
+    staged(story)
+
+
+def test_a_store_that_refuses_a_move_fails_its_task() -> None:
+    async def story(stage: Stage, api: Api) -> None:
+        stage.faults.fail("insert", error=StoreRefused("never"))
+        await start(api)
+        task = await ended_at(api)
+        assert (task["Status"], task["FailureReason"]) == ("FAILED", "never")
+
+    staged(story)
+
+
+def test_a_task_ends_with_its_queue() -> None:
+    async def story(stage: Stage, api: Api) -> None:
+        await start(api, MaxNumberOfMessagesPerSecond=1)
+        await asked(api, "DeleteQueue", QueueUrl="dead")
+        while api.app.site.sqs.movers:
+            await pause(0.01)
+
+    staged(story)
 
 
 def test_a_task_needs_a_dead_letter_queue_and_a_rate_within_bounds(sqs: Place) -> None:

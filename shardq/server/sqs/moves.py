@@ -2,11 +2,12 @@
 
 ```
  start ──► a record ──► moved in batches, at a rate; the record is renewed every second
-                └── its server is silent for 10 s ──► the next server that reads it continues it
+                ├── its server is silent for 10 s ──► the next server that reads it continues it
+                └── the store stops ──► its server tries again, after 0.5 s to 8 s
 ```
 
-A batch may be moved before the record says so: then a crash leaves the count too low, never a
-message in two queues.
+A batch may be moved before the record says so: then a crash, or a store that stops in the middle of
+the batch, leaves the count too low, never a message in two queues.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+import logging
 import secrets
 from typing import TYPE_CHECKING, Final
 
@@ -21,7 +23,7 @@ import msgspec
 from msgspec.structs import replace
 
 from shardq.clock import pause
-from shardq.errors import KeyTaken, ShardqError
+from shardq.errors import KeyTaken, ShardqError, StoreFull, StoreTimeout, StoreUnavailable
 from shardq.model.grants import Level
 from shardq.records.endpoints import TASKS_MAX, Address, Endpoint, MoveTask
 from shardq.server.sqs.errors import Refusal, invalid, wrong
@@ -35,11 +37,18 @@ if TYPE_CHECKING:
     from shardq.server.sqs.call import Call
     from shardq.server.sqs.names import Directory, Opened
 
+log = logging.getLogger(__name__)
+
 _RATE_MAX = 500
 _BATCH_MAX = 500
 _RENEW_MS = 1_000
 SILENT_MS = 10_000
 """A task whose record was not renewed for so long has lost its server."""
+_PAUSE_S_MIN, _PAUSE_S_MAX = 0.5, 8.0
+"""Pauses of a mover whose store has stopped: each is twice the last one, and none is so long that
+another server would take the mover for dead."""
+_STOPPED = (StoreUnavailable, StoreTimeout, StoreFull)
+"""Errors of a store that may be back soon."""
 _LISTED_MAX = 10
 _NO_TASK: Final = "The task handle does not exist."
 
@@ -208,22 +217,54 @@ class _Mover:
         self._task = task
         self._moved = 0
         """Messages moved and not in the record yet."""
+        self._written = {task.at_ms: 0}
+        """`at_ms` of each record of this mover that may be stored -> how many of `_moved` it has.
+
+        There are two while it is unknown if the last write was applied.
+        """
+        self._pause_s = _PAUSE_S_MIN
 
     async def run(self) -> None:
         """Move until nothing is left, the task is cancelled, or the server leaves."""
         try:
-            if await self._renew():
-                await self._site.unless_leaving(self._move())
+            await self._site.unless_leaving(self._persist())
         finally:
             self._directory.movers.pop(self._task.id, None)
+
+    async def _persist(self) -> None:
+        """Try again until the task has ended, whenever the store has stopped."""
+        while not await self._try():
+            await pause(self._pause_s)
+            self._pause_s = min(2 * self._pause_s, _PAUSE_S_MAX)
+
+    async def _try(self) -> bool:
+        """Carry the task out; False if the store has stopped."""
+        name = self._source.address.name
+        try:
+            if await self._renew():
+                await self._move()
+        except _STOPPED as error:
+            log.warning(
+                "the task that moves messages out of queue %r waits %.1f s for the store: %s",
+                name,
+                self._pause_s,
+                error,
+            )
+            return False
+        except (ShardqError, Refusal) as error:
+            # The queue was deleted, or its record cannot be written.
+            log.warning("the task that moves messages out of queue %r ends: %s", name, error)
+        return True
 
     async def _move(self) -> None:
         try:
             target = await self._target()
             while await self._batch(target):
-                pass
+                self._pause_s = _PAUSE_S_MIN
         except KeyTaken:
             await self._end("FAILED", "The destination has messages with the keys of some.")
+        except _STOPPED:
+            raise
         except (ShardqError, Refusal) as error:
             await self._end("FAILED", str(error))
 
@@ -264,14 +305,16 @@ class _Mover:
 
     async def _store(self, change: Callable[[MoveTask], MoveTask]) -> MoveTask | None:
         """Change the stored task; returns it, or None if another server has it by now."""
-        seen_ms, moved = self._task.at_ms, self._moved
-        now_ms = max(self._site.clock.now_ms(), seen_ms + 1)
+        moved = self._moved
+        now_ms = max(self._site.clock.now_ms(), max(self._written) + 1)
 
         def step(before: Endpoint) -> Endpoint | None:
             task = _task(before, self._task.id)
-            if task is None or not task.is_open or task.at_ms != seen_ms:
+            if task is None or not task.is_open or task.at_ms not in self._written:
                 return None
-            renewed = replace(task, at_ms=now_ms, moved=task.moved + moved)
+            counted = self._written[task.at_ms]
+            self._written = {task.at_ms: counted, now_ms: moved}
+            renewed = replace(task, at_ms=now_ms, moved=task.moved + moved - counted)
             if renewed.status == "CANCELLING":
                 return _with(before, replace(renewed, status="CANCELLED"))
             return _with(before, change(renewed))
@@ -280,5 +323,5 @@ class _Mover:
         task = _task(changed, self._task.id)
         if task is None or task.at_ms != now_ms:
             return None
-        self._task, self._moved = task, 0
+        self._task, self._moved, self._written = task, 0, {now_ms: 0}
         return task
