@@ -147,11 +147,12 @@ def fill(place: Place, url: str, count: int) -> None:
 
 def ended(place: Place, queue: str = "dead") -> dict[str, Any]:
     """The newest move task of a queue, once it has ended."""
-    while True:
+    for _ in range(5_000):
         [task] = place.list_message_move_tasks(SourceArn=ARN + queue)["Results"]
         if task["Status"] not in {"RUNNING", "CANCELLING"}:
             found: dict[str, Any] = task
             return found
+    raise AssertionError(f"the task of {queue} does not end")
 
 
 def test_dead_messages_go_back_to_their_sources(sqs: Place) -> None:
@@ -364,6 +365,54 @@ def test_a_task_ends_with_its_queue() -> None:
             await pause(0.01)
 
     staged(story)
+
+
+def test_a_task_moves_no_more_messages_than_there_were_at_its_start(sqs: Place) -> None:
+    url, dead = pair(sqs, most=1)
+    sqs.make("other")
+    fill(sqs, url, 2)
+    assert sqs.bodies(dead, VisibilityTimeout=0)
+    target = {"SourceArn": f"{ARN}dead", "DestinationArn": f"{ARN}other"}
+    sqs.start_message_move_task(**target, MaxNumberOfMessagesPerSecond=1)
+    for number in range(3):
+        sqs.send_message(QueueUrl=dead, MessageBody=f"later {number}")
+    task = ended(sqs)
+    assert task["Status"] == "COMPLETED"
+    assert task["ApproximateNumberOfMessagesMoved"] == 2
+    assert sqs.db.queue("dead").depth().total == 3
+
+
+def test_a_task_moves_what_was_sent_just_before_its_start(sqs: Place) -> None:
+    pair(sqs)
+    sqs.make("other")
+    names = ["ApproximateNumberOfMessages"]
+    sqs.get_queue_attributes(QueueUrl="dead", AttributeNames=names)
+    # As another process does.
+    sqs.db.queue("dead").put_many(["a", "b"])
+    sqs.start_message_move_task(SourceArn=f"{ARN}dead", DestinationArn=f"{ARN}other")
+    assert ended(sqs)["ApproximateNumberOfMessagesMoved"] == 2
+
+
+@pytest.mark.parametrize("rate", [{}, {"MaxNumberOfMessagesPerSecond": 2}], ids=["fast", "rate"])
+@pytest.mark.parametrize("end", ["", ".fifo"])
+def test_two_tasks_that_move_to_each_other_end_with_each_message_once(
+    sqs: Place, end: str, rate: dict[str, int]
+) -> None:
+    group = {"MessageGroupId": "g"} if end else {}
+    content = {"ContentBasedDeduplication": "true"} if end else {}
+    names = [f"a{end}", f"b{end}"]
+    for name in names:
+        sqs.make(name, **content)
+        sqs.make(f"of-{name}", RedrivePolicy=redrive(name), **content)
+        for number in range(5):
+            sqs.send_message(QueueUrl=name, MessageBody=f"{name} {number}", **group)
+    for source, to in (names, names[::-1]):
+        target = {"SourceArn": ARN + source, "DestinationArn": ARN + to}
+        sqs.start_message_move_task(**target, **rate)
+    for name in names:
+        assert ended(sqs, name)["Status"] == "COMPLETED"
+    found = [one.text for name in names for one in sqs.db.queue(name).peek(limit=100)]
+    assert sorted(found) == sorted(f"{name} {number}" for name in names for number in range(5))
 
 
 def test_a_task_needs_a_dead_letter_queue_and_a_rate_within_bounds(sqs: Place) -> None:

@@ -90,7 +90,9 @@ async def start_move(call: Call, given: shapes.StartMove) -> TaskHandle:
                 "SendMessage",
                 Level.PUT,
             )
-    depth = await source.depth(call.site.clock.boot_us())
+    # Counted anew, for no more are moved. Those in flight, too: they may be deleted already, or be
+    # visible again before the task ends.
+    depth = await source.served.queue.depth()
     now_ms = call.site.clock.now_ms()
     task = MoveTask(
         id=secrets.token_hex(8),
@@ -98,7 +100,7 @@ async def start_move(call: Call, given: shapes.StartMove) -> TaskHandle:
         rate=rate or 0,
         begun_ms=now_ms,
         at_ms=now_ms,
-        total=depth.ready + depth.waiting,
+        total=depth.total,
     )
 
     def begin(before: Endpoint) -> Endpoint:
@@ -225,7 +227,7 @@ class _Mover:
         self._pause_s = _PAUSE_S_MIN
 
     async def run(self) -> None:
-        """Move until nothing is left, the task is cancelled, or the server leaves."""
+        """Move messages until the task has ended, or the server leaves."""
         try:
             await self._site.unless_leaving(self._persist())
         finally:
@@ -275,7 +277,12 @@ class _Mover:
     async def _batch(self, target: Opened | None) -> bool:
         """Move some messages; False once the task has ended."""
         begun_us = self._site.clock.boot_us()
-        limit = self._task.rate or _BATCH_MAX
+        # Two tasks that move to each other would never end if they moved what arrives meanwhile.
+        left = self._task.total - self._task.moved - self._moved
+        if left <= 0:
+            await self._end("COMPLETED")
+            return False
+        limit = min(left, self._task.rate or _BATCH_MAX)
         to = None if target is None else target.served.name
         count = await self._source.served.queue.forward(to=to, limit=limit)
         self._source.changed()
