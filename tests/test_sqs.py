@@ -427,6 +427,31 @@ def test_attributes_have_defaults_bounds_and_known_names(sqs: Place) -> None:
     )
 
 
+def test_texts_of_attributes_are_bounded(sqs: Place) -> None:
+    url = sqs.make()
+    sqs.make("dead")
+    redrive = {"deadLetterTargetArn": "arn:aws:sqs:us-east-1:000000000000:dead"}
+    allow = {"redrivePermission": "byQueue"}
+    sqs.set_queue_attributes(QueueUrl=url, Attributes={"KmsMasterKeyId": "k" * 2_048})
+    for name, value in (
+        ("KmsMasterKeyId", "k" * 2_049),
+        ("RedrivePolicy", json.dumps(redrive | {"maxReceiveCount": 1, "more": "x" * 30_000})),
+        ("RedrivePolicy", json.dumps(redrive | {"maxReceiveCount": 1}) + " " * 30_000),
+        ("RedriveAllowPolicy", json.dumps(allow | {"sourceQueueArns": ["x" * 30_000]})),
+    ):
+        code, text = sqs.refused("set_queue_attributes", QueueUrl=url, Attributes={name: value})
+        assert code == "InvalidAttributeValue"
+        assert text.startswith(f"Invalid value for the parameter {name}.")
+        given = {"QueueName": "more", "Attributes": {name: value}}
+        assert sqs.refused("create_queue", **given)[0] == "InvalidAttributeValue"
+    names = {"AttributeNames": ["KmsMasterKeyId", "RedrivePolicy", "RedriveAllowPolicy"]}
+    assert sqs.get_queue_attributes(QueueUrl=url, **names)["Attributes"] == {
+        "KmsMasterKeyId": "k" * 2_048
+    }
+    # As clients end the encryption of a queue.
+    sqs.set_queue_attributes(QueueUrl=url, Attributes={"KmsMasterKeyId": ""})
+
+
 def test_tags_are_set_listed_and_removed(sqs: Place) -> None:
     url = sqs.create_queue(QueueName="mail", tags={"team": "a"})["QueueUrl"]
     sqs.tag_queue(QueueUrl=url, Tags={"cost": "b"})

@@ -23,6 +23,13 @@ RECEIVES_MAX = 1_000
 ATTEMPTS_MAX = 10_000
 """Without a redrive policy SQS delivers for ever; shardq does so often, then it buries."""
 _SOURCES_MAX = 10
+_TEXT_CHARS_MAX = {
+    "KmsMasterKeyId": 2_048,
+    "RedrivePolicy": 20_480,
+    "RedriveAllowPolicy": 20_480,
+}
+"""Attribute -> its most characters. The first is AWS's; the others are as long as a policy may be,
+for AWS names no bound. `policy.read` bounds a policy."""
 
 
 class _Range(NamedTuple):
@@ -141,6 +148,8 @@ def _form_of(name: str, value: str, address: Address) -> str:
             raise _invalid(name)
         return value.lower()
     if name in _CHOICES and value not in _CHOICES[name]:
+        raise _invalid(name)
+    if len(value) > _TEXT_CHARS_MAX.get(name, len(value)):
         raise _invalid(name)
     if name in _DOCUMENTS and not value:
         return ""
