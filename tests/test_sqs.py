@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -355,6 +356,29 @@ def test_queues_are_listed_by_prefix_in_pages(sqs: Place) -> None:
     assert first["QueueUrls"] == urls[:4]
     assert rest["QueueUrls"] == [urls[4], f"{sqs.url}/000000000000/q9"]
     assert "NextToken" not in rest
+
+
+def test_a_token_that_no_list_has_given_is_refused(sqs: Place) -> None:
+    dead = sqs.make("dead")
+    for name in ("a", "b"):
+        redrive = {
+            "deadLetterTargetArn": "arn:aws:sqs:us-east-1:000000000000:dead",
+            "maxReceiveCount": 1,
+        }
+        sqs.make(name, RedrivePolicy=json.dumps(redrive))
+    given = {"QueueUrl": dead, "MaxResults": 1}
+    token = sqs.list_dead_letter_source_queues(**given)["NextToken"]
+    rest = sqs.list_dead_letter_source_queues(**given, NextToken=token)
+    assert [url.rpartition("/")[2] for url in rest["queueUrls"]] == ["b"]
+    of_nothing = base64.urlsafe_b64encode(b"no name").decode()
+    for wrong in ("x", "garbage", "AAAA", f"{token}!", f"!{token}", "Y R=", of_nothing, "é" * 4):
+        for action, more in (
+            ("list_queues", {"MaxResults": 1}),
+            ("list_dead_letter_source_queues", given),
+        ):
+            code, text = sqs.refused(action, NextToken=wrong, **more)
+            assert code == "InvalidParameterValue", wrong
+            assert text == "Invalid or expired next token."
 
 
 def test_regions_have_queues_of_their_own(sqs: Place) -> None:

@@ -191,16 +191,28 @@ def _page(
         )
     if token is not None and most is None:
         raise invalid("MaxResults is a mandatory parameter when you provide a value for NextToken.")
-    if token is not None:
-        try:
-            last = base64.urlsafe_b64decode(token.encode()).decode()
-        except (ValueError, binascii.Error) as error:
-            raise invalid("Invalid or expired next token.") from error
+    if token:
+        last = _last_of(token)
         listed = [name for name in listed if name > last]
     page = listed[: most or _PAGE_MAX]
     # Without MaxResults AWS lists a thousand, and no token.
     has_more = most is not None and len(page) < len(listed)
     return page, base64.urlsafe_b64encode(page[-1].encode()).decode() if has_more else None
+
+
+def _last_of(token: str) -> str:
+    """The name after which a page begins, of a token that `_page` has made.
+
+    Raises:
+        Refusal: If it is none.
+    """
+    try:
+        last = base64.b64decode(token, altchars=b"-_", validate=True).decode()
+    except (ValueError, binascii.Error) as error:
+        raise invalid("Invalid or expired next token.") from error
+    if not is_name(last):
+        raise invalid("Invalid or expired next token.")
+    return last
 
 
 async def get_queue_attributes(call: Call, given: shapes.GetQueueAttributes) -> QueueAttributes:
