@@ -432,6 +432,45 @@ def test_queues_of_another_account_are_reached_by_no_name() -> None:
     play(story, access=closed)
 
 
+def test_a_caller_without_rights_does_not_learn_whether_a_queue_exists() -> None:
+    async def story(api: Api) -> None:
+        await sqs(api, "CreateQueue", token_of(api, "all"), QueueName="mail")
+        policy = json.dumps({"deadLetterTargetArn": arn("mail"), "maxReceiveCount": 1})
+        owner = "0" * 12
+        for token in (
+            token_of(api, "all", account="other"),
+            token_of(api, "all", "mine"),
+            token_of(api, "s"),
+        ):
+            for action, fields in (
+                ("GetQueueUrl", {"QueueName": "mail", "QueueOwnerAWSAccountId": owner}),
+                ("GetQueueAttributes", {"QueueUrl": url_of("mail")}),
+                ("SendMessage", {"QueueUrl": url_of("mail"), "MessageBody": "x"}),
+                ("DeleteQueue", {"QueueUrl": url_of("mail")}),
+                ("ListMessageMoveTasks", {"SourceArn": arn("mail")}),
+                ("StartMessageMoveTask", {"SourceArn": arn("mail")}),
+                ("CreateQueue", {"QueueName": "mine", "Attributes": {"RedrivePolicy": policy}}),
+            ):
+                found = await sqs(api, action, token, **fields)
+                text = json.dumps(fields).replace("mail", "away")
+                missing = await sqs(api, action, token, **json.loads(text))
+                assert missing.status == found.status, action
+                assert missing.body == found.body.replace(b"mail", b"away")
+                for own in ("x-amzn-requestid", "x-request-id"):
+                    del missing.headers[own], found.headers[own]
+                assert missing.headers == found.headers
+        mine = token_of(api, "all")
+        for action, fields in (
+            ("GetQueueUrl", {"QueueName": "away"}),
+            ("GetQueueAttributes", {"QueueUrl": url_of("away")}),
+        ):
+            assert kind_of(await sqs(api, action, mine, **fields)) == (400, "QueueDoesNotExist")
+        got = await sqs(api, "StartMessageMoveTask", mine, SourceArn=arn("away"))
+        assert kind_of(got) == (404, "ResourceNotFoundException")
+
+    play(story, access=closed)
+
+
 def test_a_key_gets_no_more_by_rotation_revocation_or_a_url() -> None:
     async def story(api: Api) -> None:
         home = home_of(api)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from shardq.records.endpoints import Address
 from shardq.server.sqs import policy
-from shardq.server.sqs.errors import Refusal, wrong
+from shardq.server.sqs.errors import NoQueue, Refusal, wrong
 from shardq.server.sqs.names import address_of
 
 if TYPE_CHECKING:
@@ -54,9 +54,7 @@ class Call:
         Raises:
             Refusal: If there is none, or the caller may not do this with it.
         """
-        opened = await self.directory.find(address_of(url, self.account, self.region))
-        self.check(opened.address, opened.endpoint.attributes.get("Policy", ""))
-        return opened
+        return await self.opened(address_of(url, self.account, self.region))
 
     async def queue_of_arn(self, arn: str, parameter: str) -> Opened:
         """The queue of an ARN.
@@ -73,13 +71,28 @@ class Call:
                 "The resource that you specified for the SourceArn parameter doesn't exist.",
             )
         try:
-            opened = await self.directory.find(address)
-        except Refusal as error:
+            return await self.opened(address)
+        except NoQueue as error:
             raise Refusal(
                 "ResourceNotFoundException",
                 f"The resource that you specified for the {parameter} parameter doesn't exist.",
             ) from error
-        self.check(opened.address, opened.endpoint.attributes.get("Policy", ""))
+
+    async def opened(self, address: Address) -> Opened:
+        """The queue at an address.
+
+        A caller that may not use it gets the same answer if there is none.
+
+        Raises:
+            NoQueue: If there is none.
+            Refusal: If the caller may not do this with it.
+        """
+        try:
+            opened = await self.directory.find(address)
+        except NoQueue:
+            self.check(address)
+            raise
+        self.check(address, opened.endpoint.attributes.get("Policy", ""))
         return opened
 
     def check(self, address: Address, text: str = "") -> None:
@@ -133,5 +146,9 @@ class Call:
         Raises:
             Refusal: If its key, or the policy, does not let the caller.
         """
-        other = replace(self, action=action, level=level)
-        other.check(opened.address, opened.endpoint.attributes.get("Policy", ""))
+        text = opened.endpoint.attributes.get("Policy", "")
+        self.also(action, level).check(opened.address, text)
+
+    def also(self, action: str, level: Level) -> Call:
+        """The same call, as one of another action."""
+        return replace(self, action=action, level=level)

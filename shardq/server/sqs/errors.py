@@ -82,6 +82,13 @@ class Refusal(Exception):
         return self.status < _OUR_FAULT
 
 
+class NoQueue(Refusal):
+    """A queue that does not exist."""
+
+    def __init__(self) -> None:
+        super().__init__("QueueDoesNotExist", NO_QUEUE)
+
+
 def wrong(value: object, parameter: str, reason: str) -> Refusal:
     """A parameter whose value is invalid."""
     return Refusal(
@@ -100,11 +107,6 @@ def missing(parameter: str) -> Refusal:
     return Refusal(
         "MissingRequiredParameterException", f"The request must contain the parameter {parameter}."
     )
-
-
-def no_queue() -> Refusal:
-    """A queue that does not exist."""
-    return Refusal("QueueDoesNotExist", NO_QUEUE)
 
 
 def bad_handle(handle: str) -> Refusal:

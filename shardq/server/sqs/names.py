@@ -22,7 +22,7 @@ from shardq.model import names
 from shardq.model.settings import Settings
 from shardq.records.endpoints import Address, Endpoint, Endpoints
 from shardq.records.register import stored_record
-from shardq.server.sqs.errors import invalid, no_queue
+from shardq.server.sqs.errors import NoQueue, invalid
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -116,7 +116,7 @@ class Directory:
         endpoint = await self.site.threads.call(lambda: self._endpoint(address))
         if endpoint is None:
             self.forget(address)
-            raise no_queue()
+            raise NoQueue()
         opened = await self.open(address, endpoint)
         self._on_read(self, opened)
         return opened
@@ -138,7 +138,7 @@ class Directory:
             served = await self.site.served.queue(endpoint.queue)
         except UnknownQueue as error:
             await self.site.threads.call(lambda: self._remove_old(address, endpoint))
-            raise no_queue() from error
+            raise NoQueue() from error
         if len(self._opened) >= _ENDPOINTS_MAX:
             self._opened.clear()
         made = self._opened[address] = Opened(address, endpoint, served, until_us)
@@ -164,7 +164,7 @@ class Directory:
         changed = await self.site.threads.call(lambda: self.endpoints.change(opened.address, step))
         if changed is None:
             self.forget(opened.address)
-            raise no_queue()
+            raise NoQueue()
         opened.endpoint = changed
         return changed
 
@@ -286,9 +286,9 @@ def address_of(url: str, account: str, region: str) -> Address:
     if not scheme:
         if is_name(url):
             return Address(account, region, url)
-        raise no_queue()
+        raise NoQueue()
     parts = rest.split("/")
     if len(parts) < 2 or not is_name(parts[-1]):
-        raise no_queue()
+        raise NoQueue()
     owner = parts[-2] if len(parts) > 2 and _ACCOUNT.fullmatch(parts[-2]) else account
     return Address(owner, region, parts[-1])

@@ -15,7 +15,7 @@ from shardq.model.grants import Level
 from shardq.records.actions import What
 from shardq.records.endpoints import Address, Endpoint
 from shardq.server.sqs import attributes, policy
-from shardq.server.sqs.errors import Refusal, invalid, missing, no_queue, wrong
+from shardq.server.sqs.errors import NoQueue, Refusal, invalid, missing, wrong
 from shardq.server.sqs.names import FIFO, check_name, is_name
 from shardq.server.sqs.shapes import QueueAttributes, QueueUrl, QueueUrls, Sources, Tags
 
@@ -123,11 +123,10 @@ async def _check_target(call: Call, address: Address, wanted: Mapping[str, str])
         return
     redrive = attributes.redrive_of(text, address)
     try:
-        target = await call.directory.find(redrive.target)
-    except Refusal as error:
+        # What dies is put there.
+        target = await call.also("SendMessage", Level.PUT).opened(redrive.target)
+    except NoQueue as error:
         raise wrong(text, "RedrivePolicy", "Dead letter target does not exist.") from error
-    # What dies is put there.
-    call.check_also(target, "SendMessage", Level.PUT)
     call.about = address.name
     allow = target.endpoint.attributes.get("RedriveAllowPolicy")
     if target.address == address:
@@ -141,10 +140,9 @@ async def _check_target(call: Call, address: Address, wanted: Mapping[str, str])
 async def get_queue_url(call: Call, given: shapes.GetQueueUrl) -> QueueUrl:
     """Find a queue by its name."""
     if not is_name(given.queue_name):
-        raise no_queue()
+        raise NoQueue()
     address = Address(given.owner or call.account, call.region, given.queue_name)
-    opened = await call.directory.find(address)
-    call.check(address, opened.endpoint.attributes.get("Policy", ""))
+    await call.opened(address)
     return QueueUrl(queue_url=url_of(call, address))
 
 
