@@ -548,6 +548,17 @@ def test_no_call_fills_a_queue_beyond_the_depth_of_its_key() -> None:
             mail.bury(*mail.receive())
         mail.put("f")
         token = token_of(api, "all", depth=2)
+        policy = json.dumps({"deadLetterTargetArn": arn("lost"), "maxReceiveCount": 1})
+        for name, given in (("lost", {}), ("full", {"RedrivePolicy": policy})):
+            await sqs(api, "CreateQueue", token, QueueName=name)
+            fields = {"QueueUrl": name, "Attributes": given}
+            assert (
+                not given or (await sqs(api, "SetQueueAttributes", token, **fields)).status == 200
+            )
+        api.db.queue("lost").put("g")
+        for more in ({}, {"DestinationArn": arn("full")}):
+            got = await sqs(api, "StartMessageMoveTask", token, SourceArn=arn("lost"), **more)
+            assert kind_of(got)[1] == "RequestThrottled"
         [other] = mail.peek()
         for path, body in (
             (f"{MAIL}/forward", {"to": "full", "ids": [other.id]}),

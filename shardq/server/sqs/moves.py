@@ -83,16 +83,19 @@ async def start_move(call: Call, given: shapes.StartMove) -> TaskHandle:
     sources = await sources_of(call, source.address)
     if not sources:
         raise invalid("Source queue must be configured as a Dead Letter Queue.")
-    if given.destination_arn is None:
+    targets = [target] if given.destination_arn is not None else []
+    if not targets:
         for name in sources:
-            call.check_also(
-                await call.directory.find(source.address._replace(name=name)),
-                "SendMessage",
-                Level.PUT,
-            )
+            target = await call.directory.find(source.address._replace(name=name))
+            call.check_also(target, "SendMessage", Level.PUT)
+            targets.append(target)
     # Counted anew, for no more are moved. Those in flight, too: they may be deleted already, or be
     # visible again before the task ends.
     depth = await source.served.queue.depth()
+    # How many go to each of several is known to nobody yet: none of them may be full.
+    count = depth.total if len(targets) == 1 else 1
+    for target in targets:
+        await call.site.check_depth(call.caller, target.served, count)
     now_ms = call.site.clock.now_ms()
     task = MoveTask(
         id=secrets.token_hex(8),
