@@ -249,6 +249,11 @@ def is_name(name: str) -> bool:
     return (_FIFO_NAME if name.endswith(FIFO) else _NAME).fullmatch(name) is not None
 
 
+def is_account(text: str) -> bool:
+    """True if a text can be the id of an account."""
+    return _ACCOUNT.fullmatch(text) is not None
+
+
 def check_name(name: str, *, is_fifo: bool) -> None:
     """Refuse a name that a new queue cannot have.
 
@@ -290,5 +295,5 @@ def address_of(url: str, account: str, region: str) -> Address:
     parts = rest.split("/")
     if len(parts) < 2 or not is_name(parts[-1]):
         raise NoQueue()
-    owner = parts[-2] if len(parts) > 2 and _ACCOUNT.fullmatch(parts[-2]) else account
+    owner = parts[-2] if len(parts) > 2 and is_account(parts[-2]) else account
     return Address(owner, region, parts[-1])

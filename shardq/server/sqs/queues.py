@@ -16,7 +16,7 @@ from shardq.records.actions import What
 from shardq.records.endpoints import Address, Endpoint
 from shardq.server.sqs import attributes, policy
 from shardq.server.sqs.errors import NoQueue, Refusal, invalid, missing, wrong
-from shardq.server.sqs.names import FIFO, check_name, is_name
+from shardq.server.sqs.names import FIFO, check_name, is_account, is_name
 from shardq.server.sqs.shapes import QueueAttributes, QueueUrl, QueueUrls, Sources, Tags
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ async def _check_target(call: Call, address: Address, wanted: Mapping[str, str])
 
 async def get_queue_url(call: Call, given: shapes.GetQueueUrl) -> QueueUrl:
     """Find a queue by its name."""
-    if not is_name(given.queue_name):
+    if not is_name(given.queue_name) or not is_account(given.owner or call.account):
         raise NoQueue()
     address = Address(given.owner or call.account, call.region, given.queue_name)
     await call.opened(address)
