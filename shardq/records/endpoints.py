@@ -6,6 +6,7 @@ that move messages out of the queue. `shardq/server/sqs/` defines their meaning.
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from shardq.stores.store import Store
 
 _TRIES = 20
+_ARN = re.compile(r"arn:aws:sqs:([a-z0-9-]{1,40}):([0-9]{12}):([A-Za-z0-9._-]{1,85})")
 TASKS_MAX: Final = 10
 """Move tasks that an endpoint keeps, the newest."""
 
@@ -106,10 +108,8 @@ class Address(NamedTuple):
         >>> Address.of_arn("arn:aws:sqs:us-east-1:000000000000:mail").name
         'mail'
         """
-        parts = arn.split(":")
-        if len(parts) != 6 or parts[:3] != ["arn", "aws", "sqs"] or not all(parts):
-            return None
-        return cls(parts[4], parts[3], parts[5])
+        found = _ARN.fullmatch(arn)
+        return None if found is None else cls(found[2], found[1], found[3])
 
 
 class Endpoints:
