@@ -92,6 +92,17 @@ def test_a_policy_that_is_removed_leaves_messages_where_they_are(timed: Place) -
     assert timed.bodies(dead) == []
 
 
+def test_a_queue_whose_dead_letter_queue_was_deleted_can_be_changed(sqs: Place) -> None:
+    url, dead = pair(sqs)
+    sqs.delete_queue(QueueUrl=dead)
+    wanted = {"VisibilityTimeout": "7", "DelaySeconds": "900"}
+    sqs.set_queue_attributes(QueueUrl=url, Attributes=wanted)
+    found = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=[*wanted])["Attributes"]
+    assert found == wanted
+    sqs.send_message(QueueUrl=url, MessageBody="x")
+    assert sqs.bodies(url) == []
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [

@@ -89,7 +89,7 @@ async def _make(
     # The endpoint first: a queue that has none is taken for one that Python has made.
     stored = await threads.call(lambda: directory.endpoints.make(address, made))
     _check_same(stored, address, wanted)
-    settings = await _settings(call, stored, address)
+    settings = _durations(stored) | await _deaths(call, stored, address)
     try:
         served = await call.site.served.queue(stored.queue, create=True, **settings)
     except BadSetting:
@@ -102,18 +102,22 @@ async def _make(
     await call.site.record(call.caller, "sqs", What.CREATE, address.name)
 
 
-async def _settings(call: Call, endpoint: Endpoint, address: Address) -> dict[str, Any]:
-    """The settings in shardq of a queue with these attributes."""
-    found: dict[str, Any] = {
+def _durations(endpoint: Endpoint) -> dict[str, timedelta]:
+    """The settings in shardq that are durations, by the attributes of a queue."""
+    return {
         setting: timedelta(seconds=attributes.number(endpoint, name))
         for name, setting in _SETTINGS.items()
     }
+
+
+async def _deaths(call: Call, endpoint: Endpoint, address: Address) -> dict[str, Any]:
+    """The settings in shardq of where and when messages die, by the attributes of a queue."""
     redrive = attributes.redrive(endpoint, address)
     if redrive is None:
         own = names.dead_queue(endpoint.queue)
-        return found | {"attempts": attributes.ATTEMPTS_MAX, "dead": own}
+        return {"attempts": attributes.ATTEMPTS_MAX, "dead": own}
     target = await call.directory.find(redrive.target)
-    return found | {"attempts": redrive.max_receive_count, "dead": target.served.name}
+    return {"attempts": redrive.max_receive_count, "dead": target.served.name}
 
 
 async def _check_target(call: Call, address: Address, wanted: Mapping[str, str]) -> None:
@@ -241,12 +245,15 @@ async def _change_attributes(call: Call, opened: Opened, wanted: Mapping[str, st
         )
 
     changed = await call.directory.change(opened, change)
-    settings = await _settings(call, changed, opened.address)
-    changing = {setting for name, setting in _SETTINGS.items() if name in wanted}
+    durations = _durations(changed)
+    settings: dict[str, Any] = {
+        setting: durations[setting] for name, setting in _SETTINGS.items() if name in wanted
+    }
     if "RedrivePolicy" in wanted:
-        changing |= {"attempts", "dead"}
-    if changing:
-        await opened.served.queue.alter(**{name: settings[name] for name in changing})
+        # Only then: the dead-letter queue of an older policy may not exist any more.
+        settings |= await _deaths(call, changed, opened.address)
+    if settings:
+        await opened.served.queue.alter(**settings)
 
 
 async def purge_queue(call: Call, given: shapes.OfQueue) -> None:
