@@ -99,6 +99,13 @@ def test_a_body_that_sqs_cannot_carry_is_received_as_base64(sqs: Place) -> None:
     assert got["MessageAttributes"]["shardq-encoding"]["StringValue"] == "base64"
 
 
+def test_a_message_without_a_body_is_received_with_an_empty_one(sqs: Place) -> None:
+    sqs.db.queue("mail").put(b"")
+    [got] = sqs.got(sqs.make())
+    assert got["Body"] == ""
+    assert got["MD5OfBody"] == md5(b"").hexdigest()
+
+
 @pytest.mark.parametrize(
     ("given", "code", "text"),
     [

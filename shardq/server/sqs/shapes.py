@@ -214,7 +214,8 @@ class Received(Shape):
     message_id: str
     receipt_handle: str
     body_digest: str = msgspec.field(name="MD5OfBody")
-    body: str = ""
+    # Without a default, so that one without text is written, too: clients read it unasked.
+    body: str
     attributes: dict[str, str] | None = None
     attributes_digest: str | None = msgspec.field(name="MD5OfMessageAttributes", default=None)
     message_attributes: dict[str, AttributeValue] | None = None
