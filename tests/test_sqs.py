@@ -544,6 +544,21 @@ def test_a_message_may_be_delayed_for_years_moved_and_cancelled_by_its_key(timed
     )
 
 
+def test_a_delay_that_is_none_fails_its_entry_of_a_batch_alone(sqs: Place) -> None:
+    url = sqs.make()
+    delays = [{}, {"x-shardq-delay": {"DataType": "String", "StringValue": "soon"}}]
+    sent = sqs.send_message_batch(
+        QueueUrl=url,
+        Entries=[
+            {"Id": str(n), "MessageBody": str(n), "MessageAttributes": one}
+            for n, one in enumerate(delays)
+        ],
+    )
+    assert [one["Id"] for one in sent["Successful"]] == ["0"]
+    assert [(one["Id"], one["Code"]) for one in sent["Failed"]] == [("1", "InvalidParameterValue")]
+    assert sqs.bodies(url) == ["0"]
+
+
 def test_a_message_may_have_a_priority(sqs: Place) -> None:
     url = sqs.make()
     for priority in "20":

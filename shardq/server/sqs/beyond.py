@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
+from shardq.errors import BadTime
 from shardq.lifecycle.keyed import Answer
 from shardq.model.grants import Level
 from shardq.model.times import duration_ms
@@ -134,4 +135,8 @@ def _command(ours: Mapping[str, str], item: Mapping[str, Any]) -> Command:
 
 def _delay(text: str) -> timedelta:
     value = f"{text}s" if text.isascii() and text.isdigit() else text
-    return timedelta(milliseconds=duration_ms(value, name=f"{OURS}delay"))
+    try:
+        return timedelta(milliseconds=duration_ms(value, name=f"{OURS}delay"))
+    except BadTime as error:
+        # A refusal is that of one entry of a batch; another error is that of the whole batch.
+        raise invalid(str(error)) from error
