@@ -6,6 +6,7 @@ import asyncio
 import json
 import signal
 from contextlib import ExitStack
+from threading import Event
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,6 +16,7 @@ from shell import Shell, shell
 
 import shardq
 from shardq import bench
+from shardq.aio.threads import THREADS
 from shardq.bench.sizes import Sizes
 from shardq.server import application
 from shardq.server.site import Options
@@ -200,6 +202,32 @@ def test_what_was_claimed_for_a_client_that_is_gone_is_released_uncounted() -> N
         fields = {"QueueUrl": "mail", "WaitTimeSeconds": 20, "AttributeNames": ["All"]}
         [got] = (await done(app, "ReceiveMessage", **fields))["Messages"]
         assert got["Attributes"]["ApproximateReceiveCount"] == "1"
+
+    served(test)
+
+
+def test_large_messages_are_written_in_a_thread_and_released_if_the_client_leaves_then() -> None:
+    async def test(app: Application) -> None:
+        for _ in range(2):
+            await done(app, "SendMessage", QueueUrl="mail", MessageBody="x" * 100_000)
+        # The first receive of a queue needs a thread before it claims.
+        [got] = (await done(app, "ReceiveMessage", QueueUrl="mail"))["Messages"]
+        await done(app, "DeleteMessage", QueueUrl="mail", ReceiptHandle=got["ReceiptHandle"])
+        with ExitStack() as held:
+            busy = Event()
+            held.callback(busy.set)
+            for _ in range(THREADS):
+                app.site.threads.begin(busy.wait)
+            left = asked(app, "ReceiveMessage", QueueUrl="mail", MaxNumberOfMessages=10)
+            # Answered after the one before it in line has got the message.
+            assert await done(app, "ReceiveMessage", QueueUrl="mail") == {}
+            assert not left.sent
+            left.leave()
+        await left.end()
+        assert not left.sent
+        fields = {"QueueUrl": "mail", "AttributeNames": ["All"], "MaxNumberOfMessages": 10}
+        got = (await done(app, "ReceiveMessage", **fields))["Messages"]
+        assert [one["Attributes"]["ApproximateReceiveCount"] for one in got] == ["1"]
 
     served(test)
 

@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from functools import partial
 from typing import TYPE_CHECKING
@@ -27,6 +28,10 @@ from shardq.server.sqs.protocol import Json, Query, protocol_of
 from shardq.server.web import QUICK_BYTES, TooMany
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
+    import msgspec
+
     from shardq.server.site import Site
     from shardq.server.web import Answer, Request
 
@@ -84,17 +89,31 @@ async def _carry_out(request: Request, site: Site, protocol: Json | Query) -> An
         caller=caller,
     )
     what = action.what
-    if what is None:
-        output = await action.handler(call, given)
-    else:
+    work = action.handler(call, given)
+    if what is not None:
 
         async def record(outcome: str) -> None:
             await site.record(caller, "sqs", what, call.about, outcome)
 
-        output = await site.command(action.handler(call, given), record, _name_of)
-    made = protocol.answer(output)
+        work = site.command(work, record, _name_of)
+    made = await _made(call, protocol, work)
     made.on_unsent = call.on_unsent
     return made
+
+
+async def _made(
+    call: Call, protocol: Json | Query, work: Awaitable[msgspec.Struct | None]
+) -> Answer:
+    """The answer; if the client leaves while it is made, what was claimed for it is released."""
+    try:
+        output = await work
+        if call.is_large:
+            return await call.site.threads.call(partial(protocol.answer, output))
+        return protocol.answer(output)
+    except asyncio.CancelledError:
+        if call.on_unsent is not None:
+            await call.on_unsent()
+        raise
 
 
 def _name_of(error: Exception) -> str:

@@ -35,6 +35,7 @@ class Call:
         caller: Who calls, and what its key may do.
         about: The name of the queue that the call is about.
         on_unsent: Called if the client was gone before its answer.
+        is_large: True if the answer is written in a thread, because it takes long.
     """
 
     request: Request
@@ -47,6 +48,7 @@ class Call:
     caller: Caller
     about: str = ""
     on_unsent: Callable[[], Awaitable[object]] | None = None
+    is_large: bool = False
 
     async def queue(self, url: str) -> Opened:
         """The queue that a url, or a bare name, stands for.

@@ -29,6 +29,7 @@ from shardq.server.sqs.shapes import (
     Sent,
     SentBatch,
 )
+from shardq.server.web import QUICK_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -294,7 +295,14 @@ async def receive_message(call: Call, given: shapes.ReceiveMessage) -> Messages:
         return Messages()
     opened.changed()
     call.on_unsent = lambda: queue.snooze(found, timedelta(0), partial=True)
-    return Messages(messages=[_received(call, opened, one, system, wanted) for one in found])
+
+    def received() -> Messages:
+        return Messages(messages=[_received(call, opened, one, system, wanted) for one in found])
+
+    # Ten messages of 1 MiB, or some 100,000 names that are asked for, take a second.
+    size_bytes = len(call.request.body) + sum(one._row.size_bytes for one in found)
+    call.is_large = size_bytes > QUICK_BYTES
+    return await call.site.threads.call(received) if call.is_large else received()
 
 
 def _system_names(given: shapes.ReceiveMessage) -> set[str]:
