@@ -388,6 +388,14 @@ def test_a_token_that_no_list_has_given_is_refused(sqs: Place) -> None:
             assert text == "Invalid or expired next token."
 
 
+def test_a_queue_of_any_region_may_have_the_name_dead(sqs: Place) -> None:
+    for region in ("us-east-1", "eu-west-1"):
+        client = sqs_at(sqs.url, region=region)
+        url = client.create_queue(QueueName="dead")["QueueUrl"]
+        client.send_message(QueueUrl=url, MessageBody=region)
+        assert [one["Body"] for one in client.receive_message(QueueUrl=url)["Messages"]] == [region]
+
+
 def test_regions_have_queues_of_their_own(sqs: Place) -> None:
     sqs.send_message(QueueUrl=sqs.make(), MessageBody="here")
     there = sqs_at(sqs.url, region="eu-west-1")

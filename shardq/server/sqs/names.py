@@ -198,7 +198,8 @@ class Directory:
         if self._is_own(account, region) and names.is_queue_name(name):
             return name
         made = f"sqs.{account}.{region}.{name}"
-        if len(made) > _QUEUE_CHARS:
+        # `dead` itself would make it the dead-letter queue of another name.
+        if len(made) > _QUEUE_CHARS or names.is_dead_queue(made):
             made = f"sqs.{account}.{hashlib.sha256(made.encode()).hexdigest()[:32]}"
         return made
 
