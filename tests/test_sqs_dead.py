@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from callers import Api
-from hosted import hosted
+from hosted import hosted, sqs_at
 from msgspec.structs import replace
 from placed import Place, placed, timed_place
 
@@ -70,6 +70,27 @@ def test_a_message_received_too_often_moves_with_its_id_and_its_source(
     assert got["Attributes"]["ApproximateReceiveCount"] == "1"
     sources = timed.list_dead_letter_source_queues(QueueUrl=dead)["queueUrls"]
     assert sources == [url]
+
+
+def test_a_dead_message_names_a_source_whose_name_is_long() -> None:
+    clock, region = ManualClock(), "ap-northeast-1"
+    arn = f"arn:aws:sqs:{region}:000000000000:"
+    with shardq.connect("sqlite://", clock=clock) as db:
+        with hosted(application(db)) as at:
+            client = sqs_at(at, region=region)
+            dead = client.create_queue(QueueName="dead")["QueueUrl"]
+            policy = json.dumps({"deadLetterTargetArn": f"{arn}dead", "maxReceiveCount": 1})
+            given = {"RedrivePolicy": policy}
+            url = client.create_queue(QueueName="m" * 80, Attributes=given)["QueueUrl"]
+            client.send_message(QueueUrl=url, MessageBody="x")
+            assert len(client.receive_message(QueueUrl=url)["Messages"]) == 1
+            clock.advance(31)
+            assert "Messages" not in client.receive_message(QueueUrl=url)
+        # By another server, which nobody has asked for the source.
+        with hosted(application(db)) as at:
+            client = sqs_at(at, region=region)
+            [got] = client.receive_message(QueueUrl=dead, AttributeNames=["All"])["Messages"]
+    assert got["Attributes"]["DeadLetterQueueSourceArn"] == f"{arn}{'m' * 80}"
 
 
 def test_a_count_that_is_a_text_is_read_back_as_a_number(sqs: Place) -> None:

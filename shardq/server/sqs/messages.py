@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import re
+from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
-from shardq.errors import BadReceipt, ReceiptError, ShardqError
+from shardq.errors import BadReceipt, ReceiptError, ShardqError, StoreError
 from shardq.server.hub import check_store
 from shardq.server.sqs import attributes, beyond, contents, digest
 from shardq.server.sqs.errors import (
@@ -45,6 +46,7 @@ _WAIT_S_MAX = 20
 _DELAY_S_MAX = 900
 _ENTRY_ID = re.compile(r"[A-Za-z0-9_-]{1,80}")
 _GROUP = re.compile(r"[!-~]{1,128}")
+_SOURCE: Final = "DeadLetterQueueSourceArn"
 _SYSTEM: Final = (
     "SenderId",
     "SentTimestamp",
@@ -54,7 +56,7 @@ _SYSTEM: Final = (
     "MessageDeduplicationId",
     "MessageGroupId",
     contents.TRACE,
-    "DeadLetterQueueSourceArn",
+    _SOURCE,
 )
 _NOT_OF_TYPE = "The request include parameter that is not valid for this queue type."
 
@@ -296,6 +298,12 @@ async def receive_message(call: Call, given: shapes.ReceiveMessage) -> Messages:
     opened.changed()
     call.on_unsent = lambda: queue.snooze(found, timedelta(0), partial=True)
 
+    if _SOURCE in system:
+        sources = {name for one in found if (name := contents.source_of(one.headers))}
+        # Without the ARN rather than not at all: the messages are this client's already.
+        with suppress(StoreError):
+            await call.directory.learn(sources, opened.address)
+
     def received() -> Messages:
         return Messages(messages=[_received(call, opened, one, system, wanted) for one in found])
 
@@ -362,7 +370,7 @@ def _told(
         "MessageDeduplicationId": extra.once if opened.is_fifo else None,
         "MessageGroupId": message.group if opened.is_fifo else extra.group,
         contents.TRACE: extra.trace,
-        "DeadLetterQueueSourceArn": source and call.directory.arn_of(source, address),
+        _SOURCE: source and call.directory.arn_of(source, address),
     }
     return {name: value for name, value in found.items() if value}
 

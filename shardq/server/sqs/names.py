@@ -25,7 +25,7 @@ from shardq.records.register import stored_record
 from shardq.server.sqs.errors import NoQueue, invalid
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from shardq.inspection.depth import Depth
     from shardq.server.hub import ServedQueue
@@ -45,6 +45,8 @@ _ACCOUNT = re.compile(r"[0-9]{12}")
 _QUEUE_CHARS = 100
 _MADE = re.compile(r"sqs\.([0-9]{12})\.([a-z0-9-]{1,40})\.([A-Za-z0-9_-]{1,80}(?:\.fifo)?)")
 """The name in shardq of a queue of another account or region."""
+_HASHED = re.compile(r"sqs\.[0-9]{12}\.[0-9a-f]{32}")
+"""The name of such a queue whose own name is long, or `dead`."""
 
 
 @dataclass(slots=True)
@@ -102,6 +104,7 @@ class Directory:
         self.endpoints = Endpoints(site.connection._home.store)
         self.movers: dict[str, asyncio.Task[None]] = {}
         self._opened: dict[Address, Opened] = {}
+        self._hashed: dict[str, Address | None] = {}
 
     async def find(self, address: Address) -> Opened:
         """A queue.
@@ -142,6 +145,8 @@ class Directory:
         if len(self._opened) >= _ENDPOINTS_MAX:
             self._opened.clear()
         made = self._opened[address] = Opened(address, endpoint, served, until_us)
+        if _HASHED.fullmatch(endpoint.queue):
+            self._hashed[endpoint.queue] = address
         return made
 
     def _remove_old(self, address: Address, endpoint: Endpoint) -> None:
@@ -203,8 +208,28 @@ class Directory:
             made = f"sqs.{account}.{hashlib.sha256(made.encode()).hexdigest()[:32]}"
         return made
 
+    async def learn(self, queues: Iterable[str], near: Address) -> None:
+        """Find, for `arn_of`, the addresses of queues whose names in shardq do not show them.
+
+        Args:
+            queues: The names. The store is read once for those that are new.
+            near: A queue of the same account and region.
+
+        Raises:
+            StoreError: If the store cannot be read.
+        """
+        new = {name for name in queues if _HASHED.fullmatch(name)} - self._hashed.keys()
+        if not new:
+            return
+        account, region, _ = near
+        found = await self.site.threads.call(lambda: self.endpoints.all(account, region))
+        there = {one.queue: near._replace(name=name) for name, one in found.items()}
+        self._hashed.update({name: there.get(name) for name in new})
+
     def arn_of(self, queue: str, near: Address) -> str | None:
         """The ARN of a queue by its name in shardq; None if SQS clients have none of it.
+
+        One that `learn` has not found has none either.
 
         Args:
             queue: Its name.
@@ -213,7 +238,10 @@ class Directory:
         if is_name(queue):
             return near._replace(name=queue).arn
         found = _MADE.fullmatch(queue)
-        return None if found is None else Address(found[1], found[2], found[3]).arn
+        if found is not None:
+            return Address(found[1], found[2], found[3]).arn
+        hashed = self._hashed.get(queue)
+        return None if hashed is None else hashed.arn
 
     def _is_own(self, account: str, region: str) -> bool:
         options = self.site.options
