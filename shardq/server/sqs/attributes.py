@@ -28,8 +28,8 @@ _TEXT_CHARS_MAX = {
     "RedrivePolicy": 4_096,
     "RedriveAllowPolicy": 4_096,
 }
-"""Attribute -> its most characters. The first is AWS's, which names none for the others: ten ARNs of
-sources have 1,500. They are read again every 3 s. `policy.read` bounds a policy."""
+"""Attribute -> its most characters. The first is AWS's, which names none for the others: ten ARNs
+of sources have 1,500. They are read again every 3 s. `policy.read` bounds a policy."""
 
 
 class _Range(NamedTuple):
