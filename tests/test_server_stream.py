@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Any
 from callers import Api, Events, play
 
 import shardq
+from shardq.errors import StoreUnavailable
+from shardq.server.site import Options
+from shardq.testing import Stage
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -140,3 +143,54 @@ def test_many_streams_share_a_queue() -> None:
         assert all("the stream has ended" in str(one) for one in others)
 
     play(story)
+
+
+def test_a_stream_of_a_queue_that_is_dropped_ends() -> None:
+    async def story(api: Api) -> None:
+        await api.done("PUT", MAIL)
+        events = streamed(api)
+        assert (await events.next()).startswith(":")
+        await api.done("DELETE", MAIL)
+        assert await events.next() == ""
+        assert events.is_ended
+        await events.exchange.ended()
+
+    play(story)
+
+
+def test_a_stream_ends_when_its_store_fails_and_is_no_fault_of_the_server() -> None:
+    async def run() -> None:
+        with Stage() as stage:
+            api = Api(stage.connect())
+            await api.done("PUT", MAIL)
+            events = streamed(api, "?window=1")
+            await put(api, "0")
+            assert (await events.message())["body"] == "0"
+            # Keys are reread every 3 s.
+            for verb in ("notes accounts", "notes access"):
+                stage.faults.fail(verb, times=1_000, error=StoreUnavailable("away"))
+            stage.clock.advance(60)
+            while await events.next():
+                pass
+            await events.exchange.ended()
+            stage.faults.heal()
+            await api.app.site.close()
+
+    asyncio.run(run())
+
+
+def test_a_stream_above_what_a_key_may_have_is_a_429() -> None:
+    async def run() -> None:
+        with shardq.connect("sqlite://") as db:
+            api = Api(db, options=Options(polls_max=1))
+            await api.done("PUT", MAIL)
+            asked = api.begin("POST", f"{MAIL}/receive", {"wait": "60s"})
+            while not api.app.site._polls:
+                await asyncio.sleep(0)
+            got = await api.ask("GET", f"{MAIL}/stream")
+            assert (got.status, got.headers["retry-after"]) == (429, "1")
+            api.app.site.leave()
+            await asked.ended()
+            await api.app.site.close()
+
+    asyncio.run(run())

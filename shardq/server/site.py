@@ -175,6 +175,15 @@ class Site:
         """True if a caller that was let in would still be: its key may have ended meanwhile."""
         return not await self.threads.call(partial(self._gone, [caller]))
 
+    def check_polls(self, caller: Caller) -> None:
+        """Refuse one more request that waits for messages.
+
+        Raises:
+            TooMany: If as many of the key wait as may.
+        """
+        if self._polls[caller.key_id] >= self.options.polls_max:
+            raise TooMany(f"{self.options.polls_max:,} requests of this key wait for messages.")
+
     async def poll(self, work: Coroutine[Any, Any, T], caller: Caller) -> T | None:
         """Await messages for a request; None at once when the server leaves, or its key ends.
 
@@ -186,10 +195,12 @@ class Site:
         Raises:
             TooMany: If as many polls of the key wait as may.
         """
-        key = caller.key_id
-        if self._polls[key] >= self.options.polls_max:
+        try:
+            self.check_polls(caller)
+        except TooMany:
             work.close()
-            raise TooMany(f"{self.options.polls_max:,} requests of this key wait for messages.")
+            raise
+        key = caller.key_id
         self._polls[key] += 1
         try:
             if self._watch is None:

@@ -10,18 +10,20 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 from msgspec import Meta, Struct
 
+from shardq.errors import ShardqError
 from shardq.model.grants import Level
 from shardq.model.times import duration_ms, duration_text
 from shardq.server.api.deliveries import release
 from shardq.server.api.route import Call, Route
 from shardq.server.api.shapes import MANY_MAX, Span, message_of
-from shardq.server.web import Answer
+from shardq.server.web import Answer, TooMany
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
     from shardq.server.access import Caller
     from shardq.server.hub import ServedQueue
     from shardq.server.site import Site
+
+log = logging.getLogger(__name__)
 
 MEDIA = "text/event-stream"
 _HEARTBEAT = b": heartbeat\n\n"
@@ -83,9 +87,20 @@ class Stream:
                     continue
                 for event in await self._receive(room):
                     yield event
+        except (ShardqError, TooMany) as error:
+            # The status is sent already: the client asks anew, and the answer to that says why.
+            log.info("a stream of queue %s has ended: %s", self._queue.name, error)
         finally:
             self._queue.on_settled.discard(self._on_settled)
-            await release_all(self._queue, self._unsettled)
+            await self._release()
+
+    async def _release(self) -> None:
+        """Release what is unsettled; what the store does not take is delivered again later."""
+        if self._unsettled:
+            try:
+                await release(self._queue, list(self._unsettled))
+            except ShardqError as error:
+                log.info("deliveries of queue %s are not released: %s", self._queue.name, error)
 
     async def _receive(self, room: int) -> list[bytes]:
         """The next messages as events; a comment where there are none."""
@@ -128,21 +143,16 @@ class Stream:
                 self._has_room.set()
 
 
-async def release_all(queue: ServedQueue, receipts: set[str]) -> None:
-    """Release deliveries, if any."""
-    if receipts:
-        await release(queue, list(receipts))
-
-
 async def stream_messages(call: Call[StreamQuery, None]) -> Answer:
     """A stream of messages as server-sent events, each with its receipt.
 
     At most `window` are unsettled. A comment comes every 15 seconds where there is no message. The
-    stream ends when the server stops, or its key is revoked. What is unsettled then is released,
-    and costs no attempt.
+    stream ends when the server stops, its key is revoked, the queue is dropped, or the store fails.
+    What is unsettled then is released, and costs no attempt.
     """
     duration_ms(call.query.visibility, name="visibility")
     queue = await call.queue()
+    call.site.check_polls(call.caller)
     stream = Stream(call.site, queue, call.query, call.caller)
     headers = [("content-type", MEDIA), ("cache-control", "no-store"), ("x-accel-buffering", "no")]
     return Answer(200, stream.events(), headers)
