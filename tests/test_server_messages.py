@@ -372,6 +372,19 @@ def test_a_key_has_one_message_which_is_looked_up_moved_edited_and_cancelled() -
     play(story)
 
 
+@pytest.mark.parametrize("due", [{"due": "soon"}, {"due": "2030-01-01T00:00Z", "delay": "1s"}])
+def test_an_edit_with_a_due_that_cannot_be_used_changes_nothing(due: dict[str, str]) -> None:
+    async def story(api: Api) -> None:
+        await api.done("PUT", MAIL)
+        path = MAIL + "/keys/order-7"
+        await api.done("PUT", path, {"body": "a", "delay": "1h"})
+        got = await api.ask("PATCH", path, {"body": "b", **due})
+        assert (got.status, got.json["title"]) == (400, "BadTime")
+        assert (await api.done("GET", path))["body"] == "a"
+
+    play(story)
+
+
 def test_a_store_that_cannot_be_written_is_a_503_to_be_asked_again(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/jobs.db?busy=50ms"
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import UNSET, Struct, UnsetType
 
 from shardq.model.grants import Level
-from shardq.model.times import iso
+from shardq.model.times import asked_ms, iso
 from shardq.records.actions import What
 from shardq.server.api.messages import Told, told
 from shardq.server.api.problem import Refused
@@ -92,6 +92,8 @@ async def change_key(call: Call[None, Edit]) -> Told:
     headers, content = given.pop("headers", None), body.content
     if content is None and headers is None and not given:
         raise Refused(400, "give a body, headers, due or delay.")
+    # Refuses a due that cannot be used before the edit, which would stay.
+    asked_ms(call.site.clock.now_ms(), given.get("due"), given.get("delay"))
     made = None
     if content is not None or headers is not None:
         made = told(await queue.queue.edit(name, body=content, headers=headers), name)
