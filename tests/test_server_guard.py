@@ -888,6 +888,33 @@ def test_a_store_that_stops_in_a_batch_is_a_503_and_nothing_is_lost() -> None:
     asyncio.run(run())
 
 
+def test_a_store_that_stops_in_a_forward_of_several_ids_does_not_hide_what_was_moved() -> None:
+    async def run() -> None:
+        with Stage() as stage:
+            api = Api(stage.connect())
+            ids = [f"m{one}" for one in range(4)]
+            await api.done("PUT", MAIL)
+            await api.done("PUT", "/v1/queues/other")
+            items = [{"body": "x", "id": one, "delay": "1h"} for one in ids]
+            await api.done("POST", f"{MAIL}/messages", items)
+            asked = {"to": "other", "ids": [*ids, "m0"]}
+            stage.faults.fail("insert", times=1_000, error=StoreUnavailable("away"))
+            assert (await api.ask("POST", f"{MAIL}/forward", asked)).status == 503
+            stage.faults.heal()
+            stage.faults.fail("insert", nth=3, times=1_000, error=StoreUnavailable("away"))
+            made = await api.done("POST", f"{MAIL}/forward", asked)
+            assert (made["count"], [one["id"] for one in made["answers"]]) == (2, asked["ids"])
+            problems = [one.get("problem", {}).get("status") for one in made["answers"]]
+            assert problems == [None, None, 503, 503, None]
+            stage.faults.heal()
+            assert stage.connect().queue("other").depth().total == 2
+            made = await api.done("POST", f"{MAIL}/forward", {"to": "other", "ids": ids[2:]})
+            assert made["count"] == 2
+            await api.app.site.close()
+
+    asyncio.run(run())
+
+
 def test_a_put_whose_outcome_is_unknown_is_repeated_by_the_server_and_is_one_message() -> None:
     async def run() -> None:
         with Stage() as stage:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from shardq.errors import BadName, KeyTaken
+from shardq.errors import BadName, KeyTaken, StoreError, StoreUnavailable
 from shardq.model.grants import Level
 from shardq.records.actions import What
 from shardq.server.api.messages import told
@@ -103,7 +103,8 @@ async def forward_messages(call: Call[None, Forward]) -> Forwards:
             answers=[],
         )
     if body.ids is not UNSET:
-        return _forwards([await _by_id(queue, name, body.to) for name in dict.fromkeys(body.ids)])
+        by_id = await _by_ids(queue, body.ids, body.to)
+        return _forwards([by_id[name] for name in body.ids])
     receipts = body.receipts or []
     errors = await queue.queue.forward(receipts, to=body.to, partial=True)
     check_store(errors)
@@ -115,6 +116,28 @@ async def forward_messages(call: Call[None, Forward]) -> Forwards:
             for receipt, error in both
         ]
     )
+
+
+async def _by_ids(queue: ServedQueue, names: Sequence[str], to: str) -> dict[str, Forwarded]:
+    """Move messages that wait, up to an error of the store; the others are not moved then.
+
+    Raises:
+        StoreError: If none was moved before it.
+    """
+    made: dict[str, Forwarded] = {}
+    unique = list(dict.fromkeys(names))
+    for name in unique:
+        try:
+            made[name] = await _by_id(queue, name, to)
+        except StoreError as error:
+            if all(one.problem is not None for one in made.values()):
+                raise
+            made[name] = Forwarded(id=name, problem=problem_of(error))
+            break
+    unasked = StoreUnavailable("not moved: the store did not answer for an id before it.")
+    for name in unique[len(made) :]:
+        made[name] = Forwarded(id=name, problem=problem_of(unasked))
+    return made
 
 
 async def _by_id(queue: ServedQueue, name: str, to: str) -> Forwarded:
@@ -131,7 +154,8 @@ async def _by_id(queue: ServedQueue, name: str, to: str) -> Forwarded:
 
 
 def _forwards(answers: Sequence[Forwarded]) -> Forwards:
-    return Forwards(count=sum(one.problem is None for one in answers), answers=list(answers))
+    moved = {one.receipt or one.id for one in answers if one.problem is None}
+    return Forwards(count=len(moved), answers=list(answers))
 
 
 ROUTES = [
