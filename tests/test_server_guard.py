@@ -20,6 +20,7 @@ from shell import Shell, shell
 from signing import signed_request
 
 import shardq
+from shardq.aio.threads import THREADS
 from shardq.clock import SystemClock
 from shardq.errors import StoreUnavailable
 from shardq.records.accounts import Accounts, Issued
@@ -787,6 +788,20 @@ def test_large_bodies_that_arrive_are_held_within_a_bound(monkeypatch: pytest.Mo
         gone = api.begin("POST", f"{MAIL}/messages", large[:-1], sent, has_more=True)
         await gone.leave()
         assert (await api.ask("POST", f"{MAIL}/messages", large, sent)).status == 200
+
+    play(story)
+
+
+def test_forecasts_hold_up_nobody_else() -> None:
+    async def story(api: Api) -> None:
+        await api.done("PUT", MAIL)
+        every_second = {"cron": "* * * * * *", "body": "x"}
+        await api.done("PUT", f"{MAIL}/schedules/often", every_second)
+        forecasts = [api.begin("GET", f"{MAIL}/forecast?horizon=30m") for _ in range(THREADS)]
+        answers = [asyncio.create_task(one.ended()) for one in forecasts]
+        await api.done("POST", f"{MAIL}/messages", {"body": "x"})
+        assert not any(one.done() for one in answers)
+        await asyncio.gather(*answers)
 
     play(story)
 
