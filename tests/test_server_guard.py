@@ -834,6 +834,28 @@ def test_a_command_whose_caller_leaves_is_carried_out_and_recorded(
     play(story, f"sqlite:///{tmp_path}/jobs.db")
 
 
+def test_a_queue_whose_maker_leaves_is_recorded(tmp_path: Path) -> None:
+    async def story(api: Api) -> None:
+        await api.done("PUT", "/v1/queues/other")
+        writer = sqlite3.connect(tmp_path / "jobs.db", isolation_level=None)
+        with closing(writer):
+            writer.execute("begin immediate")
+            asked = api.begin("PUT", MAIL, {"attempts": 3})
+            await asked.leave()
+            writer.execute("rollback")
+        while "mail" not in (await api.done("GET", "/v1/queues"))["queues"]:
+            pass
+        await api.done("PUT", MAIL, {"attempts": 4})
+        await api.done("PUT", MAIL)
+        while len(made := (await api.done("GET", "/v1/actions"))["actions"]) < 3:
+            pass
+        about = [(one["what"], one["object"], one["outcome"]) for one in made]
+        assert sorted(about[:2]) == [("alter", "mail", "done"), ("create", "mail", "done")]
+        assert about[2:] == [("create", "other", "done")]
+
+    play(story, f"sqlite:///{tmp_path}/jobs.db")
+
+
 def test_a_purge_that_fails_may_be_repeated_at_once() -> None:
     async def run() -> None:
         with Stage() as stage:

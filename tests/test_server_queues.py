@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from callers import Api, play
@@ -10,6 +11,7 @@ from callers import Api, play
 from shardq import App
 from shardq.model import settings
 from shardq.tasks import Worker
+from shardq.testing import Stage
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,6 +38,21 @@ def test_a_queue_is_made_brought_to_its_settings_and_dropped() -> None:
         assert (await api.ask("PUT", MAIL)).status == 201
 
     play(story)
+
+
+def test_settings_of_a_queue_that_several_make_at_once_are_not_lost() -> None:
+    async def run() -> None:
+        with Stage() as stage:
+            api, other = Api(stage.connect()), stage.connect()
+            # Between the look whether there is one and the making.
+            act = partial(other.queue, "mail", attempts=7)
+            stage.faults.call("write_records queues", act, after=False)
+            got = await api.ask("PUT", MAIL, {"attempts": 3})
+            assert (got.status, got.json["settings"]["attempts"]) == (200, 3)
+            assert (await api.done("GET", MAIL))["settings"]["attempts"] == 3
+            await api.app.site.close()
+
+    asyncio.run(run())
 
 
 def test_queues_are_listed_by_prefix_a_page_at_a_time() -> None:

@@ -99,12 +99,13 @@ async def _called(request: Request, site: Site, route: Route, parts: list[str]) 
 
 async def _recorded(call: Call[Any, Any]) -> Any:
     """Carry a call out, and record it with its outcome if it is a command."""
-    what, handler = call.route.what, call.route.handler
-    if what is None:
+    handler = call.route.handler
+    if call.what is None:
         return await handler(call)
 
     async def record(outcome: str) -> None:
-        about = call.about or " ".join(call.place.values())
-        await call.site.record(call.caller, "http", what, about, outcome)
+        if call.what is not None:
+            about = call.about or " ".join(call.place.values())
+            await call.site.record(call.caller, "http", call.what, about, outcome)
 
     return await call.site.command(handler(call), record, lambda error: type(error).__name__)

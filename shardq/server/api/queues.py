@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 from msgspec import UNSET, Meta, Struct, UnsetType, defstruct
@@ -135,17 +136,17 @@ async def put_queue(call: Call[None, Any]) -> Answer:
         queue = await call.site.served.queue(name)
         is_made = False
     except UnknownQueue:
-        is_made = True
         queue = await call.site.served.queue(name, create=True, **given)
-        await call.site.record(call.caller, "http", What.CREATE, name)
+        # Another caller may have made it first, with other settings.
+        is_made = _has(await queue.queue.settings(), given)
     if not is_made:
+        call.what = What.ALTER if others else None
         if others:
             call.check(Level.MANAGE, name)
         # Refuses others than it has.
         await call.site.served.queue(name, create=True, **fixed)
         if others:
             await queue.queue.alter(**others)
-            await call.site.record(call.caller, "http", What.ALTER, name)
     return json_of(await _queue_of(queue), 201 if is_made else 200)
 
 
@@ -215,6 +216,12 @@ def _stored(name: str) -> str:
     return settings.CHOICES[name][0]
 
 
+def _has(now: QueueSettings, given: Mapping[str, Any]) -> bool:
+    """True if a queue has all settings that are given."""
+    asked = replace(now, **settings.read_choices(given))
+    return all(settings.text_of(now, name) == settings.text_of(asked, name) for name in given)
+
+
 def _check_dead(call: Call[Any, Any], given: Mapping[str, Any]) -> None:
     """Refuse another queue for the dead messages, if the caller may not put there.
 
@@ -242,6 +249,7 @@ ROUTES = [
         body=Settings,
         answer=Queue,
         also=(201,),
+        what=What.CREATE,
     ),
     Route(
         "PATCH", _QUEUE, Level.MANAGE, change_queue, body=Settings, answer=Queue, what=What.ALTER

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
@@ -41,6 +41,7 @@ class Call(Generic[Q, B]):
         query: Those of the query.
         body: The body.
         about: What the call is about, for its record; empty: the parameters of the path.
+        what: The command as which it is recorded; None: it changes nothing.
     """
 
     request: Request
@@ -52,6 +53,10 @@ class Call(Generic[Q, B]):
     query: Q
     body: B
     about: str = ""
+    what: What | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.what = self.route.what
 
     async def queue(self, name: str | None = None) -> ServedQueue:
         """A queue.
