@@ -806,6 +806,27 @@ def test_forecasts_hold_up_nobody_else() -> None:
     play(story)
 
 
+def test_no_answer_has_more_than_a_few_mib_of_messages() -> None:
+    async def story(api: Api) -> None:
+        await api.done("PUT", MAIL)
+        mail, large = api.db.queue("mail"), "x" * 1_000_000
+        mail.put_many([large] * 20)
+        for method, path, body in (
+            ("GET", f"{MAIL}/messages?limit=1000", None),
+            ("POST", f"{MAIL}/receive", {"max": 1_000, "wait": "60s"}),
+        ):
+            got = await api.ask(method, path, body)
+            assert got.json["messages"]
+            assert len(got.body) < 12 << 20
+        while found := mail.receive(20, wait="1s"):
+            assert not any(mail.bury(found, partial=True))
+        got = await api.ask("GET", f"{MAIL}/dead?limit=1000")
+        assert got.json["messages"]
+        assert len(got.body) < 12 << 20
+
+    play(story)
+
+
 # Callers who leave, and queues that others drop ---------------------------------------------------
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from itertools import accumulate
 from typing import TYPE_CHECKING, Annotated, Any
 
 from msgspec import UNSET, Meta, Struct, UnsetType
@@ -28,12 +29,14 @@ from shardq.server.api.shapes import (
 from shardq.server.hub import check_store
 
 if TYPE_CHECKING:
+    from shardq.aio.queue import Queue
     from shardq.inspection.state import State as FoundState
     from shardq.server.hub import ServedQueue
 
 _IDEMPOTENT_FOR = "24h"
 _IDEMPOTENCY_KEY = "idempotency-key"
 _KEY_MAX = 200
+_SHOWN_BYTES_MAX = 8 << 20
 
 NewMessages = NewMessage | Annotated[list[NewMessage], Meta(min_length=1, max_length=MANY_MAX)]
 
@@ -42,7 +45,7 @@ class PeekQuery(Struct, kw_only=True, forbid_unknown_fields=True):
     """The messages to look at.
 
     Attributes:
-        limit: The most to return.
+        limit: The most to return; less if they have more than 8 MiB together.
         key: Only the one that has this key.
     """
 
@@ -166,7 +169,18 @@ async def peek_messages(call: Call[PeekQuery, None]) -> Messages:
     if query.key is not None:
         found = await queue.queue.find(key=query.key)
         return Messages([] if found is None else [message_of(found)])
-    return Messages([message_of(one) for one in await queue.queue.peek(query.limit)])
+    return await peeked(queue.queue, query.limit)
+
+
+async def peeked(queue: Queue, limit: int) -> Messages:
+    """The first messages of a queue as JSON has them: no more than 8 MiB, and one at least."""
+    found = await queue.peek(limit)
+    sizes = accumulate(
+        len(one.body) + sum(len(name) + len(text) for name, text in one.headers.items())
+        for one in found
+    )
+    count = sum(size <= _SHOWN_BYTES_MAX for size in sizes)
+    return Messages([message_of(one) for one in found[: max(count, 1)]])
 
 
 async def get_message(call: Call[None, None]) -> State:

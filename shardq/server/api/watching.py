@@ -12,8 +12,7 @@ from shardq.model.grants import Level
 from shardq.model.times import iso
 from shardq.observer import Observer
 from shardq.records.actions import What
-from shardq.server.api.deliveries import messages_of
-from shardq.server.api.messages import Told
+from shardq.server.api.messages import Told, peeked
 from shardq.server.api.problem import Refused
 from shardq.server.api.route import Call, Route
 from shardq.server.api.shapes import MANY_MAX, Messages, Span, Time, time_or_none
@@ -182,7 +181,7 @@ class DeadQuery(Struct, kw_only=True, forbid_unknown_fields=True):
     """The dead messages to return.
 
     Attributes:
-        limit: The most to return.
+        limit: The most to return; less if they have more than 8 MiB together.
     """
 
     limit: Annotated[int, Meta(ge=1, le=MANY_MAX)] = 100
@@ -224,7 +223,7 @@ async def get_history(call: Call[HistoryQuery, None]) -> History:
 
 async def list_dead(call: Call[DeadQuery, None]) -> Messages:
     """The dead messages, first died first."""
-    return messages_of(await (await call.dead()).peek(call.query.limit))
+    return await peeked(await call.dead(), call.query.limit)
 
 
 async def remove_dead(call: Call[None, None]) -> Told:
