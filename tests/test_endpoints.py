@@ -30,8 +30,10 @@ def test_an_endpoint_is_made_once_changed_listed_and_removed(world: World) -> No
     tagged = endpoints.change(address, lambda now: replace(now, tags={"a": "b"}))
     assert tagged == endpoints.read(address) == replace(made, tags={"a": "b"})
     assert endpoints.all(*address[:2]) == {"mail": tagged}
-    assert endpoints.remove(address) == tagged
-    assert endpoints.remove(address) is None
+    assert endpoints.remove(address, tagged.made_ms - 1) is None
+    assert endpoints.read(address) == tagged
+    assert endpoints.remove(address, tagged.made_ms) == tagged
+    assert endpoints.remove(address, tagged.made_ms) is None
     assert endpoints.change(address, lambda now: now) is None
     assert endpoints.all(*address[:2]) == {}
     assert endpoints.make(address, made) == made

@@ -79,8 +79,8 @@ class Host:
         for name in self._db.queues():
             self._db.queue(name, create=False).drop()
         for region in self._regions:
-            for name in self._endpoints.all(ACCOUNT, region):
-                self._endpoints.remove(Address(ACCOUNT, region, name))
+            for name, one in self._endpoints.all(ACCOUNT, region).items():
+                self._endpoints.remove(Address(ACCOUNT, region, name), one.made_ms)
 
 
 async def _body(receive: Any) -> bytes:

@@ -179,11 +179,16 @@ class Endpoints:
             f"changing it; try again."
         )
 
-    def remove(self, address: Address) -> Endpoint | None:
-        """Remove an endpoint; returns it, or None if there is none."""
+    def remove(self, address: Address, made_ms: int) -> Endpoint | None:
+        """Remove an endpoint; returns it, or None if there is none.
+
+        Args:
+            address: Where it is.
+            made_ms: When it was made: one that was made there since stays.
+        """
         for _ in range(_TRIES):
             found = self._record(address)
-            if found is None:
+            if found is None or _endpoint(address, found).made_ms != made_ms:
                 return None
             seen = {"version": found.version}
             change = Change(address[:2], (address.name,), seen, None)

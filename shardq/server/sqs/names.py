@@ -158,7 +158,7 @@ class Directory:
             dropped_ms = Settings.from_json(record.settings, name).purged_before_us // 1_000
         # A queue is made right after its endpoint, or never if the server died in between.
         if max(dropped_ms, self.site.clock.now_ms() - _MAKING_MS) > endpoint.made_ms:
-            self.endpoints.remove(address)
+            self.endpoints.remove(address, endpoint.made_ms)
 
     async def change(self, opened: Opened, step: Callable[[Endpoint], Endpoint | None]) -> Endpoint:
         """Change a queue's endpoint by compare-and-set; returns it as it is stored now.

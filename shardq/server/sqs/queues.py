@@ -93,7 +93,7 @@ async def _make(
     try:
         served = await call.site.served.queue(stored.queue, create=True, **settings)
     except BadSetting:
-        await threads.call(lambda: directory.endpoints.remove(address))
+        await threads.call(lambda: directory.endpoints.remove(address, stored.made_ms))
         raise
     if address.name.endswith(FIFO):
         # Else the first message would wait until consumers have read of its lane.
@@ -279,10 +279,10 @@ async def purge_queue(call: Call, given: shapes.OfQueue) -> None:
 async def delete_queue(call: Call, given: shapes.OfQueue) -> None:
     """Delete a queue with all its messages."""
     opened = await call.queue(given.queue_url)
-    address = opened.address
+    address, made_ms = opened.address, opened.endpoint.made_ms
     # The endpoint last: what fails before that can be repeated.
     await opened.served.queue.drop()
-    await call.site.threads.call(lambda: call.directory.endpoints.remove(address))
+    await call.site.threads.call(lambda: call.directory.endpoints.remove(address, made_ms))
     call.directory.forget(address)
 
 
