@@ -15,6 +15,7 @@ error of a turn ends the thread; a new thread steps the others.
 from __future__ import annotations
 
 import threading
+from itertools import islice
 from typing import TYPE_CHECKING, Protocol
 
 from shardq import locks
@@ -32,6 +33,9 @@ _BLIND_US = 1_000_000
 _LOOK_US_MAX = 1_000_000
 _LOOK_SHARE = 2
 """Looks take half of the time at most."""
+_LOOK_PART = 32
+"""A look reads of so many at once: with hundreds it takes a second, and turns must not wait for it.
+A store that reports changes is looked at in one read, which is quick."""
 _LOOKED_AT_MIN = 2
 """One alone polls as cheaply by its own turns, and hands its rows out one read sooner."""
 
@@ -73,7 +77,9 @@ class Stepper:
         self._token: int | None = None
         self._looked_at: set[Stepped] = set()
         """Those at rest for which the last look found no row."""
-        self._look_us = self._blind_us = 0
+        self._unlooked: dict[Stepped, Slice] = {}
+        """Those that are left of a look that is under way."""
+        self._look_us = self._blind_us = self._spent_us = 0
         self._has_news = False
         """True if the store has changed since the last look."""
         self._is_asked = False
@@ -201,44 +207,61 @@ class Stepper:
                 if left_us <= 0:
                     return first
                 is_told = self._token is not None
-                if self._looked_at or self._has_news:
+                if self._looked_at or self._unlooked or self._has_news:
                     left_us = min(left_us, max(self._look_us - self._clock.boot_us(), 1))
                 seconds = left_us / 1e6
                 self._clock.wait(self._news, min(seconds, NEWS_S) if is_told else seconds)
 
     def _look(self) -> None:
-        """Look, in one read, for rows of all that are at rest; have those with news take turns."""
+        """Look for rows of those that are at rest; have those with news take turns."""
         now_us = self._clock.boot_us()
         is_told = self._token is not None
         if now_us < self._look_us or (is_told and not self._has_news):
             return
         # Set before the look: if an error of it ends this thread, the next one takes turns first.
-        self._looked_at, self._look_us = set(), now_us + _LOOK_US_MAX
-        with self._lock:
-            stepped = list(self._due_us)
-        wanted: dict[Stepped, Slice] = {}
-        if len(stepped) >= _LOOKED_AT_MIN:
-            wanted = {one: rows for one in stepped if (rows := one.awaited()) is not None}
+        self._look_us = now_us + _LOOK_US_MAX
+        stepped: list[Stepped] = []
+        if is_told or not self._unlooked:
+            stepped = self._begin_look(now_us)
+        part = dict(islice(self._unlooked.items(), None if is_told else _LOOK_PART))
+        self._looked_at -= part.keys()
+        for one in part:
+            del self._unlooked[one]
         try:
-            found = self._store.occupied_queues(list(wanted.values())) if wanted else set()
+            found = self._store.occupied_queues(list(part.values())) if part else set()
         except StoreError:
             # Turns meet the same error, and report it.
+            self._unlooked, self._looked_at = {}, set()
             self._look_us = self._clock.boot_us() + _BLIND_US
             return
-        arrived = [one for one, rows in wanted.items() if rows.queue in found]
-        pause_us = _LOOK_SHARE * (self._clock.boot_us() - now_us) if wanted else 0
+        arrived = [one for one, rows in part.items() if rows.queue in found]
+        self._spent_us += self._clock.boot_us() - now_us if part else 0
+        pause_us = _LOOK_SHARE * self._spent_us
         if is_told:
             self._has_news = False
-            self._tell([*arrived, *(one for one in stepped if one not in wanted)])
+            self._tell([*arrived, *(one for one in stepped if one not in part)])
         else:
-            self._looked_at = wanted.keys() - arrived
-            if len(wanted) < len(stepped) or arrived:
+            self._looked_at |= part.keys() - arrived
+            if arrived:
                 self._seen_us = now_us
             is_quiet = now_us - self._seen_us >= QUIET_US
             pause_us = max(QUIET_IDLE_US if is_quiet else IDLE_US, pause_us)
             for one in arrived:
                 one.wake()
-        self._look_us = now_us + min(pause_us, _LOOK_US_MAX)
+        self._look_us = now_us if self._unlooked else now_us + min(pause_us, _LOOK_US_MAX)
+
+    def _begin_look(self, now_us: int) -> list[Stepped]:
+        """Find out what a look asks for; returns all that are stepped."""
+        with self._lock:
+            stepped = list(self._due_us)
+        wanted: dict[Stepped, Slice] = {}
+        if len(stepped) >= _LOOKED_AT_MIN:
+            wanted = {one: rows for one in stepped if (rows := one.awaited()) is not None}
+        if len(wanted) < len(stepped):
+            self._seen_us = now_us
+        self._looked_at &= wanted.keys()
+        self._unlooked, self._spent_us = wanted, 0
+        return stepped
 
     def _first(self) -> Stepped | None:
         """The one whose turn is next: one that was asked for now, and one that is due, alternately.
@@ -283,5 +306,5 @@ class Stepper:
         self._asked_us.clear()
         self._turned_us.clear()
         self._token = None
-        self._looked_at = set()
+        self._looked_at, self._unlooked = set(), {}
         self._is_running = False
