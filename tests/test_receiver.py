@@ -47,6 +47,22 @@ def test_a_received_message_is_claimed_before_it_is_returned(stage: Stage) -> No
     assert receive(stage, queue) == []
 
 
+def test_a_message_whose_write_took_long_is_received_at_once(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    queue.put("first")
+    [first] = queue.receive()
+
+    def pass_by() -> None:
+        # A poll passes the message's due before its row is there.
+        stage.clock.advance(0.3)
+        assert queue.receive() == []
+
+    stage.faults.call("insert", pass_by, after=False)
+    queue.put("slow")
+    assert [message.text for message in queue.receive()] == ["slow"]
+    queue.ack(first)
+
+
 def test_an_ack_ends_it_and_a_second_ack_is_stale(stage: Stage) -> None:
     queue = stage.connect().queue("mail")
     queue.put("a")

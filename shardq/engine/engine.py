@@ -271,7 +271,7 @@ class Engine:
             new = self.reader.poll()
         self.groups.serve(self.intake.accept)
         if self.rest.take_behind():
-            self.sweeper.look_back()
+            self.sweeper.look_back(near)
         return new
 
     def _read(self) -> int:
@@ -301,7 +301,7 @@ class Engine:
             is_behind = near is not None and near.first_ms <= read_ms
             self.reader.look_ahead(at_once=is_ahead)
             if self.rest.take_behind() or is_behind:
-                self.sweeper.look_back()
+                self.sweeper.look_back(near)
         self.sweeper.sweep(rung)
         self.groups.serve(self.intake.accept)
         self.lanes.guard()

@@ -48,10 +48,12 @@ class Near(NamedTuple):
     Attributes:
         first_ms: The earliest due, epoch milliseconds.
         last_ms: The latest.
+        own_ms: The earliest due of those that this process has put; `NEVER` without any.
     """
 
     first_ms: int
     last_ms: int
+    own_ms: int = NEVER
 
 
 class News:
@@ -107,7 +109,7 @@ class News:
         """Let the next step look for a row that this process has put; True if it is due soon."""
         is_soon = due_ms <= self._clock.now_ms() + SOON_MS
         if is_soon:
-            self._note(due_ms, due_ms)
+            self._note(due_ms, due_ms, due_ms)
             self.seen_us = self._clock.boot_us()
         return is_soon
 
@@ -115,10 +117,14 @@ class News:
         """Called after another process wrote into the store: rows of any due."""
         self._note(0, NEVER)
 
-    def _note(self, first_ms: int, last_ms: int) -> None:
+    def _note(self, first_ms: int, last_ms: int, own_ms: int = NEVER) -> None:
         with self._lock:
             near = self._near or Near(first_ms, last_ms)
-            self._near = Near(min(near.first_ms, first_ms), max(near.last_ms, last_ms))
+            self._near = Near(
+                min(near.first_ms, first_ms),
+                max(near.last_ms, last_ms),
+                min(near.own_ms, own_ms),
+            )
 
     def on_first(self) -> None:
         """Called at the first outcome since a flush. It is stored soon: a crash would lose it."""

@@ -20,12 +20,14 @@ from shardq.engine.reading.lane import (
 )
 from shardq.engine.reading.pages import PROBE_MINUTES, QUICK_US, TURN_US
 from shardq.errors import StoreTimeout, StoreUnavailable
+from shardq.stores.store import NEVER
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from shardq.engine.groups.room import GroupLanes
     from shardq.engine.members.member import Member
+    from shardq.engine.news import Near
     from shardq.engine.reading.intake import Intake
     from shardq.engine.reading.lane import Lane, Rung
     from shardq.engine.reading.pages import Pages
@@ -37,6 +39,7 @@ log = logging.getLogger(__name__)
 
 _SLICE_ROWS = 5_000
 NEWS_BACK_MS = 50
+_OWN_BACK_MS = 1_000
 _SEALED_EVERY_MS = 1_000
 _AGAIN_MS = 1_000
 _BEHIND_US = 250_000
@@ -164,10 +167,16 @@ class Sweeper:
                 log.info("minute %d of lane %d has rows, but was sealed", minute, shard.lane)
                 lane.reopen(minute, self._layout)
 
-    def look_back(self) -> None:
-        """Reread the last 50 ms: a put just reported may have written behind the cursor."""
+    def look_back(self, near: Near | None) -> None:
+        """Reread the last 50 ms: a put just reported may have written behind the cursor.
+
+        Args:
+            near: What was put. A put of this process may have taken longer: the reread begins at
+                its due, as far as 1 s back.
+        """
         now_ms = self._clock.now_ms()
-        after_ms = now_ms - NEWS_BACK_MS
+        own_ms = NEVER if near is None else near.own_ms
+        after_ms = min(now_ms - NEWS_BACK_MS, max(own_ms - 1, now_ms - _OWN_BACK_MS))
         lanes = [lane for lane in self._sweepable(now_ms) if lane.cursor_ms > after_ms]
         if lanes and not self._isolated:
             end_ms = min(now_ms, *(lane.cursor_ms for lane in lanes))
