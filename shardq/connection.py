@@ -28,6 +28,7 @@ from shardq.records.keeper import Keeper
 from shardq.records.register import Register, settings_in
 from shardq.stores import store_of
 from shardq.stores.tables import QUEUES
+from shardq.tracing.traces import check_traces
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from shardq.model.settings import QueueOptions
     from shardq.stores.store import Store
     from shardq.stores.tables import QueueRecord
+    from shardq.tracing import Traces
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +48,9 @@ _CHILD_PRIORITY = 10
 """Before a child of multiprocessing ends its own children: those below 0 are called after that."""
 
 
-def connect(url: str | None = None, *, clock: Clock | None = None) -> Connection:
+def connect(
+    url: str | None = None, *, clock: Clock | None = None, traces: Traces | None = None
+) -> Connection:
     """Open a store.
 
     Args:
@@ -54,6 +58,8 @@ def connect(url: str | None = None, *, clock: Clock | None = None) -> Connection
             `cassandra://host1,host2:9042/keyspace`; None: the environment variable `SHARDQ_STORE`.
         clock: For tests, which move it; None: the system's. Where one is given, no thread works in
             the background: totals are stored with later puts, and at the close.
+        traces: Makes a span of OpenTelemetry for each put within a span, each run and each firing
+            of a schedule; None: nothing is traced.
 
     Returns:
         The connection. As a context manager, it closes itself.
@@ -64,11 +70,12 @@ def connect(url: str | None = None, *, clock: Clock | None = None) -> Connection
             store has a format of before 0.1.0.
         SchemaNewer: If a newer shardq made it.
         StoreUnavailable: If the store cannot be reached.
+        BadSetting: If the traces are none.
     """
     store = store_of(store_url(url))
     try:
         store.open()
-        return Connection(store, clock, background=clock is None, alone=True)
+        return Connection(store, clock, background=clock is None, alone=True, traces=traces)
     except BaseException:
         # The clock may be refused, too, once the store is open.
         store.close()
@@ -124,6 +131,7 @@ class Connection:
         background: bool = True,
         alone: bool = False,
         defaults: Mapping[str, Any] | None = None,
+        traces: Traces | None = None,
     ) -> None:
         """What `connect` gives.
 
@@ -135,7 +143,9 @@ class Connection:
             alone: Whether nobody else closes the store: then it is closed, with a warning, once
                 its user has dropped the connection and all queues of it.
             defaults: Settings of the queues that it makes, where its caller gives none.
+            traces: As for `connect`.
         """
+        check_traces(traces)
         clock = clock or SystemClock()
         # It is known weakly here and at exit, so that one whose user has dropped it is collected.
         on_start = partial(_call, WeakMethod(self._close_with_child))
@@ -149,6 +159,7 @@ class Connection:
             owner=self,
             open_all=self._open_all,
             open_one=partial(self.queue, create=False),
+            traces=traces,
         )
         self._home.clock.measure(store)
         self._stepper = Stepper(store, clock, "shardq-receive") if background else None

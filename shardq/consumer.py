@@ -22,7 +22,7 @@ from shardq import locks
 from shardq.engine.deliverer import Deliverer
 from shardq.engine.engine import Engine
 from shardq.engine.handing.crew import Crew, Work
-from shardq.engine.handing.handler import check_function
+from shardq.engine.handing.handler import check_function, finished
 from shardq.engine.handing.outcome import outcome_of
 from shardq.engine.storing.deaths import Deaths
 from shardq.errors import (
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from shardq.lifecycle.fate import Outcome
     from shardq.model.message import Message, Row
     from shardq.stores.store import Slice
+    from shardq.tracing import Traces
 
 log = logging.getLogger(__name__)
 
@@ -109,6 +110,8 @@ class Consumer:
 
     _shared_crew: Crew | None = None
     """The handlers' threads, where consumers of several queues share them."""
+    _is_traced_by_handler = False
+    """True if the handler makes the spans of its runs, which may end after it returns."""
 
     def __init__(
         self,
@@ -178,6 +181,8 @@ class Consumer:
         self._started = self._stepped = self._closed = self._is_begun = self._is_ending = False
         self._stopping = False
         """No event of Python's: two handlers of signals that set it could wait for each other."""
+        if home.traces is not None and not self._is_traced_by_handler:
+            handler = _traced(handler, home.traces)
         self._deliverer = Deliverer(
             home,
             self._engine,
@@ -660,6 +665,17 @@ class _Turns:
     def wake(self) -> None:
         """There are such rows: the next step comes at once."""
         self._consumer._engine.news.wake()
+
+
+def _traced(handler: Callable[[Message], object], traces: Traces) -> Callable[[Message], object]:
+    """The handler, with a span around each run."""
+
+    def traced(message: Message) -> object:
+        with traces.run(message):
+            # A future's span ends with its work.
+            return finished(handler(message))
+
+    return traced
 
 
 def check_threads(threads: object) -> None:

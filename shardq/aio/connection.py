@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from shardq.clock import Clock
     from shardq.model.settings import QueueOptions
+    from shardq.tracing import Traces
 
 
 def connect(
@@ -23,6 +24,7 @@ def connect(
     *,
     threads: int = THREADS,
     clock: Clock | None = None,
+    traces: Traces | None = None,
 ) -> Connection:
     """Open a store for an event loop.
 
@@ -34,6 +36,7 @@ def connect(
         threads: In how many threads calls run, 1 to 1,000. What takes long has half as many others;
             what waits for messages takes none.
         clock: For tests, as for `shardq.connect`.
+        traces: As for `shardq.connect`; what that has opened has its own.
 
     Returns:
         The connection. As a context manager, it opens and closes itself.
@@ -42,19 +45,24 @@ def connect(
         BadSetting: If there cannot be so many threads.
         BadUrl, SchemaMissing, StoreUnavailable: As `shardq.connect`, when it is opened.
     """
-    return Connection(store, Threads(threads), clock)
+    return Connection(store, Threads(threads), clock, traces)
 
 
 class Connection:
     """An open store and its queues, from asyncio. Made by `connect`."""
 
     def __init__(
-        self, store: str | sync.Connection | None, threads: Threads, clock: Clock | None
+        self,
+        store: str | sync.Connection | None,
+        threads: Threads,
+        clock: Clock | None,
+        traces: Traces | None,
     ) -> None:
         """Made by `connect`."""
         self._store = store
         self._threads = threads
         self._clock = clock
+        self._traces = traces
         self._connection = store if isinstance(store, sync.Connection) else None
 
     def __await__(self) -> Generator[None, None, Connection]:
@@ -105,9 +113,11 @@ class Connection:
 
     async def _open(self) -> Connection:
         if self._connection is None:
-            store, clock = self._store, self._clock
+            store, clock, traces = self._store, self._clock, self._traces
             assert not isinstance(store, sync.Connection)  # noqa: S101 - it is open
-            self._connection = await self._threads.call(lambda: sync.connect(store, clock=clock))
+            self._connection = await self._threads.call(
+                lambda: sync.connect(store, clock=clock, traces=traces)
+            )
         return self
 
     def _opened(self) -> sync.Connection:

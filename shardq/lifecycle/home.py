@@ -20,6 +20,7 @@ from zlib import crc32
 
 from shardq.lifecycle.producer import Producer
 from shardq.lifecycle.settle import Settler
+from shardq.lifecycle.traced import TracedProducer
 from shardq.model import names
 from shardq.records.folded import fold
 from shardq.records.membership import member_name
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from shardq.records.keeper import Keeper
     from shardq.records.register import Register
     from shardq.stores.store import Store
+    from shardq.tracing import Traces
 
 _FOLD_AFTER_S = 1.0
 _FOLDS_ONE_IN = 32
@@ -61,6 +63,7 @@ class Home:
         open_one: Opens an existing queue by its name.
         logs: This process's counts of each queue, stored when the connection is closed.
         entered: Queue -> this process's counts of what died elsewhere and entered it.
+        traces: Makes the spans of puts and runs; None where nothing is traced.
     """
 
     store: Store
@@ -72,6 +75,7 @@ class Home:
     open_one: Callable[[str], Any] = field(default=lambda _name: None, kw_only=True)
     logs: list[StatsLog] = field(default_factory=list, kw_only=True)
     entered: dict[str, StatsLog] = field(default_factory=dict, kw_only=True)
+    traces: Traces | None = field(default=None, kw_only=True)
 
     def side_by_side(
         self, work: Callable[[Item], Result], items: Iterable[Item]
@@ -153,6 +157,8 @@ class QueueHome(Home):
             open_one=home.open_one,
             logs=home.logs,
             entered=home.entered,
+            # A tick of a schedule is no message of a user's.
+            traces=None if names.is_schedules_queue(register.name) else home.traces,
         )
         self.register: Register = register
         self.member: str = member or member_name()
@@ -185,9 +191,12 @@ class QueueHome(Home):
     def producer(self) -> Producer:
         """Puts messages. It is made at its first use, for most engines put none."""
         if self._producer is None:
-            self._producer = Producer(
-                self.store, self.clock, self.register, self.settler, self.stats, self.on_put
-            )
+            parts = self.store, self.clock, self.register, self.settler, self.stats, self.on_put
+            if self.traces is None:
+                self._producer = Producer(*parts)
+            else:
+                queue = self.register.name
+                self._producer = TracedProducer(*parts, queue=queue, traces=self.traces)
         return self._producer
 
     def target(self, name: str) -> QueueHome:

@@ -419,7 +419,7 @@ class Ticker:
         return ACKED
 
     def _job(self, tick: Tick, firing: PlannedFiring, aim_ms: int) -> Row:
-        """The row of a firing's job; all of it follows from the tick's row."""
+        """The row of a firing's job; all of it but a trace follows from the tick's row."""
         definition, layout = tick.definition, self._layout
         name = id_of(definition.name, firing.time_ms)
         group, priority = definition.job.group, definition.job.priority
@@ -435,12 +435,17 @@ class Ticker:
             firing.at_ms,
             ids.fixed(born_us, f"{self._register.name}/{definition.version}/{name}"),
             definition.job.body,
-            write_headers(headers_of(tick, firing)),
+            write_headers(self._headers(tick, firing, name)),
             name=name,
             group=group,
             since_ms=since_ms if is_later else None,
             priority=0 if group is None else priority,
         )
+
+    def _headers(self, tick: Tick, firing: PlannedFiring, name: str) -> dict[str, str]:
+        """The headers of a firing's job, named `name`; its trace is all that a repeat has anew."""
+        headers, traces = headers_of(tick, firing), self._home.traces
+        return headers if traces is None else traces.created(self._register.name, name, headers)
 
     def _step_of(self, tick: Tick, row: Row, due_ms: int, aim_ms: int) -> Step:
         """The step of a tick that goes on; its place and id follow from the row that it has."""
@@ -515,7 +520,7 @@ class Ticker:
                 due=moment_of(firing.at_ms),
                 priority=job.priority,
                 group=job.group,
-                headers=headers_of(tick, firing),
+                headers=self._headers(tick, firing, name),
                 id=name,
                 key=job.key or name,
                 on_conflict=job.on_conflict,  # type: ignore[arg-type] # checked when it was chosen

@@ -23,6 +23,7 @@ from shardq.tasks.parameters import is_dispatching, is_method
 from shardq.tasks.registry import Registry
 from shardq.tasks.schedules import AppSchedules
 from shardq.tasks.task import BatchTask, Bound, Task
+from shardq.tracing.traces import check_traces
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from shardq.tasks.middleware import Middleware
     from shardq.tasks.options import TaskOptions
     from shardq.tasks.task import Call, WithoutArguments
+    from shardq.tracing import Traces
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -79,6 +81,7 @@ class App:
             `SHARDQ_STORE`, else `sqlite:///shardq.db`, a file in the current directory.
         middleware: What is done around each put and run, the outermost first.
         on_dead: Called by workers with each job that dies, as that of a `Consumer`.
+        traces: Makes spans of OpenTelemetry, as for `shardq.connect`; a connection has its own.
         options: Of all its tasks that choose no others; the queue is `default`.
 
     Raises:
@@ -91,10 +94,16 @@ class App:
         *,
         middleware: Sequence[Middleware] = (),
         on_dead: Callable[[Message], object] | None = None,
+        traces: Traces | None = None,
         **options: Unpack[TaskOptions],
     ) -> None:
         if store is not None and not isinstance(store, (str, Connection)):
             raise BadSetting(f"store must be a url or a connection, not {shown(store)}.")
+        check_traces(traces)
+        if traces is not None and isinstance(store, Connection):
+            raise BadSetting(
+                "an app on a connection has its traces; give them to shardq.connect(.., traces=..)."
+            )
         if not isinstance(middleware, Iterable):
             told = shown(middleware)
             raise BadSetting(f"middleware must be a list of objects, not {told} alone.")
@@ -110,7 +119,7 @@ class App:
         self._tasks: dict[str, Task[..., Any, Any] | BatchTask[Any, Any]] = {}
         if on_dead is not None:
             check_function(on_dead, "on_dead")
-        self._home = Registry(store, middleware, on_dead)
+        self._home = Registry(store, middleware, on_dead, traces)
         self._declarations = Declarations(self._home)
 
     def __repr__(self) -> str:

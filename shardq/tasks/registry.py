@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from shardq.queue import Queue
     from shardq.tasks.definition import Definition
     from shardq.tasks.middleware import Middleware
+    from shardq.tracing import Traces
 
 DEFAULT_STORE = "sqlite:///shardq.db"
 _guards: list[Callable[[Registry], object]] = []
@@ -37,6 +38,7 @@ class Registry:
         store: A url, or a connection; None: as the environment says.
         middleware: What is done around each put and run.
         on_dead: Called with each job that dies and whose task says nothing else.
+        traces: As for `shardq.connect`, where the store is a url.
 
     Attributes:
         middleware: What was given.
@@ -50,7 +52,9 @@ class Registry:
         store: str | Connection | None,
         middleware: Sequence[Middleware],
         on_dead: Callable[[Message], object] | None = None,
+        traces: Traces | None = None,
     ) -> None:
+        self._traces = traces
         self.middleware: tuple[Middleware, ...] = tuple(middleware)
         self._on_dead = on_dead
         self.on_start: list[Callable[[], Any]] = []
@@ -136,9 +140,10 @@ class Registry:
             locks.refuse_to_wait(self._lock)
             with self._lock:
                 if self._connection is None:
-                    self._connection = (
-                        store if isinstance(store := self.store, Connection) else connect(store)
-                    )
+                    store = self.store
+                    if not isinstance(store, Connection):
+                        store = connect(store, traces=self._traces)
+                    self._connection = store
         return self._connection
 
     @property

@@ -114,7 +114,8 @@ class Runner:
         self._plans: dict[str | None, Plan] = {}
         self._outcomes: dict[tuple[str, int], Outcome] = {}
         """What was decided a moment ago, by message id and `id` of the error, until it is asked."""
-        self._is_bare = not registry.middleware and on_end is None
+        self._traces = registry.connection._home.traces
+        self._is_bare = not registry.middleware and on_end is None and self._traces is None
         self._process = object()
         """Another one in a child: what began in the parent is the parent's."""
         locks.in_child(self, Runner._begin_child)
@@ -339,6 +340,8 @@ class Runner:
     @contextmanager
     def _around(self, runs: list[Run]) -> Iterator[None]:
         with ExitStack() as stack:
+            if self._traces is not None:
+                stack.enter_context(self._traces.run(*[run.message for run in runs]))
             if self._registry.middleware:
                 for run in runs:
                     entered_run(stack, self._registry.middleware, run.context)

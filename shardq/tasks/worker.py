@@ -260,6 +260,8 @@ class Worker:
 class _Consumer(Consumer):
     """A consumer whose deliveries may be held, and are judged by the policies of tasks."""
 
+    _is_traced_by_handler = True
+
     def __init__(self, queue: Queue, runner: Runner, crew: Crew | None, **settings: Any) -> None:
         self._shared_crew = crew
         super().__init__(queue, runner, **settings)

@@ -35,6 +35,9 @@ DROPPED = Outcome(Fate.DROP)
 class Request(Exception):
     """An exception by which a handler decides what happens to its message."""
 
+    _is_failure = True
+    """False if a run that raises it has not failed; its span reads this."""
+
     def __reduce__(self) -> tuple[object, ...]:
         # Python would make a copy from the text, which is not the argument of these classes.
         return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
@@ -64,6 +67,8 @@ class Snooze(Request):
             Without a reason, the error of an earlier failed attempt is kept.
     """
 
+    _is_failure = False
+
     def __init__(self, delay: Duration, reason: str = "") -> None:
         super().__init__(reason or f"snoozed for {delay}")
         self.delay_ms: int = duration_ms(delay, name="delay")
@@ -82,6 +87,8 @@ class Discard(Request):
 
     For example `Discard("sold")`. It is not a failure, and is not logged.
     """
+
+    _is_failure = False
 
 
 class Expired(Discard):
