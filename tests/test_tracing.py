@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from apps import states, worked
+from callers import Api, play
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import (
@@ -22,6 +23,7 @@ from opentelemetry.semconv._incubating.attributes import messaging_attributes
 from opentelemetry.semconv.attributes import error_attributes
 from opentelemetry.semconv.schemas import Schemas
 from opentelemetry.trace import SpanKind, StatusCode
+from placed import Place, placed
 
 import shardq
 from shardq import App, Bury, Consumer, Retry, Snooze, aio
@@ -31,7 +33,7 @@ from shardq.testing import Stage
 from shardq.tracing import Traces, names
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from opentelemetry.sdk.trace import ReadableSpan
@@ -380,6 +382,81 @@ def test_the_run_of_a_schedule_is_linked_to_its_firing(
         one.id for one in ran
     ]
     assert [links(run) for run in runs] == [[place(one)] for one in created]
+
+
+# The server ---------------------------------------------------------------------------------------
+
+
+def test_a_message_over_http_carries_the_trace_of_its_request() -> None:
+    own = PARENT.replace("a", "c")
+    sent = {"traceparent": PARENT, "tracestate": "vendor=1"}
+
+    async def story(api: Api) -> None:
+        messages = "/v1/queues/mail/messages"
+        await api.done("PUT", "/v1/queues/mail")
+        await api.done("POST", messages, {"body": "one", "headers": {"lang": "de"}}, sent)
+        await api.done("POST", messages, [{"body": "two"}], sent)
+        await api.done("PUT", "/v1/queues/mail/keys/k", {"body": "three"}, sent)
+        await api.done("POST", "/v1/queues/mail/jobs", {"task": "four"}, sent)
+        await api.done("POST", messages, {"body": "own", "headers": {"traceparent": own}}, sent)
+        await api.done(
+            "POST", messages, {"body": "bad"}, {"traceparent": "00-x", "tracestate": "v=1"}
+        )
+        await api.done("POST", messages, {"body": "long"}, sent | {"tracestate": "v=" + "1" * 999})
+        found = {one.text: one.headers for one in api.db.queue("mail").peek(10)}
+        assert found.pop("one") == {"lang": "de", **sent}
+        assert (found.pop("two"), found.pop("three")) == (sent, sent)
+        assert found.pop("own") == {"traceparent": own}
+        assert found.pop("bad") == {}
+        assert found.pop("long") == {"traceparent": PARENT}
+        [job] = found.values()
+        assert job == {"task": "four", **sent}
+
+    play(story)
+
+
+def test_requests_of_one_batch_keep_their_own_traces(tracing: Tracing) -> None:
+    async def main() -> None:
+        with tracing.connect() as db:
+            api = Api(db)
+            await api.done("PUT", "/v1/queues/mail")
+
+            async def ask(number: int) -> tuple[int, int]:
+                # As an instrumented application has it, which this one is mounted into.
+                with tracing.within(f"request {number}") as span:
+                    await api.done("POST", "/v1/queues/mail/messages", {"body": str(number)})
+                return place(span.get_span_context())
+
+            async with asyncio.timeout(60):
+                without = api.done("POST", "/v1/queues/mail/messages", {"body": "nobody's"})
+                *asked, _ = await asyncio.gather(*map(ask, range(5)), without)
+                await api.app.site.close()
+            found = {one.text: one for one in db.queue("mail").peek(10)}
+            assert found.pop("nobody's").headers == {}
+            assert [parent_of(found[str(number)]) for number in range(5)] == asked
+
+    asyncio.run(main())
+
+
+@pytest.fixture
+def sqs() -> Iterator[Place]:
+    yield from placed()
+
+
+def test_sqs_keeps_the_trace_of_its_own_and_takes_that_of_an_attribute(sqs: Place) -> None:
+    url = sqs.make()
+    root = "Root=1-5759e988-bd862e3fe1be46a994272793;Sampled=1"
+    sqs.send_message(
+        QueueUrl=url,
+        MessageBody="a",
+        # As instrumented clients send it.
+        MessageAttributes={"traceparent": {"DataType": "String", "StringValue": PARENT}},
+        MessageSystemAttributes={"AWSTraceHeader": {"DataType": "String", "StringValue": root}},
+    )
+    [message] = sqs.db.queue("mail").peek()
+    assert message.headers["traceparent"] == PARENT
+    [got] = sqs.got(url, AttributeNames=["AWSTraceHeader"])
+    assert got["Attributes"] == {"AWSTraceHeader": root}
 
 
 # With and without an SDK --------------------------------------------------------------------------

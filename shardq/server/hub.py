@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 from collections import deque
 from dataclasses import dataclass
 from functools import partial
@@ -84,7 +85,8 @@ class Line(Generic[T, R]):
         done: asyncio.Future[Sequence[R | Exception]] = asyncio.get_running_loop().create_future()
         self._line.append(_Calls(calls, size_bytes, done))
         if self._task is None:
-            self._task = asyncio.create_task(self._run())
+            # In no caller's context: one batch has the calls of many.
+            self._task = asyncio.create_task(self._run(), context=contextvars.Context())
         return await done
 
     async def _run(self) -> None:

@@ -69,7 +69,7 @@ async def put_key(call: Call[None, KeyedMessage]) -> Put:
     """
     queue = await call.queue()
     await call.site.check_depth(call.caller, queue)
-    return put_of(await queue.put({**call.body.item, "key": call.place["key"]}))
+    return put_of(await queue.put(call.traced({**call.body.item, "key": call.place["key"]})))
 
 
 async def get_key(call: Call[None, None]) -> Keyed:

@@ -149,13 +149,13 @@ async def put_messages(call: Call[None, Any]) -> Put | list[Put]:
         # Two callers may choose one name: each has its own.
         name = " ".join(filter(None, (_IDEMPOTENCY_KEY, call.caller.key_id, name)))
     if isinstance(call.body, NewMessage):
-        made = await _put(queue, call.body, name)
+        made = await _put(call, queue, call.body, name)
         if isinstance(made, Put):
             return made
         raise made
     names = [None if name is None else f"{name}/{number}" for number in range(len(call.body))]
     items = _prepared(call.body, names)
-    answers = await queue.put_all([item for item in items if isinstance(item, dict)])
+    answers = await queue.put_all([call.traced(item) for item in items if isinstance(item, dict)])
     check_store(answers)
     return [_put_or_problem(one) for one in _merged(items, answers)]
 
@@ -262,11 +262,13 @@ def _item(message: NewMessage, name: str | None) -> dict[str, Any]:
     }
 
 
-async def _put(queue: ServedQueue, message: NewMessage, name: str | None) -> Put | Exception:
+async def _put(
+    call: Call[None, Any], queue: ServedQueue, message: NewMessage, name: str | None
+) -> Put | Exception:
     [item] = _prepared([message], [name])
     if isinstance(item, Refused):
         return item
-    [answer] = await queue.put_all([item])
+    [answer] = await queue.put_all([call.traced(item)])
     return _answered(item, answer)
 
 

@@ -11,6 +11,7 @@ from shardq.errors import UnknownQueue
 from shardq.model import names
 from shardq.server.api.rights import allows, check
 from shardq.server.web import Answer
+from shardq.tracing import carrier
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -88,6 +89,14 @@ class Call(Generic[Q, B]):
         if dead != names.dead_queue(queue.name) and self.route.level is not None:
             self.check(self.route.level, dead)
         return queue.queue.dead
+
+    def traced(self, item: dict[str, Any]) -> dict[str, Any]:
+        """The arguments of a put, with the trace of its request unless the message has one."""
+        traces = self.site.connection._home.traces
+        # A span that is current here is that of the application which this one is mounted into.
+        trace = (traces.current if traces else {}) or carrier.asked_in(self.request.headers)
+        headers = item.get("headers", {})
+        return {**item, "headers": carrier.carried(trace, headers)} if trace else item
 
     def allows(self, queue: str) -> bool:
         """True if the caller may make such a call for a queue."""

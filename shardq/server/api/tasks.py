@@ -132,7 +132,7 @@ async def put_job(call: Call[None, NewJob]) -> Put:
     """Put a job of a task, for a worker that knows the task by its name."""
     queue = await call.queue()
     await call.site.check_depth(call.caller, queue)
-    return put_of(await queue.put(call.body.item))
+    return put_of(await queue.put(call.traced(call.body.item)))
 
 
 async def get_job(call: Call[JobQuery, None]) -> Job:
