@@ -155,7 +155,7 @@ def test_without_pyspark_its_jobs_name_the_extra(tmp_path: Path) -> None:
 
 
 def test_without_the_api_of_opentelemetry_traces_name_the_extra() -> None:
-    done = run_python("from shardq.tracing import Traces\nTraces()")
+    done = run_python("import shardq.logs\nfrom shardq.tracing import Traces\nTraces()")
     told = "traces need the API of OpenTelemetry: pip install 'shardq[otel]'"
     assert done.stderr.splitlines()[-1] == f"shardq.errors.MissingExtra: {told}"
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import shardq
-from shardq import aio, errors, tasks, testing, tracing
+from shardq import aio, errors, logs, tasks, testing, tracing
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -27,7 +27,7 @@ TESTS = ROOT / "tests"
 
 FLOORS = [
     ["errors"], ["locks"], ["clock"],
-    ["model"], ["tracing"],
+    ["model"], ["logs", "tracing"],
     ["stores"], ["records"], ["lifecycle"], ["engine"], ["inspection"],
     ["schedules"],
     ["queue", "consumer", "connection", "observer"],
@@ -68,7 +68,7 @@ SETTLING_ROOM = "lifecycle/settle.py"
 RIDDLES = {"Of", "As", "So", "Who", "Which"}
 """First words after which the thing that is described comes last, or never."""
 
-PUBLIC = [shardq, aio, errors, tasks, testing, tracing]
+PUBLIC = [shardq, aio, errors, logs, tasks, testing, tracing]
 """What these modules export is public, and nothing else."""
 EXPORTED = {
     f"{module.__name__}.{name}": getattr(module, name)

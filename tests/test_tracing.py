@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -22,12 +23,13 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.semconv._incubating.attributes import messaging_attributes
 from opentelemetry.semconv.attributes import error_attributes
 from opentelemetry.semconv.schemas import Schemas
-from opentelemetry.trace import SpanKind, StatusCode
+from opentelemetry.trace import SpanKind, StatusCode, format_trace_id
 from placed import Place, placed
 
 import shardq
 from shardq import App, Bury, Consumer, Retry, Snooze, aio
 from shardq.errors import BadSetting, UsageError
+from shardq.logs import RunIds
 from shardq.tasks import Worker
 from shardq.testing import Stage
 from shardq.tracing import Traces, names
@@ -457,6 +459,92 @@ def test_sqs_keeps_the_trace_of_its_own_and_takes_that_of_an_attribute(sqs: Plac
     assert message.headers["traceparent"] == PARENT
     [got] = sqs.got(url, AttributeNames=["AWSTraceHeader"])
     assert got["Attributes"] == {"AWSTraceHeader": root}
+
+
+# Logs ---------------------------------------------------------------------------------------------
+
+
+class Kept(logging.Handler):
+    """Keeps the ids of what is logged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.addFilter(RunIds())
+        self.ids: dict[str, tuple[str, str, str, str]] = {}
+
+    def emit(self, record: logging.LogRecord) -> None:
+        found: Any = record
+        ids = (found.message_id, found.queue, found.task, found.trace_id)
+        self.ids[record.getMessage().partition(" ")[0]] = ids
+
+
+@pytest.fixture
+def kept() -> Iterator[Kept]:
+    made, root = Kept(), logging.getLogger()
+    root.addHandler(made)
+    yield made
+    root.removeHandler(made)
+
+
+log = logging.getLogger(__name__)
+
+
+def test_what_a_run_logs_has_the_ids_of_the_message_and_the_trace(
+    tracing: Tracing, tmp_path: Path, kept: Kept
+) -> None:
+    app = app_of(tracing, tmp_path)
+
+    @app.task(name="sync")
+    def sync() -> None:
+        log.warning("sync")
+
+    @app.task(name="concurrent")
+    async def concurrent() -> None:
+        log.warning("concurrent")
+
+    @app.task(name="batch", batch=2)
+    def batch(numbers: list[int]) -> None:
+        log.warning("batch")
+
+    with app:
+        jobs = {"sync": sync.put(), "concurrent": concurrent.put(), "batch": batch.put(1)}
+        worked(app)
+    runs = tracing.spans("process")
+    of_task = {
+        (run.attributes or {})["shardq.task"]: format_trace_id(place(run)[0]) for run in runs
+    }
+    for name, job in jobs.items():
+        assert kept.ids[name] == (job.id, "default", name, of_task[name])
+    log.warning("outside")
+    assert kept.ids["outside"] == ("", "", "", "")
+
+
+def test_a_batch_that_the_caller_of_a_step_runs_has_ids(tmp_path: Path, kept: Kept) -> None:
+    with App(f"sqlite:///{tmp_path}/jobs.db") as app:
+
+        @app.task(name="batch", batch=2)
+        def batch(numbers: list[int]) -> None:
+            log.warning("batch")
+
+        job = batch.put(1)
+        worker = Worker(app)
+        worker.step()
+        worker.close()
+    assert kept.ids["batch"] == (job.id, "default", "batch", "")
+
+
+def test_a_handler_and_the_line_of_its_failure_have_ids_without_traces(kept: Kept) -> None:
+    def act(_message: Message) -> None:
+        log.warning("handler")
+        log.warning("own", extra={"task": "mine"})
+        raise Bury("no such user")
+
+    with shardq.connect("sqlite://") as db:
+        message = db.queue("mail").put("hello")
+        drain(db.queue("mail"), act)
+    assert kept.ids["handler"] == (message.id, "mail", "", "")
+    assert kept.ids["own"] == (message.id, "mail", "mine", "")
+    assert kept.ids["message"] == (message.id, "mail", "", "")
 
 
 # With and without an SDK --------------------------------------------------------------------------

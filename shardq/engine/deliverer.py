@@ -24,6 +24,7 @@ from shardq.engine.handing.care import Care
 from shardq.engine.handing.outcome import ACKED, GIVEN_UP, outcome_of
 from shardq.errors import StoreCorrupt, UsageError
 from shardq.lifecycle.fate import Fate, Outcome
+from shardq.logs import handled
 from shardq.model.message import Message, failure_of
 
 if TYPE_CHECKING:
@@ -223,7 +224,11 @@ class Deliverer:
             if fault is not error:
                 fault.__context__ = fault.__context__ or error
             outcome, error = outcome_of(fault), fault
-        self._engine.failures.note(one, outcome, error)
+        token = handled.set(message)
+        try:
+            self._engine.failures.note(one, outcome, error)
+        finally:
+            handled.reset(token)
         return self._told(one, outcome, error)
 
     # Held deliveries ------------------------------------------------------------------------------

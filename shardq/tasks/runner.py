@@ -27,6 +27,7 @@ from shardq.engine.handing.hanging import span_text
 from shardq.engine.handing.outcome import ACKED, Bury, Discard, Expired, Retry, Snooze, outcome_of
 from shardq.errors import BadResult, ShardqError, UsageError
 from shardq.lifecycle.fate import LOST, OUT_OF_ATTEMPTS, Fate, Outcome
+from shardq.logs import handled
 from shardq.model.message import first_line, spent_reason
 from shardq.model.times import duration_text
 from shardq.records import results
@@ -339,7 +340,10 @@ class Runner:
 
     @contextmanager
     def _around(self, runs: list[Run]) -> Iterator[None]:
+        first = runs[0].message
         with ExitStack() as stack:
+            # Of a batch another thread may run, or the caller of a step.
+            stack.callback(handled.reset, handled.set(first))
             if self._traces is not None:
                 stack.enter_context(self._traces.run(*[run.message for run in runs]))
             if self._registry.middleware:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from shardq import locks
 from shardq.engine.handing.handler import undone
+from shardq.logs import handled
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,7 +47,9 @@ class Call:
         """
         try:
             try:
-                returned = _own_context().run(self._function, message)
+                own = _own_context()
+                own.run(handled.set, message)
+                returned = own.run(self._function, message)
                 # Most handlers return nothing.
                 return "" if returned is None else undone(returned), None
             finally:
