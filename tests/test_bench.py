@@ -12,7 +12,18 @@ from shell import Shell
 
 import shardq
 from shardq import bench
-from shardq.bench import callers, drains, groups, history, leases, load, puts, tasks, workers
+from shardq.bench import (
+    callers,
+    drains,
+    groups,
+    history,
+    leases,
+    load,
+    puts,
+    tasks,
+    traces,
+    workers,
+)
 from shardq.bench.job import SENT, Job
 from shardq.bench.line import interleaved, quantile, rate
 from shardq.bench.member import Member, sleeper
@@ -91,6 +102,14 @@ def test_the_cost_of_a_history_is_that_of_queues_that_keep_one(place: Place) -> 
         "drain, with a history",
     ]
     assert all(line.ratio and line.reached and line.bare for line in lines)
+
+
+def test_traces_are_measured_without_an_sdk_and_with_one(place: Place, tmp_path: Path) -> None:
+    without, with_sdk = traces.cost(place, FEW)
+    assert without.ratio is not None
+    assert (without.met, with_sdk.met) == (without.ratio >= 0.8, None)
+    assert with_sdk.ratio
+    assert rows_in_files(tmp_path) == [0] * 8
 
 
 def test_tasks_are_put_and_run_beside_the_bare_queue_s_messages(

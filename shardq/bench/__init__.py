@@ -26,6 +26,7 @@ from shardq.bench import (
     schedules,
     tasks,
     timers,
+    traces,
     workers,
 )
 from shardq.bench.line import Line
@@ -78,6 +79,7 @@ _MEASUREMENTS = (
     _Measurement("history", history.cost, cassandra=True, sqlite=True),
     _Measurement("crash", crash.restart, cassandra=True, sqlite=True),
     _Measurement("workers", workers.shared, cassandra=True, sqlite=True),
+    _Measurement("traces", traces.cost, cassandra=True, sqlite=True, by_name=True),
     _Measurement("server", _of_server, cassandra=True, sqlite=True, by_name=True),
 )
 

@@ -56,7 +56,8 @@ def bench(
 ) -> None:
     """Measure puts, drains and lateness, and what the bare driver reaches in the same run.
 
-    By NAME only that is measured, as by --only. The measurement server is taken by its name alone.
+    By NAME only that is measured, as by --only. The measurements server and traces are taken by
+    their names alone.
 
     All of it happens in a temporary directory or keyspace beside the store, which is removed at the
     end.
