@@ -38,8 +38,10 @@ from sybil.parsers.markdown.lexers import RawFencedCodeBlockLexer
 
 import shardq
 import shardq.aio
+import shardq.logs
 import shardq.tasks
 import shardq.testing
+import shardq.tracing
 from shardq import errors
 from shardq.cli.exits import Exit, exit_of
 from shardq.cli.work import work
@@ -460,11 +462,13 @@ def test_the_page_of_exit_codes_has_every_code_and_every_error() -> None:
     ("page", "package"),
     [
         ("api.md", shardq),
+        ("api.md", shardq.logs),
+        ("api.md", shardq.tracing),
         ("aio.md", shardq.aio),
         ("tasks.md", shardq.tasks),
         ("testing.md", shardq.testing),
     ],
-    ids=["api", "aio", "tasks", "testing"],
+    ids=["api", "logs", "tracing", "aio", "tasks", "testing"],
 )
 def test_the_reference_has_all_that_is_exported(page: str, package: Any) -> None:
     text = (DOCS / "reference" / page).read_text()
