@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from shell import TIMEOUT_S, Shell, shell
-from working import Works, app_shell, finished, wait_for, write_app
+from working import APP, Works, app_shell, finished, wait_for, write_app
 
 from shardq import connect
 from shardq.cli import joblines
@@ -107,7 +107,8 @@ def test_each_run_that_ends_has_one_line_and_all_are_aligned(app_shell: Shell) -
     code, out, err = finished(app_shell, "app", "--until-empty")
     assert "shardq: runs 5 tasks of default, mail of sqlite:///" in err
     when = r"\d{4}-\d\d-\d\dT[\d:.]{12}Z"
-    states = sorted(re.sub(f"^{when}  ", "", line) for line in out.splitlines())
+    runs = [line for line in out.splitlines() if re.match(when, line)]
+    states = sorted(re.sub(f"^{when}  ", "", line) for line in runs)
     failed = [line for line in states if "app.flaky" in line]
     number = "[0-9a-f-]{36}"
     assert len(states) == 5
@@ -129,11 +130,48 @@ def test_lines_for_programs_say_when_a_job_runs_again(app_shell: Shell) -> None:
     done = finished(app_shell, "app", "--until-empty", "--log", "json")
     first, second, last = done.lines
     assert list(first) == [
-        "at", "state", "task", "id", "queue", "attempt", "seconds", "error", "again", "process",
+        "at", "state", "task", "id", "queue", "attempt", "seconds", "error", "traceback", "again",
+        "process",
     ]  # fmt: skip
+    assert first["traceback"].endswith('raise ValueError(f"no {n}")\nValueError: no 3\n')
     assert (first["state"], first["attempt"], first["error"]) == ("retrying", 1, "ValueError: no 3")
     assert first["at"] < first["again"] <= second["at"]
     assert (last["state"], last["again"]) == ("failed", None)
+
+
+@pytest.mark.parametrize("form", ["lines", "json", "none"])
+def test_a_run_that_fails_is_told_once_with_its_traceback(app_shell: Shell, form: str) -> None:
+    put(app_shell, "app.flaky", "[3]")
+    _, out, err = finished(app_shell, "app", "--until-empty", "--log", form)
+    told = out + err
+    assert told.count("Traceback (most recent call last):") == 3
+    assert told.count("again in") == (0 if form == "json" else 2)
+    assert ("WARNING" in err) is (form == "none")
+
+
+def test_failures_are_in_the_log_once_their_lines_cannot_be_written(app_shell: Shell) -> None:
+    put(app_shell, "app.flaky", "[3]")
+    reader, writer = os.pipe()
+    os.close(reader)
+    process = app_shell.fork("work", "app", "--until-empty", stdout=writer)
+    os.close(writer)
+    with process:
+        _, err = process.communicate(timeout=TIMEOUT_S)
+    assert b"jobs have no more lines" in err
+    assert b"failed, attempt 3 of 3, buried: out of attempts: ValueError: no 3" in err
+
+
+def test_a_handler_of_the_app_has_each_failure_though_it_has_a_line(app_shell: Shell) -> None:
+    logged = """
+import logging
+logging.getLogger("shardq").addHandler(logging.FileHandler("app.log"))
+"""
+    write_app(app_shell.directory, APP + logged)
+    # Without --app, which would import it here, and give this process its handler.
+    app_shell.ok("put", "default", "--task", "app.flaky", "--args", '{"n": 3}')
+    assert "WARNING" not in finished(app_shell, "app", "--until-empty").err
+    text = (app_shell.directory / "app.log").read_text()
+    assert text.count("of queue default failed, attempt") == 3
 
 
 def test_none_prints_nothing_of_jobs(app_shell: Shell) -> None:

@@ -157,7 +157,8 @@ def check_others(ends: Ends) -> None:
     """All jobs that can be done were, and the worker has said that others died."""
     assert ends.done.code == Exit.DIED, ends.done
     assert {str(n) for n in range(FINE)} <= ends.ran.keys()
-    assert "Traceback" not in ends.done.out
+    # Those of jobs are below their lines, on stdout.
+    assert "Traceback" not in ends.done.err
 
 
 def test_whatever_a_function_raises_and_a_coroutine_s_limit_fails_its_job_alone(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 import io
-import logging
 import sys
 from contextlib import contextmanager
 from functools import partial
@@ -17,10 +16,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 import click
 
 import shardq
-from shardq.cli import options, recorded, streams
+from shardq.cli import logs, options, recorded, streams
 from shardq.cli.exits import Exit, exit_codes, exit_of
 from shardq.errors import ShardqError
-from shardq.model.times import iso
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -146,7 +144,7 @@ def _closed_pipe_told() -> Iterator[None]:
 @click.version_option(shardq.__version__, prog_name="shardq", help="Print the version and exit.")
 def shardq_command(store: str | None, verbose: int) -> None:  # noqa: ARG001 - read from the context
     """Durable delays, timers and priorities on SQLite or Apache Cassandra."""
-    set_up_logging(verbose)
+    logs.set_up_logging(verbose)
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:
@@ -213,51 +211,3 @@ def _usage_text(error: click.ClickException) -> str:
     text = text if text.endswith((".", "?")) else f"{text}."
     context = getattr(error, "ctx", None)
     return f"{text} See '{context.command_path} --help'." if context else text
-
-
-class _Lines(logging.Formatter):
-    """Lines of the log: when, in UTC to the millisecond, how grave, where in shardq, and what."""
-
-    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802, ARG002 - logging's signature
-        return iso(int(record.created * 1_000))
-
-
-class _Unshown(logging.StreamHandler):  # type: ignore[type-arg] # no generic at run time
-    """Writes to stderr what no handler of the app shows: an app may set logging up as it likes."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Write a record, unless another handler has it on the terminal."""
-        if not any(_shows(one) and record.levelno >= one.level for one in self._others(record)):
-            super().emit(record)
-
-    def _others(self, record: logging.LogRecord) -> Iterator[logging.Handler]:
-        """The other handlers that a record reaches."""
-        logger: logging.Logger | None = logging.getLogger(record.name)
-        while logger is not None:
-            yield from (one for one in logger.handlers if one is not self)
-            logger = logger.parent if logger.propagate else None
-
-
-def _shows(handler: logging.Handler) -> bool:
-    """Whether a handler is known to write where this process does: to a stream, or Rich's console.
-
-    Of another class nobody knows: twice on the terminal is better than in some file alone.
-    """
-    streams = (sys.stderr, sys.stdout, sys.__stderr__, sys.__stdout__)
-    console = getattr(handler, "console", None)
-    to = getattr(handler, "stream", None) or getattr(console, "file", None)
-    return to is not None and any(to is one for one in streams)
-
-
-def set_up_logging(verbose: int) -> None:
-    """Log to stderr: warnings; from 1 on what changes, from 2 on everything."""
-    level = (logging.WARNING, logging.INFO, logging.DEBUG)[min(verbose, 2)]
-    handler = _Unshown()
-    handler.setFormatter(_Lines("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    own = logging.getLogger("shardq")
-    own.setLevel(level)
-    own.addHandler(handler)
-    # What the driver warns of on its way to an error, the error says; alone it would be noise.
-    driver = logging.getLogger("cassandra")
-    driver.setLevel(logging.INFO if verbose > 1 else logging.CRITICAL)
-    driver.addHandler(handler)

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING
 import click
 
 from shardq.cli import screen, streams
+from shardq.engine.handing.failures import REPORTED
 from shardq.model.times import iso
 
 if TYPE_CHECKING:
+    import logging
     from collections.abc import Iterable
 
     from shardq.clock import Clock
@@ -32,6 +34,9 @@ _COLOURS = {
 _STATE = max(map(len, _COLOURS))
 _TASK_MAX = 40
 _SPAN = 8
+_INDENT = "    "
+_TRACEBACKS_MAX = 100
+"""Lines that wait and may have a traceback of some kilobytes; those after them have none."""
 _WAITING_MAX = 10_000
 """Lines that wait for stdout; more are left out, for the work must not wait for who reads them."""
 
@@ -42,7 +47,11 @@ class JobLines:
     ```
     13:03:35  done       app.welcome     12 ms  2f6b8e1c-..
     13:03:36  retrying   app.flaky      1.2 s   3a0c77d2-..  attempt 2, again in 4.0 s: OSError: ..
+        Traceback (most recent call last):
+        ..
     ```
+
+    What it prints, the log on stderr leaves out (`says`).
 
     Where stdout takes no more, it says so once on stderr, and the work goes on.
 
@@ -62,7 +71,7 @@ class JobLines:
         self._state = threading.Condition()
         self._waiting: deque[tuple[int, Ended]] = deque()
         self._left_out = 0
-        self._is_closed = False
+        self._is_closed = self._is_broken = False
         self._counts: Counter[str] = Counter()
         self._thread = threading.Thread(target=self._write, name="shardq-lines", daemon=True)
         self._thread.start()
@@ -75,8 +84,14 @@ class JobLines:
             if len(self._waiting) >= _WAITING_MAX:
                 self._left_out += 1
                 return
+            if ended.traceback and len(self._waiting) >= _TRACEBACKS_MAX:
+                ended = ended._replace(traceback="")
             self._waiting.append((now_ms, ended))
             self._state.notify()
+
+    def says(self, record: logging.LogRecord) -> bool:
+        """True if a record of the log is of runs that have lines here."""
+        return getattr(record, REPORTED, False) and not self._is_broken
 
     def close(self) -> None:
         """Write what waits, and end; where stdout takes nothing, a second is enough."""
@@ -111,6 +126,7 @@ class JobLines:
                 self._file.write("".join(lines).encode("utf-8", "backslashreplace"))
                 self._file.flush()
             except OSError as error:
+                self._is_broken = True
                 click.echo(
                     f"shardq: stdout: {error.strerror}; jobs have no more lines, and are run all "
                     f"the same.",
@@ -138,7 +154,9 @@ class JobLines:
         tail = ", ".join(more)
         if ended.error:
             tail = f"{tail}: {ended.error}" if tail else ended.error
-        return f"{line}  {screen.exact(tail).plain}".rstrip() + "\n"
+        lines = [f"{line}  {screen.exact(tail).plain}".rstrip()]
+        lines += [f"{_INDENT}{screen.exact(one).plain}" for one in ended.traceback.splitlines()]
+        return "\n".join(lines) + "\n"
 
 
 def _json(now_ms: int, ended: Ended) -> str:
@@ -152,6 +170,7 @@ def _json(now_ms: int, ended: Ended) -> str:
         "attempt": ended.attempt,
         "seconds": round(ended.seconds, 6),
         "error": ended.error or None,
+        "traceback": ended.traceback or None,
         "again": again,
         "process": os.getpid(),
     }

@@ -7,7 +7,7 @@ import re
 import signal
 import sys
 import threading
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shardq import consumer
-from shardq.cli import options, screen
+from shardq.cli import logs, options, screen
 from shardq.cli.exits import Exit, exit_of
 from shardq.cli.joblines import JobLines
 from shardq.cli.jobs import app_of
@@ -361,7 +361,8 @@ def _work(
             line.on_lost(worker.stop, deadline_s)
             line.ready()
         _tell_served(app, who, settings["queues"])
-        worker.run(until_empty=until_empty)
+        with nullcontext() if lines is None else logs.without(lines.says):
+            worker.run(until_empty=until_empty)
     finally:
         if lines is not None:
             lines.close()

@@ -66,6 +66,7 @@ class Outcome(NamedTuple):
         attempts: The attempts that the message has, for the log, if not those of the queue.
         is_for_others: For a snooze: True to pass the message on, as this member cannot run it.
         step: For a snooze: the next row, in place of a delay.
+        is_reported: True if a listener of its runs was given it: its worker's line says why.
     """
 
     fate: Fate
@@ -75,6 +76,7 @@ class Outcome(NamedTuple):
     attempts: int | None = None
     is_for_others: bool = False
     step: Step | None = None
+    is_reported: bool = False
 
 
 def decided(outcome: Outcome, attempt: int, register: Register) -> Outcome:

@@ -17,7 +17,7 @@ from pyspark.logger import PySparkLogger
 
 import shardq
 from shardq import cli
-from shardq.cli import options, streams
+from shardq.cli import logs, options, streams
 from shardq.cli.exits import MEANINGS, Exit
 from shardq.errors import ShardqError
 from shardq.spark import commands
@@ -118,7 +118,7 @@ def _print_script(ctx: click.Context, _option: click.Parameter, asked: bool) -> 
 @click.version_option(shardq.__version__, prog_name=PROGRAM, help="Print the version and exit.")
 def jobs(store: str | None, verbose: int) -> None:  # noqa: ARG001 - read from the context
     """Jobs on queues of shardq with Apache Spark, on this machine or a cluster."""
-    cli.set_up_logging(verbose)
+    logs.set_up_logging(verbose)
     if not verbose:
         # Py4J tells by the root's logger, with a traceback, of a call that Ctrl-C has ended.
         logging.getLogger().addHandler(logging.NullHandler())

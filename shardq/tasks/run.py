@@ -27,6 +27,7 @@ class Ended(NamedTuple):
             was, while it ran, and has heeded that) or `unknown`.
         error: Why, in a line; empty where it is done.
         delay_ms: After how long it comes again; None where it does not.
+        traceback: Of the function's error, from its own code on; empty without one.
     """
 
     task: str
@@ -37,6 +38,7 @@ class Ended(NamedTuple):
     state: str
     error: str = ""
     delay_ms: int | None = None
+    traceback: str = ""
 
 
 class Plan(NamedTuple):

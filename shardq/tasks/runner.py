@@ -168,8 +168,7 @@ class Runner:
             outcome = outcome._replace(is_for_others=True)
         name = message.headers.get(TASK_HEADER, "") if plan is None else plan.task.name
         state = "unknown" if is_unknown else _STATES[outcome.fate]
-        self._tell(name, message, 0.0, state, outcome)
-        return outcome
+        return self._told(name, message, 0.0, state, outcome)
 
     # Before the run -------------------------------------------------------------------------------
 
@@ -432,7 +431,7 @@ class Runner:
             outcome = ACKED if error is None else self._judged(run.message, run.plan, error)
         seconds = (self._clock.boot_us() - run.began_us) / 1e6
         state = "cancelled" if isinstance(error, _Stopped) else _STATES[outcome.fate]
-        self._tell(run.plan.task.name, run.message, seconds, state, outcome)
+        outcome = self._told(run.plan.task.name, run.message, seconds, state, outcome)
         asked = (run.message.id, id(error))
         if error is not None:
             self._outcomes[asked] = outcome
@@ -463,11 +462,12 @@ class Runner:
             delay_ms = Policy().backoff_ms(message.attempt, error)
         return outcome._replace(delay_ms=delay_ms)
 
-    def _tell(
+    def _told(
         self, task: str, message: Message, seconds: float, state: str, outcome: Outcome
-    ) -> None:
+    ) -> Outcome:
+        """The outcome of a run, reported where somebody listens."""
         if self._on_end is None:
-            return
+            return outcome
         ended = Ended(
             task,
             message.id,
@@ -477,12 +477,15 @@ class Runner:
             state,
             first_line(outcome.reason),
             outcome.delay_ms,
+            outcome.traceback,
         )
         try:
             self._on_end(ended)
+            return outcome._replace(is_reported=True)
         except BaseException:
             # The job has ended all the same.
             log.exception("the end of message %s could not be reported", message.id)
+            return outcome
 
     def _begin_child(self) -> None:
         self._process = object()

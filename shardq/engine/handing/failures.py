@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+REPORTED = "is_reported"
+"""The attribute of a record whose failures have lines elsewhere, as those of a worker have."""
 SHOWN_MAX = 10
 """The most failures of one consumer that the log shows in any second; the rest is counted."""
 _SECOND_US = 1_000_000
@@ -48,6 +50,7 @@ class Failures:
         self._shown_us: deque[int] = deque(maxlen=SHOWN_MAX)
         self._left_out: Counter[str] = Counter()
         self._left_out_us = 0
+        self._are_reported = True
 
     def note(
         self,
@@ -74,7 +77,7 @@ class Failures:
             return
         outcome = decided(outcome, one.attempt, self._register)
         kind = kind or (one_line(outcome.reason) if error is None else type(error).__name__)
-        if not self.has_room_for(kind):
+        if not self.has_room_for(kind, is_reported=outcome.is_reported):
             return
         failure = exc_info_of(error, outcome) if error is not None else None
         log.log(
@@ -86,10 +89,16 @@ class Failures:
             "buried" if outcome.fate is Fate.BURY else f"again in {_delay(outcome)}",
             one_line(outcome.reason),
             exc_info=failure,
+            extra={REPORTED: outcome.is_reported},
         )
 
-    def has_room_for(self, kind: str) -> bool:
-        """True if the log has room for one more failure; else the failure is counted by kind."""
+    def has_room_for(self, kind: str, *, is_reported: bool = False) -> bool:
+        """True if the log has room for one more failure; else the failure is counted by kind.
+
+        Args:
+            kind: Its kind.
+            is_reported: True if a line of its own says it elsewhere.
+        """
         now_us = self._clock.boot_us()
         with self._lock:
             shown_us = self._shown_us
@@ -97,7 +106,8 @@ class Failures:
                 shown_us.append(now_us)
                 return True
             if not self._left_out:
-                self._left_out_us = now_us
+                self._left_out_us, self._are_reported = now_us, True
+            self._are_reported &= is_reported
             is_named = kind in self._left_out or len(self._left_out) < _KINDS_MAX
             self._left_out[kind if is_named else _OTHERS] += 1
             return False
@@ -115,12 +125,14 @@ class Failures:
             if span_us < _SECOND_US and not everything:
                 return
             left_out, self._left_out = self._left_out, Counter()
+            are_reported = self._are_reported
         log.warning(
             "queue %s: %s more failures in %.1f s are not shown: %s",
             self._register.name,
             f"{left_out.total():,}",
             span_us / 1e6,
             ", ".join(f"{count:,} {kind}" for kind, count in left_out.most_common()),
+            extra={REPORTED: are_reported},
         )
 
     def _attempt_of(self, one: Delivery, outcome: Outcome) -> str:
