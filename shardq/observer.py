@@ -7,7 +7,7 @@ where the oldest waiting message was, so that it does not visit what was settled
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import chain, groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -15,6 +15,8 @@ from shardq.errors import SchemaNewer, StoreCorrupt
 from shardq.inspection import scan
 from shardq.inspection.calendar import forecast, forecast_ms, no_firings
 from shardq.inspection.depth import DepthCounter
+from shardq.inspection.whereabouts import run_of
+from shardq.model.message import priority_of
 from shardq.model.names import is_dead_queue, schedules_queue
 from shardq.model.settings import expected_lanes, layout_of
 from shardq.model.shard import Shard
@@ -53,6 +55,8 @@ _FORECAST_SHARE = 20
 """Looking ahead takes one part in so many of the time: 10,000 schedules are read in 5 s."""
 _DEPTH_US = 3_000_000
 """To count what is due, a store visits what was settled in the open minutes as well."""
+_IN_FLIGHT_MAX = 256
+"""Rows of a lane that are read at most to find one that is ready."""
 _DEAD_US = 10_000_000
 """The dead are counted in each of their minutes, an hour long, since the last purge."""
 
@@ -69,13 +73,16 @@ class LaneView:
             groups below the `group_lanes`.
         band: Its priority; 0 is first. None: it is for groups.
         owner: The member that reads it, or None.
-        lag_ms: How long the oldest message that is due has not been settled; 0 without any.
+        lag_ms: How long its oldest ready message has waited; 0 without any. What runs, or is put
+            off until later, does not count.
+        oldest: The id of that message.
     """
 
     lane: int
     band: int | None
     owner: str | None
     lag_ms: int
+    oldest: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,8 +167,14 @@ class QueueView:
 
     @property
     def lag_ms(self) -> int:
-        """The largest lag of its lanes."""
+        """How long its oldest ready message has waited: the largest lag of its lanes."""
         return max((lane.lag_ms for lane in self.lanes), default=0)
+
+    @property
+    def oldest(self) -> str | None:
+        """The id of its oldest ready message; None without any."""
+        behind = [lane for lane in self.lanes if lane.oldest is not None]
+        return max(behind, key=lambda lane: lane.lag_ms).oldest if behind else None
 
     def to_json(self) -> dict[str, Any]:
         """The view as programs read it."""
@@ -186,7 +199,13 @@ class QueueView:
             **late_to_json(self.late_ms, self.late_day_ms),
             "lag_ms": self.lag_ms,
             "lanes": [
-                {"lane": v.lane, "band": v.band, "owner": v.owner, "lag_ms": v.lag_ms}
+                {
+                    "lane": v.lane,
+                    "band": v.band,
+                    "owner": v.owner,
+                    "lag_ms": v.lag_ms,
+                    "oldest": v.oldest,
+                }
                 for v in self.lanes
             ],
             "members": [
@@ -382,7 +401,6 @@ class _Watch:
             self._forecast_us = self._depth = None
         found = heartbeats(self._store, register.members_key)
         beats = sorted(found.items())
-        reader = {lane: member for member, beat in beats for lane in beat.lanes}
         # First: what it leaves to the totals is to be in those that are read after it.
         depth, stored = self._depth_at(boot_us, found, is_fresh=others is not None)
         totals = stored.totals
@@ -402,7 +420,7 @@ class _Watch:
             late_ms=late_ms,
             late_day_ms=late_day_ms,
             uncounted=tuple((one.member, one.at_ms) for one in stored.gaps(now_ms)),
-            lanes=tuple(self._lanes(layout, reader, now_ms, boot_us)),
+            lanes=tuple(self._lanes(layout, found, now_ms, boot_us)),
             members=tuple(_member(member, beat, layout, now_ms) for member, beat in beats),
             producers=tuple(stored.recent_producers(now_ms).most_common()),
             forecast=self._forecast,
@@ -475,10 +493,15 @@ class _Watch:
             self._forecast_us = boot_us + max(_FORECAST_US, _FORECAST_SHARE * took_us)
 
     def _lanes(
-        self, layout: Layout, reader: Mapping[int, str], now_ms: int, boot_us: int
+        self, layout: Layout, beats: Mapping[str, Heartbeat], now_ms: int, boot_us: int
     ) -> Iterable[LaneView]:
         lanes = layout.all_lanes()
-        oldest = self._oldest(layout, now_ms, boot_us)
+        reader = {lane: member for member, beat in beats.items() for lane in beat.lanes}
+        # A member's rows in flight are the first of its lanes, but for what others put since.
+        most = min(max((beat.busy for beat in beats.values()), default=0), _IN_FLIGHT_MAX)
+        due = self._due(layout, most + 1, now_ms, boot_us)
+        oldest = {lane: rows[0] for lane, rows in due.items()}
+        ready = _ready(layout, due, reader, beats)
         # Who holds what is due; of lanes without such rows the heartbeats tell enough.
         ordinary = [row.position for row in oldest.values() if row.group is None]
         locks = self._store.locks(ordinary)
@@ -489,7 +512,7 @@ class _Watch:
         settings = self.queue._home.register.settings
         expected = set(expected_lanes(settings, layout, now_ms))
         for lane in lanes:
-            row, lock = oldest.get(lane), holders.get(lane)
+            row, lock, waits = oldest.get(lane), holders.get(lane), ready.get(lane)
             owner = member_of(lock) if lock else reader.get(lane)
             is_of_groups = layout.is_of_groups(lane)
             if row is None and (is_of_groups or (lane not in expected and owner is None)):
@@ -499,12 +522,12 @@ class _Watch:
                 lane=lane - first if is_of_groups else layout.index_of(lane),
                 band=None if is_of_groups else layout.band_of(lane),
                 owner=owner,
-                # The first of a lane for groups may be put off; what is behind it is not looked at.
-                lag_ms=0 if row is None else max(now_ms - row.wanted_ms, 0),
+                lag_ms=0 if waits is None else max(now_ms - waits.wanted_ms, 0),
+                oldest=None if waits is None else waits.message_id,
             )
 
-    def _oldest(self, layout: Layout, now_ms: int, boot_us: int) -> dict[int, Row]:
-        """Lane -> the first of its rows that are due."""
+    def _due(self, layout: Layout, limit: int, now_ms: int, boot_us: int) -> dict[int, list[Row]]:
+        """Lane -> the first of its due rows that are not put off: so many, if it has them."""
         is_old = self._anew_us is None or boot_us - self._anew_us >= _ANEW_US
         # They are of the last look: later than now, where the clock was set back since.
         if is_old or any(from_ms > now_ms for from_ms in self._from_ms.values()):
@@ -519,12 +542,11 @@ class _Watch:
             from_ms = self._from_ms.get(lane, near_ms)
             together = min(near) if near and from_ms >= near_ms else from_ms
             groups.setdefault(together, []).append(lane)
-        found: dict[int, Row] = {}
+        found: dict[int, list[Row]] = {}
+        starts = dict.fromkeys(layout.all_lanes(), now_ms)
         for from_ms, lanes in groups.items():
-            found |= self._oldest_of(layout, lanes, from_ms, now_ms)
-        self._from_ms = {
-            lane: found[lane].due_ms if lane in found else now_ms for lane in layout.all_lanes()
-        }
+            found |= self._due_of(layout, lanes, limit, from_ms, now_ms, starts)
+        self._from_ms = starts
         return found
 
     def _starts(self, layout: Layout, now_ms: int) -> dict[int, int]:
@@ -538,31 +560,77 @@ class _Watch:
             for lane in layout.all_lanes()
         }
 
-    def _oldest_of(
-        self, layout: Layout, lanes: Sequence[int], from_ms: int, now_ms: int
-    ) -> dict[int, Row]:
+    def _due_of(
+        self,
+        layout: Layout,
+        lanes: Sequence[int],
+        limit: int,
+        from_ms: int,
+        now_ms: int,
+        starts: dict[int, int],
+    ) -> dict[int, list[Row]]:
         minutes = range(layout.minute_of(from_ms), layout.minute_of(now_ms) + 1)
         found = self._store.indexed(layout.queue, minutes)
         asked = (shard for shard in found if shard.lane in lanes)
-        oldest: dict[int, Row] = {}
+
+        def is_ready(row: Row) -> bool:
+            if row.entered_us < self.queue.settings.purged_before_us:
+                return False
+            # One that is put off may be ready at the next look.
+            starts[row.shard.lane] = min(starts[row.shard.lane], row.due_ms)
+            return row.ready_ms <= now_ms
+
+        due: dict[int, list[Row]] = {}
         for minute, some in groupby(scan.with_rows(self._store, asked), key=attrgetter("minute")):
-            if left := [shard.lane for shard in some if shard.lane not in oldest]:
+            if left := [shard.lane for shard in some if len(due.get(shard.lane, ())) < limit]:
                 wanted = Slice(
                     layout.queue,
                     [minute],
                     left,
                     from_ms - 1,
                     now_ms,
-                    1,
+                    limit,
                     purpose="observe",
                     bodies=False,
                 )
-                for row in scan.first_kept(self._store, [wanted], self._is_kept):
-                    oldest.setdefault(row.shard.lane, row)
-        return oldest
+                for row in scan.first_kept(self._store, [wanted], is_ready):
+                    due.setdefault(row.shard.lane, []).append(row)
+        return due
 
-    def _is_kept(self, row: Row) -> bool:
-        return row.entered_us >= self.queue.settings.purged_before_us
+
+def _ready(
+    layout: Layout,
+    due: Mapping[int, Sequence[Row]],
+    reader: Mapping[int, str],
+    beats: Mapping[str, Heartbeat],
+) -> dict[int, Row]:
+    """Lane -> the first of its due rows that is not in flight.
+
+    A heartbeat names 32 runs and counts all deliveries. Members deliver in order, so those that it
+    does not name are the first others of its lanes.
+
+    Args:
+        layout: Of the queue.
+        due: Lane -> the first of its rows that are due.
+        reader: Lane -> the member that reads it.
+        beats: The members' heartbeats.
+    """
+    unnamed = {name: beat.busy for name, beat in beats.items()}
+    left: list[Row] = []
+    for row in chain.from_iterable(due.values()):
+        run = run_of(row, beats)
+        if run is not None:
+            unnamed[run[0]] -= 1
+        else:
+            left.append(row)
+    ready: dict[int, Row] = {}
+    for row in sorted(left, key=lambda row: (priority_of(row, layout), row.due_ms)):
+        member = reader.get(row.shard.lane, "")
+        if unnamed.get(member, 0) > 0:
+            unnamed[member] -= 1
+        else:
+            ready.setdefault(row.shard.lane, row)
+    return ready
 
 
 def _member(name: str, beat: Heartbeat, layout: Layout, now_ms: int) -> MemberView:

@@ -60,6 +60,60 @@ def test_lag_is_the_age_of_the_oldest_message_that_is_due(
     assert observer.look()[0].lag_ms == 1_000
 
 
+def test_what_runs_is_no_lag_and_what_waits_behind_it_is(
+    stage: Stage, db: shardq.Connection
+) -> None:
+    queue = db.queue("mail", lanes=1, hold="1m")
+    first = queue.put("runs for long")
+    views = []
+
+    def handle(message: shardq.Message) -> None:
+        if message.id == first.id:
+            stage.clock.advance(20)
+            queue.put("waits")
+            stage.clock.advance(9)
+            consumer._engine.step()
+            views.append(Observer(db).look()[0])
+
+    consumer = shardq.Consumer(queue, handle, threads=1)
+    stage.drain(queue, consumer)
+    [view] = views
+    assert view.depth.in_flight == view.depth.ready == 1
+    assert 9_000 <= view.lag_ms < 10_000
+    assert view.oldest != first.id
+    assert (Observer(db).look()[0].lag_ms, Observer(db).look()[0].oldest) == (0, None)
+
+
+def test_runs_that_a_heartbeat_does_not_name_are_no_lag(
+    db: shardq.Connection, clock: ManualClock
+) -> None:
+    queue = db.queue("mail", lanes=2, bands=1)
+    for _ in range(40):
+        queue.put("runs")
+        clock.advance(1)
+    waits = queue.put("waits")
+    told = Heartbeat(threads=40, busy=40, running=40, lanes=(0, 1))
+    db._home.store.note(MEMBERS, ("mail",), {"reader": told.to_json()}, 100_000)
+    clock.advance(5)
+    view = Observer(db).look()[0]
+    assert (view.lag_ms, view.oldest) == (5_000, waits.id)
+
+
+def test_a_group_lags_by_what_waits_behind_its_head_that_runs(
+    db: shardq.Connection, clock: ManualClock
+) -> None:
+    queue = db.queue("mail")
+    queue.put("head", group="ada")
+    clock.advance(10)
+    queue.put("next", group="ada")
+    [head] = queue.receive(1, visibility="5m")
+    clock.advance(20)
+    assert Observer(db).look()[0].lag_ms == 20_000
+    queue.retry(head, "10m")
+    clock.advance(5)
+    assert Observer(db).look()[0].lag_ms == 25_000
+
+
 def test_lag_is_found_days_back(db: shardq.Connection, clock: ManualClock) -> None:
     db.queue("mail", lanes=2).put("x")
     clock.advance(20 * 3_600)

@@ -55,8 +55,8 @@ _HORIZON = "1m"
     metavar="DURATION",
     default="1m",
     show_default=True,
-    help="Fail where a message has been due for longer and is not being delivered. Isolated "
-    "consumers may take the queue's minute and offset more.",
+    help="Fail where a ready message has waited for longer. Isolated consumers may take the "
+    "queue's minute and offset more.",
 )
 @options.whole(
     "--max-dead",
@@ -96,7 +96,7 @@ def check(
     \b
     ok            all is well
     no consumers  messages wait and nobody consumes; wrong after --max-lag
-    lagging       consumers are there, but more than --max-lag behind
+    lagging       consumers are there, and the lag is more than --max-lag
     overdue       consumers are there, and a schedule has not fired for longer
                   than --max-lag
     failing       the trigger of a schedule fails, and so it does not fire

@@ -37,7 +37,7 @@ _BARS = " ▁▂▃▄▅▆▇█"
 _BARS_ASCII = " .:-=+*#@"
 _GAP = "  "
 _NAME_MIN = 16
-_KEY = "Ctrl-C ends.  lag: wait of the oldest due message.  observe --help: every word."
+_KEY = "Ctrl-C ends.  lag: wait of the oldest ready message.  observe --help: all words."
 _KEY_LINES = 2
 _DETAIL_LINES = 6
 """Kept for consumers where there are more queues than lines, a quarter of the screen at most."""

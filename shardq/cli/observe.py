@@ -69,7 +69,8 @@ def observe(
     out/s      deliveries a second, likewise
     p50, p99   how late deliveries began in the last 5 minutes: half of them, 99 %
                of them at most; below each queue those of the day as well
-    lag        how long the oldest due message has waited to be settled
+    lag        how long the oldest ready message has waited; what runs does not
+               count
     dead       messages in the dead-letter queue
     busy       handlers that run, of those that the consumers have
     longest    how long the handler that began first has run

@@ -95,7 +95,7 @@ class Limits:
     """What a queue may come to before `check` fails.
 
     Attributes:
-        lag_ms: For how long its oldest due message may wait, milliseconds; where consumers are
+        lag_ms: For how long its oldest ready message may wait, milliseconds; where consumers are
             isolated, for its queue's minute and offset more.
         dead: How many dead messages it may have; None: any number.
         run_ms: For how long a handler may run, milliseconds; None: any time.
@@ -329,7 +329,7 @@ def _uncounted(view: QueueView) -> Iterator[Finding]:
 def _waiting(view: QueueView, limits: Limits, *, are_jobs: bool) -> Iterator[Finding]:
     what, name, depth = f"queue {view.name}", view.name, view.depth
     late = view.lag_ms > limits.lag_ms + _held_back_ms(view)
-    oldest = f"the oldest due message has waited for {screen.span(view.lag_ms)}"
+    oldest = f"the oldest ready message has waited for {screen.span(view.lag_ms)}"
     if not view.members and (depth.ready or depth.waiting or view.lag_ms):
         yield Finding(
             what,

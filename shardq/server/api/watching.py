@@ -63,7 +63,7 @@ class Statistics(Struct, kw_only=True, omit_defaults=True):
         put_rate: Messages put a second, over the last `rate_s`.
         delivered_rate: Deliveries a second, likewise.
         rate_s: Over how many seconds.
-        lag_ms: For how long the oldest message that is due was not settled.
+        lag_ms: How long the oldest ready message has waited; 0 without any.
         late: Lateness of the deliveries of the last five minutes; absent without any.
         consumers: How many processes consume it.
         busy: How many of their handlers run.
