@@ -76,13 +76,20 @@ def test_nobody_consuming_is_wrong_once_a_message_is_due_for_too_long(
 def test_lagging_says_whether_handlers_are_the_bottleneck(
     stage: Stage, db: shardq.Connection
 ) -> None:
-    db.queue("mail").put("x")
+    sent = db.queue("mail").put("x")
     stage.clock.advance(90)
     beat(db, running=8)
     assert "8 of 8 handlers busy" in looked(db)[0].text
     assert "Add consumers" in looked(db)[0].advice
+    beat(db, running=7)
+    [one] = looked(db)
+    assert "7 of 8 handlers busy; the oldest ready message has waited for" in one.text
+    assert one.advice.startswith("Most handlers are busy: add consumers or threads, or make the")
+    assert f"`shardq show mail {sent.id}` says what that message waits for" in one.advice
     beat(db, running=1)
-    assert "have room" in looked(db)[0].advice
+    [one] = looked(db)
+    assert "1 of 8 handlers busy" in one.text
+    assert one.advice.startswith(f"7 handlers are free; `shardq show mail {sent.id}` says what")
 
 
 def test_isolated_consumers_lag_once_they_are_behind_what_they_may_read(

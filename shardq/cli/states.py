@@ -340,14 +340,25 @@ def _waiting(view: QueueView, limits: Limits, *, are_jobs: bool) -> Iterator[Fin
         )
     elif late:
         threads = sum(member.threads for member in view.members)
-        advice = "Add consumers or threads, or make the handler faster."
-        if view.busy < threads:
-            advice = (
-                "Its consumers have room: see their logs for errors, or retries of each message."
-            )
         handlers = f", {screen.busy(view.busy, threads)}" if threads else ""
         text = f"{counts(view)}{handlers}; {oldest}."
-        yield Finding(what, Level.WRONG, State.LAGGING, text, advice)
+        yield Finding(what, Level.WRONG, State.LAGGING, text, _against_lag(view, threads))
+
+
+def _against_lag(view: QueueView, threads: int) -> str:
+    """What to do against a lag, by how many of so many handlers are busy."""
+    more = "add consumers or threads, or make the handler faster"
+    free = threads - view.busy
+    if free <= 0:
+        return f"{more.capitalize()}."
+    why = ""
+    if view.oldest is not None:
+        named = screen.exact(shlex.quote(view.oldest)).plain
+        why = f"; `shardq show {view.name} {named}` says what that message waits for"
+    if view.busy > free:
+        return f"Most handlers are busy: {more}{why}."
+    verb = "is" if free == 1 else "are"
+    return f"{screen.plural(free, 'handler')} {verb} free{why}, and the consumers' logs what fails."
 
 
 def _held_back_ms(view: QueueView) -> int:
