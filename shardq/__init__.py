@@ -75,6 +75,7 @@ __all__ = [
     "ReceiptError",
     "Record",
     "Retry",
+    "RunView",
     "Schedule",
     "ScheduleOptions",
     "Schedules",
@@ -112,7 +113,7 @@ if TYPE_CHECKING:
     from shardq.model.message import Message
     from shardq.model.settings import QueueOptions, Settings
     from shardq.model.times import Due, Duration
-    from shardq.observer import LaneView, MemberView, Observer, QueueView, open_shards
+    from shardq.observer import LaneView, MemberView, Observer, QueueView, RunView, open_shards
     from shardq.queue import Queue
     from shardq.records.ledger import Record
     from shardq.records.stats import Lateness, Totals
@@ -140,7 +141,7 @@ else:
         "model.message": ("Message",),
         "model.settings": ("QueueOptions", "Settings"),
         "model.times": ("Due", "Duration"),
-        "observer": ("LaneView", "MemberView", "Observer", "QueueView", "open_shards"),
+        "observer": ("LaneView", "MemberView", "Observer", "QueueView", "RunView", "open_shards"),
         "queue": ("Queue",),
         "records.ledger": ("Record",),
         "records.stats": ("Lateness", "Totals"),

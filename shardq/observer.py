@@ -7,7 +7,7 @@ where the oldest waiting message was, so that it does not visit what was settled
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import chain, groupby
+from itertools import chain, groupby, zip_longest
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -85,6 +85,20 @@ class LaneView:
     oldest: str | None = None
 
 
+class RunView(NamedTuple):
+    """A run of a handler.
+
+    Attributes:
+        message: The message's id.
+        run_ms: For how many milliseconds it has run.
+        task: The task that it is a job of; None where it is none.
+    """
+
+    message: str
+    run_ms: int
+    task: str | None
+
+
 @dataclass(frozen=True, slots=True)
 class MemberView:
     """A consumer.
@@ -99,8 +113,7 @@ class MemberView:
         ready: Messages that it holds for its handlers.
         lanes: (lane, band) of each that it reads.
         isolated: Whether it delivers only from minutes that ended at least the offset ago.
-        runs: What its handlers run, the first begun first: (the message's id, for how many
-            milliseconds) of 32 at most.
+        runs: What its handlers run, the first begun first, 32 at most.
     """
 
     name: str
@@ -112,7 +125,7 @@ class MemberView:
     lanes: tuple[tuple[int, int], ...]
     isolated: bool
     shortest_ms: int = 0
-    runs: tuple[tuple[str, int], ...] = ()
+    runs: tuple[RunView, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +232,7 @@ class QueueView:
                     "ready": v.ready,
                     "lanes": [{"lane": lane, "band": band} for lane, band in v.lanes],
                     "isolated": v.isolated,
-                    "runs": [{"message": name, "run_ms": run_ms} for name, run_ms in v.runs],
+                    "runs": [run._asdict() for run in v.runs],
                 }
                 for v in self.members
             ],
@@ -648,7 +661,20 @@ def _member(name: str, beat: Heartbeat, layout: Layout, now_ms: int) -> MemberVi
         ),
         isolated=beat.isolated,
         shortest_ms=beat.shortest_ms,
-        runs=tuple((message, max(now_ms - begun_ms, 0)) for message, begun_ms in beat.runs),
+        runs=runs_of(beat, now_ms),
+    )
+
+
+def runs_of(beat: Heartbeat, now_ms: int) -> tuple[RunView, ...]:
+    """The runs that a heartbeat names.
+
+    Args:
+        beat: The heartbeat of a member.
+        now_ms: Epoch milliseconds.
+    """
+    return tuple(
+        RunView(message, max(now_ms - begun_ms, 0), task or None)
+        for (message, begun_ms), task in zip_longest(beat.runs, beat.tasks[: len(beat.runs)])
     )
 
 

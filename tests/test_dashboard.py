@@ -103,6 +103,17 @@ def test_who_puts_is_named_with_and_without_consumers(stage: Stage, db: shardq.C
     assert re.search(r"^post: put by \S+ \(6\)", text, re.MULTILINE)
 
 
+def test_the_tasks_that_run_are_counted(db: shardq.Connection) -> None:
+    db.queue("mail")
+    now_ms = db._home.clock.now_ms()
+    for number, tasks in enumerate([("shop.charge", "shop.index"), ("shop.charge", "")]):
+        runs = tuple((f"job-{n}", now_ms - 1_000 * (number + 1)) for n in range(2))
+        told = Heartbeat(threads=2, running=2, runs=runs, tasks=tasks).to_json()
+        db._home.store.note(MEMBERS, ("mail",), {f"worker-{number}": told}, 60_000)
+    text = "\n".join(screen(Observer(db).look(), 100, 24))
+    assert "  runs shop.charge 2 (longest 2.0 s), shop.index 1 (longest 1.0 s)" in text
+
+
 def test_the_dead_are_a_column_of_their_queue(db: shardq.Connection) -> None:
     queue = db.queue("mail")
     queue.bury(queue.put("x"))

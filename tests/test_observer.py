@@ -275,7 +275,7 @@ def test_what_a_consumer_runs_is_in_the_view_and_stays_there_when_it_is_parked(
     stage: Stage, db: shardq.Connection
 ) -> None:
     queue = db.queue("mail", lanes=1, hold="10s")
-    sent = queue.put("slow")
+    sent = queue.put("slow", headers={"task": "shop.charge"})
     views = []
 
     def handle(_message: shardq.Message) -> None:
@@ -287,9 +287,10 @@ def test_what_a_consumer_runs_is_in_the_view_and_stays_there_when_it_is_parked(
     consumer = shardq.Consumer(queue, handle, threads=8)
     stage.drain(queue, consumer)
     [run] = views[0].members[0].runs
-    assert run[0] == sent.id
-    assert 20_000 <= run[1] < 21_000
-    assert views[0].to_json()["members"][0]["runs"] == [{"message": sent.id, "run_ms": run[1]}]
+    assert (run.message, run.task) == (sent.id, "shop.charge")
+    assert 20_000 <= run.run_ms < 21_000
+    told = {"message": sent.id, "run_ms": run.run_ms, "task": "shop.charge"}
+    assert views[0].to_json()["members"][0]["runs"] == [told]
     stage.clock.advance(5)
     consumer.step()
     assert Observer(db).look()[0].members[0].runs == ()

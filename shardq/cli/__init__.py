@@ -39,6 +39,8 @@ _COMMANDS = {
     "move": ("keyed", "Let messages that wait be due at another time, or now."),
     "forward": ("forward", "Move messages into another queue."),
     "edit": ("keyed", "Change the body or headers of a message that waits, by its key."),
+    "running": ("running", "Show what runs now, by task and worker."),
+    "failures": ("failures", "Show what failed lately, and what happens next."),
     "queues": ("queues", "List queues; create, show, alter, pause, purge or drop one."),
     "schedule": ("schedule", "Put messages again and again, by schedules; preview, change them."),
     "dead": ("dead", "Show dead messages; put them back, or delete them."),

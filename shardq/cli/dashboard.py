@@ -3,7 +3,7 @@
 ```
  title      what, where, when
  queues     a line each: state, depth, rates, lateness, lag, the dead
- each queue its consumers, a line each; its lanes; what is to come
+ each queue its consumers, a line each; which tasks run; its lanes; what is to come
  key        how to end it, what a word means
 ```
 
@@ -43,7 +43,8 @@ _DETAIL_LINES = 6
 """Kept for consumers where there are more queues than lines, a quarter of the screen at most."""
 _LEFT_OUT_LINES = 2
 _MEMBERS_SHOWN = (64, 32, 16, 8, 4, 2, 1)
-_UNCONSUMED_SHOWN = _PRODUCERS_SHOWN = 3
+_UNCONSUMED_SHOWN = _PRODUCERS_SHOWN = _TASKS_SHOWN = 3
+_TASK_MAX = 40
 
 
 @dataclass(slots=True)
@@ -190,7 +191,7 @@ class Dashboard:
         if not view.members:
             put_by = _producer_line(view)
             return [Text(), *(_cut(line, width) for line in put_by)] if put_by else []
-        lines = [*_consumer_lines(view, width, members_max), *_lane_lines(view)]
+        lines = [*_consumer_lines(view, width, members_max), *_task_line(view), *_lane_lines(view)]
         lines += _producer_line(view)
         if late := states.late(view):
             lines.append(Text(f"{_GAP}{late}"))
@@ -358,6 +359,25 @@ def _lane_lines(view: QueueView) -> list[Text]:
         for owner in silent
     ]
     return lines
+
+
+def _task_line(view: QueueView) -> list[Text]:
+    """The tasks whose jobs run, those with the most first, and how long their longest has run."""
+    runs: dict[str, list[int]] = {}
+    for member in view.members:
+        for run in member.runs:
+            if run.task is not None:
+                runs.setdefault(run.task, []).append(run.run_ms)
+    if not runs:
+        return []
+    most = sorted(runs.items(), key=lambda one: (-len(one[1]), one[0]))
+    told = [
+        f"{screen.plain(task, _TASK_MAX).plain} {len(ms):,} (longest {screen.span(max(ms))})"
+        for task, ms in most[:_TASKS_SHOWN]
+    ]
+    if len(most) > _TASKS_SHOWN:
+        told.append(f"and {screen.plural(len(most) - _TASKS_SHOWN, 'more task')}")
+    return [Text(f"{_GAP}runs {', '.join(told)}")]
 
 
 def _producer_line(view: QueueView) -> list[Text]:

@@ -74,6 +74,8 @@ def observe(
     dead       messages in the dead-letter queue
     busy       handlers that run, of those that the consumers have
     longest    how long the handler that began first has run
+    runs       the tasks whose jobs run, and how many of each, of the 32 runs
+               that a consumer names
     held       messages that a consumer has read ahead
     lanes      lanes that a consumer reads, in every band where none is named
     put by     processes that put in this minute and the four before, and how many

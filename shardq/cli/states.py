@@ -409,6 +409,9 @@ def _longest(members: Sequence[MemberView]) -> str:
     longest = max(members, key=lambda member: member.longest_ms)
     if not longest.runs:
         return f"{longest.name} for {screen.span(longest.longest_ms)}"
-    named = ", ".join(f"{message} for {screen.span(ms)}" for message, ms in longest.runs[:_RUNS])
+    named = ", ".join(
+        f"{f'{run.task} ' if run.task else ''}{run.message} for {screen.span(run.run_ms)}"
+        for run in longest.runs[:_RUNS]
+    )
     more = longest.busy - _RUNS
     return f"{longest.name} runs {named}" + (f" and {more:,} more" if more > 0 else "")

@@ -5,6 +5,7 @@
  census   peek, check, forecast    audit        put against ended, by the ledger
  scan     rows of many shards      trace        what processes wrote down, judged
  finder   looks one message up     whereabouts  why it does not run
+ failed   what failed last, of all that is there
  dead     those that died last     state        where a message is, in a word and a sentence
  orphans  names that crashes left
  calendar what comes due ahead    grid         minutes, hours and days by a zone's clocks

@@ -43,23 +43,34 @@ def shards(store: Store, register: Register, since_ms: int, until_ms: int) -> It
         yield from reversed(list(some))
 
 
-def last(home: QueueHome, limit: int, is_wanted: Callable[[Row], bool]) -> list[Row]:
+def last(
+    home: QueueHome,
+    limit: int,
+    is_wanted: Callable[[Row], bool],
+    *,
+    since_ms: int = 0,
+    bodies: bool = True,
+) -> list[Row]:
     """The rows of those that died last, the last one first.
 
     Args:
         home: The dead-letter queue's.
         limit: The most to return.
         is_wanted: Asked of each, without its body.
+        since_ms: Those of minutes before this are left out, epoch milliseconds.
+        bodies: Whether to read their bodies.
     """
     register = home.register
     register.refresh()
     rows: list[Row] = []
-    found = shards(home.store, register, 0, home.clock.now_ms() + _AHEAD_MS)
+    found = shards(home.store, register, since_ms, home.clock.now_ms() + _AHEAD_MS)
     for _, some in groupby(found, key=_MINUTE):
         wanted = filter(is_wanted, _kept(home, some, bodies=False))
         rows += heapq.nlargest(limit - len(rows), wanted, key=_DIED)
         if len(rows) == limit:
             break
+    if not bodies:
+        return rows
     whole = [row.checked() for row in home.store.find([row.position for row in rows])]
     return sorted(whole, key=_DIED, reverse=True)
 

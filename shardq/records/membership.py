@@ -147,6 +147,19 @@ def runs_told(runs: Iterable[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
     return tuple(told)
 
 
+def tasks_told(tasks: Iterable[str]) -> tuple[str, ...]:
+    """The tasks of runs that a heartbeat has room for; of the others it tells none.
+
+    >>> tasks_told(["shop.charge", "", ""]), tasks_told(["", ""])
+    (('shop.charge', '', ''), ())
+    """
+    told, room = [], _RUNS_CHARS_MAX
+    for task in tasks:
+        room -= len(json.dumps(task))
+        told.append(task if room >= 0 else "")
+    return tuple(told) if any(told) else ()
+
+
 class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True):
     """The heartbeat of a member.
 
@@ -162,6 +175,7 @@ class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True):
         isolated: True if it reads only minutes that ended at least the offset ago.
         runs: The runs of its handlers, parked ones too: (message id, begun at, epoch milliseconds),
             the first begun first, as many as `runs_told` has room for.
+        tasks: The task of each of these runs, in their order; empty text for a run of none.
         free: Slots that could begin a message now: handler threads, or callers of `receive`, that
             wait while nothing is due here.
         surplus: Due messages that it holds beyond those that its own slots begin soon.
@@ -185,6 +199,7 @@ class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True):
     demand: bool = False
     isolated: bool = False
     runs: tuple[tuple[str, Count], ...] = ()
+    tasks: tuple[str, ...] = ()
     free: Annotated[int, msgspec.Meta(ge=0, le=FREE_MAX)] = 0
     surplus: Count = 0
     oldest_ms: Count = 0

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from shardq.engine.news import FREE_US
 from shardq.model.ids import birth_us
-from shardq.records.membership import Heartbeat, ranking, runs_told
+from shardq.model.message import task_of
+from shardq.records.membership import Heartbeat, ranking, runs_told, tasks_told
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -219,6 +220,8 @@ class Sharing:
         longest_us = now_us - min(one.begun_us for one in run) if run else 0
         shortest_us = now_us - max(one.begun_us for one in run) if run else 0
         since_ms = [(one.row.message_id, now_ms - (now_us - one.begun_us) // 1_000) for one in run]
+        runs = runs_told(since_ms) if self._threads else ()
+        rows = {one.row.message_id: one.row for one in run}
         return Heartbeat(
             threads=self._threads,
             # A parked row is a claim, which is counted among the rows in its shard.
@@ -230,7 +233,8 @@ class Sharing:
             ready=len(self._ready),
             lanes=lanes,
             isolated=self._isolated,
-            runs=runs_told(since_ms) if self._threads else (),
+            runs=runs,
+            tasks=tasks_told(task_of(rows[message_id]) or "" for message_id, _ in runs),
             version=version,
             holder=holder,
         )

@@ -1,0 +1,179 @@
+"""What failed lately, in all queues or some."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import click
+from rich.text import Text
+
+from shardq.cli import listing, options, screen
+from shardq.cli.messages import dead_of
+from shardq.errors import ShardqError
+from shardq.inspection import failed
+from shardq.inspection.failed import Next
+from shardq.model.message import first_line
+from shardq.model.names import is_dead_queue, is_schedules_queue
+from shardq.model.times import iso, moment_or_ago_ms
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+    from shardq.connection import Connection
+    from shardq.inspection.failed import Failed
+    from shardq.queue import Queue
+
+_SHOWN = 20
+_SHOWN_MAX = 10_000
+_NEXT = {Next.DUE: "is due", Next.RUNNING: "runs again", Next.DEAD: "dead"}
+
+
+class _Found(NamedTuple):
+    """What failed in a queue.
+
+    Attributes:
+        failed: The last of it.
+        missing: What could not be read, in a sentence; empty where all was.
+    """
+
+    failed: list[Failed]
+    missing: str = ""
+
+
+@click.command(
+    epilog=options.examples(
+        "shardq failures",
+        "shardq failures --since 1h --task shop.charge",
+        "shardq failures mail -n 100 --json | jq -r .error | sort | uniq -c",
+    )
+)
+@click.argument("queues", nargs=-1)
+@options.whole("-n", "--limit", text="At most N of them.", least=1, most=_SHOWN_MAX, default=_SHOWN)
+@click.option(
+    "--since",
+    metavar="TIME|DURATION",
+    help="Only what failed from this time on, or at most so long ago.",
+)
+@click.option("--task", metavar="NAME", help="Only the jobs of this task.")
+@options.store
+@options.as_json
+def failures(
+    *,
+    queues: tuple[str, ...],
+    limit: int,
+    since: str | None,
+    task: str | None,
+    url: str | None,
+    as_json: bool,
+) -> None:
+    """Show what failed last in QUEUES, or in all queues, the last first.
+
+    \b
+    failed   when the attempt ended
+    attempt  its number; of a message with several failures the last one
+    next     again in: when it is delivered again; is due: as soon as a
+             consumer is free; runs again; dead: when somebody puts it back
+
+    A message is shown while it is there: until a later attempt has succeeded, or its dead letter
+    is put back or deleted. One that waits for its next attempt for more than a day is left out. Of
+    a queue with many messages the 20,000 due first are read.
+    """  # noqa: D301 - click's own mark
+    with options.connect(url) as db:
+        now_ms = db._home.clock.now_ms()
+        since_ms = 0 if since is None else moment_or_ago_ms(since, now_ms, name="--since")
+
+        def is_wanted(one: Failed) -> bool:
+            return (
+                one.at_ms >= since_ms
+                and (task is None or one.task == task)
+                and (not queues or one.queue in queues)
+            )
+
+        opened, dead = _opened(db, queues)
+
+        def look(queue: Queue) -> _Found:
+            home, died = queue._home, []
+            if queue.name in dead:
+                died = failed.of_dead(home, is_wanted, since_ms=since_ms, limit=limit)
+            if is_dead_queue(queue.name):
+                return _Found(died)
+            waiting, is_whole = failed.of_queue(home, is_wanted, limit=limit)
+            more = f"{queue.name}: only the {failed.ROWS_MAX:,} messages due first were read."
+            return _Found([*died, *waiting], "" if is_whole else more)
+
+        def look_or_fail(queue: Queue) -> _Found:
+            try:
+                return look(queue)
+            except ShardqError as error:
+                return _Found([], str(error))
+
+        every: list[Failed] = []
+        with screen.progress() as bar:
+            tell = screen.teller(bar)
+            for number, one in enumerate(db._home.side_by_side(look_or_fail, opened), 1):
+                tell("queues", number, len(opened))
+                every += one.failed
+                if one.missing:
+                    click.echo(f"shardq: {one.missing}", err=True)
+    last = sorted(every, key=lambda one: -one.at_ms)[:limit]
+    if as_json:
+        for failure in last:
+            screen.print_json(_json(failure))
+    elif last:
+        _list(last, now_ms)
+    else:
+        click.echo("Nothing that is there has failed.")
+
+
+def _opened(db: Connection, names: Sequence[str]) -> tuple[list[Queue], set[str]]:
+    """The queues to look at, and the names of those that have dead messages of others."""
+    if names:
+        asked = [db.queue(name, create=False) for name in dict.fromkeys(names)]
+        kept = [one for one in (dead_of(db, name) for name in names) if one is not None]
+        opened = list({one.name: one for one in (*asked, *kept)}.values())
+        return opened, {one.name for one in kept}
+    opened = []
+    for name, one in db._home.open_all().items():
+        if isinstance(one, ShardqError):
+            click.echo(f"shardq: {one}", err=True)
+        elif not is_schedules_queue(name):
+            opened.append(one)
+    dead = {one._home.register.dead_name for one in opened}
+    return opened, {one.name for one in opened if one.name in dead or is_dead_queue(one.name)}
+
+
+def _json(one: Failed) -> dict[str, Any]:
+    return {
+        "at": iso(one.at_ms),
+        "queue": one.queue,
+        "task": one.task,
+        "id": one.id,
+        "attempt": one.attempt,
+        "error": one.error,
+        "next": one.next.value,
+        "again": None if one.again_ms is None else iso(one.again_ms),
+    }
+
+
+def _list(found: Sequence[Failed], now_ms: int) -> None:
+    rows = [
+        [
+            Text(f"{iso(one.at_ms)[:19]}Z"),
+            Text(one.queue),
+            screen.exact(one.task or "-"),
+            screen.exact(one.id),
+            Text(f"{one.attempt:,}"),
+            Text(_next(one, now_ms)),
+            screen.plain(first_line(one.error)),
+        ]
+        for one in found
+    ]
+    heads = ["failed", "queue", "task", "id", ">attempt", "next", "error"]
+    listing.show(heads, rows, free=1)
+
+
+def _next(one: Failed, now_ms: int) -> str:
+    if one.again_ms is None:
+        return _NEXT[one.next]
+    return f"again in {screen.span(max(one.again_ms - now_ms, 0))}"
