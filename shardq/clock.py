@@ -263,13 +263,13 @@ class SystemClock:
         error_ms = abs(self._deviation_us) // 1_000
         if error_ms > offset_ms:
             raise ClockError(
-                f"this machine's clock is {self._deviation_us / 1e6:+.1f} s from the store's, more "
-                f"than the queue's offset of {offset_ms / 1e3:.0f} s; set the clock and "
+                f"this machine's clock is {self._deviation_us / 1e6:+.1f}s from the store's, more "
+                f"than the queue's offset of {offset_ms / 1e3:.0f}s; set the clock and "
                 f"start again."
             )
         if error_ms * 2 > offset_ms:
             log.warning(
-                "this machine's clock is %+.1f s from the store's; beyond %.0f s shardq stops",
+                "this machine's clock is %+.1fs from the store's; beyond %.0fs shardq stops",
                 self._deviation_us / 1e6,
                 offset_ms / 1e3,
             )
@@ -292,7 +292,7 @@ class SystemClock:
             self._machine_base_us = base
             self._steps += 1
             log.warning(
-                "this machine's clock was set %s by %.1f s",
+                "this machine's clock was set %s by %.1fs",
                 "back" if by_us < 0 else "forward",
                 abs(by_us) / 1e6,
             )

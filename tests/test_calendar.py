@@ -523,7 +523,7 @@ def test_a_backlog_clears_by_what_is_done_less_what_comes_in() -> None:
     assert found.clear_ms is not None
     assert (found.clear_ms - NOON_MS) / 1_000 == pytest.approx(2_310 / 34, abs=0.01)
     assert found.line(UTC) == (
-        "2,310 due now; 38/s are done at present, 4/s come in: clear in 1 m 8 s (about 12:01:07)."
+        "2,310 due now; 38/s are done at present, 4/s come in: clear in 1m8s (about 12:01:07)."
     )
 
 
@@ -570,7 +570,7 @@ def test_a_minute_with_more_than_consumers_can_do_is_hot() -> None:
     left = 12_000 - 4 * 60 * 40
     assert (second.late_ms, first.late_ms) == (12_000 / 40 * 1_000, (left + 12_000) / 40 * 1_000)
     assert first.line(found, UTC) == (
-        "12:09: 12,000 due, 200/s; consumers do 40/s at most, so the last begins 6 m 0 s late, "
+        "12:09: 12,000 due, 200/s; consumers do 40/s at most, so the last begins 6m late, "
         "about 12:15:00"
     )
 

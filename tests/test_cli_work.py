@@ -112,14 +112,14 @@ def test_each_run_that_ends_has_one_line_and_all_are_aligned(app_shell: Shell) -
     failed = [line for line in states if "app.flaky" in line]
     number = "[0-9a-f-]{36}"
     assert len(states) == 5
-    assert re.fullmatch(rf"done       app.nap      +\d+ ms  {number}", states[0])
-    assert re.fullmatch(rf"done       app.welcome  +\d+ ms  {number}", states[1])
+    assert re.fullmatch(rf"done       app.nap      +\d+ms  {number}", states[0])
+    assert re.fullmatch(rf"done       app.welcome  +\d+ms  {number}", states[1])
     assert re.fullmatch(
-        rf"failed     app.flaky    +\d+ ms  {number}  attempt 3: out of attempts: ValueError: no 3",
+        rf"failed     app.flaky    +\d+ms  {number}  attempt 3: out of attempts: ValueError: no 3",
         failed[0],
     )
     ends = {line.partition("  attempt ")[2] for line in failed[1:]}
-    assert ends == {f"{attempt}, again in 10 ms: ValueError: no 3" for attempt in (1, 2)}
+    assert ends == {f"{attempt}, again in 10ms: ValueError: no 3" for attempt in (1, 2)}
     assert len({line.index("ms") for line in states}) == 1
     assert code == Exit.DIED
     assert err.endswith("shardq: ended after 5 runs: 2 done, 2 retrying, 1 failed.\n")

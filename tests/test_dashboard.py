@@ -111,7 +111,7 @@ def test_the_tasks_that_run_are_counted(db: shardq.Connection) -> None:
         told = Heartbeat(threads=2, running=2, runs=runs, tasks=tasks).to_json()
         db._home.store.note(MEMBERS, ("mail",), {f"worker-{number}": told}, 60_000)
     text = "\n".join(screen(Observer(db).look(), 100, 24))
-    assert "  runs shop.charge 2 (longest 2.0 s), shop.index 1 (longest 1.0 s)" in text
+    assert "  runs shop.charge 2 (longest 2s), shop.index 1 (longest 1s)" in text
 
 
 def test_the_dead_are_a_column_of_their_queue(db: shardq.Connection) -> None:

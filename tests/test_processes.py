@@ -123,7 +123,7 @@ def test_what_a_process_has_started_is_ended_with_it(tmp_path: Path) -> None:
     """
     with Supervised(tmp_path, script) as it:
         within = int(it.expect(r"within (\d+)"))
-        it.expect("exited with 3; another takes its place in 0.5 s")
+        it.expect("exited with 3; another takes its place in 500ms")
         wait_until_gone(within)
         it.expect("within")
         assert it.stop()[-1] == ENDED_WELL
@@ -253,7 +253,7 @@ def test_where_others_work_one_that_cannot_begin_is_tried_again(tmp_path: Path) 
         it.ready()
         (tmp_path / "broken").touch()
         os.kill(first, signal.SIGKILL)
-        it.expect(r"told: the app is broken; it is tried again in 0.5 s\.$")
+        it.expect(r"told: the app is broken; it is tried again in 500ms\.$")
         it.ready()
         assert it.stop()[-1] == ENDED_WELL
 
@@ -263,7 +263,7 @@ def test_a_process_that_is_long_not_ready_is_told_of_once(tmp_path: Path) -> Non
     script = "wait()"
     with Supervised(tmp_path, script, constants=constants) as it:
         it.expect(
-            r"told: process \d+ is not ready after 0.5 s: its app is still imported, or its st"
+            r"told: process \d+ is not ready after 500ms: its app is still imported, or its st"
         )
         left = it.stop()
     assert [line for line in left if not line.startswith("signal ")] == [ENDED_WELL]
@@ -284,7 +284,7 @@ def test_a_program_that_cannot_be_started_is_tried_again(tmp_path: Path) -> None
     supervisor._start_due()
     assert told == [
         f"a process cannot be started: [Errno 2] No such file or directory: '{tmp_path}/none'; it "
-        "is tried again in 0.5 s."
+        "is tried again in 500ms."
     ]
 
 

@@ -270,7 +270,7 @@ def test_a_retention_out_of_bounds_is_refused_and_told_what_could_be(kept: objec
 
 
 def test_bounds_are_told_as_they_are_given() -> None:
-    with pytest.raises(BadSetting, match=r"^hold must be between 100ms and 1h, not 90m"):
+    with pytest.raises(BadSetting, match=r"^hold must be between 100ms and 1h, not 1h30m"):
         create({"hold": "90m"}, 0)
     with pytest.raises(BadSetting, match=r"^group_lanes must be between 1 and 256, not 257"):
         create({"group_lanes": 257}, 0)

@@ -187,7 +187,7 @@ def test_all_delivered_once_on_time_is_a_clean_verdict() -> None:
         "lost        0",
         "duplicated  0",
         "early       0",
-        "lateness    p50 2.0 ms, p90 9.0 ms, p99 9.0 ms",
+        "lateness    p50 2ms, p90 9ms, p99 9ms",
     ]
     assert verdict.sentence() == "All 3 messages were delivered once, none early."
     assert verdict.is_proved()

@@ -33,6 +33,7 @@ from shardq.bench.line import Line
 from shardq.bench.place import Place
 from shardq.bench.sizes import FULL, QUICK, Sizes
 from shardq.clock import SystemClock
+from shardq.model.times import span
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -125,5 +126,6 @@ def run(
             tell(f"measuring {one.name}")
             start_us = place.clock.boot_us()
             lines += one.take(place, chosen)
-            tell(f"measured {one.name} in {(place.clock.boot_us() - start_us) / 1e6:.1f} s")
+            took = span((place.clock.boot_us() - start_us) / 1_000)
+            tell(f"measured {one.name} in {took}")
     return lines

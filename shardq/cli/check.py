@@ -279,7 +279,8 @@ def _clocks(db: Connection) -> list[Finding]:
     for node, ask_us in db._home.store.clocks().items():
         error_us, trip_us = _compare(db, ask_us)
         told.append(error_us)
-        text = f"{error_us / 1e6:+.3f} s from this machine's, round trip {trip_us / 1e3:.1f} ms"
+        trip = screen.span(trip_us / 1_000)
+        text = f"{times.offset(error_us / 1_000)} from this machine's, round trip {trip}"
         what = f"clock of {node}"
         if abs(error_us) / 1_000 > _DEVIATION_MS_MAX:
             advice = "shardq corrects that; run NTP on this machine and on the node all the same."
@@ -294,7 +295,7 @@ def _clocks(db: Connection) -> list[Finding]:
         )
     reference_us = round(statistics.median(told)) if told else 0
     error_us = db._home.clock.now_us() - machine_us() - reference_us
-    text = f"corrected now is {error_us / 1e6:+.3f} s from the store's"
+    text = f"corrected now is {times.offset(error_us / 1_000)} from the store's"
     if abs(error_us) / 1_000 > _DEVIATION_MS_MAX:
         advice = "Run NTP on this machine and on all nodes; then start this again."
         findings.append(Finding("correction", Level.WRONG, State.CLOCK_OFF, f"{text}.", advice))

@@ -443,7 +443,9 @@ class Run:
             try:
                 one.process.wait(_STOP_S)
             except subprocess.TimeoutExpired:
-                self._say(f"{one.name} did not stop within {_STOP_S:.0f} s and is killed")
+                self._say(
+                    f"{one.name} did not stop within {screen.span(_STOP_S * 1_000)} and is killed"
+                )
         self._read()
 
     def _end(self) -> None:

@@ -33,7 +33,7 @@ _COLOURS = {
 }
 _STATE = max(map(len, _COLOURS))
 _TASK_MAX = 40
-_SPAN = 8
+_SPAN = 6
 _INDENT = "    "
 _TRACEBACKS_MAX = 100
 """Lines that wait and may have a traceback of some kilobytes; those after them have none."""
@@ -45,8 +45,8 @@ class JobLines:
     """Prints a line for each run, in a thread of its own: whoever runs jobs never waits for it.
 
     ```
-    13:03:35  done       app.welcome     12 ms  2f6b8e1c-..
-    13:03:36  retrying   app.flaky      1.2 s   3a0c77d2-..  attempt 2, again in 4.0 s: OSError: ..
+    13:03:35  done       app.welcome     12ms  2f6b8e1c-..
+    13:03:36  retrying   app.flaky       1.2s  3a0c77d2-..  attempt 2, again in 4s: OSError: ..
         Traceback (most recent call last):
         ..
     ```

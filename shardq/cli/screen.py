@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 STYLES = {"ok": "green", "warning": "yellow", "wrong": "red"}
 """The colours of levels."""
-_WITHIN_A_NUMBER = re.compile(r"(?<=\d) (?=\w)|(?<=\d [dhm]) (?=\d)")
-"""`3 m 18 s`, `4 queues`."""
+_WITHIN_A_NUMBER = re.compile(r"(?<=\d) (?=\w)")
+"""`4 queues`."""
 span = times.span
 WIDE = 2_000
 """A pipe or a log has no terminal's width to fit into: nothing is cut or folded there."""
@@ -134,7 +134,7 @@ def quantiles(milliseconds: tuple[float, float] | None) -> str:
     """Two stretches of time, a dash where there is none.
 
     >>> quantiles((0.2, 1500)), quantiles(None)
-    ('0 ms/1.5 s', '-')
+    ('0ms/1.5s', '-')
     """
     return "/".join(map(span, milliseconds)) if milliseconds else "-"
 
@@ -186,8 +186,8 @@ def wrapped(text: str, width: int, *, indent: str = "") -> list[str]:
         width: Columns.
         indent: What lines after the first begin with.
 
-    >>> wrapped("it waits for 3\N{NO-BREAK SPACE}m 18\N{NO-BREAK SPACE}s now", 14)
-    ['it waits for', '3 m 18 s now']
+    >>> wrapped("it waits for 3\N{NO-BREAK SPACE}more queues", 14)
+    ['it waits for', '3 more queues']
     """
     lines = textwrap.wrap(
         text,

@@ -153,7 +153,7 @@ def _since(state: State) -> str:
 
 
 def _moment(state: State, moment: datetime | None) -> str:
-    """`2027-01-01T09:00:00.000Z, in 3 h 0 m`."""
+    """`2027-01-01T09:00:00.000Z, in 3h`."""
     if moment is None:
         return "a time that is not known"
     ms = due_ms(moment) - due_ms(state.at)

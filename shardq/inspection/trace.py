@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from shardq.errors import BadName, BadTime, UsageError
 from shardq.model import names
-from shardq.model.times import due_ms, iso
+from shardq.model.times import due_ms, iso, span
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -520,4 +520,4 @@ def _excuse(delivery: Delivery, interruptions: Sequence[Interruption]) -> str | 
 
 
 def _shown_ms(value: float) -> str:
-    return f"{value / 1_000:,.1f} s" if abs(value) >= 10_000 else f"{value:,.1f} ms"
+    return f"-{span(-value)}" if value < 0 else span(value)

@@ -25,8 +25,6 @@ DELAY_MAX_MS = 100 * 365 * 86_400_000
 """The longest delay, a hundred years: more is a mistake in the caller's arithmetic."""
 
 _UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
-_UNITS_READ = 120
-"""More of one unit than this nobody reads; then they are hours and minutes, say."""
 _SHORT = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|[smhdw]))+\Z", re.ASCII)
 _PART = re.compile(r"(\d+(?:\.\d+)?)(ms|[smhdw])", re.ASCII)
 _SPELLED = re.compile(
@@ -156,29 +154,22 @@ def asked_ms(now_ms: int, due: Due | None, delay: Duration | None) -> int:
 
 
 def duration_text(millis: int) -> str:
-    """A duration as a user may write it: in the largest unit that leaves no rest, or in several.
+    """A duration, exactly, as all output has it, and as a user may write it.
 
-    >>> duration_text(90_000), duration_text(1_500), duration_text(86_400_000), duration_text(0)
-    ('90s', '1500ms', '1d', '0s')
-    >>> duration_text(30_600_000), duration_text(100_000), duration_text(100 * 86_400_000)
-    ('8h30m', '100s', '100d')
+    >>> duration_text(90_000), duration_text(1_613), duration_text(86_400_000), duration_text(0)
+    ('1m30s', '1.613s', '1d', '0s')
+    >>> duration_text(30_600_000), duration_text(250), duration_text(61_500)
+    ('8h30m', '250ms', '1m1.5s')
     """
-    units = ("d", "h", "m", "s")
-    for unit in units:
-        number, rest = divmod(millis, _UNITS_MS[unit])
-        if millis and not rest:
-            if number <= _UNITS_READ or unit == "d":
-                return f"{number}{unit}"
-            return _in_several(millis, units)
-    return f"{millis}ms" if millis else "0s"
-
-
-def _in_several(millis: int, units: tuple[str, ...]) -> str:
+    if 0 < millis < _UNITS_MS["s"]:
+        return f"{millis}ms"
     parts = []
-    for unit in units:
+    for unit in ("d", "h", "m"):
         number, millis = divmod(millis, _UNITS_MS[unit])
         if number:
             parts.append(f"{number}{unit}")
+    if millis or not parts:
+        parts.append(f"{millis / 1_000:.3f}".rstrip("0").rstrip(".") + "s")
     return "".join(parts)
 
 
@@ -303,21 +294,29 @@ def _iso_of(moment: datetime) -> str:
 
 
 def span(milliseconds: float) -> str:
-    """A stretch of time, short.
+    """A stretch of time that was measured, as `duration_text` has it, in two units at most.
 
-    >>> span(250), span(1500), span(90_000), span(200_000_000)
-    ('250 ms', '1.5 s', '1 m 30 s', '2 d 7 h')
+    >>> span(250), span(1_613), span(31_000), span(90_400), span(200_000_000)
+    ('250ms', '1.6s', '31s', '1m30s', '2d7h')
     """
-    if milliseconds < 1_000:
-        return f"{milliseconds:.0f} ms"
-    if milliseconds < 60_000:
-        return f"{milliseconds / 1_000:.1f} s"
+    if round(milliseconds) < 1_000:
+        return f"{milliseconds:.0f}ms"
+    if milliseconds < 59_950:
+        return duration_text(round(milliseconds / 100) * 100)
     seconds = round(milliseconds / 1_000)
-    for large, small, unit in ((86_400, 3_600, "d h"), (3_600, 60, "h m"), (60, 1, "m s")):
+    for large, small in ((86_400, 3_600), (3_600, 60)):
         if seconds >= large:
-            first, second = unit.split()
-            return f"{seconds // large} {first} {seconds % large // small} {second}"
-    return f"{seconds} s"
+            return duration_text(seconds // small * small * 1_000)
+    return duration_text(seconds * 1_000)
+
+
+def offset(milliseconds: float) -> str:
+    """How far a clock is from another one, as `span` has it, with its sign.
+
+    >>> offset(1_613), offset(-0.4), offset(-90_000)
+    ('+1.6s', '-0ms', '-1m30s')
+    """
+    return f"{'-' if milliseconds < 0 else '+'}{span(abs(milliseconds))}"
 
 
 def ceil_ms(micros: int) -> int:

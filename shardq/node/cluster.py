@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 
 from shardq.clock import SystemClock
 from shardq.errors import BadSetting, NodeError
+from shardq.model.times import span
 from shardq.node import config, runtime, state, wire
 from shardq.node.state import Node, NodeSet
 
@@ -304,7 +305,7 @@ def _bring_up(
             state.save(there)
         _wait_ready(there, [node.number for node in nodes], clock)
         undo.pop_all()
-    report(f"ready after {(clock.boot_us() - begun_us) / 1e6:.1f} s")
+    report(f"ready after {span((clock.boot_us() - begun_us) / 1_000)}")
     return there
 
 

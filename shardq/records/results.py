@@ -131,7 +131,7 @@ class Results:
                 )
         if not 0 < keep_ms <= KEEP_MS_MAX:
             raise BadTime(
-                f"a result is kept for 1 ms to {duration_text(KEEP_MS_MAX)}, not {keep_ms:,} ms."
+                f"a result is kept for 1ms to {duration_text(KEEP_MS_MAX)}, not {keep_ms:,}ms."
             )
         written = self._written(by_id)
         notes = {

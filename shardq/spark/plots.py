@@ -310,15 +310,12 @@ def stretch_ms(length_ms: int, minute_ms: int, most: int) -> int:
 
 
 def span_of(millis: float) -> str:
-    """A length of time as an axis shows it: whole units stay whole.
+    """A length of time as an axis shows it.
 
     >>> span_of(60_000), span_of(90_000), span_of(2_500), span_of(0.1)
-    ('1 min', '1.5 min', '2.5 s', '0.1 ms')
+    ('1m', '1m30s', '2.5s', '0.1ms')
     """
-    for unit_ms, unit in ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1_000, "s")):
-        if millis >= unit_ms and millis % (unit_ms / 2) == 0:
-            return f"{millis / unit_ms:,g} {unit}"
-    return f"{millis:g} ms" if millis < 1_000 else span(millis)
+    return f"{millis:g}ms" if millis < 1_000 else span(millis)
 
 
 _LATE_TICKS = (

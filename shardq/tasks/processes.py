@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shardq.clock import SystemClock
 from shardq.errors import ShardqError, UsageError
+from shardq.model.times import span
 from shardq.tasks import line
 
 if TYPE_CHECKING:
@@ -318,7 +319,7 @@ class Supervisor:
         if slot.quick_ends:
             delay_us = min(_DELAY_MIN_US << min(slot.quick_ends - 1, 10), _DELAY_MAX_US)
         slot.start_us = self._now_us() + delay_us
-        return f" in {delay_us / _SECOND_US:g} s" if delay_us else ""
+        return f" in {span(delay_us / 1_000)}" if delay_us else ""
 
     def _replace(self, child: _Child) -> bool:
         """Let another process begin at once in the place of one, which ends gracefully."""
@@ -414,7 +415,7 @@ class Supervisor:
             if is_slow and not child.is_told_slow and child.kill_us is None:
                 child.is_told_slow = True
                 self._report(
-                    f"process {child.number} is not ready after {_BEGIN_US / _SECOND_US:g} s: its "
+                    f"process {child.number} is not ready after {span(_BEGIN_US / 1_000)}: its "
                     f"app is still imported, or its store opened."
                 )
             if child.unanswered < _UNANSWERED_MAX:

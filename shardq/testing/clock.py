@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from shardq.errors import ClockError
 from shardq.model.ids import birth_us, row_ids
+from shardq.model.times import offset
 from shardq.testing import frozen
 
 if TYPE_CHECKING:
@@ -180,7 +181,7 @@ class ManualClock:
     def check(self, offset_ms: int) -> None:
         """Raise `ClockError` where the wall clock is wrong by more than a queue's offset."""
         if abs(self._deviation_us) > offset_ms * 1_000:
-            raise ClockError(f"this process's clock is {self._deviation_us / 1e6:+.1f} s off.")
+            raise ClockError(f"this process's clock is {offset(self._deviation_us / 1_000)} off.")
 
 
 class SandboxClock(ManualClock):

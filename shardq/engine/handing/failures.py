@@ -19,7 +19,7 @@ from shardq.engine.handing.outcome import Request, users_frames
 from shardq.lifecycle.fate import Fate, Outcome, decided
 from shardq.model.message import first_line, sound_text
 from shardq.model.names import is_dead_queue
-from shardq.model.times import duration_text
+from shardq.model.times import span
 
 if TYPE_CHECKING:
     from shardq.engine.handing.delivery import Delivery
@@ -127,10 +127,10 @@ class Failures:
             left_out, self._left_out = self._left_out, Counter()
             are_reported = self._are_reported
         log.warning(
-            "queue %s: %s more failures in %.1f s are not shown: %s",
+            "queue %s: %s more failures in %s are not shown: %s",
             self._register.name,
             f"{left_out.total():,}",
-            span_us / 1e6,
+            span(span_us / 1_000),
             ", ".join(f"{count:,} {kind}" for kind, count in left_out.most_common()),
             extra={REPORTED: are_reported},
         )
@@ -165,7 +165,7 @@ def sound_traceback(record: logging.LogRecord) -> bool:
 
 
 def _delay(outcome: Outcome) -> str:
-    return duration_text(outcome.delay_ms or 0)
+    return span(outcome.delay_ms or 0)
 
 
 def exc_info_of(error: BaseException, outcome: Outcome) -> Any:

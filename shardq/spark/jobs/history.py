@@ -18,7 +18,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as all who write for Spar
 
 from shardq.cli.screen import plural
 from shardq.errors import UsageError, shown
-from shardq.model.times import iso, moment_of
+from shardq.model.times import iso, moment_of, span
 from shardq.records.ledger import CLOCK_AHEAD_MS, End, kept_for, span_of
 
 if TYPE_CHECKING:
@@ -193,13 +193,10 @@ class Day:
 def _ms(millis: float) -> str:
     """A lateness as people read it.
 
-    >>> _ms(12.4), _ms(2_500), _ms(7_200_000)
-    ('12 ms', '2.5 s', '2.0 h')
+    >>> _ms(12.4), _ms(2_500), _ms(7_200_000), _ms(-7)
+    ('12ms', '2.5s', '2h', '-7ms')
     """
-    for unit, length_ms in (("h", 3_600_000), ("min", 60_000), ("s", 1_000)):
-        if abs(millis) >= length_ms:
-            return f"{millis / length_ms:,.1f} {unit}"
-    return f"{millis:.0f} ms"
+    return f"-{span(-millis)}" if millis < 0 else span(millis)
 
 
 @dataclass(frozen=True, slots=True)

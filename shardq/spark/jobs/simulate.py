@@ -294,7 +294,7 @@ class SimulateReport:
                     Table((">lanes", "because"), tuple((n.lanes, n.why) for n in self.needs)),
                     f"A lane is read by one process at a time, and drains at most {DRAIN_RATE:,} "
                     f"messages a second (docs/tried.md, Speed): the fullest shard in "
-                    f"{self.hottest[0].drained_s:,.1f} s at best.",
+                    f"{span(self.hottest[0].drained_s * 1_000)} at best.",
                 ),
             ),
             Section("When they are due", (Picture(self.plot(), "Messages by due and priority"),)),

@@ -18,7 +18,7 @@ from typing import Any
 from urllib.parse import parse_qsl, unquote
 
 from shardq.errors import BadTime, BadUrl
-from shardq.model.times import duration_ms
+from shardq.model.times import duration_ms, duration_text
 from shardq.stores.url import shown, split
 
 BUSY_MS = 10_000
@@ -85,5 +85,5 @@ def _busy_ms(url: str, value: str) -> int:
     except BadTime as error:
         raise BadUrl(f"store url {shown(url)}: {error}") from error
     if busy_ms > _BUSY_MAX_MS:
-        raise BadUrl(f"store url {shown(url)}: busy must be at most {_BUSY_MAX_MS // 1_000} s.")
+        raise BadUrl(f"store url {shown(url)}: busy must be at most {duration_text(_BUSY_MAX_MS)}.")
     return busy_ms

@@ -30,6 +30,7 @@ from shardq.errors import (
     StoreTimeout,
     StoreUnavailable,
 )
+from shardq.model.times import span
 from shardq.stores.sqlite import schema
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ class Failures:
         if kind in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
             return StoreUnavailable(
                 f"{self.file.shown} was locked by another process for more than "
-                f"{self.busy_ms / 1_000:g} s; nothing was written, try again."
+                f"{span(self.busy_ms)}; nothing was written, try again."
             )
         if kind in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
             return StoreCorrupt(f"{said}; name another file, or restore it from a copy.")
