@@ -256,12 +256,22 @@ def test_a_page_s_blocks_are_of_languages_that_the_tests_know(page: Path) -> Non
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("page", [PAGES[0], DOCS / "index.md", DOCS / "start.md"], ids=shown)
+@pytest.mark.parametrize(
+    "page",
+    [PAGES[0], *(DOCS / name for name in ("index.md", "start.md", "queue.md"))],
+    ids=shown,
+)
 def test_what_a_newcomer_reads_first_can_be_pasted_into_python(page: Path) -> None:
     for block in re.findall(r"```python[^\n]*\n(.*?)```", page.read_text(), re.DOTALL):
         # Python ends an indented block there, at its prompt.
         assert not re.search(r"\n\n +", block), block
         assert "import shardq\n" in block, block
+
+
+@pytest.mark.parametrize("page", [PAGES[0], DOCS / "index.md", DOCS / "start.md"], ids=shown)
+def test_what_a_newcomer_reads_first_leads_into_tasks_and_then_into_the_queue(page: Path) -> None:
+    task, consumer = (page.read_text().find(text) for text in ("@app.task", "shardq.Consumer("))
+    assert -1 < task < consumer
 
 
 # Tables -------------------------------------------------------------------------------------------
