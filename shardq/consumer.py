@@ -178,6 +178,8 @@ class Consumer:
         self._ended, self._turns = threading.Event(), _Turns(self)
         self._due_us = 0
         """Time since boot at which the stepper's next step is due."""
+        self._turned_us, self._turner = self._clock.boot_us(), 0
+        """When the last turn began or ended, time since boot, and the thread that takes turns."""
         self._started = self._stepped = self._closed = self._is_begun = self._is_ending = False
         self._stopping = False
         """No event of Python's: two handlers of signals that set it could wait for each other."""
@@ -220,6 +222,7 @@ class Consumer:
         """
         self._check_unused()
         self._started = self._deliverer.is_threaded = True
+        self._turned_us = self._clock.boot_us()
         try:
             self._engine.courier.start()
             if self._deaths is not None:
@@ -387,6 +390,18 @@ class Consumer:
     def _is_stopping(self) -> bool:
         return self._stopping
 
+    def _hung_us(self) -> int:
+        """For how long the loop of this consumer has not turned, microseconds; 0: it turns.
+
+        Time in a call of the store does not count: the store is at fault, and a new process would
+        wait for it as well. Nor does a consumer count that has not begun, or is about to end.
+        """
+        if not self._is_running or self._stopping:
+            return 0
+        since_us, ended_us = self._queue._home.meter.store_calls_us(self._turner)
+        now_us = self._clock.boot_us() if since_us is None else since_us
+        return max(now_us - max(self._turned_us, ended_us), 0)
+
     def _judge(self, _message: Message, error: BaseException) -> Outcome:
         """What a delivery comes to whose handler raised this, or that was ended with it."""
         return outcome_of(error)
@@ -476,6 +491,13 @@ class Consumer:
 
     def _turn(self) -> float:
         """One step; seconds until the next one is needed."""
+        self._turner = threading.get_ident()
+        try:
+            return self._one_turn()
+        finally:
+            self._turned_us = self._clock.boot_us()
+
+    def _one_turn(self) -> float:
         if self._deaths is not None:
             self._deaths.watch()
         self._ticker.follow()

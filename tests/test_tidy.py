@@ -30,7 +30,7 @@ FLOORS = [
     ["model"], ["logs", "tracing"],
     ["stores"], ["records"], ["lifecycle"], ["engine"], ["inspection"],
     ["schedules"],
-    ["queue", "consumer", "connection", "observer"],
+    ["queue", "consumer", "connection", "observer"], ["health"], ["metrics"],
     ["tasks"], ["aio"], ["__init__"], ["server"],
     ["testing"], ["node"], ["bench"], ["pictures"], ["cli"], ["spark"], ["__main__"],
 ]  # fmt: skip
@@ -216,6 +216,7 @@ def test_no_imports_go_in_a_circle() -> None:
         ("pyspark", ("spark/",)),
         ("pyarrow", ("spark/",)),
         ("matplotlib", ("pictures/", "spark/")),
+        ("prometheus_client", ("metrics/",)),
         ("uvicorn", ("server/",)),
         ("opentelemetry", ("tracing/", "bench/traces.py")),
     ],

@@ -23,6 +23,7 @@ from shardq.engine.groups.gifts import Gifts
 from shardq.engine.groups.room import GroupLanes
 from shardq.engine.handing.delivery import STORED
 from shardq.engine.handing.hanging import Hanging
+from shardq.engine.handing.runs import Runs
 from shardq.engine.handing.starts import Starts
 from shardq.engine.members.member import Member
 from shardq.engine.members.sharing import Sharing
@@ -144,6 +145,7 @@ class Engine:
         self._is_arriving = self._is_leaving = self._is_stuck = False
         self._reread_for = self._sealed_us = 0
         self._clock_steps = self._clock.steps
+        self._runs: Runs | None = None
         self._settings = home.register.settings
         self._former_us = self._settings.former_until_us
         self._progress = (0, self._clock.boot_us())
@@ -172,6 +174,9 @@ class Engine:
                 f"what reads queue {self._register.name!r} here is of the process that this one "
                 f"was forked from; make another one."
             )
+        if self.home.meter.is_on:
+            # Before anything is handed out by this step.
+            self._measure()
         if rest_us := self.news.begin_step():
             self.flush()
             # Outcomes that are left are acks that wait for a poll.
@@ -311,6 +316,8 @@ class Engine:
 
     def flush(self, *, everything: bool = False) -> None:
         """Store all outcomes by `Outbox.flush`, and act on what has happened."""
+        if self.home.meter.is_on:
+            self._measure()
         happened = self.outbox.flush(everything=everything)
         if happened.has_parked:
             self._membership.hurry()
@@ -321,6 +328,15 @@ class Engine:
             # Before any read: a row that a read finds may be settled by the next flush, and would
             # be taken in once more then.
             self.intake.accept_moved(happened.moved)
+
+    def _measure(self) -> None:
+        """Count how long handlers have run, from the first call on."""
+        endings = self.outbox.endings
+        if endings.on_end is None:
+            self._runs = Runs(self.home, endings)
+            endings.on_end = self._runs.note
+        if self._runs is not None:
+            self._runs.count()
 
     def watch(self) -> None:
         """Log which handlers hang, and how many failures the log had no room for."""

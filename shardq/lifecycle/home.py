@@ -24,6 +24,7 @@ from shardq.lifecycle.traced import TracedProducer
 from shardq.model import names
 from shardq.records.folded import fold
 from shardq.records.membership import member_name
+from shardq.records.meter import Meter
 from shardq.records.results import Results
 from shardq.records.stats import StatsLog
 
@@ -64,6 +65,7 @@ class Home:
         logs: This process's counts of each queue, stored when the connection is closed.
         entered: Queue -> this process's counts of what died elsewhere and entered it.
         traces: Makes the spans of puts and runs; None where nothing is traced.
+        meter: Measures this process, if it is on.
     """
 
     store: Store
@@ -76,6 +78,7 @@ class Home:
     logs: list[StatsLog] = field(default_factory=list, kw_only=True)
     entered: dict[str, StatsLog] = field(default_factory=dict, kw_only=True)
     traces: Traces | None = field(default=None, kw_only=True)
+    meter: Meter = field(default_factory=Meter, kw_only=True)
 
     def side_by_side(
         self, work: Callable[[Item], Result], items: Iterable[Item]
@@ -159,6 +162,7 @@ class QueueHome(Home):
             entered=home.entered,
             # A tick of a schedule is no message of a user's.
             traces=None if names.is_schedules_queue(register.name) else home.traces,
+            meter=home.meter,
         )
         self.register: Register = register
         self.member: str = member or member_name()
@@ -174,6 +178,7 @@ class QueueHome(Home):
             (lambda: key) if is_timed else (lambda: register.totals_key),
             keeper=None if is_timed else home.keeper,
             is_timed=is_timed,
+            meter=home.meter,
         )
         self.settler: Settler = Settler(
             store,

@@ -16,11 +16,12 @@ from shardq.records.membership import name_in_child
 from shardq.stores.tables import STATS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from shardq.clock import Clock
     from shardq.model.shard import Layout
     from shardq.records.keeper import Keeper
+    from shardq.records.meter import Meter
     from shardq.stores.store import Registers
 
 _STORE_EVERY_US = 2_000_000
@@ -266,6 +267,7 @@ class StatsLog:
         keeper: Calls `keep` in time while something is counted. None: the owner calls it.
         is_timed: True if `keep` is called in time. Else no row is ever open, and totals are due
             every 5 s.
+        meter: Counts lateness for this process as well; None: nobody asks for that.
 
     Attributes:
         totals: Counts of this hour, without the lateness of the last minute; count through `add`.
@@ -285,6 +287,7 @@ class StatsLog:
         *,
         keeper: Keeper | None = None,
         is_timed: bool = False,
+        meter: Meter | None = None,
     ) -> None:
         self.totals: Totals = Totals()
         self.farthest_ms: int = 0
@@ -294,6 +297,7 @@ class StatsLog:
         self._layout = layout
         self._key = key or (lambda: layout.queue)
         self._keeper = keeper
+        self._meter = meter
         self._is_timed = is_timed or keeper is not None
         self._member = member
         self._lock = locks.new()
@@ -348,6 +352,14 @@ class StatsLog:
                     self._leave_row()
                 self._turn(minute)
         return self._late
+
+    def count_late(self, late_us: Sequence[int]) -> None:
+        """Count deliveries by their lateness in microseconds; one thread at a time."""
+        lateness = self.lateness
+        for one in late_us:
+            lateness.add(one)
+        if self._meter is not None and self._meter.is_on:
+            self._meter.late(self._layout.queue, late_us)
 
     # Storing --------------------------------------------------------------------------------------
 

@@ -226,6 +226,13 @@ class Loop:
             self._call(loop, self._take)
         return job.where
 
+    @property
+    def hung_us(self) -> int:
+        """For how long the loop has not turned, microseconds, to within a second; 0: it turns."""
+        with self._lock:
+            asked_us = self._asked_us
+        return 0 if asked_us is None else self._clock.boot_us() - asked_us
+
     def stop(self) -> None:
         """Cancel what still runs, and end the thread; waits 2 s at most. `done` is not called."""
         with self._lock:

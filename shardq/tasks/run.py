@@ -88,4 +88,6 @@ class Run:
     def begin(self, now_ms: int, boot_us: int) -> None:
         """Its function is called now, after it has waited for others, or for a slot."""
         self.began_us = boot_us
+        if self.ending is not None:
+            self.ending.begun_us = boot_us
         self.context.begin(now_ms)

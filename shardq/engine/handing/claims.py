@@ -350,8 +350,8 @@ class Claims:
         messages = []
         now_ms = self._clock.now_ms()
         stats = self._engine.home.stats
-        for wanted_ms, row in claimed:
-            stats.lateness.add((now_ms - wanted_ms) * 1_000)
+        stats.count_late([(now_ms - wanted_ms) * 1_000 for wanted_ms, _ in claimed])
+        for _, row in claimed:
             if visibility_ms and row.ready_ms <= now_ms:
                 # Its receipt would be refused, and another may hold the row by now.
                 log.warning("claiming message %s outlasted its visibility", row.message_id)

@@ -31,6 +31,8 @@ class Ending:
 
     Attributes:
         one: The delivery.
+        begun_us: Time since boot at which its work began, if that waited for others or for a slot
+            after its handler was called; 0: it did not.
         where: Returns the stack of the work that goes on after the handler's return, as Python
             prints one; None if no stack is to be had.
         has_returned: True if its handler has returned: no thread of the consumer runs it.
@@ -42,6 +44,7 @@ class Ending:
         "_endings",
         "_is_concluded",
         "_over",
+        "begun_us",
         "has_returned",
         "one",
         "where",
@@ -56,6 +59,7 @@ class Ending:
         self.one = one
         self.where: Callable[[], str] | None = None
         self.has_returned = False
+        self.begun_us = 0
         self._endings = endings
         self._conclude = conclude
         self._chance: list[None] = [None]

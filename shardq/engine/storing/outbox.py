@@ -394,10 +394,9 @@ class Outbox:
         if not done:
             # Count nothing either: each change of the totals is stored, by a write of its own.
             return
-        lateness = self._stats.lateness
+        late_us: list[int] = []
         since_boot_us = self._clock.now_us() - self._clock.boot_us()
         stored: list[Delivery] = []
-        delivered = 0
         try:
             for _ in range(len(done)):
                 one, outcome = done[0]
@@ -416,18 +415,18 @@ class Outbox:
                 # After planning, which may do I/O: an outcome that failed must be here next time.
                 done.popleft()
                 if one.thread_id:
-                    delivered += 1
                     # `Row.wanted_ms`, written out to save a call for each delivery. A parked row
                     # of a group counts from its due: its `ready_ms` is the end of its claim.
                     row = one.row
                     wanted_ms = row.due_ms if row.since_ms is None else row.since_ms
                     if row.not_before_ms is not None and not one.is_claim:
                         wanted_ms = row.ready_ms
-                    lateness.add(one.begun_us + since_boot_us - wanted_ms * 1_000)
+                    late_us.append(one.begun_us + since_boot_us - wanted_ms * 1_000)
         finally:
-            # Not if both are 0: each change of the totals is stored.
-            if delivered or stored:
-                self._stats.add(delivered=delivered, acked=len(stored))
+            # Not if both are empty: each change of the totals is stored.
+            if late_us or stored:
+                self._stats.count_late(late_us)
+                self._stats.add(delivered=len(late_us), acked=len(stored))
             self._conclude(stored)
 
     def _choose_acks(self, *, everything: bool) -> None:

@@ -1,0 +1,125 @@
+"""The vital signs of a worker or a consumer: do its loops turn, and does its store answer?"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from shardq.errors import StoreError
+from shardq.stores.tables import QUEUES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from shardq.connection import Connection
+    from shardq.consumer import Consumer
+
+TURN_US = 10_000_000
+"""A loop that has not turned for so long hangs: at rest it turns every 5 s at least."""
+_ANSWER_S = 1.0
+"""A store that takes longer for one row is away."""
+
+
+class Sign(NamedTuple):
+    """One answer of a probe.
+
+    Attributes:
+        is_well: True if all is well.
+        text: `ok`, or what is wrong, in a few words.
+    """
+
+    is_well: bool = True
+    text: str = "ok"
+
+
+class Vitals(Protocol):
+    """What a process says of itself. From any thread."""
+
+    def live(self) -> Sign:
+        """Whether its loops turn; never asks the store."""
+
+    def ready(self) -> Sign:
+        """Whether it can take work; answers within about a second."""
+
+    def is_leaving(self) -> bool:
+        """True if it is about to end."""
+
+
+class Readiness:
+    """Asks a store for one row, in a thread that a store which is away may keep for longer.
+
+    Args:
+        db: The connection.
+    """
+
+    def __init__(self, db: Connection) -> None:
+        self._store = db._home.store
+        self._lock = threading.Lock()
+        self._over = threading.Event()
+        self._over.set()
+        self._failure = ""
+
+    def sign(self) -> Sign:
+        """Whether the store answers within a second."""
+        with self._lock:
+            if self._over.is_set():
+                self._over = threading.Event()
+                args = (self._over,)
+                threading.Thread(
+                    target=self._ask, args=args, name="shardq-ready", daemon=True
+                ).start()
+            over = self._over
+        if not over.wait(_ANSWER_S):
+            return Sign(is_well=False, text="the store does not answer")
+        return Sign(not self._failure, self._failure or "ok")
+
+    def _ask(self, over: threading.Event) -> None:
+        self._failure = "the store failed"
+        try:
+            # One key, whether or not there is such a queue: however many there are.
+            self._store.notes(QUEUES, (), ["ready"])
+            self._failure = ""
+        except StoreError as error:
+            self._failure = f"the store does not answer: {error}"
+        finally:
+            over.set()
+
+
+class Working:
+    """The vital signs of consumers that run in this process.
+
+    Args:
+        db: The store.
+        consumers: The consumers.
+        loop_hung_us: Returns for how long the loop of the coroutines has not turned, microseconds.
+    """
+
+    def __init__(
+        self,
+        db: Connection,
+        consumers: Sequence[Consumer],
+        loop_hung_us: Callable[[], int] = lambda: 0,
+    ) -> None:
+        # By this a step that waits for the store is told from one that hangs.
+        db._home.meter.turn_on(db._home.store, db._home.clock)
+        self._consumers = consumers
+        self._loop_hung_us = loop_hung_us
+        self._readiness = Readiness(db)
+
+    def live(self) -> Sign:
+        """Whether all loops have turned in the last 10 s."""
+        if (hung_us := self._loop_hung_us()) >= TURN_US:
+            return Sign(False, f"the event loop has not turned for {hung_us // 1_000_000} s")
+        for one in self._consumers:
+            if (hung_us := one._hung_us()) >= TURN_US:  # noqa: SLF001 - its own sign
+                name = one._queue.name  # noqa: SLF001
+                return Sign(False, f"queue {name} has not been read for {hung_us // 1_000_000} s")
+        return Sign()
+
+    def ready(self) -> Sign:
+        """Whether the store answers, and no consumer is about to end."""
+        return Sign(False, "leaving") if self.is_leaving() else self._readiness.sign()
+
+    def is_leaving(self) -> bool:
+        """True if a consumer is about to end, and so all of them."""
+        return any(one._is_stopping() for one in self._consumers)  # noqa: SLF001

@@ -1,0 +1,96 @@
+"""A collector for a registry of Prometheus: what a store holds, and the times of this process."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector as Collecting
+
+from shardq.metrics.named import METRICS, Named
+from shardq.metrics.reading import Process, Reading
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from shardq.connection import Connection
+    from shardq.metrics.reading import Gauges
+    from shardq.records.meter import Counted
+
+
+class Collector(Collecting):
+    """Collects the metrics of a store, and of this process, for a registry of yours.
+
+    Depth, ages and totals are of the whole store. Totals are the store's own, read at each scrape,
+    so a restart does not set them back. The others are read by one look at all queues, every 5 s at
+    most; where that takes longer than a scrape waits, the last one is shown. Times are of this
+    process, from when the collector is made: lateness, runs of handlers, and calls of the store, in
+    seconds.
+
+    A scrape never raises because of the store. If the store does not answer within 3 s,
+    `shardq_store_up` is 0 and what it holds is missing. Queues and tasks beyond the first 500 are
+    counted together as `other`.
+
+    Args:
+        db: The connection. Consumers of this connection, and workers of an app that has it, are
+            measured.
+        queues: The queues to look at; all of the store, as they are made and dropped, where None.
+
+    Raises:
+        MissingExtra: At the import, if prometheus-client is not installed.
+    """
+
+    def __init__(self, db: Connection, queues: Sequence[str] | None = None) -> None:
+        self._reading = Reading(db, queues)
+        self._process = Process(db)
+
+    def describe(self) -> Iterator[Metric]:
+        """The metrics without values, so that a registry need not read the store to know them."""
+        for name, named in METRICS.items():
+            yield _family(name, named)
+
+    def collect(self) -> Iterator[Metric]:
+        """The metrics, as they are now."""
+        gauges = self._reading.gauges() | self._process.gauges()
+        yield from families(gauges, self._process.counted())
+
+
+def families(gauges: Gauges, counted: Counted) -> Iterator[Metric]:
+    """What was read, as Prometheus's own objects; metrics without a value are left out.
+
+    Args:
+        gauges: What was read of the store, and of processes.
+        counted: What processes have counted.
+    """
+    for name, named in METRICS.items():
+        family = _family(name, named)
+        rows = counted.get(named.of, ()) if named.of else ()
+        if isinstance(family, HistogramMetricFamily):
+            for labels, counts in rows:
+                family.add_metric(labels, _buckets(named, counts), counts[-1] / named.unit)
+        else:
+            for labels, value in [*gauges.get(name, ()), *((one, sums[0]) for one, sums in rows)]:
+                family.add_metric(labels, value)
+        if family.samples:
+            yield family
+
+
+def _family(
+    name: str, named: Named
+) -> CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily:
+    if named.kind == "histogram":
+        return HistogramMetricFamily(name, named.text, labels=named.labels)
+    made = CounterMetricFamily if named.kind == "counter" else GaugeMetricFamily
+    return made(name, named.text, labels=named.labels)
+
+
+def _buckets(named: Named, counts: Sequence[float]) -> list[tuple[str, float]]:
+    """Bound -> the values up to it, as texts and sums."""
+    bounds = [*(str(bound / named.unit) for bound in named.bounds), "+Inf"]
+    return list(zip(bounds, accumulate(counts[:-1]), strict=True))

@@ -1,0 +1,283 @@
+"""What is read for a scrape: the store by one look at all queues, and this process by its meter.
+
+```
+ stored totals, at each scrape ──────┬──► Gauges ──┐
+ Observer.look, every 5 s at most ───┘             ├──► collector.py
+ Meter ──► Counted ────────────────────────────────┘
+```
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from contextlib import suppress
+from itertools import islice
+from typing import TYPE_CHECKING, TypeAlias
+
+from shardq.errors import SchemaError, ShardqError, StoreCorrupt, StoreError, UnknownQueue
+from shardq.metrics.named import TOTALS
+from shardq.model.names import is_dead_queue, is_schedules_queue
+from shardq.observer import Observer
+from shardq.records.folded import stored_totals
+from shardq.records.meter import Counted, Known
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from shardq.clock import Clock
+    from shardq.connection import Connection
+    from shardq.observer import QueueView
+    from shardq.queue import Queue
+
+log = logging.getLogger(__name__)
+
+LOOK_EVERY_US = 5_000_000
+_OLD_US = 60_000_000
+"""A look is shown no longer: gauges that are missing are better than wrong ones."""
+ANSWER_S = 3.0
+"""A store that takes longer for the totals is away."""
+LOOK_S = 5.0
+"""A scrape waits so long for the first look: with the totals, less than Prometheus waits."""
+BRIEF_S = 0.1
+"""Later scrapes wait so long for a new look before they show the last one."""
+_SCHEDULES_EVERY_US = 60_000_000
+SCHEDULES_MAX = 1_000
+"""Schedules of one queue that are shown."""
+
+Gauges: TypeAlias = dict[str, list[tuple[list[str], float]]]
+"""Name of a metric -> its labels, and its value."""
+_Series: TypeAlias = tuple[str, tuple[str, ...]]
+
+
+class _Errand:
+    """Work on the store that one thread does at a time; a store that hangs holds up no caller.
+
+    Args:
+        work: The work.
+        clock: Tells how old a result is.
+        name: The name of the thread.
+    """
+
+    def __init__(self, work: Callable[[], dict[_Series, float]], clock: Clock, name: str) -> None:
+        self._work = work
+        self._clock = clock
+        self._name = name
+        self._lock = threading.Lock()
+        self._over = threading.Event()
+        self._over.set()
+        self._found: dict[_Series, float] | None = None
+        self._found_us = self._begun_us = 0
+
+    def begin(self, *, every_us: int) -> None:
+        """Begin anew, unless the last result is younger, or the work is under way."""
+        with self._lock:
+            is_young = self._found is not None and self._age_us() < every_us
+            if is_young or not self._over.is_set():
+                return
+            self._over = threading.Event()
+            self._begun_us = self._clock.boot_us()
+            threading.Thread(target=self._run, name=self._name, daemon=True).start()
+
+    def is_kept(self, old_us: int) -> bool:
+        """True if there is a result that is no older than this."""
+        return self._found is not None and self._age_us() <= old_us
+
+    def result(self, wait_s: float, *, old_us: int) -> dict[_Series, float] | None:
+        """The result of what has begun; after the wait one of before, if it is no older.
+
+        Args:
+            wait_s: How long to wait, seconds.
+            old_us: How old a result of before may be; 0: none is taken.
+        """
+        if self._over.wait(wait_s) or (old_us and self.is_kept(old_us)):
+            return self._found
+        return None
+
+    def _age_us(self) -> int:
+        return self._clock.boot_us() - self._found_us
+
+    def _run(self) -> None:
+        found = None
+        try:
+            found = self._work()
+        except StoreError as error:
+            log.info("the store cannot be read for metrics: %s", error)
+        finally:
+            self._found, self._found_us = found, self._begun_us
+            self._over.set()
+
+
+class Process:
+    """What one process has measured of itself.
+
+    Args:
+        db: The connection; its meter is on from now on.
+    """
+
+    def __init__(self, db: Connection) -> None:
+        self._home = db._home
+        self._home.meter.turn_on(self._home.store, self._home.clock)
+
+    def counted(self) -> Counted:
+        """The counts of its meter."""
+        return self._home.meter.counted()
+
+    def gauges(self) -> Gauges:
+        """Its own gauges."""
+        found: Gauges = {"shardq_clock_offset_seconds": [([], self._home.clock.deviation_us / 1e6)]}
+        counters = self._home.store.counters.copy()
+        read = [count for name, count in counters.items() if name.startswith("tombstones:")]
+        if read:
+            found["shardq_tombstones_read"] = [([], sum(read))]
+        for name, value_of in self._home.meter.gauges.items():
+            found[name] = [([], value_of())]
+        return found
+
+
+class Reading:
+    """What the store holds: totals as they are now, and the rest by a look. From any thread.
+
+    A look at many queues takes seconds. A scrape waits for the first one; later ones go on behind
+    it, and a scrape shows the last that has ended, a minute old at most.
+
+    Args:
+        db: The connection.
+        names: The queues to look at; all of the store, as they are made and dropped, where None.
+    """
+
+    def __init__(self, db: Connection, names: Sequence[str] | None = None) -> None:
+        self._db = db
+        self._names = names
+        self._clock = db._home.clock
+        # Of named ones each has an observer of its own: one that cannot be read hides no other.
+        self._observers = (
+            [Observer(db, horizon="1h")]
+            if names is None
+            else [Observer(db, [name], horizon="1h") for name in names]
+        )
+        self._counting = _Errand(self._totals, self._clock, "shardq-totals")
+        self._looking = _Errand(self._look, self._clock, "shardq-look")
+        self._times: tuple[int, dict[_Series, float]] | None = None
+        self._queues, self._schedules = Known(), Known()
+
+    def gauges(self) -> Gauges:
+        """The totals of all queues now, and their gauges, read 5 s ago or by the last scrape.
+
+        Where the store cannot be read, or not within 3 s: `shardq_store_up` of 0 alone.
+        """
+        self._counting.begin(every_us=0)
+        self._looking.begin(every_us=LOOK_EVERY_US)
+        sums = self._counting.result(ANSWER_S, old_us=0)
+        if sums is None:
+            return {"shardq_store_up": [([], 0)]}
+        found: Gauges = {"shardq_store_up": [([], 1)]}
+        wait_s = BRIEF_S if self._looking.is_kept(_OLD_US) else LOOK_S
+        seen = self._looking.result(wait_s, old_us=_OLD_US) or {}
+        for (name, labels), value in (seen | sums).items():
+            found.setdefault(name, []).append((list(labels), value))
+        return found
+
+    def _totals(self) -> dict[_Series, float]:
+        """The totals of each queue: a read of all records, and one of each queue's totals."""
+        sums: dict[_Series, float] = {}
+        unread = 0
+        for name, queue in self._opened().items():
+            if isinstance(queue, ShardqError):
+                unread += 1
+            elif not (is_dead_queue(name) or is_schedules_queue(name)):
+                try:
+                    # What this process has counted itself, it stores first.
+                    queue._home.stats.store()
+                    totals = stored_totals(queue._home.store, queue._home.register.totals_key)
+                except StoreCorrupt:
+                    unread += 1
+                    continue
+                for part in TOTALS:
+                    series = f"shardq_{part}", (self._queues.name(name),)
+                    sums[series] = sums.get(series, 0) + getattr(totals.totals, part)
+        sums["shardq_queues_unread", ()] = unread
+        return sums
+
+    def _opened(self) -> dict[str, Queue | ShardqError]:
+        if self._names is None:
+            return self._db._home.open_all()
+        found: dict[str, Queue | ShardqError] = {}
+        for name in self._names:
+            try:
+                found[name] = self._db.queue(name, create=False)
+            except (SchemaError, StoreCorrupt, UnknownQueue) as error:
+                found[name] = error
+        return found
+
+    def _look(self) -> dict[_Series, float]:
+        begun_us = self._clock.boot_us()
+        views: list[QueueView] = []
+        for observer in self._observers:
+            # Those that cannot be read are counted with the totals.
+            with suppress(SchemaError, StoreCorrupt, UnknownQueue):
+                views += observer.look()
+        queues = {
+            name: one for observer in self._observers for name, one in observer.queues.items()
+        }
+        dead = {one._home.register.dead_name for one in queues.values()}
+        sums: dict[_Series, float] = {}
+        for view in views:
+            # The dead wait for nobody: their own queue counts them, and no alert is to fire.
+            is_dead = is_dead_queue(view.name) or (view.name in dead and not view.members)
+            if not (is_dead or is_schedules_queue(view.name)):
+                self._add(sums, view)
+        sums |= self._times_at(begun_us, queues)
+        sums["shardq_look_seconds", ()] = (self._clock.boot_us() - begun_us) / 1e6
+        return sums
+
+    def _add(self, sums: dict[_Series, float], view: QueueView) -> None:
+        """Add a queue; of those beyond the first 500 the sum is shown, or the largest age."""
+        queue = self._queues.name(view.name)
+        for (name, labels), value in _values(view).items():
+            series = name, (queue, *labels)
+            if name.endswith("_seconds"):
+                sums[series] = max(sums.get(series, 0), value)
+            else:
+                sums[series] = sums.get(series, 0) + value
+
+    def _times_at(self, now_us: int, queues: Mapping[str, Queue]) -> dict[_Series, float]:
+        """When schedules fire, read once a minute."""
+        if self._times is None or now_us - self._times[0] >= _SCHEDULES_EVERY_US:
+            found: dict[_Series, float] = {}
+            for name, queue in queues.items():
+                if not queue.settings.schedules_used:
+                    continue
+                for schedule in islice(queue.schedules, SCHEDULES_MAX):
+                    labels = self._queues.name(name), self._schedules.name(schedule.name)
+                    for part, at in (("last_fired", schedule.previous), ("next", schedule.next)):
+                        if at is not None:
+                            series = f"shardq_schedule_{part}_timestamp_seconds", labels
+                            found[series] = at.timestamp()
+            self._times = now_us, found
+        return self._times[1]
+
+
+def _values(view: QueueView) -> dict[_Series, float]:
+    """The values of a queue, by metric and labels without the queue's own."""
+    depth, members = view.depth, view.members
+    states = {
+        "ready": depth.ready,
+        "waiting": depth.waiting,
+        "in_flight": depth.in_flight,
+        "dead": view.dead,
+    }
+    busy = sum(member.busy for member in members)
+    threads = {"busy": busy, "idle": sum(member.threads for member in members) - busy}
+    # What is due and runs is no backlog.
+    oldest_ms = view.lag_ms if depth.ready else 0
+    return {
+        **{("shardq_messages", (state,)): count for state, count in states.items()},
+        **{("shardq_threads", (state,)): count for state, count in threads.items()},
+        ("shardq_oldest_due_seconds", ()): oldest_ms / 1e3,
+        ("shardq_due_next_hour", ()): sum(count for _, count in view.forecast),
+        ("shardq_paused", ()): int(view.settings.paused),
+        ("shardq_workers", ()): len(members),
+        ("shardq_leases", ()): sum(lane.owner is not None for lane in view.lanes),
+        ("shardq_clock_offset_max_seconds", ()): view.settings.offset_ms / 1e3,
+    }
