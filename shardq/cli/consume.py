@@ -12,12 +12,14 @@ import click
 
 import shardq
 from shardq import consumer
-from shardq.cli import options, screen, streams
+from shardq.cli import options, probes, screen, streams
 from shardq.cli.command import GRACE_S, CannotStart, Command
 from shardq.cli.deliveries import Lines, OutFile, delivery_of, printed
 from shardq.cli.exits import Exit
 from shardq.cli.jobs import TASK_HEADER, is_job
+from shardq.cli.probes import Probes
 from shardq.errors import UnknownQueue, UsageError, shown
+from shardq.health.vitals import Working
 from shardq.model import names, times
 from shardq.tasks.importing import put_here_on_path
 
@@ -103,6 +105,8 @@ _NAMED_MAX = 5
     is_flag=True,
     help="Print jobs of tasks too, and ack them: their functions do not run.",
 )
+@probes.metrics
+@probes.health
 @options.store
 @options.as_json
 def consume(
@@ -113,6 +117,8 @@ def consume(
     deadline: str,
     command: str | None,
     path: Path | None,
+    metrics: str | None,
+    health: str | None,
     url: str | None,
     until_empty: bool,
     isolated: bool,
@@ -143,6 +149,7 @@ def consume(
     # Triggers of the user's own may be there, and would not fire.
     put_here_on_path()
     with ExitStack() as stack:
+        probed = stack.enter_context(closing(Probes(metrics, health, say=_say)))
         outputs: list[tuple[Lines, bool]] = []
         if is_printed:
             outputs.append((printed(), as_json))
@@ -167,6 +174,7 @@ def consume(
         ]
         # The end of one is the end of all.
         handler.on_failure = consumers[0].stop
+        probed.begin(lambda: Working(db, consumers), probes.of_one(db))
         try:
             shardq.run(*consumers, until_empty=until_empty)
         finally:
@@ -182,6 +190,10 @@ def consume(
         return Exit.COMMAND
     handler.failure.add_note(told)
     raise handler.failure
+
+
+def _say(text: str) -> None:
+    click.echo(f"shardq: {text}", err=True)
 
 
 def _opened(db: Connection, name: str) -> Queue:

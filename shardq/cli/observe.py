@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import threading
+from contextlib import ExitStack, closing, suppress
 from typing import TYPE_CHECKING
 
 import click
 from rich.live import Live
 
-from shardq.cli import options, screen, states
+from shardq.cli import options, probes, screen, states
 from shardq.cli.dashboard import Dashboard
+from shardq.cli.probes import Probes
+from shardq.errors import UsageError
+from shardq.health.vitals import Working
 from shardq.model import times
 from shardq.observer import Observer
 from shardq.tasks.importing import put_here_on_path
@@ -45,6 +50,14 @@ _LOOK_S = 1.0
     show_default=True,
     help="How far ahead to count what comes due, a day at most.",
 )
+@click.option(
+    "--metrics",
+    "place",
+    metavar="[HOST:]PORT",
+    help="Show nothing here, but answer Prometheus at http://HOST:PORT/metrics until this is "
+    "ended: for a store whose workers do not. Without HOST, on loopback; port 0 is any that is "
+    "free.",
+)
 @options.store
 @options.as_json
 def observe(
@@ -52,6 +65,7 @@ def observe(
     queues: tuple[str, ...],
     every: str,
     horizon: str,
+    place: str | None,
     url: str | None,
     once: bool,
     as_json: bool,
@@ -89,6 +103,11 @@ def observe(
     every_s = max(times.duration_ms(every, name="--every") / 1_000, 0.1)
     # Triggers of the user's own may be there, and would have no firings.
     put_here_on_path()
+    if place is not None:
+        if once or as_json:
+            raise UsageError("--metrics shows nothing here: leave --once and --json out.")
+        _answer(place, queues, url)
+        return
     with options.connect(url) as db:
         named = list(queues) if as_json else states.with_schedules(queues, db.queues())
         observer = Observer(db, named or None, horizon=horizon)
@@ -118,6 +137,20 @@ def observe(
                         db._home.clock.sleep(every_s)
         except KeyboardInterrupt:
             return  # the way to end it
+
+
+def _answer(place: str, queues: Sequence[str], url: str | None) -> None:
+    """Answer Prometheus until Ctrl-C."""
+    with ExitStack() as stack:
+        probed = stack.enter_context(closing(Probes(place, None, say=_say)))
+        db = stack.enter_context(options.connect(url))
+        probed.begin(lambda: Working(db, ()), probes.of_one(db, queues or None))
+        with suppress(KeyboardInterrupt):
+            threading.Event().wait()
+
+
+def _say(text: str) -> None:
+    click.echo(f"shardq: {text}", err=True)
 
 
 def _passed_over(observer: Observer) -> dict[str, str]:

@@ -7,7 +7,8 @@ import re
 import signal
 import sys
 import threading
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,16 +16,18 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shardq import consumer
-from shardq.cli import logs, options, screen
+from shardq.cli import logs, options, probes, screen
 from shardq.cli.exits import Exit, exit_of
 from shardq.cli.joblines import JobLines
 from shardq.cli.jobs import app_of
+from shardq.cli.probes import Probes
 from shardq.clock import SystemClock
 from shardq.errors import ShardqError, UsageError, shown
 from shardq.model import times
 from shardq.tasks.importing import directory_of
-from shardq.tasks.line import MARGIN_S, Line
+from shardq.tasks.line import COUNTS, MARGIN_S, Line
 from shardq.tasks.processes import PROCESSES_MAX, Supervisor
+from shardq.tasks.several import Several
 from shardq.tasks.sources import Sources
 from shardq.tasks.worker import COROUTINES, COROUTINES_MAX, Worker
 
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import FrameType
 
+    from shardq.connection import Connection
     from shardq.model.message import Message
     from shardq.tasks import App, Ended
 
@@ -162,6 +166,8 @@ class Size(click.ParamType[int]):
     help="What is printed of each run that ends: a line for people, a JSON object, or nothing "
     "(lines, json, none).",
 )
+@probes.metrics
+@probes.health
 @options.store
 def work(
     *,
@@ -179,6 +185,8 @@ def work(
     until_empty: bool,
     deadline: str,
     form: str,
+    metrics: str | None,
+    health: str | None,
     url: str | None,
 ) -> int:
     """Run the jobs of APP, of all its queues, as they come due.
@@ -196,14 +204,17 @@ def work(
         raise UsageError("--reload-dir and --reload-exclude have no use without --reload.")
     line = Line.inherited()
     deadline_ms = times.duration_ms(deadline, name="--deadline")
+    deadline_s = deadline_ms / 1_000
     is_supervised = any(one is not None for one in (processes, memory, max_jobs)) or reload
-    if line is None and is_supervised:
-        return _supervise(
-            Supervisor(
+    # A process of several answers its supervisor, which has the ports.
+    probed = Probes(metrics, health, say=_say) if line is None else None
+    if probed is not None and is_supervised:
+        with closing(probed):
+            supervisor = Supervisor(
                 # The very same program: each sees by its line that it is one of several.
                 [sys.executable, *sys.orig_argv[1:]],
                 processes=processes or 1,
-                deadline_s=deadline_ms / 1_000,
+                deadline_s=deadline_s,
                 report=_say,
                 memory_bytes=memory,
                 reload=Sources(
@@ -212,8 +223,11 @@ def work(
                 )
                 if reload
                 else None,
+                is_counting=metrics is not None,
             )
-        )
+            several = Several(supervisor)
+            probed.begin(lambda: several, lambda: several.metrics)
+            return _supervise(supervisor)
 
     settings = {
         "threads": threads,
@@ -223,7 +237,7 @@ def work(
         "deadline": f"{deadline_ms}ms",
     }
     try:
-        with _heeding() as early:
+        with _heeding() as early, closing(probed) if probed else nullcontext():
             app = app_of(name, url)
             if early.is_told_to_end:
                 _say(f"was told to end while {name} was imported.")
@@ -232,11 +246,12 @@ def work(
                 app,
                 line,
                 form,
-                deadline_ms / 1_000,
+                deadline_s,
                 early=early,
                 max_jobs=max_jobs,
                 until_empty=until_empty,
                 settings=settings,
+                watched=partial(_watch, app.connection, probed, line, deadline_s, metrics),
             )
     except ShardqError as error:
         if line is None:
@@ -316,6 +331,7 @@ def _work(
     max_jobs: int | None,
     until_empty: bool,
     settings: dict[str, Any],
+    watched: Callable[[Worker], object],
 ) -> Exit:
     """Run jobs in this process, until it is to end; returns the exit code."""
     db = app.connection
@@ -357,9 +373,7 @@ def _work(
             **settings,
         )
         early.end_by(worker.stop)
-        if line is not None:
-            line.on_lost(worker.stop, deadline_s)
-            line.ready()
+        watched(worker)
         _tell_served(app, who, settings["queues"])
         with nullcontext() if lines is None else logs.without(lines.says):
             worker.run(until_empty=until_empty)
@@ -369,11 +383,35 @@ def _work(
         app.close()
     if lines is not None:
         _say(f"{who}ended after {lines.total}.")
-    if line is not None and until_empty:
-        line.done()
+    if line is not None:
+        _tell_end(line, is_done=until_empty)
     if is_bounded:
         _end_within(MARGIN_S)
     return Exit.DIED if has_deaths else Exit.OK
+
+
+def _watch(
+    db: Connection,
+    probed: Probes | None,
+    line: Line | None,
+    deadline_s: float,
+    metrics: str | None,
+    worker: Worker,
+) -> None:
+    """Let those know a worker who watch it: probes, or its supervisor, with which it ends."""
+    if probed is not None:
+        probed.begin(worker.vitals, probes.of_one(db))
+    if line is not None:
+        probes.answer(line, worker.vitals, db, has_metrics=metrics is not None)
+        line.on_lost(worker.stop, deadline_s)
+        line.ready()
+
+
+def _tell_end(line: Line, *, is_done: bool) -> None:
+    # What it has counted since it was asked last.
+    line.answer(COUNTS)
+    if is_done:
+        line.done()
 
 
 def _report_of(

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 _BEAT_S = 1.0
 
 
-def systemd() -> Callable[[str], None]:
-    """What tells systemd a line; tells nobody where it has not asked for that.
+def systemd() -> Callable[[str], None] | None:
+    """What tells systemd a line; None where it has not asked for that.
 
     The variable is taken out of the environment: this process alone speaks, and not what it starts.
 
@@ -29,7 +29,7 @@ def systemd() -> Callable[[str], None]:
     """
     path = os.environ.pop("NOTIFY_SOCKET", "")
     if not path:
-        return lambda _line: None
+        return None
     address = f"\0{path[1:]}" if path.startswith("@") else path
 
     def tell(line: str) -> None:
@@ -47,16 +47,18 @@ class Beat:
         vitals: What this process says of itself.
         file: A file that is touched while it is live; None: none is.
         tell: Tells systemd a line: `READY=1` once it is ready, `WATCHDOG=1` while it is live,
-            `STOPPING=1` at the end.
+            `STOPPING=1` at the end. None: nobody is told.
 
     Raises:
         UsageError: If the file cannot be written.
     """
 
-    def __init__(self, vitals: Vitals, *, file: Path | None, tell: Callable[[str], None]) -> None:
+    def __init__(
+        self, vitals: Vitals, *, file: Path | None, tell: Callable[[str], None] | None
+    ) -> None:
         self._vitals = vitals
         self._file = file
-        self._tell = tell
+        self._tell = tell or (lambda _line: None)
         self._is_told_ready = self._is_told_end = False
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="shardq-beat", daemon=True)

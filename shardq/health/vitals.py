@@ -101,7 +101,7 @@ class Working:
         loop_hung_us: Callable[[], int] = lambda: 0,
     ) -> None:
         # By this a step that waits for the store is told from one that hangs.
-        db._home.meter.turn_on(db._home.store, db._home.clock)
+        db._home.meter.time_store(db._home.store, db._home.clock)
         self._consumers = consumers
         self._loop_hung_us = loop_hung_us
         self._readiness = Readiness(db)

@@ -85,7 +85,7 @@ class Meter:
     """
 
     def __init__(self) -> None:
-        self.is_on = False
+        self.is_on = self._has_store = False
         self.queues, self.tasks = Known(), Known()
         self.gauges: dict[str, Callable[[], float]] = {}
         self._counts: dict[tuple[str, Labels], list[float]] = {}
@@ -103,10 +103,15 @@ class Meter:
             store: The store whose calls are timed.
             clock: Tells the time since boot.
         """
+        self.is_on = True
+        self.time_store(store, clock)
+
+    def time_store(self, store: Store, clock: Clock) -> None:
+        """Time the calls of a store from now on. Idempotent."""
         with self._lock:
-            if self.is_on:
+            if self._has_store:
                 return
-            self.is_on = True
+            self._has_store = True
         for verb in _VERBS:
             # In the store's own place: all parts of the connection have it already.
             setattr(store, verb, self._timed(verb, getattr(store, verb), clock))

@@ -1,8 +1,9 @@
 """A worker process's line to its supervisor: a socket that it inherits.
 
 ```
- process ──► supervisor    ready · overrun · failed · died · done · alive
- process ◄── supervisor    a byte now and then: does it live? · its end: the supervisor has died
+ process ──► supervisor    ready · overrun · failed · died · done · alive · answer
+ process ◄── supervisor    a byte: does it live? what has it counted? · its end: the supervisor has
+                           died
 ```
 
 What a process has to do it is told by signals, as it would be without a supervisor.
@@ -34,8 +35,11 @@ FAILED = "failed"
 DIED = "died"
 DONE = "done"
 ALIVE = "alive"
+ANSWER = "answer"
 
 ASK = b"?"
+COUNTS, STORE, LIVE, READY_NOW = b"c", b"s", b"l", b"r"
+"""Questions: what it has counted, what the store holds, whether it is live, whether it is ready."""
 MARGIN_S = 5.0
 """How much longer than its deadline a process may take to end before it is killed."""
 
@@ -55,6 +59,7 @@ class Line:
         self._is_lost = False
         self._stop: Callable[[], object] | None = None
         self._deadline_s = 0.0
+        self._makers: dict[bytes, Callable[[], object]] = {}
         threading.Thread(target=self._listen, name="shardq-supervisor", daemon=True).start()
 
     @classmethod
@@ -92,6 +97,21 @@ class Line:
         """Say that nothing is left to do, so that nobody takes this process's place."""
         self._say(DONE)
 
+    def answer_by(self, question: bytes, make: Callable[[], object]) -> None:
+        """Answer a question of the supervisor from now on.
+
+        Args:
+            question: The question, one byte.
+            make: Makes the answer, which is told as JSON; called in a thread of its own.
+        """
+        self._makers[question] = make
+
+    def answer(self, question: bytes) -> None:
+        """Answer a question now, asked or not, if this process knows what to answer."""
+        make = self._makers.get(question)
+        if make is not None:
+            self._say(ANSWER, question.decode(), make())
+
     def on_lost(self, stop: Callable[[], object], deadline_s: float) -> None:
         """Let this process end once its supervisor has died: nobody else would end it.
 
@@ -113,8 +133,13 @@ class Line:
 
     def _listen(self) -> None:
         with suppress(OSError):
-            while self._socket.recv(64):
+            while asked := self._socket.recv(64):
                 self._say(ALIVE)
+                for question in {asked[at : at + 1] for at in range(len(asked))} - {ASK}:
+                    # The store may take its time, and others ask meanwhile.
+                    threading.Thread(
+                        target=self.answer, args=(question,), name="shardq-answer", daemon=True
+                    ).start()
         with self._lock:
             self._is_lost = True
             stop = self._stop

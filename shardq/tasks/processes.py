@@ -23,6 +23,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -30,6 +31,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from shardq.clock import SystemClock
 from shardq.errors import ShardqError, UsageError
 from shardq.model.times import span
+from shardq.records.meter import merged
 from shardq.tasks import line
 
 if TYPE_CHECKING:
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from shardq.clock import Clock
+    from shardq.records.meter import Counted
     from shardq.tasks.sources import Sources
 
 PROCESSES_MAX = 64
@@ -53,6 +56,7 @@ _ASK_EVERY_US = 5_000_000
 _UNANSWERED_MAX = 12
 """A process may leave this many questions unanswered: a minute. Asked rather than timed: a machine
 that slept, or a supervisor that was stopped, makes none silent."""
+_COUNT_EVERY_US = 1_000_000
 _MARGIN_US = round(line.MARGIN_S * _SECOND_US)
 _BEGIN_US = 30_000_000
 """A process that is not ready after so long is told of once: its app may never be imported."""
@@ -99,6 +103,8 @@ class Supervisor:
             process that takes its place, so meanwhile connections wait. They are closed here when
             the whole ends.
         clock: A clock; the machine's if None.
+        is_counting: True if processes are asked each second what they have counted, so that one
+            that is killed takes no more than a second of counts along.
 
     Raises:
         UsageError: If a number is out of bounds.
@@ -115,6 +121,7 @@ class Supervisor:
         reload: Sources | None = None,
         sockets: Sequence[Sequence[socket.socket]] = (),
         clock: Clock | None = None,
+        is_counting: bool = False,
     ) -> None:
         if not 1 <= processes <= PROCESSES_MAX:
             raise UsageError(f"processes must be 1 to {PROCESSES_MAX}, not {processes}.")
@@ -144,6 +151,11 @@ class Supervisor:
             self._chores.append(_Chore(self._look, _LOOK_EVERY_US))
         if memory_bytes is not None:
             self._chores.append(_Chore(self._measure, _MEASURE_EVERY_US))
+        if is_counting:
+            self._chores.append(_Chore(self._ask_counts, _COUNT_EVERY_US))
+        self._news = threading.Condition()
+        """Notified when a process has answered a question."""
+        self._ended_counts: Counted = {}
 
     def run(self) -> Outcome:
         """Start them, and return once all have ended.
@@ -165,6 +177,46 @@ class Supervisor:
         if self._error is not None:
             raise self._error
         return self._outcome
+
+    @property
+    def is_stopping(self) -> bool:
+        """True once all processes are to end."""
+        return self._is_stopping
+
+    def ask(self, question: bytes, seconds: float, *, of_all: bool = True) -> list[Any]:
+        """Ask the processes that are at work a question; from any thread but that of `run`.
+
+        Args:
+            question: One byte of `line`.
+            seconds: How long to wait for the answers.
+            of_all: False asks one of them alone.
+
+        Returns:
+            The answers; None of a process that has not answered in time.
+        """
+        at_work = [one for one in self._children.copy() if one.ready_us and one.kill_us is None]
+        asked = at_work if of_all else at_work[:1]
+        with self._news:
+            counts = [one.answers.get(question, (0, None))[0] for one in asked]
+            for one in asked:
+                one.put(question)
+
+            def answered() -> list[bool]:
+                found = zip(asked, counts, strict=True)
+                return [one.answers.get(question, (0, None))[0] > count for one, count in found]
+
+            def are_over() -> bool:
+                found = zip(asked, answered(), strict=True)
+                return all(is_answered or one.is_gone for one, is_answered in found)
+
+            self._news.wait_for(are_over, seconds)
+            found = zip(asked, answered(), strict=True)
+            return [one.answers[question][1] if has else None for one, has in found]
+
+    def counted(self) -> Counted:
+        """What all processes have counted, as they said last; those that have ended included."""
+        with self._news:
+            return merged(self._ended_counts, *(one.counted for one in self._children))
 
     # What it waits for ----------------------------------------------------------------------------
 
@@ -245,7 +297,9 @@ class Supervisor:
     def _reap(self) -> None:
         for child in [one for one in self._children if one.has_ended()]:
             self._hear(child)
-            self._children.remove(child)
+            with self._news:
+                self._children.remove(child)
+                self._ended_counts = merged(self._ended_counts, child.counted)
             if not child.is_gone:
                 self._selector.unregister(child.socket)
             child.close()
@@ -357,9 +411,17 @@ class Supervisor:
             elif word == line.DONE:
                 child.is_done = True
                 self._let_end(child)
+            elif word == line.ANSWER:
+                self._answered(child, *rest)
         if child.is_gone and not was_gone:
             # Else every wait would end at once until it is reaped.
             self._selector.unregister(child.socket)
+
+    def _answered(self, child: _Child, question: str, answer: Any) -> None:
+        with self._news:
+            count, _ = child.answers.get(question.encode(), (0, None))
+            child.answers[question.encode()] = count + 1, answer
+            self._news.notify_all()
 
     def _began(self, child: _Child) -> None:
         child.ready_us = self._now_us()
@@ -408,6 +470,10 @@ class Supervisor:
                 self._report(
                     f"process {child.number} has grown to {_mb(has)}; another takes its place."
                 )
+
+    def _ask_counts(self) -> None:
+        for child in self._children:
+            child.put(line.COUNTS)
 
     def _ask(self) -> None:
         for child in self._children:
@@ -484,6 +550,7 @@ class _Child:
         kill_us: When it is killed if it has not ended; None: it is not to end.
         is_killed: Whether it was.
         unanswered: How often in a row it was asked whether it lives, and said nothing.
+        answers: Question -> how often it has answered that, and the last answer.
 
     Raises:
         OSError: If it cannot be started.
@@ -526,12 +593,19 @@ class _Child:
         self.kill_us: int | None = None
         self.is_killed = False
         self.unanswered = 0
+        self.answers: dict[bytes, tuple[int, Any]] = {}
         self._heard = b""
 
     @property
     def code(self) -> int | None:
         """Its exit code; None while it runs."""
         return self._process.returncode
+
+    @property
+    def counted(self) -> Counted:
+        """What it has counted, as it said last."""
+        _, answer = self.answers.get(line.COUNTS, (0, None))
+        return {} if answer is None else answer[0]
 
     def has_ended(self) -> bool:
         """Whether it has ended; then all else in its process group is ended too."""
@@ -561,9 +635,13 @@ class _Child:
     def ask(self) -> None:
         """Ask whether it lives."""
         self.unanswered += 1
+        self.put(line.ASK)
+
+    def put(self, question: bytes) -> None:
+        """Put a question to it, which it answers in its own time."""
         # One that does not read, or has died.
         with suppress(OSError):
-            self.socket.send(line.ASK)
+            self.socket.send(question)
 
     def heard(self) -> Iterator[list[Any]]:
         """What it has said since the last call."""

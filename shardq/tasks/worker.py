@@ -10,6 +10,7 @@ from shardq.consumer import Consumer
 from shardq.engine.handing.crew import Crew
 from shardq.engine.stepper import Stepper
 from shardq.errors import BadSetting, UsageError, shown
+from shardq.health.vitals import Working
 from shardq.model import names
 from shardq.model.times import duration_ms
 from shardq.tasks import hooks
@@ -169,6 +170,10 @@ class Worker:
     def consumers(self) -> Sequence[Consumer]:
         """Those of its queues, which `step` steps in turn."""
         return self._consumers
+
+    def vitals(self) -> Working:
+        """Whether its loops turn and its store answers, for probes."""
+        return Working(self._app.connection, self._consumers, lambda: self._loop.hung_us)
 
     def begin_to_step(self) -> None:
         """Let its consumers be stepped, one by one. Idempotent; the first `step` does it.

@@ -1,0 +1,144 @@
+"""The options `--metrics` and `--health`, and what answers those who watch a process by them."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from shardq.health.beat import Beat, systemd
+from shardq.health.page import Page, place_of
+from shardq.tasks import line as lines
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from shardq.connection import Connection
+    from shardq.health.vitals import Vitals
+    from shardq.metrics.exporter import Read
+    from shardq.tasks.line import Line
+
+metrics = click.option(
+    "--metrics",
+    "metrics",
+    metavar="[HOST:]PORT",
+    help="Answer Prometheus at http://HOST:PORT/metrics, of all processes together, and /livez and "
+    "/readyz there too. Without HOST, on loopback; port 0 is any that is free.",
+)
+health = click.option(
+    "--health",
+    "health",
+    metavar="[HOST:]PORT|FILE",
+    help="Answer /livez and /readyz at http://HOST:PORT, or touch FILE each second while live. "
+    "Live is a process whose loops turn, however busy its threads are. Ready is one whose store "
+    "answers within 1 s, and that is not about to end.",
+)
+_PLACE = re.compile(r"(.*:)?\d+")
+
+
+class Probes:
+    """Pages, a file and systemd, for one process or for a supervisor.
+
+    Ports are taken when it is made, so that one in use ends the command before anything is done.
+
+    Args:
+        metrics: What was given as `--metrics`.
+        health: What was given as `--health`.
+        say: Prints a sentence.
+
+    Raises:
+        UsageError: If a place cannot be used.
+        MissingExtra: If metrics are asked for, and prometheus-client is not installed.
+    """
+
+    def __init__(
+        self, metrics: str | None, health: str | None, *, say: Callable[[str], object]
+    ) -> None:
+        if metrics is not None:
+            import shardq.metrics  # noqa: F401 - for its error, before a port is taken
+        self._say = say
+        self._tell = systemd()
+        self._beat: Beat | None = None
+        self._file: Path | None = None
+        self._pages: list[Page] = []
+        self._metrics = None
+        try:
+            if metrics is not None:
+                self._metrics = Page(place_of(metrics, "--metrics"), "--metrics")
+                self._pages.append(self._metrics)
+            if health is not None and not _PLACE.fullmatch(health):
+                self._file = Path(health)
+            elif health is not None and not self._is_shared(metrics, health):
+                self._pages.append(Page(place_of(health, "--health"), "--health"))
+        except BaseException:
+            self.close()
+            raise
+
+    @staticmethod
+    def _is_shared(metrics: str | None, health: str) -> bool:
+        place = place_of(health, "--health")
+        return metrics is not None and place == place_of(metrics, "--metrics") and place[1] > 0
+
+    def begin(self, make: Callable[[], Vitals], read: Callable[[], Read]) -> None:
+        """Answer from now on, if anybody is to ask.
+
+        Args:
+            make: Makes what says whether this process is live and ready.
+            read: Makes what reads metrics, if these are asked for.
+        """
+        if not self._pages and self._file is None and self._tell is None:
+            return
+        vitals = make()
+        if self._metrics is not None:
+            from shardq.metrics.exporter import page_of
+
+            self._metrics.routes["/metrics"] = page_of(read())
+        for page in self._pages:
+            page.add_vitals(vitals)
+            page.start()
+            shown = "/metrics" if page is self._metrics else "/livez and /readyz"
+            self._say(f"answers {shown} at {page.url}.")
+        if self._file is not None or self._tell is not None:
+            self._beat = Beat(vitals, file=self._file, tell=self._tell)
+            self._beat.start()
+
+    def close(self) -> None:
+        """Answer no more. Idempotent."""
+        if self._beat is not None:
+            self._beat.close()
+        for page in self._pages:
+            page.close()
+
+
+def of_one(db: Connection, names: Sequence[str] | None = None) -> Callable[[], Read]:
+    """What reads metrics where this process is alone."""
+
+    def read() -> Read:
+        from shardq.metrics.exporter import reader
+
+        return reader(db, names)
+
+    return read
+
+
+def answer(line: Line, vitals: Callable[[], Vitals], db: Connection, *, has_metrics: bool) -> None:
+    """Let a process answer what its supervisor is asked.
+
+    Args:
+        line: Its line to the supervisor.
+        vitals: Makes what it says of itself, once somebody asks.
+        db: Its store.
+        has_metrics: True if metrics are asked for.
+    """
+    vitals = cache(vitals)
+    line.answer_by(lines.LIVE, lambda: vitals().live())
+    line.answer_by(lines.READY_NOW, lambda: vitals().ready())
+    if has_metrics:
+        from shardq.metrics.reading import Process, Reading
+
+        process, reading = Process(db), Reading(db)
+        line.answer_by(lines.COUNTS, lambda: (process.counted(), process.gauges()))
+        line.answer_by(lines.STORE, reading.gauges)
