@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import importlib
+import re
 import sys
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import panels
 import pytest
+import yaml
 from prometheus_client import CollectorRegistry
 
 import shardq
@@ -310,3 +314,57 @@ def _without_prometheus(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_without_prometheus_client_an_error_names_the_extra() -> None:
     with pytest.raises(MissingExtra, match=r"pip install 'shardq\[metrics\]'"):
         importlib.import_module("shardq.metrics")
+
+
+# What is shipped ----------------------------------------------------------------------------------
+
+ROOT = Path(__file__).parent.parent
+SERIES = {series for name in METRICS for series in scraped(name)}
+
+
+def series_in(text: str) -> set[str]:
+    return set(re.findall(r"\bshardq_\w+", text))
+
+
+def alerts() -> dict[str, str]:
+    """Alert -> its expression."""
+    rules = yaml.safe_load((ROOT / "data" / "alerts.yml").read_text())
+    return {one["alert"]: one["expr"] for group in rules["groups"] for one in group["rules"]}
+
+
+def test_each_series_of_an_alert_is_one_that_is_scraped() -> None:
+    assert len(alerts()) == 9
+    for name, expression in alerts().items():
+        assert series_in(expression) <= SERIES, name
+        assert series_in(expression), name
+
+
+def test_each_label_of_an_alert_is_one_of_its_series() -> None:
+    for expression in alerts().values():
+        for name, given in re.findall(r"\b(shardq_\w+)\{(.*?)\}", expression):
+            labels = set(re.findall(r"(\w+)=", given))
+            [metric] = [one for one in METRICS if name in scraped(one)]
+            assert labels <= set(METRICS[metric].labels)
+
+
+def test_the_dashboard_is_what_its_script_makes_of_series_that_are_scraped() -> None:
+    written = (ROOT / "data" / "grafana.json").read_text()
+    assert written == panels.text(), "scripts/grafana makes it anew"
+    expressions = [target for panel in panels.PANELS for target in panel.targets.values()]
+    assert len(panels.PANELS) == 12
+    for expression in expressions:
+        assert series_in(expression), expression
+        assert series_in(expression) <= SERIES, expression
+
+
+def test_the_page_of_metrics_has_each_of_them_with_its_labels_and_each_alert() -> None:
+    page = (ROOT / "docs" / "metrics.md").read_text()
+    written = {
+        name: set(re.findall(r"`(\w+)`", labels))
+        for name, labels in re.findall(r"^\| `(shardq_\w+)` \| (.*?) \|", page, re.MULTILINE)
+    }
+    assert written == {
+        f"{name}_total" if one.kind == "counter" else name: set(one.labels)
+        for name, one in METRICS.items()
+    }
+    assert set(re.findall(r"^### (\w+)$", page, re.MULTILINE)) == set(alerts())

@@ -216,7 +216,7 @@ def test_no_imports_go_in_a_circle() -> None:
         ("pyspark", ("spark/",)),
         ("pyarrow", ("spark/",)),
         ("matplotlib", ("pictures/", "spark/")),
-        ("prometheus_client", ("metrics/",)),
+        ("prometheus_client", ("metrics/", "bench/")),
         ("uvicorn", ("server/",)),
         ("opentelemetry", ("tracing/", "bench/traces.py")),
     ],

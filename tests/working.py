@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import re
 import select
 import signal
@@ -54,6 +55,7 @@ class Works:
     def __init__(self, shell: Shell, *arguments: str, url: str | None = None) -> None:
         self.process = shell.fork("work", *arguments, url=url)
         self.err: list[str] = []
+        self._left = b""
 
     def expect(self, pattern: str) -> str:
         """Wait for a line on stderr; returns what its first group matches, or all of it."""
@@ -66,8 +68,15 @@ class Works:
     def _line(self) -> str:
         read = self.process.stderr
         assert read is not None
-        assert select.select([read], [], [], TIMEOUT_S)[0], self.err
-        return read.readline().decode()
+        # Not by its buffer: what that has of later lines, `select` does not see.
+        while b"\n" not in self._left:
+            assert select.select([read], [], [], TIMEOUT_S)[0], self.err
+            data = os.read(read.fileno(), 65_536)
+            if not data:
+                break
+            self._left += data
+        line, end, self._left = self._left.partition(b"\n")
+        return (line + end).decode()
 
     def stop(self) -> Done:
         """End it by SIGTERM."""
@@ -82,7 +91,9 @@ class Works:
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 raise
-        return Done(self.process.returncode, out.decode(), "".join(self.err) + err.decode())
+        return Done(
+            self.process.returncode, out.decode(), "".join(self.err) + (self._left + err).decode()
+        )
 
 
 def write_app(directory: Path, text: str = APP, name: str = "app") -> None:

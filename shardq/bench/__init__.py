@@ -60,6 +60,13 @@ def _of_server(place: Place, sizes: Sizes) -> list[Line]:
     return server.requests(place, sizes)
 
 
+def _of_metrics(place: Place, sizes: Sizes) -> list[Line]:
+    # Imported here: it needs the extra `metrics`.
+    from shardq.bench import metrics
+
+    return metrics.cost(place, sizes)
+
+
 _MEASUREMENTS = (
     _Measurement("put", puts.near, cassandra=True, sqlite=False),
     _Measurement("far", puts.far, cassandra=True, sqlite=False),
@@ -80,6 +87,7 @@ _MEASUREMENTS = (
     _Measurement("history", history.cost, cassandra=True, sqlite=True),
     _Measurement("crash", crash.restart, cassandra=True, sqlite=True),
     _Measurement("workers", workers.shared, cassandra=True, sqlite=True),
+    _Measurement("metrics", _of_metrics, cassandra=True, sqlite=True, by_name=True),
     _Measurement("traces", traces.cost, cassandra=True, sqlite=True, by_name=True),
     _Measurement("server", _of_server, cassandra=True, sqlite=True, by_name=True),
 )

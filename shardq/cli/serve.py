@@ -5,18 +5,21 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from contextlib import suppress
+from contextlib import closing, suppress
+from functools import partial
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardq.cli import options, screen
+from shardq.cli import options, probes, screen
 from shardq.cli.exits import Exit, exit_of
+from shardq.cli.probes import Probes
 from shardq.errors import ShardqError, UsageError, shown
-from shardq.tasks.line import Line
+from shardq.tasks.line import COUNTS, Line
 from shardq.tasks.processes import PROCESSES_MAX, Supervisor
+from shardq.tasks.several import Several
 
 if TYPE_CHECKING:
     import socket
@@ -113,6 +116,7 @@ class Network(click.ParamType[IPv4Network | IPv6Network]):
     help="As long as there is no account, let everybody do everything, also from other machines: "
     "for a network that only such reach who may.",
 )
+@probes.metrics
 @options.store
 def serve(
     *,
@@ -127,6 +131,7 @@ def serve(
     take_over: bool,
     dev: bool,
     insecure: bool,
+    metrics: str | None,
     url: str | None,
 ) -> int:
     """Serve the queues of a store to clients of Amazon SQS, and by an HTTP API under /v1.
@@ -143,11 +148,12 @@ def serve(
     supervise.check_certificate(certificate, key)
     store = _store(url, dev=dev)
     sockets = listening.inherited()
-    if line is None and processes is not None:
+    probed = Probes(metrics, None, say=_say) if line is None else None
+    if probed is not None and processes is not None:
         if store == _DEV_STORE:
             raise UsageError("processes share no memory; name a file by --store to have several.")
-        return _supervise(
-            Supervisor(
+        with closing(probed):
+            supervisor = Supervisor(
                 [sys.executable, *sys.orig_argv[1:]],
                 processes=processes,
                 deadline_s=supervise.DEADLINE_S,
@@ -155,8 +161,11 @@ def serve(
                 sockets=[sockets] * processes
                 if sockets
                 else _listening(host, port, admin, processes, take_over=take_over),
+                is_counting=metrics is not None,
             )
-        )
+            several = Several(supervisor)
+            probed.begin(lambda: several, lambda: several.metrics)
+            return _supervise(supervisor)
     try:
         if not sockets:
             [sockets] = _listening(host, port, admin, 1, take_over=take_over)
@@ -171,6 +180,8 @@ def serve(
             certificate=certificate,
             key=key,
             insecure=insecure,
+            probed=probed,
+            has_metrics=metrics is not None,
         )
     except ShardqError as error:
         if line is None:
@@ -180,6 +191,8 @@ def serve(
         line.failed(code, " ".join([str(error), *getattr(error, "__notes__", ())]))
         return code
     finally:
+        if probed is not None:
+            probed.close()
         for one in sockets:
             one.close()
     return Exit.OK
@@ -219,11 +232,14 @@ def _serve(
     certificate: str | None,
     key: str | None,
     insecure: bool,
+    probed: Probes | None,
+    has_metrics: bool,
 ) -> None:
     """Serve in this process, until it is to end."""
     from shardq.server import declared, supervise
     from shardq.server.access import Access
     from shardq.server.app import Application
+    from shardq.server.vitals import Serving
 
     hosts = list(dict.fromkeys(one.getsockname()[0] for one in sockets))
     with options.connect(store, makes=True) as db:
@@ -235,6 +251,8 @@ def _serve(
             if warning:
                 _say(warning)
             _say(f"{who}serves {db.url_shown} at {' and '.join(dict.fromkeys(urls))}.")
+            if probed is not None:
+                probed.begin(vitals, probes.of_one(db))
             if line is not None:
                 line.ready()
             elif chosen.is_dev and warning:
@@ -244,9 +262,14 @@ def _serve(
         server = supervise.Server(
             Application(db, chosen, access), certificate=certificate, key=key, on_listening=tell
         )
+        vitals = partial(Serving, db, server)
         if line is not None:
+            probes.answer(line, vitals, db, has_metrics=has_metrics)
             line.on_lost(server.stop, supervise.DEADLINE_S)
         supervise.run(server, sockets)
+        if line is not None:
+            # What it has counted since it was asked last.
+            line.answer(COUNTS)
 
 
 def _print_exports(url: str, chosen: Options) -> None:

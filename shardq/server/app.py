@@ -16,6 +16,7 @@ from urllib.parse import quote
 from uuid import uuid4
 
 from shardq.errors import StoreError
+from shardq.records.meter import HTTP
 from shardq.server import api, sqs
 from shardq.server.client import Bodies, Client, Crowded, Gone, TooLarge, TooSlow
 from shardq.server.proxies import seen_through
@@ -88,6 +89,7 @@ class Application:
         site = self.site
         request = _request(scope, site.options)
         side = _side(request)
+        begun_us = site.clock.boot_us()
         is_whole = False
         try:
             if _header_bytes(scope) > HEADER_BYTES_MAX:
@@ -111,6 +113,10 @@ class Application:
             )
         except Gone:
             return
+        meter = self._connection._home.meter
+        if meter.is_on:
+            labels = (_api(request, side), request.action, str(answer.status))
+            meter.observe(HTTP, labels, (site.clock.boot_us() - begun_us,))
         headers = [("x-request-id", request.id)]
         if side is sqs:
             headers.append(("x-amzn-requestid", request.id))
@@ -166,6 +172,13 @@ _HEALTH = {"/livez": _livez, "/readyz": _readyz, "/_localstack/health": _localst
 
 def _side(request: Request) -> ModuleType:
     return api if request.path == "/v1" or request.path.startswith("/v1/") else sqs
+
+
+def _api(request: Request, side: ModuleType) -> str:
+    """What a request is of, as metrics name it."""
+    if request.path in _HEALTH:
+        return "health"
+    return "http" if side is api else "sqs"
 
 
 def _header_bytes(scope: Event) -> int:

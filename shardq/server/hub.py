@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 from shardq.aio.queue import Queue
 from shardq.aio.threads import Kind, Threads
 from shardq.errors import ShardqError, StoreError, StoreTimeout, UnknownQueue, own_copy
+from shardq.records.meter import BATCH, SIZES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -55,12 +56,17 @@ class Line(Generic[T, R]):
     Args:
         carry_out: Carries out a batch, in a thread; returns an answer or an error for each call.
         threads: The threads.
+        note: Called with the number of calls of each batch.
     """
 
     def __init__(
-        self, carry_out: Callable[[Sequence[T]], Sequence[R | ShardqError]], threads: Threads
+        self,
+        carry_out: Callable[[Sequence[T]], Sequence[R | ShardqError]],
+        threads: Threads,
+        note: Callable[[int], object] = lambda _count: None,
     ) -> None:
         self._carry_out = carry_out
+        self._note = note
         self._threads = threads
         self._line: deque[_Calls[T, R]] = deque()
         self._task: asyncio.Task[None] | None = None
@@ -95,7 +101,9 @@ class Line(Generic[T, R]):
                 batch = self._next()
                 if not batch:
                     continue
-                answers = iter(await self._answers([call for one in batch for call in one.calls]))
+                calls = [call for one in batch for call in one.calls]
+                self._note(len(calls))
+                answers = iter(await self._answers(calls))
                 for one in batch:
                     mine = list(islice(answers, len(one.calls)))
                     if not one.done.done():
@@ -158,9 +166,11 @@ class ServedQueue:
         self.on_settled: set[Callable[[Mapping[str, str | None]], object]] = set()
         self._opened = opened
         self._threads = threads
-        self._puts: Line[Mapping[str, Any], Message] = Line(self._put_each, threads)
-        self._acks: Line[str, None] = Line(self._ack_each, threads)
-        self._ends: Line[str, None] = Line(self._end_each, threads)
+        self._puts: Line[Mapping[str, Any], Message] = Line(
+            self._put_each, threads, partial(self._note, "put")
+        )
+        self._acks: Line[str, None] = Line(self._ack_each, threads, partial(self._note, "ack"))
+        self._ends: Line[str, None] = Line(self._end_each, threads, partial(self._note, "ack"))
 
     @property
     def settings(self) -> Settings:
@@ -247,6 +257,11 @@ class ServedQueue:
         return await self._threads.call(
             lambda: call(self._opened), Kind.LONG if is_long else Kind.QUICK
         )
+
+    def _note(self, kind: str, count: int) -> None:
+        meter = self._opened._home.meter
+        if meter.is_on:
+            meter.observe(BATCH, (kind,), (count,), SIZES)
 
     def _put_each(self, items: Sequence[Mapping[str, Any]]) -> Sequence[Message | ShardqError]:
         """Put messages; what is maybe stored is put once more, before clients make a second one."""

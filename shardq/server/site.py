@@ -94,6 +94,8 @@ class Site:
         self.clock = self.connection._home.clock
         self.served = Served(self.connection, self.threads)
         self.actions = Actions(self.connection._home.store, self.clock)
+        gauges = self.connection._home.meter.gauges
+        gauges["shardq_polls_open"] = lambda: sum(self._polls.values())
 
     async def caller_of(self, request: Request) -> Caller:
         """The caller of a request, who is checked by `Caller.check`.

@@ -114,6 +114,11 @@ class Server(uvicorn.Server):
             with suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._leave)
 
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop | None:
+        """The event loop, once it runs."""
+        return self._loop
+
     def _leave(self) -> None:
         self._application.site.leave()
 

@@ -29,6 +29,8 @@ class Request:
         host: The `Host` header, with the port: what urls in answers begin with.
         id: The request's id, for the log and the answer. The server adds it to the answer.
         is_admin: True if it may be of the admin part of the HTTP API: it came by the port for that.
+        action: The name of what it asks for, for metrics; empty until that is known. The side that
+            answers sets it.
     """
 
     method: str
@@ -42,6 +44,7 @@ class Request:
     host: str
     id: str
     is_admin: bool = True
+    action: str = ""
 
 
 @dataclass(slots=True)

@@ -68,6 +68,7 @@ async def _answered(request: Request, site: Site, parts: list[str]) -> Answer:
         raise Refused(
             405, f"{request.path} has no {request.method}, only {allow[1]}.", headers=[allow]
         )
+    request.action = f"{route.method} {route.path}"
     made = await _called(request, site, route, parts)
     if is_head:
         made.body = b""

@@ -73,6 +73,7 @@ async def _carry_out(request: Request, site: Site, protocol: Json | Query) -> An
         raise Refusal(
             "InvalidAction", f"The action {protocol.action[:100]} is not valid for this endpoint."
         )
+    request.action = action.name
     caller = await site.caller_of(request)
     if len(request.body) > QUICK_BYTES:
         given = await site.threads.call(partial(protocol.input, action))
