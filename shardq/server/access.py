@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import ipaddress
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
@@ -34,6 +34,7 @@ from shardq.server.refusals import (
     Refusal,
     SignatureDoesNotMatch,
 )
+from shardq.server.sessions import LIFE_S, Pass, Session, token_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from shardq.errors import StoreCorrupt
     from shardq.queue import Queue
     from shardq.records.accounts import Key
+    from shardq.records.masterkey import MasterKey
     from shardq.server.web import Request
 
 log = logging.getLogger(__name__)
@@ -55,6 +57,7 @@ _FORWARDED = frozenset({"forwarded", "via", "x-forwarded-for", "x-real-ip"})
 _OWN_SITE = frozenset({"same-origin", "none"})
 """`Sec-Fetch-Site` of a page of this server, and of an address that somebody has typed."""
 _LOCAL_NAMES = ("localhost", "localhost.localstack.cloud")
+_SAFE = frozenset({"GET", "HEAD"})
 _BEARER: Final = "bearer "
 _TOKEN_CHARACTERS_MAX = 200
 
@@ -67,7 +70,7 @@ class Caller:
         account: The account's id.
         key_id: The key's id; empty on an open server.
         label: The key's label.
-        via: `open`, `bearer`, `sigv4` or `url`.
+        via: `open`, `bearer`, `sigv4`, `url`, `session` or `proxy`.
         region: The region that the request was signed for; empty if it was not.
         levels: Letters of its levels.
         queues: Patterns of the queues that it may use.
@@ -249,6 +252,75 @@ class Access:
         if found is None:
             raise _unknown()
         return found
+
+    def session_of(self, request: Request, cookie: str, levels: str) -> Session | None:
+        """The session of whoever asks for a page; None: to sign in. May read the store.
+
+        Args:
+            request: The request.
+            cookie: The text of the cookie; empty without one.
+            levels: What a user may do whom a trusted proxy names.
+
+        Raises:
+            Refusal: If it may not be let in.
+            StoreError: If the store cannot be read.
+        """
+        if self._is_old(REFRESH_US):
+            self._refresh(REFRESH_US)
+        if self._may_be_open and not self._has_accounts:
+            if request.method not in _SAFE:
+                _check_page(request)
+            if self._is_local:
+                _check_local(request)
+            return Session(anybody(request), token_of(self._master(), "open"), "")
+        if request.user:
+            caller = replace(anybody(request), label=request.user, via="proxy", levels=levels)
+            return Session(caller, token_of(self._master(), f"user {request.user}"), request.user)
+        found = Pass.of(cookie)
+        key = None if found is None else self._keys.get(found.key_id)
+        if found is None or key is None:
+            return None
+        now_ms = self._clock.now_ms()
+        if (
+            key.state(now_ms) != "valid"
+            or all(one.generation != found.generation for one in key.secrets(now_ms))
+            or found.end_s * 1_000 <= now_ms
+            or not found.is_valid(self._master())
+        ):
+            return None
+        end_ms = key.grant.end_by(found.end_s * 1_000)
+        caller = self._caller(key, "session", request, end_ms=end_ms)
+        return Session(caller, token_of(self._master(), cookie), key.grant.label or key.id)
+
+    def sign_in(self, request: Request, token: str) -> str:
+        """The cookie of somebody who signs in by a key. May read the store.
+
+        Args:
+            request: The request.
+            token: The key, `sq_ID_SECRET`.
+
+        Raises:
+            Refusal: If it is no valid key.
+            StoreError: If the store cannot be read.
+        """
+        # Read anew, so that a key that was made just now is known.
+        self._refresh(0)
+        caller = self._by_token(token.strip(), request)
+        if caller is None:
+            raise _unknown()
+        now_ms = self._clock.now_ms()
+        key = self._keys[caller.key_id]
+        secret = token.strip().split("_", 2)[2]
+        [generation, *_] = [
+            one.generation
+            for one in key.secrets(now_ms)
+            if self.accounts.is_secret(key, one, secret)
+        ]
+        made = Pass(key.id, generation, now_ms // 1_000 + LIFE_S)
+        return made.signed(self._master())
+
+    def _master(self) -> MasterKey:
+        return self.accounts.master
 
     def admits(self, caller: Caller) -> bool:
         """True if a caller that was let in would still be. Reads the store every 3 s.

@@ -19,7 +19,7 @@ from shardq.errors import StoreError
 from shardq.records.meter import HTTP
 from shardq.server import api, sqs
 from shardq.server.client import Bodies, Client, Crowded, Gone, TooLarge, TooSlow
-from shardq.server.proxies import seen_through
+from shardq.server.proxies import is_trusted, seen_through
 from shardq.server.site import Options, Site
 from shardq.server.web import Answer, Request
 from shardq.stores.tables import QUEUES
@@ -88,7 +88,7 @@ class Application:
     async def _answer(self, scope: Event, client: Client) -> None:
         site = self.site
         request = _request(scope, site.options)
-        side = _side(request)
+        side = _side(request, site.options)
         begun_us = site.clock.boot_us()
         is_whole = False
         try:
@@ -170,7 +170,13 @@ async def _localstack(site: Site) -> Answer:
 _HEALTH = {"/livez": _livez, "/readyz": _readyz, "/_localstack/health": _localstack}
 
 
-def _side(request: Request) -> ModuleType:
+def _side(request: Request, options: Options) -> ModuleType:
+    if options.pages is not None:
+        # Jinja2 is loaded only where there are pages.
+        from shardq.server import pages
+
+        if options.pages_only or pages.is_page(request, options.pages):
+            return pages
     return api if request.path == "/v1" or request.path.startswith("/v1/") else sqs
 
 
@@ -197,12 +203,11 @@ def _request(scope: Event, options: Options) -> Request:
     path, root = scope["path"], scope.get("root_path", "")
     raw_path = scope.get("raw_path")
     server = scope.get("server") or ("", None)
-    client, scheme, host = seen_through(
-        options.trusted,
-        headers,
-        (scope.get("client") or ("", 0))[0],
-        scope.get("scheme", "http"),
-    )
+    peer = (scope.get("client") or ("", 0))[0]
+    client, scheme, host = seen_through(options.trusted, headers, peer, scope.get("scheme", "http"))
+    user = ""
+    if options.user_header and is_trusted(peer, options.trusted):
+        user = headers.get(options.user_header.lower(), "")
     return Request(
         method=scope["method"],
         path=path.removeprefix(root) if root else path,
@@ -215,4 +220,5 @@ def _request(scope: Event, options: Options) -> Request:
         host=host,
         id=str(uuid4()),
         is_admin=options.admin_port is None or server[1] == options.admin_port,
+        user=user,
     )

@@ -30,7 +30,7 @@ def seen_through(
         trusted proxy tells them, or as they arrived.
     """
     host = headers.get("host", "")
-    if not trusted or not _is_trusted(peer, trusted):
+    if not is_trusted(peer, trusted):
         return peer, scheme, host
     client = peer
     for hop in reversed(headers.get("x-forwarded-for", "").split(",")):
@@ -42,6 +42,11 @@ def seen_through(
     told = headers.get("x-forwarded-proto", "").rpartition(",")[2].strip().lower()
     host = headers.get("x-forwarded-host", "").rpartition(",")[2].strip() or host
     return client, told if told in {"http", "https"} else scheme, host
+
+
+def is_trusted(peer: str, trusted: tuple[IPv4Network | IPv6Network, ...]) -> bool:
+    """True if a peer is a proxy whose headers are believed."""
+    return bool(trusted) and _is_trusted(peer, trusted)
 
 
 @lru_cache(1_024)

@@ -50,6 +50,13 @@ class Options:
         trusted: The proxies whose `X-Forwarded-*` headers are believed.
         admin_port: The only port that answers the admin part of the HTTP API; None: each does.
         polls_max: How many requests of a key may wait for messages at once.
+        pages: The path below which pages for people are answered, `/pages` say, or empty for all
+            paths; None: there are none.
+        pages_only: True if nothing but pages is answered.
+        is_read_only: True if pages change nothing.
+        hidden: Patterns of names, as `*password*`, whose values no page shows.
+        user_header: The header in which a trusted proxy names the user; empty: none.
+        user_levels: What such a user may do.
     """
 
     region: str = REGION
@@ -58,6 +65,12 @@ class Options:
     trusted: tuple[IPv4Network | IPv6Network, ...] = ()
     admin_port: int | None = None
     polls_max: int = POLLS_MAX
+    pages: str | None = "/pages"
+    pages_only: bool = False
+    is_read_only: bool = False
+    hidden: tuple[str, ...] = ()
+    user_header: str = ""
+    user_levels: str = "rg"
 
 
 @dataclass(slots=True)
@@ -74,6 +87,7 @@ class Site:
         served: The queues.
         leaving: Set once the server is to end: streams end then, and so do polls.
         sqs: What the SQS endpoint keeps in memory; made by its first request.
+        looks: What the pages keep in memory, likewise.
     """
 
     connection: Connection
@@ -85,6 +99,7 @@ class Site:
     served: Served = field(init=False)
     leaving: asyncio.Event = field(default_factory=asyncio.Event)
     sqs: Any = None
+    looks: Any = None
     _waits: dict[asyncio.Timeout, Caller | None] = field(default_factory=dict)
     _polls: Counter[str] = field(default_factory=Counter)
     _watch: asyncio.Task[None] | None = None

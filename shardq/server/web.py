@@ -31,6 +31,7 @@ class Request:
         is_admin: True if it may be of the admin part of the HTTP API: it came by the port for that.
         action: The name of what it asks for, for metrics; empty until that is known. The side that
             answers sets it.
+        user: The user whom a trusted proxy names; empty without one.
     """
 
     method: str
@@ -45,6 +46,7 @@ class Request:
     id: str
     is_admin: bool = True
     action: str = ""
+    user: str = ""
 
 
 @dataclass(slots=True)

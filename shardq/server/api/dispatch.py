@@ -15,13 +15,22 @@ from shardq.server.api.route import Call, json_of
 from shardq.server.web import QUICK_BYTES, Answer, TooMany
 
 if TYPE_CHECKING:
+    from shardq.server.access import Caller
     from shardq.server.api.route import Route
     from shardq.server.site import Site
     from shardq.server.web import Request
 
 
-async def answer(request: Request, site: Site) -> Answer:
+async def answer(
+    request: Request, site: Site, caller: Caller | None = None, via: str = "http"
+) -> Answer:
     """Answer a request.
+
+    Args:
+        request: The request.
+        site: Where it is answered.
+        caller: Who makes it, as already known; None: the request shows that.
+        via: The way in, for the record of commands.
 
     Raises:
         ShardqError: If the server has failed: its store is damaged, say.
@@ -29,7 +38,7 @@ async def answer(request: Request, site: Site) -> Answer:
     prefix = ""
     try:
         prefix, parts = prefix_and_parts(request)
-        return await _answered(request, site, parts)
+        return await _answered(request, site, parts, caller, via)
     except (Refused, ShardqError, TooMany) as error:
         problem = problem_of(error)
         problem.type = prefix + problem.type
@@ -50,7 +59,9 @@ def refusal(request: Request, status: int, code: str, text: str) -> Answer:  # n
     )
 
 
-async def _answered(request: Request, site: Site, parts: list[str]) -> Answer:
+async def _answered(
+    request: Request, site: Site, parts: list[str], caller: Caller | None, via: str
+) -> Answer:
     routes = {
         method: route
         for method, route in table.found(parts).items()
@@ -69,22 +80,30 @@ async def _answered(request: Request, site: Site, parts: list[str]) -> Answer:
             405, f"{request.path} has no {request.method}, only {allow[1]}.", headers=[allow]
         )
     request.action = f"{route.method} {route.path}"
-    made = await _called(request, site, route, parts)
+    made = await _called(request, site, route, parts, caller, via)
     if is_head:
         made.body = b""
     return made
 
 
-async def _called(request: Request, site: Site, route: Route, parts: list[str]) -> Answer:
+async def _called(
+    request: Request,
+    site: Site,
+    route: Route,
+    parts: list[str],
+    caller: Caller | None,
+    via: str,
+) -> Answer:
     """The answer of a route, once the caller's right to it and all that it is given is checked."""
     place = {
         wanted[1:-1]: part
         for wanted, part in zip(route.parts, parts, strict=True)
         if wanted.startswith("{")
     }
-    caller = anybody(request)
-    if route.level is not None:
-        caller = await site.caller_of(request)
+    if route.level is None:
+        caller = anybody(request)
+    else:
+        caller = caller or await site.caller_of(request)
         check(caller, route.level, place.get("queue"), site)
     query = query_of(request, route.query)
     if len(request.body) <= QUICK_BYTES:
@@ -92,13 +111,13 @@ async def _called(request: Request, site: Site, route: Route, parts: list[str]) 
     else:
         body = await site.threads.call(partial(body_of, request, route.body))
     call = Call(request, site, route, table.ROUTES, caller, place, query, body)
-    made = await _recorded(call)
+    made = await _recorded(call, via)
     if isinstance(made, Answer):
         return made
     return Answer(route.status) if made is None else json_of(made, route.status)
 
 
-async def _recorded(call: Call[Any, Any]) -> Any:
+async def _recorded(call: Call[Any, Any], via: str) -> Any:
     """Carry a call out, and record it with its outcome if it is a command."""
     handler = call.route.handler
     if call.what is None:
@@ -107,6 +126,6 @@ async def _recorded(call: Call[Any, Any]) -> Any:
     async def record(outcome: str) -> None:
         if call.what is not None:
             about = call.about or " ".join(call.place.values())
-            await call.site.record(call.caller, "http", call.what, about, outcome)
+            await call.site.record(call.caller, via, call.what, about, outcome)
 
     return await call.site.command(handler(call), record, lambda error: type(error).__name__)

@@ -1,0 +1,131 @@
+"""What people do on pages: each button is a form, and each form a call of `/v1`.
+
+```
+ form: act, back, token, fields ─► token, page, level ─► call of /v1, recorded ─► back, with its outcome
+```
+"""  # noqa: E501 - a drawing
+
+from __future__ import annotations
+
+import hmac
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs, unquote
+
+from shardq.server.pages.page import NotShown
+from shardq.server.web import Answer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from shardq.server.pages.page import Page
+
+log = logging.getLogger(__name__)
+
+_FIELDS_MAX = 2_000
+Form = "Mapping[str, str]"
+
+
+@dataclass(frozen=True, slots=True)
+class Act:
+    """An action.
+
+    Attributes:
+        method: The method of its call.
+        path: The path of its call below `/v1`; names in braces are fields of the form.
+        said: What the page says once it is done; names in braces are fields of the form, or of the
+            call's answer.
+        body: Makes the call's body of the form; None: it has none.
+    """
+
+    method: str
+    path: str
+    said: str
+    body: Callable[[Mapping[str, str]], Any] | None = None
+
+
+def _some(*names: str) -> Callable[[Mapping[str, str]], Any]:
+    """A body of those fields of the form that are filled in."""
+    return lambda form: {name: form[name] for name in names if form.get(name)}
+
+
+ACTS: dict[str, Act] = {
+    "pause": Act("POST", "queues/{queue}/pause", "{queue} is paused."),
+    "resume": Act("POST", "queues/{queue}/resume", "{queue} goes on."),
+    "purge": Act("POST", "queues/{queue}/purge", "{queue} is purged."),
+    "alter": Act(
+        "PATCH",
+        "queues/{queue}",
+        "The settings of {queue} are changed.",
+        lambda form: {name[8:]: one for name, one in form.items() if name.startswith("setting.")},
+    ),
+}
+
+
+async def act(page: Page) -> Answer:
+    """Carry an action out, and lead back to the page that it was given on.
+
+    Raises:
+        NotShown: If the form was not made here for this person, or the call is refused.
+    """
+    from shardq.server.pages.dispatch import cleared, done
+
+    request = page.request
+    fields = parse_qs(
+        request.body.decode("utf-8", "replace"), keep_blank_values=True, max_num_fields=_FIELDS_MAX
+    )
+    form = {name: values[-1] for name, values in fields.items()}
+    name, back = form.get("act", ""), form.get("back", "/")
+    _check_origin(page)
+    if not hmac.compare_digest(form.get("token", "").encode(), page.session.token.encode()):
+        _refuse(page, name, "the form is not one of this page for you; reload the page")
+    if name == "sign-out":
+        return cleared(request, page.base)
+    if page.site.options.is_read_only:
+        _refuse(page, name, "these pages are read-only")
+    wanted = ACTS.get(name)
+    if wanted is None:
+        raise NotShown(400, f"there is no action {name[:50]!r}.")
+    parts = [
+        form.get(part[1:-1], "") if part.startswith("{") else part
+        for part in wanted.path.split("/")
+    ]
+    body = None if wanted.body is None else wanted.body(form)
+    try:
+        answer = await page.call(wanted.method, *parts, body=body)
+    except NotShown as error:
+        if error.status in {401, 403}:
+            log.warning("pages: %s of %s is refused: %s", name, page.session.caller.who, error)
+        return done(page, back, f"Not done: {error.detail}")
+    told = answer if isinstance(answer, dict) else {}
+    return done(page, back, wanted.said.format_map({**told, **form}))
+
+
+def said_of(cookie: str) -> str | None:
+    """What the last action has come to, of a cookie; None without one."""
+    return unquote(cookie) or None
+
+
+def _check_origin(page: Page) -> None:
+    """Refuse a form of another site's page.
+
+    Raises:
+        NotShown: If it is one.
+    """
+    headers, host = page.request.headers, page.request.host
+    origin = headers.get("origin")
+    is_same = origin is None or origin.partition("://")[2] == host
+    if not is_same or headers.get("sec-fetch-site", "same-origin") not in {"same-origin", "none"}:
+        _refuse(page, "form", f"it comes from another site, {(origin or 'unknown')[:100]}")
+
+
+def _refuse(page: Page, name: str, why: str) -> None:
+    """Refuse an action, and log who has tried.
+
+    Raises:
+        NotShown: Always.
+    """
+    caller = page.session.caller
+    log.warning("pages: %r by %s from %s is refused: %s", name, caller.who, caller.client, why)
+    raise NotShown(403, f"Nothing was done: {why}.")

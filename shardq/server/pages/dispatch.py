@@ -1,0 +1,283 @@
+"""The way of a request for a page: to its session, its page, its template."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from functools import lru_cache, partial
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl, quote
+
+from markupsafe import escape
+
+from shardq.errors import MissingExtra, ShardqError
+from shardq.model.times import span
+from shardq.server.api.problem import Refused, problem_of
+from shardq.server.api.reading import prefix_and_parts
+from shardq.server.pages import live, markup
+from shardq.server.pages.page import NotShown, Page, Template
+from shardq.server.refusals import Refusal
+from shardq.server.sessions import COOKIE, LIFE_S, cookie_of
+from shardq.server.web import Answer, TooMany
+
+try:
+    import jinja2
+except ImportError as error:
+    raise MissingExtra("pages need Jinja2; install it: pip install 'shardq[server]'.") from error
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from shardq.server.sessions import Session
+    from shardq.server.site import Site
+    from shardq.server.web import Headers, Request
+
+log = logging.getLogger(__name__)
+
+_HTML = "text/html; charset=utf-8"
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; "
+    "form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
+)
+_SAFE: Headers = [
+    ("content-security-policy", _POLICY),
+    ("x-content-type-options", "nosniff"),
+    ("referrer-policy", "same-origin"),
+    ("cross-origin-resource-policy", "same-origin"),
+    ("cross-origin-opener-policy", "same-origin"),
+    ("cache-control", "no-store"),
+]
+_MEDIA = {
+    "css": "text/css; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "svg": "image/svg+xml",
+}
+_FIELDS_MAX = 100
+SAID = "shardq-said"
+"""The cookie with the outcome of the last action, which the next page shows."""
+_SAID_CHARS_MAX = 1_000
+
+
+def is_page(request: Request, base: str) -> bool:
+    """True if a request is for a page, or for the front page from a browser."""
+    path = request.path
+    if path == base or path.startswith(f"{base}/"):
+        return True
+    wants_page = "text/html" in request.headers.get("accept", "")
+    return path == "/" and request.method == "GET" and wants_page and "Action=" not in request.query
+
+
+async def answer(request: Request, site: Site) -> Answer:
+    """Answer a request for a page."""
+    made = await _answered(request, site)
+    made.headers = [*made.headers, *(one for one in _SAFE if one[0] not in dict(made.headers))]
+    return made
+
+
+def refusal(request: Request, status: int, code: str, text: str) -> Answer:  # noqa: ARG001
+    """The answer to a request that the server refuses, or fails at."""
+    page = f"<!doctype html><title>shardq</title><p>{escape(text)}"
+    return Answer(status, page.encode(), [("content-type", _HTML), *_SAFE])
+
+
+async def _answered(request: Request, site: Site) -> Answer:
+    base = site.options.pages or ""
+    prefix, _ = prefix_and_parts(request)
+    path, root = request.path.removeprefix(base), prefix + base
+    if path == "" or (request.path == "/" and base):
+        return _to(f"{root}/")
+    if path.startswith("/static/") and request.method in {"GET", "HEAD"}:
+        return _static(path.removeprefix("/static/"))
+    try:
+        if path == "/sign-in":
+            return await _sign_in(request, site, root)
+        session = await _session(request, site)
+        if session is not None:
+            return await _shown(request, site, session, root, path)
+    except (Refused, NotShown, ShardqError, TooMany) as error:
+        return _refused(site, root, request, error)
+    if request.method not in {"GET", "HEAD"}:
+        return _told(site, root, None, 401, "Sign in first: the action was not done.")
+    back = quote(path + (f"?{request.query}" if request.query else ""), safe="")
+    return _to(f"{root}/sign-in?back={back}")
+
+
+def _refused(site: Site, root: str, request: Request, error: Exception) -> Answer:
+    if isinstance(error, NotShown):
+        return _told(site, root, None, error.status, error.detail)
+    if isinstance(error, Refusal):
+        log.warning("pages: %s %s from %s: %s", request.method, request.path, request.client, error)
+    problem = problem_of(error)  # type: ignore[arg-type] # each is one of its kinds
+    return _told(site, root, None, problem.status, problem.detail)
+
+
+async def _session(request: Request, site: Site) -> Session | None:
+    access = site.access
+    if access is None:
+        raise NotShown(404, "there are no pages here.")
+    cookie = cookie_of(request.headers.get("cookie", ""))
+    return await site.threads.call(
+        partial(access.session_of, request, cookie, site.options.user_levels)
+    )
+
+
+async def _shown(request: Request, site: Site, session: Session, root: str, path: str) -> Answer:
+    from shardq.server.pages import acts, table
+
+    query = dict(parse_qsl(request.query, keep_blank_values=False, max_num_fields=_FIELDS_MAX))
+    is_live = query.pop("live", "") == "1"
+    if request.method == "POST":
+        page = Page(request, site, session, root, path, {}, {})
+        return await acts.act(page)
+    found = table.found(path)
+    if found is None or request.method not in {"GET", "HEAD"}:
+        raise NotShown(404, f"there is no page {path}.")
+    route, place = found
+    page = Page(request, site, session, root, path, place, query)
+    if is_live:
+        return live.stream(page, partial(_live, page, route.handler))
+    template = await route.handler(page)
+    said = cookie_of(request.headers.get("cookie", ""), SAID)
+    html = rendered(template, values_of(page) | {"said": acts.said_of(said)})
+    made = Answer(200, html.encode("utf-8", "replace"), [("content-type", _HTML)])
+    if said:
+        made.headers.append(_cookie(SAID, "", root, request, 0))
+    return made
+
+
+async def _live(page: Page, handler: Any) -> str:
+    """What changes of a page while it is looked at."""
+    try:
+        template = await handler(page)
+    except NotShown as error:
+        return str(escape(error.detail))
+    found = _environment().get_template(f"{template.name}.html")
+    context = found.new_context({**values_of(page), **template.values, "said": None})
+    return "".join(found.blocks["live"](context))
+
+
+async def _sign_in(request: Request, site: Site, root: str) -> Answer:
+    form = dict(parse_qsl(request.query, max_num_fields=_FIELDS_MAX))
+    back = local(form.get("back", "/"))
+    if request.method == "POST" and site.access is not None:
+        form = dict(parse_qsl(request.body.decode("latin-1"), max_num_fields=_FIELDS_MAX))
+        back = local(form.get("back", "/"))
+        try:
+            cookie = await site.threads.call(
+                partial(site.access.sign_in, request, form.get("key", ""))
+            )
+        except Refusal as error:
+            log.warning("pages: a sign-in from %s is refused: %s", request.client, error)
+            return _told(site, root, back, 403, str(error), name="sign-in")
+        made = _to(root + back, 303)
+        made.headers.append(_cookie(COOKIE, cookie, root, request, LIFE_S))
+        return made
+    return _told(site, root, back, 200, "", name="sign-in")
+
+
+def local(path: str) -> str:
+    """A path of this server alone, below the front page; else the front page."""
+    is_local = path.startswith("/") and not path.startswith(("//", "/\\")) and path.isprintable()
+    return path if is_local else "/"
+
+
+def cleared(request: Request, root: str) -> Answer:
+    """The answer to a sign-out."""
+    made = _to(f"{root}/sign-in", 303)
+    made.headers.append(_cookie(COOKIE, "", root, request, 0))
+    return made
+
+
+def done(page: Page, back: str, said: str) -> Answer:
+    """The answer to an action: the page that it was given on, which shows its outcome."""
+    made = _to(page.base + local(back), 303)
+    text = quote(said[:_SAID_CHARS_MAX], safe="")
+    made.headers.append(_cookie(SAID, text, page.base, page.request, 60))
+    return made
+
+
+def _cookie(name: str, value: str, root: str, request: Request, life_s: int) -> tuple[str, str]:
+    # Lax, not Strict: a link in an alert leads to a page, and forms need a token anyway.
+    text = f"{name}={value}; Path={root or '/'}; Max-Age={life_s}; HttpOnly; SameSite=Lax"
+    return "set-cookie", text + ("; Secure" if request.scheme == "https" else "")
+
+
+def _to(url: str, status: int = 302) -> Answer:
+    return Answer(status, b"", [("location", url)])
+
+
+def _told(
+    site: Site, root: str, back: str | None, status: int, text: str, *, name: str = "problem"
+) -> Answer:
+    """A page without a session: a problem, or the sign-in."""
+    values = {
+        "page": None,
+        "base": root,
+        "back": back or "/",
+        "text": text,
+        "now_ms": site.clock.now_ms(),
+        "said": None,
+    }
+    html = rendered(Template(name), values)
+    return Answer(status, html.encode("utf-8", "replace"), [("content-type", _HTML)])
+
+
+def values_of(page: Page) -> dict[str, Any]:
+    """What each template may show."""
+    return {"page": page, "base": page.base, "now_ms": page.site.clock.now_ms(), "text": ""}
+
+
+def rendered(template: Template, values: Mapping[str, Any]) -> str:
+    """A page as HTML."""
+    return (
+        _environment().get_template(f"{template.name}.html").render({**values, **template.values})
+    )
+
+
+@lru_cache(1)
+def _environment() -> jinja2.Environment:
+    made = jinja2.Environment(
+        loader=jinja2.PackageLoader("shardq.server.pages"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters |= {
+        "count": markup.count,
+        "rate": markup.rate,
+        "span": span,
+        "printable": markup.printable,
+    }
+    made.globals |= {"moment": markup.moment, "static": static_url}
+    return made
+
+
+def static_url(base: str, name: str) -> str:
+    """The url of a file of the pages, which changes with its content."""
+    return f"{base}/static/{name}?v={_file(name)[1]}"
+
+
+def _static(name: str) -> Answer:
+    if name not in _names():
+        return Answer(404, b"not found\n", [("content-type", "text/plain")])
+    content, _ = _file(name)
+    media = _MEDIA[name.rpartition(".")[2]]
+    kept = ("cache-control", "public, max-age=31536000, immutable")
+    return Answer(200, content, [("content-type", media), kept])
+
+
+@lru_cache(1)
+def _names() -> frozenset[str]:
+    return frozenset(
+        one.name
+        for one in (files("shardq.server.pages") / "static").iterdir()
+        if one.name.rpartition(".")[2] in _MEDIA
+    )
+
+
+@lru_cache(32)
+def _file(name: str) -> tuple[bytes, str]:
+    content = (files("shardq.server.pages") / "static" / name).read_bytes()
+    return content, hashlib.sha256(content).hexdigest()[:12]

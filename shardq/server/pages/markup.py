@@ -1,0 +1,132 @@
+"""Times, numbers and bodies as people read them on pages."""
+
+from __future__ import annotations
+
+import base64
+import json
+from datetime import datetime
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any
+
+from markupsafe import Markup, escape
+
+from shardq.model.times import iso, span
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+BODY_CHARS_MAX = 64 << 10
+"""How much of a body is shown."""
+_HIDDEN = "(hidden)"
+_NOTHING = Markup("-")
+_TIME = Markup(
+    '<time datetime="{}"><span class="about">{}</span> <span class="exact">{}</span></time>'
+)
+_CODE = Markup('<i class="code">U+{}</i>')
+_DEEP = 50
+
+
+def count(number: int | float | None) -> str:
+    """A number with its thousands apart; a dash of None.
+
+    >>> count(12_345), count(None)
+    ('12,345', '-')
+    """
+    return "-" if number is None else f"{number:,}"
+
+
+def rate(per_second: float) -> str:
+    """A rate.
+
+    >>> rate(0.0), rate(0.42), rate(12_345.6)
+    ('0/s', '0.4/s', '12,346/s')
+    """
+    return f"{per_second:.1f}/s" if 0 < per_second < 10 else f"{per_second:,.0f}/s"
+
+
+def moment(when: str | int | None, now_ms: int) -> Markup:
+    """A time: how far it is from now, and exactly, in UTC.
+
+    Args:
+        when: ISO 8601, or epoch milliseconds; None: a dash.
+        now_ms: Epoch milliseconds.
+    """
+    if when is None or when == 0:
+        return _NOTHING
+    text = iso(when) if isinstance(when, int) else when
+    at_ms = when if isinstance(when, int) else round(datetime.fromisoformat(when).timestamp() * 1e3)
+    far = span(abs(at_ms - now_ms))
+    about = f"in {far}" if at_ms > now_ms else f"{far} ago"
+    exact = text.replace("T", " ").replace("+00:00", "Z")
+    return _TIME.format(text, about, exact)
+
+
+def shown_body(message: Mapping[str, Any], hidden: Sequence[str]) -> tuple[str, str]:
+    """A message's body as text to show, and what it is: `JSON`, `text` or `bytes, in base64`.
+
+    Args:
+        message: It, as `/v1` has it.
+        hidden: Patterns of names whose values are hidden.
+    """
+    if (content := message.get("body_base64")) is not None:
+        return _cut(content), "bytes, in base64"
+    text = message.get("body") or ""
+    if text[:1] in ("{", "["):
+        try:
+            made = json.loads(text)
+        except (ValueError, RecursionError):
+            return _cut(text), "text"
+        return _cut(json.dumps(without(made, hidden), indent=2, ensure_ascii=False)), "JSON"
+    return _cut(text), "text"
+
+
+def size_of(message: Mapping[str, Any]) -> int:
+    """The bytes of a message's body."""
+    if (content := message.get("body_base64")) is not None:
+        return len(base64.b64decode(content))
+    return len((message.get("body") or "").encode("utf-8", "surrogatepass"))
+
+
+def without(value: Any, hidden: Sequence[str], depth: int = 0) -> Any:
+    """A JSON value, with the values of hidden names left out."""
+    if not hidden or depth > _DEEP:
+        return value
+    if isinstance(value, dict):
+        return {
+            name: _HIDDEN if is_hidden(name, hidden) else without(one, hidden, depth + 1)
+            for name, one in value.items()
+        }
+    if isinstance(value, list):
+        return [without(one, hidden, depth + 1) for one in value]
+    return value
+
+
+def is_hidden(name: str, hidden: Sequence[str]) -> bool:
+    """True if the values of a name are hidden.
+
+    >>> is_hidden("Password", ["*password*"])
+    True
+    """
+    return any(fnmatchcase(name.lower(), pattern.lower()) for pattern in hidden)
+
+
+def printable(text: object) -> Markup:
+    r"""A text of anybody's: what is not printed is shown as its code.
+
+    >>> str(printable("a\\u202eb"))
+    'a<i class="code">U+202E</i>b'
+    """
+    shown = Markup("")
+    plain = ""
+    for character in str(text):
+        if character in "\n\t" or character.isprintable():
+            plain += character
+            continue
+        shown += escape(plain) + _CODE.format(f"{ord(character):04X}")
+        plain = ""
+    return shown + escape(plain)
+
+
+def _cut(text: str) -> str:
+    left = len(text) - BODY_CHARS_MAX
+    return text if left <= 0 else f"{text[:BODY_CHARS_MAX]}\n… and {left:,} characters more"

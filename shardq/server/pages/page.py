@@ -1,0 +1,160 @@
+"""One request for a page: who asks, for what, and how its handler reads it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, urlencode
+
+from shardq.model.grants import Level
+from shardq.server import api
+from shardq.server.api import rights
+from shardq.server.pages.looks import looks_of
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
+    from shardq.server.pages.looks import Look
+    from shardq.server.sessions import Session
+    from shardq.server.site import Site
+    from shardq.server.web import Request
+
+VIA = "pages"
+
+
+class NotShown(Exception):
+    """A page that cannot be shown, or an action that was refused.
+
+    Attributes:
+        status: The HTTP status.
+        detail: Why, in a sentence.
+    """
+
+    def __init__(self, status: int, detail: str) -> None:
+        super().__init__(detail)
+        self.status = status
+        self.detail = detail
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """What a handler returns.
+
+    Attributes:
+        name: The template's file, without `.html`.
+        values: What it shows.
+    """
+
+    name: str
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Page:
+    """A request for a page.
+
+    Attributes:
+        request: The request.
+        site: Where it is answered.
+        session: Who asks.
+        base: The path of the front page, without its last slash.
+        path: The path below that, as `/queues/mail`.
+        place: The parameters of the path.
+        query: The filters, by name.
+    """
+
+    request: Request
+    site: Site
+    session: Session
+    base: str
+    path: str
+    place: Mapping[str, str]
+    query: dict[str, str]
+
+    @property
+    def url(self) -> str:
+        """The page's url with its filters: it shows the same again."""
+        return self.base + quote(self.path) + (f"?{urlencode(self.query)}" if self.query else "")
+
+    @property
+    def live_url(self) -> str:
+        """Where the page's changes are streamed."""
+        return f"{self.url}{'&' if self.query else '?'}live=1"
+
+    def url_of(self, *parts: str, **query: object) -> str:
+        """The url of another page.
+
+        Args:
+            parts: The parts of its path, not encoded.
+            query: Its filters; those that are None or empty are left out.
+        """
+        path = "/".join([self.base, *(quote(part, safe="") for part in parts)])
+        given = {name: str(value) for name, value in query.items() if value not in (None, "")}
+        return path + (f"?{urlencode(given)}" if given else "")
+
+    def allows(self, level: str, queue: str | None = None) -> bool:
+        """True if the person has a level, given by its letter, for a queue."""
+        caller = self.session.caller
+        if queue is None:
+            return caller.allows(Level(level))
+        return rights.allows(caller, Level(level), queue, self.site)
+
+    def may(self, level: str, queue: str | None = None) -> bool:
+        """True if a button that needs a level is shown."""
+        return not self.site.options.is_read_only and self.allows(level, queue)
+
+    async def look(self) -> Look:
+        """What was found lately of all queues that the person may see."""
+        found = await looks_of(self.site).look()
+        return replace(
+            found,
+            views={name: one for name, one in found.views.items() if self.allows("g", name)},
+            passed_over={
+                name: text for name, text in found.passed_over.items() if self.allows("g", name)
+            },
+        )
+
+    async def read(self, *parts: str, **query: object) -> Any:
+        """The answer of a GET of `/v1`, as JSON; that of another viewer where it is fresh.
+
+        Args:
+            parts: The parts of its path below `/v1`, not encoded.
+            query: Its query; what is None or empty is left out.
+
+        Raises:
+            NotShown: If it is refused.
+        """
+        caller = self.session.caller
+        given = {name: str(value) for name, value in query.items() if value not in (None, "")}
+        name = (caller.account, caller.levels, caller.queues, parts, tuple(given.items()))
+        return await self.shared(name, lambda: self.call("GET", *parts, query=given))
+
+    async def shared(self, name: object, ask: Callable[[], Awaitable[Any]]) -> Any:
+        """The answer to a question, shared with viewers that ask it with the same name."""
+        return await looks_of(self.site).shared(name, ask)
+
+    async def call(
+        self, method: str, *parts: str, query: Mapping[str, str] | None = None, body: Any = None
+    ) -> Any:
+        """The answer of a call of `/v1`, as JSON; None without any.
+
+        Raises:
+            NotShown: If it is refused, with its reason.
+        """
+        path = "/".join(["/v1", *(quote(part, safe="") for part in parts)])
+        asked = replace(
+            self.request,
+            method=method,
+            path="/".join(["/v1", *parts]),
+            raw_path=path,
+            query=urlencode(query or {}),
+            headers={"content-type": "application/json"},
+            body=b"" if body is None else json.dumps(body).encode(),
+        )
+        answer = await api.answer(asked, self.site, self.session.caller, VIA)
+        assert isinstance(answer.body, bytes)  # noqa: S101 - no page follows a stream
+        found = json.loads(answer.body) if answer.body else None
+        if answer.status >= 400:
+            raise NotShown(answer.status, json.loads(answer.body)["detail"])
+        return found

@@ -1,0 +1,54 @@
+"""The list of queues, and the page of one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shardq.model.names import is_dead_queue, is_schedules_queue
+from shardq.server.pages.page import NotShown, Template
+
+if TYPE_CHECKING:
+    from shardq.observer import QueueView
+    from shardq.server.pages.page import Page
+
+_ORDERS = {
+    "name": lambda one: one.name,
+    "ready": lambda one: -one.depth.ready,
+    "waiting": lambda one: -one.depth.waiting,
+    "dead": lambda one: -one.dead,
+    "late": lambda one: -one.lag_ms,
+    "rate": lambda one: -one.delivered_rate,
+}
+
+
+async def all_queues(page: Page) -> Template:
+    """All queues, and what is late of them."""
+    look = await page.look()
+    wanted, order = page.query.get("q", ""), page.query.get("order", "name")
+    served = [one for one in look.views.values() if _is_served(one) and wanted in one.name]
+    return Template(
+        "queues",
+        {
+            "look": look,
+            "queues": sorted(served, key=_ORDERS.get(order, _ORDERS["name"])),
+            "order": order,
+            "wanted": wanted,
+            "orders": list(_ORDERS),
+        },
+    )
+
+
+def _is_served(view: QueueView) -> bool:
+    """True of a queue that people have made: dead-letter queues stand beside theirs."""
+    return not is_dead_queue(view.name) and not is_schedules_queue(view.name)
+
+
+async def one_queue(page: Page) -> Template:
+    """One queue."""
+    name = page.place["queue"]
+    queue = await page.read("queues", name)
+    look = await page.look()
+    view = look.views.get(name)
+    if view is None and not look.passed_over.get(name):
+        raise NotShown(404, f"there is no queue {name!r}.")
+    return Template("queue", {"queue": queue, "view": view, "look": look})
