@@ -17,6 +17,7 @@ from shardq.cli import options, probes, screen
 from shardq.cli.exits import Exit, exit_of
 from shardq.cli.probes import Probes
 from shardq.errors import ShardqError, UsageError, shown
+from shardq.model import grants
 from shardq.tasks.line import COUNTS, Line
 from shardq.tasks.processes import PROCESSES_MAX, Supervisor
 from shardq.tasks.several import Several
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from shardq.server.site import Options
 
 PORT = 9324
+PAGES = "/pages"
 _PORT_MAX = 65_535
 _DEV_STORE = "sqlite://"
 
@@ -111,6 +113,31 @@ class Network(click.ParamType[IPv4Network | IPv6Network]):
     "keep all in memory where no store is named.",
 )
 @click.option(
+    "--pages-only", is_flag=True, help="Serve nothing but the pages for people, at the root."
+)
+@click.option("--no-pages", is_flag=True, help="Serve no pages.")
+@click.option("--read-only", is_flag=True, help="Let pages change nothing.")
+@click.option(
+    "--hide",
+    metavar="PATTERN",
+    multiple=True,
+    help="Show no values of JSON fields and headers whose names fit, '*password*' say, on pages. "
+    "May be repeated.",
+)
+@click.option(
+    "--user-header",
+    metavar="NAME",
+    default="",
+    help="On pages, believe the user that proxies of --trust name in this header.",
+)
+@click.option(
+    "--user-levels",
+    metavar="LEVELS",
+    default="rg",
+    show_default=True,
+    help="What such users may do: the levels of a key.",
+)
+@click.option(
     "--insecure",
     is_flag=True,
     help="As long as there is no account, let everybody do everything, also from other machines: "
@@ -130,11 +157,19 @@ def serve(
     trust: tuple[IPv4Network | IPv6Network, ...],
     take_over: bool,
     dev: bool,
+    pages_only: bool,
+    no_pages: bool,
+    read_only: bool,
+    hide: tuple[str, ...],
+    user_header: str,
+    user_levels: str,
     insecure: bool,
     metrics: str | None,
     url: str | None,
 ) -> int:
-    """Serve the queues of a store to clients of Amazon SQS, and by an HTTP API under /v1.
+    """Serve the queues of a store to clients of Amazon SQS, by an HTTP API under /v1, and on pages.
+
+    The pages for people are under /pages.
 
     Stops on Ctrl-C and SIGTERM: requests that wait for messages are answered with none, others are
     finished within 10 s. A second signal waits for none. With --processes, SIGHUP replaces the
@@ -174,7 +209,17 @@ def serve(
             store,
             sockets,
             line,
-            Options(is_dev=dev, trusted=trust, admin_port=admin),
+            Options(
+                is_dev=dev,
+                trusted=trust,
+                admin_port=admin,
+                pages=_pages(only=pages_only, none=no_pages),
+                pages_only=pages_only,
+                is_read_only=read_only,
+                hidden=hide,
+                user_header=_user_header(user_header, trust),
+                user_levels=grants.levels_of(user_levels),
+            ),
             queues=declared_queues or {},
             urls=[listening.url_of(one, scheme) for one in sockets],
             certificate=certificate,
@@ -196,6 +241,19 @@ def serve(
         for one in sockets:
             one.close()
     return Exit.OK
+
+
+def _pages(*, only: bool, none: bool) -> str | None:
+    """The path below which pages are answered; None: there are none."""
+    if only and none:
+        raise UsageError("--pages-only and --no-pages exclude each other; leave one out.")
+    return "" if only else None if none else PAGES
+
+
+def _user_header(name: str, trusted: tuple[IPv4Network | IPv6Network, ...]) -> str:
+    if name and not trusted:
+        raise UsageError("--user-header needs --trust: name the proxies that are believed.")
+    return name
 
 
 def _store(url: str | None, *, dev: bool) -> str:

@@ -10,6 +10,7 @@ app = application(shardq.connect("sqlite:///jobs.db"))
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shardq.server.site import Options
@@ -19,7 +20,18 @@ if TYPE_CHECKING:
     from shardq.server.access import Access
     from shardq.server.app import Application
 
-__all__ = ["application"]
+__all__ = ["application", "dashboard"]
+
+
+def dashboard(db: Connection, *, options: Options | None = None) -> Application:
+    """The pages for people alone, as an ASGI 3 application: mount it under any prefix.
+
+    Args:
+        db: The connection whose queues are shown. It stays open.
+        options: What the operator chose; whatever it says of `pages`, each path is a page.
+    """
+    made = replace(options or Options(), pages="", pages_only=True)
+    return application(db, options=made)
 
 
 def application(

@@ -87,18 +87,23 @@ async def _answered(request: Request, site: Site) -> Answer:
     path, root = request.path.removeprefix(base), prefix + base
     if path == "" or (request.path == "/" and base):
         return _to(f"{root}/")
-    if path.startswith("/static/") and request.method in {"GET", "HEAD"}:
-        return _static(path.removeprefix("/static/"))
     try:
-        if path == "/sign-in":
-            return await _sign_in(request, site, root)
-        session = await _session(request, site)
-        if session is not None:
-            return await _shown(request, site, session, root, path)
+        return await _of_path(request, site, root, path)
     except (Refused, NotShown, ShardqError, TooMany) as error:
         return _refused(site, root, request, error)
-    if request.method not in {"GET", "HEAD"}:
-        return _told(site, root, None, 401, "Sign in first: the action was not done.")
+
+
+async def _of_path(request: Request, site: Site, root: str, path: str) -> Answer:
+    is_read = request.method in {"GET", "HEAD"}
+    if path.startswith("/static/") and is_read:
+        return _static(path.removeprefix("/static/"))
+    if path == "/sign-in":
+        return await _sign_in(request, site, root)
+    session = await _session(request, site)
+    if session is not None:
+        return await _shown(request, site, session, root, path)
+    if not is_read:
+        raise NotShown(401, "Sign in first: the action was not done.")
     back = quote(path + (f"?{request.query}" if request.query else ""), safe="")
     return _to(f"{root}/sign-in?back={back}")
 

@@ -25,7 +25,7 @@ async def all_queues(page: Page) -> Template:
     """All queues, and what is late of them."""
     look = await page.look()
     wanted, order = page.query.get("q", ""), page.query.get("order", "name")
-    served = [one for one in look.views.values() if _is_served(one) and wanted in one.name]
+    served = [one for one in look.views.values() if is_served(one) and wanted in one.name]
     return Template(
         "queues",
         {
@@ -38,7 +38,7 @@ async def all_queues(page: Page) -> Template:
     )
 
 
-def _is_served(view: QueueView) -> bool:
+def is_served(view: QueueView) -> bool:
     """True of a queue that people have made: dead-letter queues stand beside theirs."""
     return not is_dead_queue(view.name) and not is_schedules_queue(view.name)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
-from shardq.server.pages import queues
+from shardq.server.pages import people, queues
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -30,6 +30,8 @@ class Shown:
 PAGES = (
     Shown("/", queues.all_queues),
     Shown("/queues/{queue}", queues.one_queue),
+    Shown("/workers", people.workers),
+    Shown("/actions", people.actions),
 )
 
 
