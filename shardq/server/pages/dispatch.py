@@ -16,6 +16,7 @@ from shardq.model.times import span
 from shardq.server.api.problem import Refused, problem_of
 from shardq.server.api.reading import prefix_and_parts
 from shardq.server.pages import live, markup
+from shardq.server.pages.looks import looks_of
 from shardq.server.pages.page import NotShown, Page, Template
 from shardq.server.refusals import Refusal
 from shardq.server.sessions import COOKIE, LIFE_S, cookie_of
@@ -174,7 +175,7 @@ async def _sign_in(request: Request, site: Site, root: str) -> Answer:
             )
         except Refusal as error:
             log.warning("pages: a sign-in from %s is refused: %s", request.client, error)
-            return _told(site, root, back, 403, str(error), name="sign-in")
+            return _told(site, root, back, error.status, str(error), name="sign-in")
         made = _to(root + back, 303)
         made.headers.append(_cookie(COOKIE, cookie, root, request, LIFE_S))
         return made
@@ -196,6 +197,7 @@ def cleared(request: Request, root: str) -> Answer:
 
 def done(page: Page, back: str, said: str) -> Answer:
     """The answer to an action: the page that it was given on, which shows its outcome."""
+    looks_of(page.site).renew()
     made = _to(page.base + local(back), 303)
     text = quote(said[:_SAID_CHARS_MAX], safe="")
     made.headers.append(_cookie(SAID, text, page.base, page.request, 60))

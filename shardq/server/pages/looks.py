@@ -71,6 +71,11 @@ class Looks:
             await asyncio.shield(self._task)
         return self._last
 
+    def renew(self) -> None:
+        """Forget what was found: something was changed here, and the next page shows that."""
+        self._until_us = 0
+        self._shared.clear()
+
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._task = None
         _forget_error(task)
