@@ -184,7 +184,7 @@ def _api(request: Request, side: ModuleType) -> str:
     """What a request is of, as metrics name it."""
     if request.path in _HEALTH:
         return "health"
-    return "http" if side is api else "sqs"
+    return "http" if side is api else "sqs" if side is sqs else "pages"
 
 
 def _header_bytes(scope: Event) -> int:
