@@ -29,6 +29,8 @@ BODIES: dict[str, Any] = {
     "add_key": {"levels": "m"},
     "sign_url": {"queue": "mail", "levels": "m", "life": "1h"},
     "snooze_messages": {"receipts": ["x"], "delay": "1s"},
+    "cancel_messages": {"ids": ["x"]},
+    "move_messages": {"ids": ["x"], "delay": "1s"},
     **{f"{verb}_messages": {"receipts": ["x"]} for verb in ("ack", "retry", "extend", "bury")},
 }
 

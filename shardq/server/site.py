@@ -88,6 +88,7 @@ class Site:
         leaving: Set once the server is to end: streams end then, and so do polls.
         sqs: What the SQS endpoint keeps in memory; made by its first request.
         looks: What the pages keep in memory, likewise.
+        bulks: The bulk actions, likewise.
     """
 
     connection: Connection
@@ -100,6 +101,7 @@ class Site:
     leaving: asyncio.Event = field(default_factory=asyncio.Event)
     sqs: Any = None
     looks: Any = None
+    bulks: Any = None
     _waits: dict[asyncio.Timeout, Caller | None] = field(default_factory=dict)
     _polls: Counter[str] = field(default_factory=Counter)
     _watch: asyncio.Task[None] | None = None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from itertools import accumulate
 from typing import TYPE_CHECKING, Annotated, Any
 
 from msgspec import UNSET, Meta, Struct, UnsetType
@@ -16,73 +15,22 @@ from shardq.server.api.problem import Refused, problem_of
 from shardq.server.api.route import Call, Route
 from shardq.server.api.shapes import (
     MANY_MAX,
-    Message,
-    Messages,
     NewMessage,
     Put,
     Span,
     Time,
-    message_of,
     put_of,
-    time_or_none,
 )
 from shardq.server.hub import check_store
 
 if TYPE_CHECKING:
-    from shardq.aio.queue import Queue
-    from shardq.inspection.state import State as FoundState
     from shardq.server.hub import ServedQueue
 
 _IDEMPOTENT_FOR = "24h"
 _IDEMPOTENCY_KEY = "idempotency-key"
 _KEY_MAX = 200
-_SHOWN_BYTES_MAX = 8 << 20
 
 NewMessages = NewMessage | Annotated[list[NewMessage], Meta(min_length=1, max_length=MANY_MAX)]
-
-
-class PeekQuery(Struct, kw_only=True, forbid_unknown_fields=True):
-    """The messages to look at.
-
-    Attributes:
-        limit: The most to return; less if they have more than 8 MiB together.
-        key: Only the one that has this key.
-    """
-
-    limit: Annotated[int, Meta(ge=1, le=MANY_MAX)] = 10
-    key: str | None = None
-
-
-class State(Struct, kw_only=True, omit_defaults=True):
-    """Where a message is, and why it does not run.
-
-    Attributes:
-        id: The message's id.
-        where: Where it is, in a word.
-        text: The same in a sentence.
-        until: When that changes by itself.
-        since: Since when it is there.
-        attempts: Deliveries that it has had.
-        ended: True if it is delivered no more, unless it is put back.
-        error: Why its last delivery failed, or why it died.
-        behind: The id of the message of its group that it waits for.
-        ahead: How many due messages go first, where that is known.
-        member: The consumer that runs or holds it.
-        message: The message, unless it has ended.
-    """
-
-    id: str
-    where: str
-    text: str
-    until: Time | None = None
-    since: Time | None = None
-    attempts: int = 0
-    ended: bool = False
-    error: str | None = None
-    behind: str | None = None
-    ahead: int | None = None
-    member: str | None = None
-    message: Message | None = None
 
 
 class Move(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -160,44 +108,6 @@ async def put_messages(call: Call[None, Any]) -> Put | list[Put]:
     return [_put_or_problem(one) for one in _merged(items, answers)]
 
 
-async def peek_messages(call: Call[PeekQuery, None]) -> Messages:
-    """The messages that are due first, those in flight included; none is taken.
-
-    With `key` the one that has the key.
-    """
-    query, queue = call.query, await call.queue()
-    if query.key is not None:
-        found = await queue.queue.find(key=query.key)
-        return Messages([] if found is None else [message_of(found)])
-    return await peeked(queue.queue, query.limit)
-
-
-async def peeked(queue: Queue, limit: int) -> Messages:
-    """The first messages of a queue as JSON has them: no more than 8 MiB, and one at least."""
-    found = await queue.peek(limit)
-    sizes = accumulate(
-        len(one.body) + sum(len(name) + len(text) for name, text in one.headers.items())
-        for one in found
-    )
-    count = sum(size <= _SHOWN_BYTES_MAX for size in sizes)
-    return Messages([message_of(one) for one in found[: max(count, 1)]])
-
-
-async def get_message(call: Call[None, None]) -> State:
-    """Where a message is, and why it does not run.
-
-    Its id or its receipt names it. Of one that has ended only a queue with a history tells.
-    """
-    name, queue = call.place["message"], await call.queue()
-    found = await queue.queue.find(name)
-    if found is not None:
-        return state_of(found.state, message_of(found))
-    state = await queue.queue.state_of(name)
-    if state is None:
-        raise Refused(404, f"nothing is known of message {name!r} in queue {queue.name!r}.")
-    return state_of(state, None)
-
-
 async def move_message(call: Call[None, Move]) -> Told:
     """Let a message that waits be due at another time.
 
@@ -216,24 +126,6 @@ async def cancel_message(call: Call[None, None]) -> Told:
     name, queue = call.place["message"], await call.queue()
     answers = await queue.queue.cancel(ids=[name])
     return told(answers[name], name, is_cancel=True)
-
-
-def state_of(state: FoundState, message: Message | None) -> State:
-    """A state as JSON has it."""
-    return State(
-        id=state.id,
-        where=state.where.value,
-        text=f"{state}.",
-        until=time_or_none(state.until),
-        since=time_or_none(state.since),
-        attempts=state.attempts,
-        ended=state.has_ended,
-        error=state.error or state.reason,
-        behind=state.behind,
-        ahead=state.ahead,
-        member=state.member,
-        message=message,
-    )
 
 
 def _item(message: NewMessage, name: str | None) -> dict[str, Any]:
@@ -325,8 +217,6 @@ ROUTES = [
         body=NewMessages,
         answer=Put | list[Put],
     ),
-    Route("GET", _QUEUE + "/messages", Level.READ, peek_messages, query=PeekQuery, answer=Messages),
-    Route("GET", _MESSAGE, Level.READ, get_message, answer=State),
     Route("PATCH", _MESSAGE, Level.UPDATE, move_message, body=Move, answer=Told, what=What.MOVE),
     Route("DELETE", _MESSAGE, Level.ACK, cancel_message, answer=Told, what=What.CANCEL),
 ]

@@ -18,6 +18,7 @@ from shardq.records.actions import What
 from shardq.server.api.problem import Refused
 from shardq.server.api.route import Call, Route, json_of
 from shardq.server.api.shapes import MANY_MAX, Span
+from shardq.server.bulk import bulks_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -193,10 +194,12 @@ async def redrive_queue(call: Call[None, Redrive]) -> Count:
         there = (await queue.queue.dead.depth()).total
         count = len(body.ids) if body.ids is not None else min(body.limit or there, there)
         await call.site.check_depth(call.caller, queue, count)
-    if body.ids is None:
-        return Count(await queue.queue.redrive(body.limit))
-    wanted = frozenset(body.ids)
-    return Count(await queue.queue.redrive(body.limit, where=lambda one: one.id in wanted))
+    # Of two at once each might put back what the other has just read.
+    async with bulks_of(call.site).lock(queue.name):
+        if body.ids is None:
+            return Count(await queue.queue.redrive(body.limit))
+        wanted = frozenset(body.ids)
+        return Count(await queue.queue.redrive(body.limit, where=lambda one: one.id in wanted))
 
 
 async def _queue_of(queue: ServedQueue) -> Queue:

@@ -152,6 +152,9 @@ class Message(Struct, kw_only=True, omit_defaults=True):
         headers: Its headers.
         error: Why its last attempt failed, or why it died.
         error_at: When that was.
+        body_bytes: The bytes of the whole body, where this is only its beginning.
+        place: Of one in a list: the `after` of those behind it.
+        held_by: Of one that was looked at: who has received it, and has not settled it yet.
     """
 
     id: str
@@ -167,6 +170,9 @@ class Message(Struct, kw_only=True, omit_defaults=True):
     headers: dict[str, str] = {}
     error: str | None = None
     error_at: Time | None = None
+    body_bytes: int | None = None
+    place: str | None = None
+    held_by: str | None = None
 
 
 class Messages(Struct):
@@ -177,6 +183,20 @@ class Messages(Struct):
     """
 
     messages: list[Message]
+
+
+class MessagePage(Struct, kw_only=True, omit_defaults=True):
+    """A page of messages.
+
+    Attributes:
+        messages: They, in order.
+        next: The `after` of the next page, if there is one.
+        looked: How many messages were looked at for the page.
+    """
+
+    messages: list[Message]
+    next: str | None = None
+    looked: int = 0
 
 
 class Put(Struct, omit_defaults=True, kw_only=True):

@@ -7,9 +7,13 @@ from typing import TYPE_CHECKING
 from shardq.server.api import (
     accounts,
     actions,
+    dead,
     deliveries,
+    finding,
     forwarding,
     keys,
+    listing,
+    many,
     messages,
     openapi,
     queues,
@@ -28,7 +32,8 @@ if TYPE_CHECKING:
 ROUTES: tuple[Route, ...] = tuple(
     route
     for room in (
-        *(queues, messages, deliveries, forwarding, stream, keys, watching, schedules, tasks),
+        *(queues, messages, listing, many, deliveries, forwarding, stream, keys, watching, dead),
+        *(finding, schedules, tasks),
         *(accounts, actions, openapi, reference),
     )
     for route in room.ROUTES

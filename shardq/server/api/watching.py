@@ -1,4 +1,4 @@
-"""Statistics, forecast and history of a queue, and its dead messages."""
+"""Statistics, forecast and history of a queue."""
 
 from __future__ import annotations
 
@@ -11,11 +11,8 @@ from msgspec import Meta, Struct
 from shardq.model.grants import Level
 from shardq.model.times import iso
 from shardq.observer import Observer
-from shardq.records.actions import What
-from shardq.server.api.messages import Told, peeked
-from shardq.server.api.problem import Refused
 from shardq.server.api.route import Call, Route
-from shardq.server.api.shapes import MANY_MAX, Messages, Span, Time, time_or_none
+from shardq.server.api.shapes import Span, Time, time_or_none
 
 if TYPE_CHECKING:
     from shardq.observer import Quantiles, QueueView
@@ -177,16 +174,6 @@ class History(Struct):
     more: bool
 
 
-class DeadQuery(Struct, kw_only=True, forbid_unknown_fields=True):
-    """The dead messages to return.
-
-    Attributes:
-        limit: The most to return; less if they have more than 8 MiB together.
-    """
-
-    limit: Annotated[int, Meta(ge=1, le=MANY_MAX)] = 100
-
-
 async def get_statistics(call: Call[None, None]) -> Statistics:
     """Counts, rates and lateness of a queue, as they were a second ago at most."""
     queue, site = await call.queue(), call.site
@@ -219,25 +206,6 @@ async def get_history(call: Call[HistoryQuery, None]) -> History:
     found = await queue.call(read, is_long=True)
     some = found[: query.limit]
     return History([_record_of(one) for one in some], len(found) > len(some))
-
-
-async def list_dead(call: Call[DeadQuery, None]) -> Messages:
-    """The dead messages, first died first."""
-    return await peeked(await call.dead(), call.query.limit)
-
-
-async def remove_dead(call: Call[None, None]) -> Told:
-    """Remove a dead message for good."""
-    name, dead = call.place["message"], await call.dead()
-    answers = await dead.cancel(ids=[name])
-    if not answers[name]:
-        raise Refused(404, f"there is no dead message {name!r} of queue {call.place['queue']!r}.")
-    return Told(answers[name].value)
-
-
-async def purge_dead(call: Call[None, None]) -> None:
-    """Remove all dead messages for good."""
-    await (await call.dead()).purge()
 
 
 def _statistics_of(view: QueueView) -> Statistics:
@@ -292,14 +260,4 @@ ROUTES = [
         "GET", _QUEUE + "/forecast", Level.GET, get_forecast, query=ForecastQuery, answer=Forecast
     ),
     Route("GET", _QUEUE + "/history", Level.GET, get_history, query=HistoryQuery, answer=History),
-    Route("GET", _QUEUE + "/dead", Level.READ, list_dead, query=DeadQuery, answer=Messages),
-    Route("DELETE", _QUEUE + "/dead", Level.DELETE, purge_dead, status=204, what=What.PURGE_DEAD),
-    Route(
-        "DELETE",
-        _QUEUE + "/dead/{message}",
-        Level.ACK,
-        remove_dead,
-        answer=Told,
-        what=What.DELETE_DEAD,
-    ),
 ]

@@ -1,0 +1,297 @@
+"""Messages of one queue, a page at a time, chosen by what they hold.
+
+```
+ shards in order ─► rows without bodies ─► after the last page? ─► headers, error ─► bodies
+```
+
+A body is read only of a row that everything else has chosen. A page ends once it is full, or once
+so many messages were looked at: the next page begins where it ended.
+"""
+
+from __future__ import annotations
+
+import heapq
+import re
+from dataclasses import dataclass
+from itertools import groupby, islice
+from operator import attrgetter
+from typing import TYPE_CHECKING, NamedTuple
+
+from shardq.errors import UsageError, shown
+from shardq.inspection import dead, scan
+from shardq.model import ids
+from shardq.model.message import key_of, last_error, read_headers, task_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from shardq.lifecycle.home import QueueHome
+    from shardq.model.message import Row
+    from shardq.model.shard import Layout, Shard
+
+LOOKED_MAX = 10_000
+"""Messages that a page looks at."""
+_AHEAD_MS = 3_600_000
+"""Clocks differ."""
+_BODIES = 50
+"""Bodies that are read at a time: each may have 1 MiB."""
+_PLACE = re.compile(r"([0-9]{1,15})\.([0-9a-f]{32})", re.ASCII)
+_MINUTE = attrgetter("minute")
+
+
+class Place(NamedTuple):
+    """Where a page of messages ends, in the order of due times.
+
+    Attributes:
+        due_ms: When the last message is due, or has died; epoch milliseconds.
+        order: Orders those of one millisecond.
+    """
+
+    due_ms: int
+    order: bytes
+
+    @classmethod
+    def of(cls, row: Row) -> Place:
+        """The place of a row."""
+        return cls(row.due_ms, ids.order_key(row.id))
+
+    @classmethod
+    def read(cls, text: str) -> Place:
+        """A place from its text.
+
+        Raises:
+            UsageError: If it is none.
+        """
+        found = _PLACE.fullmatch(text)
+        if found is None:
+            raise UsageError(f"after is no end of a page: {shown(text)}.")
+        return cls(int(found[1]), bytes.fromhex(found[2]))
+
+    def text(self) -> str:
+        """It, as `read` takes it."""
+        return f"{self.due_ms}.{self.order.hex()}"
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What messages must hold to be chosen. Texts are compared without regard to case.
+
+    Attributes:
+        text: In the id, key, group, a header or the body.
+        body: In the body.
+        error: In the last error, or in why it died.
+        task: The whole name of the task whose job it is.
+        header: A header's name; or `name=text`, with the text in its value.
+        group: The whole group.
+        since_ms: Due, or dead, from then on, epoch milliseconds.
+        until_ms: Due, or dead, up to then; 0: any time.
+        id: The whole id.
+    """
+
+    text: str = ""
+    body: str = ""
+    error: str = ""
+    task: str = ""
+    header: str = ""
+    group: str = ""
+    since_ms: int = 0
+    until_ms: int = 0
+    id: str = ""
+
+    @property
+    def needs_bodies(self) -> bool:
+        """True if bodies must be read to choose."""
+        return bool(self.text or self.body)
+
+    @property
+    def is_all(self) -> bool:
+        """True if it chooses every message."""
+        return self == Choice()
+
+    def may_take(self, row: Row) -> bool:
+        """True if a row is chosen, unless its body is missing something."""
+        if row.due_ms < self.since_ms or 0 < self.until_ms < row.due_ms:
+            return False
+        if self.id and row.message_id != self.id:
+            return False
+        if self.group and row.group != self.group:
+            return False
+        if self.task and task_of(row) != self.task:
+            return False
+        if self.error and not _has(last_error(row)[0] or "", self.error):
+            return False
+        return not self.header or _has_header(row, self.header)
+
+    def takes(self, row: Row) -> bool:
+        """True if a row that `may_take` is chosen; it comes with its body where that is needed."""
+        if self.body and not _has(row.body.decode("utf-8", "replace"), self.body):
+            return False
+        return not self.text or any(_has(text, self.text) for text in _texts(row))
+
+
+def _has(text: str, part: str) -> bool:
+    return part.casefold() in text.casefold()
+
+
+def _has_header(row: Row, wanted: str) -> bool:
+    name, _, part = wanted.partition("=")
+    return any(
+        one.casefold() == name.strip().casefold() and _has(value, part.strip())
+        for one, value in read_headers(row).items()
+    )
+
+
+def _texts(row: Row) -> Iterator[str]:
+    """The texts of a row in which one is looked for, the body last."""
+    key = key_of(row)
+    yield row.message_id
+    yield from (one for one in (row.group, None if key is None else key.name) if one)
+    yield from read_headers(row).values()
+    yield row.body.decode("utf-8", "replace")
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """A page of messages.
+
+    Attributes:
+        rows: They, in order.
+        end: Where the next page begins; None: there is none.
+        looked: How many messages were looked at.
+    """
+
+    rows: list[Row]
+    end: Place | None
+    looked: int
+
+
+def due_first(
+    home: QueueHome,
+    choice: Choice,
+    limit: int,
+    *,
+    after: Place | None = None,
+    looked_max: int = LOOKED_MAX,
+    bodies: bool = True,
+) -> Chosen:
+    """The messages of a queue that are due first, those in flight included.
+
+    Args:
+        home: The queue's.
+        choice: Which.
+        limit: The most of the page.
+        after: The end of the page before. What lies behind a seal is on no page but the first.
+        looked_max: How many are looked at.
+        bodies: False: the rows come with empty bodies.
+    """
+    home.register.refresh()
+    rows = _from_now_on(home, after)
+    return _page(home, choice, rows, limit, looked_max, bodies=bodies)
+
+
+def last_died(
+    home: QueueHome,
+    choice: Choice,
+    limit: int,
+    *,
+    after: Place | None = None,
+    looked_max: int = LOOKED_MAX,
+    bodies: bool = True,
+) -> Chosen:
+    """The messages of a dead-letter queue that died last, the last one first.
+
+    Args:
+        home: The dead-letter queue's.
+        choice: Which.
+        limit: The most of the page.
+        after: The end of the page before, of this queue or of another one.
+        looked_max: How many are looked at.
+        bodies: False: the rows come with empty bodies.
+    """
+    home.register.refresh()
+    rows = _backwards(home, after, choice.since_ms)
+    return _page(home, choice, rows, limit, looked_max, bodies=bodies)
+
+
+def _page(
+    home: QueueHome,
+    choice: Choice,
+    rows: Iterator[Row],
+    limit: int,
+    looked_max: int,
+    *,
+    bodies: bool,
+) -> Chosen:
+    """The first rows that are chosen."""
+    found: list[Row] = []
+    looked, end = 0, None
+    part = max(1, min(_BODIES, limit))
+    while some := list(islice(rows, min(part, looked_max - looked))):
+        wanted = [row for row in some if choice.may_take(row)]
+        if wanted and (bodies or choice.needs_bodies):
+            wanted = [row for row in _whole(home, wanted) if choice.takes(row)]
+        for row in wanted:
+            found.append(row if bodies else row._replace(body=b""))
+            if len(found) == limit:
+                # What is behind it was looked at, and is looked at again.
+                place = Place.of(row)
+                looked += 1 + [one.id for one in some].index(row.id)
+                is_more = some[-1].id != row.id or next(rows, None) is not None
+                return Chosen(found, place if is_more else None, looked)
+        looked += len(some)
+        end = Place.of(some[-1])
+    is_more = looked >= looked_max and next(rows, None) is not None
+    return Chosen(found, end if is_more else None, looked)
+
+
+def _whole(home: QueueHome, rows: Iterable[Row]) -> list[Row]:
+    """Rows with their bodies, in order; those that have moved meanwhile are left out."""
+    positions = [row.position for row in rows]
+    there = {row.position: row.checked() for row in home.store.find(positions)}
+    return [there[one] for one in positions if one in there]
+
+
+def _from_now_on(home: QueueHome, after: Place | None) -> Iterator[Row]:
+    """The live rows of a queue without bodies, minute by minute, each minute by due."""
+    register = home.register
+    layout = register.layout
+    shards = scan.every_shard(home.store, register, home.clock.now_ms())
+    if after is not None:
+        first = layout.minute_of(after.due_ms)
+        shards = (shard for shard in shards if shard.minute >= first)
+    for _, some in groupby(scan.with_rows(home.store, shards), key=_MINUTE):
+        lanes = [_lane(home, layout, shard, after) for shard in some]
+        for row in heapq.merge(*lanes, key=Place.of):
+            if _is_kept(home, row) and (after is None or Place.of(row) > after):
+                yield row
+
+
+def _lane(home: QueueHome, layout: Layout, shard: Shard, after: Place | None) -> Iterator[Row]:
+    """The rows of a shard, without bodies, from where a page ended on."""
+    wanted = scan.whole(layout, shard, _BODIES, "list")._replace(bodies=False)
+    if after is not None and after.due_ms > wanted.after_ms:
+        last = ids.from_order_key(after.order)
+        wanted = wanted._replace(after_ms=after.due_ms, after_id=last)
+    return scan.rows_of(home.store, wanted)
+
+
+def _backwards(home: QueueHome, after: Place | None, since_ms: int) -> Iterator[Row]:
+    """The rows of a dead-letter queue without bodies, the last one first."""
+    register = home.register
+    until_ms = home.clock.now_ms() + _AHEAD_MS if after is None else after.due_ms
+    shards = dead.shards(home.store, register, since_ms, until_ms)
+    for _, some in groupby(shards, key=_MINUTE):
+        pages = scan.pages(home.store, register.layout, some, purpose="list", bodies=False)
+        rows = [
+            row
+            for page in pages
+            for row in page
+            if _is_kept(home, row) and (after is None or Place.of(row) < after)
+        ]
+        yield from sorted(rows, key=Place.of, reverse=True)
+
+
+def _is_kept(home: QueueHome, row: Row) -> bool:
+    """True if neither a purge nor a drop has reached a row."""
+    register = home.register
+    return row.entered_us >= register.settings.purged_before_us and not register.is_former(row)

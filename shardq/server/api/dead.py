@@ -1,0 +1,340 @@
+"""Dead messages: listed, put back and removed; as many as match by a bulk action."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+from msgspec.structs import asdict
+
+from shardq.inspection.choice import Choice
+from shardq.model import names
+from shardq.model.grants import Level
+from shardq.model.times import iso
+from shardq.records.actions import What
+from shardq.server.api.listing import Filter, ListQuery, page_of
+from shardq.server.api.messages import Told
+from shardq.server.api.problem import Refused
+from shardq.server.api.rights import allows
+from shardq.server.api.route import Call, Route
+from shardq.server.api.shapes import MANY_MAX, MessagePage, NewBody, Time
+from shardq.server.bulk import RATE_MAX, Wish, bulks_of, redrive_edited
+
+if TYPE_CHECKING:
+    from shardq.server.bulk import Bulk as Running
+
+_WAIT_S = 1.0
+"""A bulk action that is done so soon is answered with its outcome."""
+
+
+class DeadQuery(ListQuery, kw_only=True, forbid_unknown_fields=True):
+    """The dead messages to return.
+
+    Attributes:
+        limit: The most to return; less if they have more than 8 MiB together.
+        newest: True for the last one first.
+    """
+
+    limit: Annotated[int, Meta(ge=1, le=MANY_MAX)] = 100
+    newest: bool = False
+
+
+class Edited(NewBody, kw_only=True, forbid_unknown_fields=True):
+    """The body with which a message is put back; as it was unless given."""
+
+
+class DeadId(Struct, forbid_unknown_fields=True):
+    """A dead message.
+
+    Attributes:
+        queue: The queue in which it died.
+        id: Its id.
+    """
+
+    queue: str
+    id: str
+
+
+class BulkWish(Filter, kw_only=True, forbid_unknown_fields=True):
+    """The dead messages of a bulk action, and how fast it is.
+
+    Attributes:
+        queue: The queue in which they died; all queues unless given.
+        rate: The most messages a second; as many as go unless given.
+        messages: Only these.
+    """
+
+    queue: str = ""
+    rate: Annotated[int, Meta(ge=1, le=RATE_MAX)] | None = None
+    messages: Annotated[list[DeadId], Meta(min_length=1, max_length=MANY_MAX)] | None = None
+
+
+class Bulk(Struct, kw_only=True, omit_defaults=True):
+    """A bulk action.
+
+    Attributes:
+        id: Its id.
+        what: `redrive` or `delete`.
+        queues: The queues in which its messages died.
+        filter: Which of their dead messages it takes.
+        chosen: How many were named one by one.
+        rate: The most messages a second, where there is a bound.
+        who: Who has begun it.
+        begun: When.
+        state: `looking`, `running`, `waiting` for the store, `done`, `stopped` or `failed`.
+        looked: Dead messages looked at.
+        found: Those that match.
+        done: Those of them that were put back, or deleted.
+        gone: Those that were not there any more when it came to them.
+        kept: Those that stay, because other messages have their keys.
+        ended: When it ended.
+        error: Why it waits, why it has failed, or why some stay.
+        more: True if there may be more that match: the same again takes them.
+    """
+
+    id: str
+    what: str
+    queues: list[str]
+    filter: Filter
+    chosen: int = 0
+    rate: int | None = None
+    who: str
+    begun: Time
+    state: str
+    looked: int
+    found: int
+    done: int
+    gone: int = 0
+    kept: int = 0
+    ended: Time | None = None
+    error: str = ""
+    more: bool = False
+
+
+class Bulks(Struct):
+    """Bulk actions.
+
+    Attributes:
+        bulks: They, the last one first.
+    """
+
+    bulks: list[Bulk]
+
+
+async def list_dead(call: Call[DeadQuery, None]) -> MessagePage:
+    """The dead messages, first died first, or the last one first."""
+    order: Literal["newest", "oldest"] = "newest" if call.query.newest else "oldest"
+    return await page_of(call, await call.queue(), call.query, dead=order)
+
+
+async def remove_dead(call: Call[None, None]) -> Told:
+    """Remove a dead message for good."""
+    name, dead = call.place["message"], await call.dead()
+    answers = await dead.cancel(ids=[name])
+    if not answers[name]:
+        raise Refused(404, f"there is no dead message {name!r} of queue {call.place['queue']!r}.")
+    return Told(answers[name].value)
+
+
+async def purge_dead(call: Call[None, None]) -> None:
+    """Remove all dead messages for good."""
+    await (await call.dead()).purge()
+
+
+async def redrive_one(call: Call[None, Edited]) -> Told:
+    """Put one dead message back, under its id and with all attempts again; maybe edited.
+
+    Another body needs the level `update` too.
+    """
+    name, queue = call.place["message"], await call.queue()
+    content = call.body.content
+    if content is not None:
+        call.check(Level.UPDATE, queue.name)
+    await call.site.check_depth(call.caller, queue)
+    async with bulks_of(call.site).lock(queue.name):
+        is_done = await queue.call(lambda opened: redrive_edited(opened, name, content))
+    if not is_done:
+        raise Refused(404, f"there is no dead message {name!r} of queue {queue.name!r}.")
+    return Told("done")
+
+
+async def redrive_dead(call: Call[None, BulkWish]) -> Bulk:
+    """Put dead messages back, all that match or those that are named, by a bulk action.
+
+    The same call while one runs returns that one.
+    """
+    return await _begun(call, "redrive")
+
+
+async def delete_dead(call: Call[None, BulkWish]) -> Bulk:
+    """Remove dead messages for good, all that match or those that are named, by a bulk action.
+
+    The same call while one runs returns that one.
+    """
+    return await _begun(call, "delete")
+
+
+async def list_bulks(call: Call[None, None]) -> Bulks:
+    """The bulk actions of this server process: those that run, and the last that have ended."""
+    shown = [one for one in bulks_of(call.site).every() if _is_seen(call, one)]
+    return Bulks([_bulk_of(one) for one in shown])
+
+
+async def get_bulk(call: Call[None, None]) -> Bulk:
+    """A bulk action and how far it is."""
+    return _bulk_of(_found(call))
+
+
+async def stop_bulk(call: Call[None, None]) -> Bulk:
+    """Stop a bulk action after the batch under way; who may begin it may stop it."""
+    found = _found(call)
+    level = Level.MANAGE if found.wish.what == "redrive" else Level.DELETE
+    for queue in found.wish.queues:
+        call.check(level, queue)
+    bulks_of(call.site).stop(found)
+    return _bulk_of(found)
+
+
+async def _begun(call: Call[None, BulkWish], what: Any) -> Bulk:
+    body, site = call.body, call.site
+    chosen = body.choice(site.clock.now_ms())
+    ids: dict[str, frozenset[str]] | None = None
+    if body.messages is not None:
+        ids = {}
+        for one in body.messages:
+            ids[one.queue] = ids.get(one.queue, frozenset()) | {one.id}
+        queues, chosen = sorted(ids), Choice()
+    elif body.queue:
+        queues = [body.queue]
+    else:
+        every = await site.threads.call(site.connection.queues)
+        served = {names.served_queue(one) for one in every if names.is_dead_queue(one)}
+        queues = sorted(one for one in served & set(every) if call.allows(one))
+    for name in queues:
+        await _check(call, name, bodies=chosen.needs_bodies)
+    call.about = _about(body)
+    wish = Wish(what, tuple(queues), chosen, ids, body.rate or 0)
+    made = bulks_of(site).begin(wish, call.caller)
+    if made.task is not None:
+        await asyncio.wait([made.task], timeout=_WAIT_S)
+    return _bulk_of(made)
+
+
+async def _check(call: Call[Any, Any], name: str, *, bodies: bool) -> None:
+    """Refuse a bulk action about a queue that there is not, or that is not the caller's.
+
+    Raises:
+        AccessDenied: If the caller lacks the route's level there, or where its dead are; or may not
+            read the bodies, in which a text is looked for.
+        UnknownQueue: If there is none.
+    """
+    level = call.route.level or Level.MANAGE
+    call.check(level, name)
+    if bodies:
+        call.check(Level.READ, name)
+    queue = await call.queue(name)
+    dead = await queue.call(lambda opened: opened._home.register.dead_if_made())
+    if dead is not None and not names.is_dead_queue(dead.name):
+        call.check(level, dead.name)
+
+
+def _about(body: BulkWish) -> str:
+    """What the record of a bulk action says that it was about."""
+    where = body.queue or "all queues"
+    if body.messages is not None:
+        return f"{len(body.messages)} messages of {', '.join({one.queue for one in body.messages})}"
+    given = [f"{name} {getattr(body, name)!r}" for name in _FIELDS if getattr(body, name)]
+    return f"{where}: {', '.join(given) or 'all'}"
+
+
+def _found(call: Call[None, None]) -> Running:
+    found = bulks_of(call.site).get(call.place["job"])
+    if found is None or not _is_seen(call, found):
+        raise Refused(
+            404,
+            f"this process knows no bulk action {call.place['job']!r}: it ended long ago, or runs "
+            f"in another one; the same action again does what is left.",
+        )
+    return found
+
+
+def _is_seen(call: Call[None, None], bulk: Running) -> bool:
+    return all(allows(call.caller, Level.GET, queue, call.site) for queue in bulk.wish.queues)
+
+
+_FIELDS = Filter.__struct_fields__
+
+
+def _bulk_of(found: Running) -> Bulk:
+    wish = found.wish
+    filters = asdict(Filter()) | {
+        name: getattr(wish.choice, name) for name in _FIELDS if hasattr(wish.choice, name)
+    }
+    for name in ("since", "until"):
+        at_ms = getattr(wish.choice, f"{name}_ms")
+        filters[name] = iso(at_ms) if at_ms else ""
+    return Bulk(
+        id=found.id,
+        what=wish.what,
+        queues=list(wish.queues),
+        filter=Filter(**filters),
+        chosen=0 if wish.ids is None else sum(map(len, wish.ids.values())),
+        rate=wish.rate or None,
+        who=found.caller.who,
+        begun=iso(found.begun_ms),
+        state=found.state,
+        looked=found.looked,
+        found=found.found,
+        done=found.done,
+        gone=found.gone,
+        kept=found.kept,
+        ended=iso(found.ended_ms) if found.ended_ms else None,
+        error=found.error,
+        more=found.is_more,
+    )
+
+
+_DEAD = "/v1/queues/{queue}/dead"
+ROUTES = [
+    Route("GET", _DEAD, Level.READ, list_dead, query=DeadQuery, answer=MessagePage),
+    Route("DELETE", _DEAD, Level.DELETE, purge_dead, status=204, what=What.PURGE_DEAD),
+    Route(
+        "DELETE",
+        _DEAD + "/{message}",
+        Level.ACK,
+        remove_dead,
+        answer=Told,
+        what=What.DELETE_DEAD,
+    ),
+    Route(
+        "POST",
+        _DEAD + "/{message}/redrive",
+        Level.MANAGE,
+        redrive_one,
+        body=Edited,
+        answer=Told,
+        what=What.REDRIVE,
+    ),
+    Route(
+        "POST",
+        "/v1/dead/redrive",
+        Level.MANAGE,
+        redrive_dead,
+        body=BulkWish,
+        answer=Bulk,
+        what=What.REDRIVE,
+    ),
+    Route(
+        "POST",
+        "/v1/dead/delete",
+        Level.DELETE,
+        delete_dead,
+        body=BulkWish,
+        answer=Bulk,
+        what=What.DELETE_DEAD,
+    ),
+    Route("GET", "/v1/dead/bulks", Level.GET, list_bulks, answer=Bulks),
+    Route("GET", "/v1/dead/bulks/{job}", Level.GET, get_bulk, answer=Bulk),
+    Route("POST", "/v1/dead/bulks/{job}/stop", Level.GET, stop_bulk, answer=Bulk),
+]

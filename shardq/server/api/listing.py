@@ -1,0 +1,349 @@
+"""Messages looked at: a page of those that are due first, and where one is; nothing is taken."""
+
+from __future__ import annotations
+
+from dataclasses import replace as with_parts
+from itertools import accumulate
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+from msgspec.structs import replace
+
+from shardq.inspection import choice
+from shardq.inspection.choice import Choice, Place
+from shardq.inspection.state import Where
+from shardq.model import names
+from shardq.model.grants import Level
+from shardq.model.message import Message as StoredMessage
+from shardq.model.times import moment_or_ago_ms
+from shardq.server.api.problem import Refused
+from shardq.server.api.rights import allows
+from shardq.server.api.route import Call, Route
+from shardq.server.api.shapes import (
+    MANY_MAX,
+    Message,
+    MessagePage,
+    Time,
+    message_of,
+    time_or_none,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shardq.inspection.choice import Chosen
+    from shardq.inspection.state import State as FoundState
+    from shardq.model.message import Row
+    from shardq.queue import Queue as SyncQueue
+    from shardq.server.hub import ServedQueue
+
+
+_CHARACTER_BYTES_MAX = 4
+_SHOWN_BYTES_MAX = 8 << 20
+
+
+class Filter(Struct, kw_only=True, forbid_unknown_fields=True):
+    """What messages must hold to be chosen; texts without regard to case.
+
+    Attributes:
+        text: A text in the id, the key, the group, a header or the body.
+        body: A text in the body.
+        error: A text in the last error.
+        task: The name of the task whose job it is.
+        header: The name of a header; or `name=text`, with a text in its value.
+        group: The group.
+        since: Only what is due, or has died, from this time on, or so long ago.
+        until: Likewise, up to when.
+    """
+
+    text: str = ""
+    body: str = ""
+    error: str = ""
+    task: str = ""
+    header: str = ""
+    group: str = ""
+    since: str = ""
+    until: str = ""
+
+    def choice(self, now_ms: int) -> Choice:
+        """It as a choice.
+
+        Raises:
+            BadTime: If a time cannot be read.
+        """
+        return Choice(
+            text=self.text,
+            body=self.body,
+            error=self.error,
+            task=self.task,
+            header=self.header,
+            group=self.group,
+            since_ms=moment_or_ago_ms(self.since, now_ms, name="since") if self.since else 0,
+            until_ms=moment_or_ago_ms(self.until, now_ms, name="until") if self.until else 0,
+        )
+
+
+class ListQuery(Filter, kw_only=True, forbid_unknown_fields=True):
+    """A page of the messages that are chosen.
+
+    Attributes:
+        limit: The most to return; less if they have more than 8 MiB together.
+        after: `next` of the page before.
+        look: How many messages are looked at.
+        cut: So many bytes of each body are enough.
+    """
+
+    limit: Annotated[int, Meta(ge=1, le=MANY_MAX)] = 10
+    after: str = ""
+    look: Annotated[int, Meta(ge=1, le=choice.LOOKED_MAX)] = choice.LOOKED_MAX
+    cut: Annotated[int, Meta(ge=1)] | None = None
+
+
+class PeekQuery(ListQuery, kw_only=True, forbid_unknown_fields=True):
+    """The messages to look at.
+
+    Attributes:
+        key: Only the one that has this key.
+    """
+
+    key: str | None = None
+
+
+class EnvelopesQuery(ListQuery, kw_only=True, forbid_unknown_fields=True):
+    """The messages to look at.
+
+    Attributes:
+        dead: True for dead ones, the last one first.
+    """
+
+    dead: bool = False
+
+
+class State(Struct, kw_only=True, omit_defaults=True):
+    """Where a message is, and why it does not run.
+
+    Attributes:
+        id: The message's id.
+        where: Where it is, in a word.
+        text: The same in a sentence.
+        until: When that changes by itself.
+        since: Since when it is there.
+        attempts: Deliveries that it has had.
+        ended: True if it is delivered no more, unless it is put back.
+        error: Why its last delivery failed, or why it died.
+        behind: The id of the message of its group that it waits for.
+        ahead: How many due messages go first, where that is known.
+        member: The consumer that runs or holds it.
+        message: The message, also a dead one, unless it has ended.
+    """
+
+    id: str
+    where: str
+    text: str
+    until: Time | None = None
+    since: Time | None = None
+    attempts: int = 0
+    ended: bool = False
+    error: str | None = None
+    behind: str | None = None
+    ahead: int | None = None
+    member: str | None = None
+    message: Message | None = None
+
+
+async def peek_messages(call: Call[PeekQuery, None]) -> MessagePage:
+    """The messages that are due first, those in flight included; none is taken.
+
+    With `key` the one that has the key. With the other fields those that hold them, of as many
+    messages as `look` says.
+    """
+    query, queue = call.query, await call.queue()
+    if query.key is not None:
+        found = await queue.queue.find(key=query.key)
+        return MessagePage(messages=[] if found is None else [message_of(found)])
+    return await page_of(call, queue, query)
+
+
+async def list_envelopes(call: Call[EnvelopesQuery, None]) -> MessagePage:
+    """The messages that are due first, or died last, without their bodies; none is taken.
+
+    Bodies are not looked into either.
+    """
+    query = call.query
+    if query.text or query.body:
+        raise Refused(400, "text and body look into bodies: use /messages, or /dead.", field="text")
+    dead: Literal["newest"] | None = "newest" if query.dead else None
+    return await page_of(call, await call.queue(), query, bodies=False, dead=dead)
+
+
+async def get_message(call: Call[None, None]) -> State:
+    """Where a message is, and why it does not run.
+
+    Its id or its receipt names it. Of one that has ended only a queue with a history tells.
+    """
+    return await _state(call)
+
+
+async def get_envelope(call: Call[None, None]) -> State:
+    """Where a message is, and why it does not run; the message without its body."""
+    state = await _state(call)
+    if state.message is not None:
+        state.message = replace(state.message, body=None, body_base64=None)
+    return state
+
+
+async def page_of(
+    call: Call[Any, Any],
+    queue: ServedQueue,
+    query: ListQuery,
+    *,
+    bodies: bool = True,
+    dead: Literal["oldest", "newest"] | None = None,
+) -> MessagePage:
+    """A page of the messages of a queue that are due first.
+
+    Args:
+        call: The call.
+        queue: The queue.
+        query: Which messages.
+        bodies: False: without bodies.
+        dead: Its dead messages instead, the oldest or the newest ones first.
+    """
+    chosen = query.choice(call.site.clock.now_ms())
+    after = Place.read(query.after) if query.after else None
+
+    def read(opened: SyncQueue) -> tuple[Chosen, list[StoredMessage]]:
+        look = choice.last_died if dead == "newest" else choice.due_first
+        of = opened if dead is None else opened.dead
+        found = look(
+            of._home, chosen, query.limit, after=after, looked_max=query.look, bodies=bodies
+        )
+        signer = of._home.register.signer
+        rows = [row._replace(body=_cut(row.body, query.cut)) for row in found.rows]
+        count = _fitting(rows) if bodies else len(rows)
+        if count < len(rows):
+            rows, end = rows[:count], Place.of(rows[count - 1])
+            found = with_parts(found, rows=found.rows[:count], end=end)
+        return found, [StoredMessage(row, 0, signer) for row in rows]
+
+    if dead is not None and not await has_died(call, queue):
+        return MessagePage(messages=[])
+    found, messages = await queue.call(read, is_long=chosen.needs_bodies)
+    listed = [_looked_at(one, call, bodies=bodies) for one in messages]
+    for made, row in zip(listed, found.rows, strict=True):
+        made.place = Place.of(row).text()
+        if bodies and query.cut is not None and len(row.body) > query.cut:
+            made.body_bytes = len(row.body)
+    return MessagePage(
+        messages=listed,
+        next=None if found.end is None else found.end.text(),
+        looked=found.looked,
+    )
+
+
+async def has_died(call: Call[Any, Any], queue: ServedQueue) -> bool:
+    """True if a queue has a queue of dead messages by now.
+
+    Raises:
+        AccessDenied: If that is another one than its own, and the caller may not do this there.
+    """
+    made = await queue.call(lambda opened: opened._home.register.dead_if_made())
+    level = call.route.level
+    if made is not None and made.name != names.dead_queue(queue.name) and level is not None:
+        call.check(level, made.name)
+    return made is not None and not made.settings.dropped
+
+
+async def _state(call: Call[None, None]) -> State:
+    name, queue = call.place["message"], await call.queue()
+    # What is near is found at once; the whole queue is searched last.
+    for near in (True, False):
+        found = await queue.queue.find(name, near=near)
+        if found is not None:
+            return state_of(found.state, _looked_at(found, call))
+        state = await queue.queue.state_of(name, near=near)
+        if state is not None:
+            return state_of(state, await _dead_message(call, queue, state))
+    raise Refused(404, f"nothing is known of message {name!r} in queue {queue.name!r}.")
+
+
+async def _dead_message(
+    call: Call[Any, Any], queue: ServedQueue, state: FoundState
+) -> Message | None:
+    """The message of a state, if it is dead, and the caller may see the dead of the queue."""
+    if state.where is not Where.DEAD or call.route.level is None:
+        return None
+
+    def find(opened: SyncQueue) -> StoredMessage | None:
+        kept = opened._home.register.dead_if_made()
+        if kept is None or not allows(call.caller, level, kept.name, call.site):
+            return None
+        return opened.dead.find(state.id)
+
+    level = call.route.level
+    found = await queue.call(find)
+    return None if found is None else message_of(found)
+
+
+def _looked_at(found: StoredMessage, call: Call[Any, Any], *, bodies: bool = True) -> Message:
+    """A message as JSON has it, with who holds it."""
+    made, row = message_of(found), found._row
+    if row.holder is not None and row.ready_ms > call.site.clock.now_ms():
+        made.held_by = row.holder
+    if not bodies:
+        made.body = made.body_base64 = None
+    return made
+
+
+def _fitting(rows: Sequence[Row]) -> int:
+    """How many rows an answer has room for: one at least."""
+    sizes = accumulate(row.size_bytes for row in rows)
+    return max(sum(size <= _SHOWN_BYTES_MAX for size in sizes), min(len(rows), 1))
+
+
+def _cut(body: bytes, bytes_max: int | None) -> bytes:
+    """The beginning of a body; of text, no part of a character."""
+    if bytes_max is None or len(body) <= bytes_max:
+        return body
+    head = body[:bytes_max]
+    try:
+        head.decode()
+    except UnicodeDecodeError as error:
+        return head[: error.start] if error.start > bytes_max - _CHARACTER_BYTES_MAX else head
+    return head
+
+
+def state_of(state: FoundState, message: Message | None) -> State:
+    """A state as JSON has it."""
+    return State(
+        id=state.id,
+        where=state.where.value,
+        text=f"{state}.",
+        until=time_or_none(state.until),
+        since=time_or_none(state.since),
+        attempts=state.attempts,
+        ended=state.has_ended,
+        error=state.error or state.reason,
+        behind=state.behind,
+        ahead=state.ahead,
+        member=state.member,
+        message=message,
+    )
+
+
+_QUEUE = "/v1/queues/{queue}"
+ROUTES = [
+    Route(
+        "GET", _QUEUE + "/messages", Level.READ, peek_messages, query=PeekQuery, answer=MessagePage
+    ),
+    Route("GET", _QUEUE + "/messages/{message}", Level.READ, get_message, answer=State),
+    Route(
+        "GET",
+        _QUEUE + "/envelopes",
+        Level.GET,
+        list_envelopes,
+        query=EnvelopesQuery,
+        answer=MessagePage,
+    ),
+    Route("GET", _QUEUE + "/envelopes/{message}", Level.GET, get_envelope, answer=State),
+]

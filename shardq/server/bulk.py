@@ -1,0 +1,320 @@
+"""Bulk actions: dead messages put back or deleted, as many as match, at a rate, with progress.
+
+```
+ begin ─► the dead that match: their places ─► batches: still there? ─► put back, or deleted
+```
+
+They are in the memory of one process. Where that ends in between, the same action again does the
+rest: what was put back is not among the dead any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, Literal
+
+from shardq.clock import pause
+from shardq.errors import KeyTaken, ShardqError, StoreFull, StoreTimeout, StoreUnavailable
+from shardq.inspection import choice as choosing
+from shardq.inspection.scan import forget_empty
+from shardq.lifecycle.forwarding import Forwarder
+from shardq.model.message import Message, died_in
+from shardq.model.shard import spans
+from shardq.server.refusals import Refusal
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from shardq.inspection.choice import Choice
+    from shardq.model.message import Row
+    from shardq.model.shard import Position
+    from shardq.queue import Queue
+    from shardq.server.access import Caller
+    from shardq.server.hub import ServedQueue
+    from shardq.server.site import Site
+
+log = logging.getLogger(__name__)
+
+What = Literal["redrive", "delete"]
+
+RATE_MAX = 500
+FOUND_MAX = 100_000
+"""Messages of one action; the same again takes the next ones."""
+_BATCH = 100
+_PAGE = 1_000
+_KEPT_MAX = 20
+"""Actions that have ended and are still shown."""
+_PAUSE_S_MIN, _PAUSE_S_MAX = 0.5, 8.0
+_STOPPED: Final = (StoreUnavailable, StoreTimeout, StoreFull)
+"""Errors of a store that may be back soon."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What is to be done with which messages.
+
+    Attributes:
+        what: `redrive` or `delete`.
+        queues: The queues in which they died.
+        choice: Which of them.
+        ids: Queue -> the ids of the messages that are chosen one by one; None: all that match.
+        rate: The most a second; 0: as fast as it goes.
+    """
+
+    what: What
+    queues: tuple[str, ...]
+    choice: Choice
+    ids: Mapping[str, frozenset[str]] | None
+    rate: int
+
+
+@dataclass(slots=True)
+class Bulk:
+    """A bulk action.
+
+    Attributes:
+        id: Its id.
+        wish: What it does.
+        caller: Who has begun it.
+        begun_ms: When, epoch milliseconds.
+        state: `looking`, `running`, `waiting` for the store, `done`, `stopped` or `failed`.
+        looked: Dead messages looked at.
+        found: Those that match.
+        done: Those of them that were put back, or deleted.
+        gone: Those that were not there any more: somebody else was quicker.
+        kept: Those that stay: other messages have their keys.
+        ended_ms: When it ended; 0: it has not.
+        error: Why it waits, why it has failed, or why some stay.
+        is_more: True if there may be more that match than one action takes.
+        task: What carries it out.
+    """
+
+    id: str
+    wish: Wish
+    caller: Caller
+    begun_ms: int
+    state: str = "looking"
+    looked: int = 0
+    found: int = 0
+    done: int = 0
+    gone: int = 0
+    kept: int = 0
+    ended_ms: int = 0
+    error: str = ""
+    is_more: bool = False
+    task: asyncio.Task[None] | None = None
+
+
+@dataclass(slots=True)
+class Bulks:
+    """The bulk actions of a server process. It is used by one event loop.
+
+    Attributes:
+        site: Where they work.
+    """
+
+    site: Site
+    _all: dict[str, Bulk] = field(default_factory=dict)
+    _locks: defaultdict[str, asyncio.Lock] = field(
+        default_factory=lambda: defaultdict(asyncio.Lock)
+    )
+
+    def lock(self, queue: str) -> asyncio.Lock:
+        """What whoever puts back dead messages of a queue holds: one at a time does."""
+        return self._locks[queue]
+
+    def every(self) -> list[Bulk]:
+        """All that are known, the last one first."""
+        return list(reversed(self._all.values()))
+
+    def get(self, name: str) -> Bulk | None:
+        """One by its id; None if this process does not know it."""
+        return self._all.get(name)
+
+    def begin(self, wish: Wish, caller: Caller) -> Bulk:
+        """Begin an action; or return the one that does the same already."""
+        for one in self._all.values():
+            if not one.ended_ms and one.wish == wish:
+                return one
+        ended = [one.id for one in self._all.values() if one.ended_ms]
+        for name in ended[: max(0, len(self._all) - _KEPT_MAX)]:
+            del self._all[name]
+        made = Bulk(secrets.token_hex(6), wish, caller, self.site.clock.now_ms())
+        self._all[made.id] = made
+        made.task = asyncio.create_task(self._run(made))
+        return made
+
+    def stop(self, bulk: Bulk) -> None:
+        """Stop an action after the batch under way."""
+        if not bulk.ended_ms:
+            bulk.state = "stopped"
+
+    async def _run(self, bulk: Bulk) -> None:
+        try:
+            await self.site.unless_leaving(self._carry_out(bulk))
+            if bulk.state not in {"stopped", "failed"}:
+                bulk.state = "stopped" if self.site.leaving.is_set() else "done"
+        except Exception as error:
+            # It is shown, for nobody awaits it.
+            bulk.state, bulk.error = "failed", str(error)
+            if not isinstance(error, (ShardqError, Refusal)):
+                log.exception("bulk action %s has failed", bulk.id)
+        finally:
+            bulk.ended_ms = self.site.clock.now_ms()
+            log.info(
+                "bulk action %s, %s: %d of %d are done",
+                bulk.id,
+                bulk.wish.what,
+                bulk.done,
+                bulk.found,
+            )
+
+    async def _carry_out(self, bulk: Bulk) -> None:
+        for name in bulk.wish.queues:
+            if bulk.state == "stopped":
+                return
+            queue = await self.site.served.queue(name)
+            async with self.lock(name):
+                places = await self._find(bulk, queue)
+                # Those that died first are put back first.
+                places.reverse()
+                for part in spans(range(len(places)), min(bulk.wish.rate or _BATCH, _BATCH)):
+                    await self._batch(bulk, queue, places[part.start : part.stop])
+                    if bulk.state == "stopped":
+                        return
+
+    async def _find(self, bulk: Bulk, queue: ServedQueue) -> list[Position]:
+        """The places of the dead messages of a queue that match, the last one first."""
+        if await queue.call(lambda opened: opened._home.register.dead_if_made()) is None:
+            return []
+        wanted = None if bulk.wish.ids is None else bulk.wish.ids.get(queue.name, frozenset())
+        places: list[Position] = []
+        after = None
+        while bulk.state != "stopped":
+
+            def look(opened: Queue, after: choosing.Place | None = after) -> choosing.Chosen:
+                home, which = opened.dead._home, bulk.wish.choice
+                return choosing.last_died(home, which, _PAGE, after=after, bodies=False)
+
+            found = await queue.call(look, is_long=True)
+            rows = [row for row in found.rows if wanted is None or row.message_id in wanted]
+            rows = rows[: FOUND_MAX - bulk.found]
+            places += [row.position for row in rows]
+            bulk.looked += found.looked
+            bulk.found += len(rows)
+            after = found.end
+            if after is None or (wanted is not None and len(places) >= len(wanted)):
+                break
+            if bulk.found >= FOUND_MAX:
+                bulk.is_more = True
+                break
+        return places
+
+    async def _batch(self, bulk: Bulk, queue: ServedQueue, places: Sequence[Position]) -> None:
+        """Carry one batch out, again and again where the store stops."""
+        begun_us, wait_s = self.site.clock.boot_us(), _PAUSE_S_MIN
+        work = _redrive if bulk.wish.what == "redrive" else _delete
+        while bulk.state != "stopped":
+            bulk.state = "running"
+            try:
+                if work is _redrive:
+                    await self.site.check_depth(bulk.caller, queue, len(places))
+                said = await queue.call(lambda opened: work(opened, places), is_long=True)
+            except _STOPPED as error:
+                if bulk.state == "running":
+                    bulk.state = "waiting"
+                bulk.error = str(error)
+                await pause(wait_s)
+                wait_s = min(2 * wait_s, _PAUSE_S_MAX)
+                continue
+            bulk.done += said.done
+            bulk.kept += said.kept
+            bulk.gone += len(places) - said.done - said.kept
+            bulk.error = said.error or (bulk.error if bulk.kept else "")
+            break
+        if bulk.wish.rate and bulk.done + bulk.kept + bulk.gone < bulk.found:
+            spent_s = (self.site.clock.boot_us() - begun_us) / 1_000_000
+            await pause(max(0.0, len(places) / bulk.wish.rate - spent_s))
+
+
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """What has become of a batch: how many were done, how many stay, and why."""
+
+    done: int
+    kept: int = 0
+    error: str = ""
+
+
+def redrive_rows(opened: Queue, rows: Sequence[Row]) -> int:
+    """Put dead messages of a queue back, as `redrive` of the queue does.
+
+    Args:
+        opened: The queue in which they died.
+        rows: They, as they were a moment ago; with another body they are put back with that.
+
+    Returns:
+        How many were put back.
+
+    Raises:
+        KeyTaken: If other messages have the keys of some by now: these stay.
+    """
+    home, dead = opened._home, opened.dead._home
+    dead.register.refresh(force=True)
+    dead.register.know(home.register)
+    # Others may die into that queue as well.
+    is_own = home.register.has_own_dead
+    count = Forwarder(dead).run(
+        [rows], None, lambda row: home if is_own or died_in(row) == opened.name else None
+    )
+    forget_empty(dead.store, dead.register, dead.clock.now_ms())
+    return count
+
+
+def redrive_edited(opened: Queue, message_id: str, body: bytes | None) -> bool:
+    """Put one dead message back, under its id; False if there is none.
+
+    Args:
+        opened: The queue in which it died.
+        message_id: Its id.
+        body: Its new body; None: as it was.
+
+    Raises:
+        KeyTaken: If another message has its key by now: it stays.
+    """
+    found = opened.dead.find(message_id)
+    if found is None:
+        return False
+    row = found._row if body is None else found._row._replace(body=body)
+    return redrive_rows(opened, [row]) > 0
+
+
+def _redrive(opened: Queue, places: Sequence[Position]) -> _Said:
+    store = opened._home.store
+    rows = [row.checked() for row in store.find(list(places))]
+    if not rows:
+        return _Said(0)
+    try:
+        return _Said(redrive_rows(opened, rows))
+    except KeyTaken as error:
+        kept = len(list(store.find([row.position for row in rows])))
+        return _Said(len(rows) - kept, kept, str(error))
+
+
+def _delete(opened: Queue, places: Sequence[Position]) -> _Said:
+    dead = opened.dead
+    home = dead._home
+    rows = [row.checked() for row in home.store.find(list(places))]
+    return _Said(sum(dead.cancel(Message(row, 0, home.register.signer)) for row in rows))
+
+
+def bulks_of(site: Site) -> Bulks:
+    """The bulk actions of a site."""
+    found: Bulks | None = site.bulks
+    if found is None:
+        found = site.bulks = Bulks(site)
+    return found
