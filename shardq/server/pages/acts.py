@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, unquote
 
+from shardq.server.pages import deeds
+from shardq.server.pages.looks import looks_of
 from shardq.server.pages.page import NotShown
 from shardq.server.web import Answer
 
@@ -24,7 +26,29 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _FIELDS_MAX = 2_000
-Form = "Mapping[str, str]"
+
+
+class Form(dict[str, str]):
+    """The fields of a form, each with its last value.
+
+    Attributes:
+        every: All values of each field.
+    """
+
+    def __init__(self, fields: Mapping[str, list[str]]) -> None:
+        super().__init__({name: values[-1] for name, values in fields.items()})
+        self.every = fields
+
+    def chosen(self) -> list[str]:
+        """The rows of a list that are chosen.
+
+        Raises:
+            NotShown: If none is.
+        """
+        rows = self.every.get("id", [])
+        if not rows:
+            raise NotShown(400, "choose at least one line of the list.")
+        return rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,17 +59,17 @@ class Act:
         method: The method of its call.
         path: The path of its call below `/v1`; names in braces are fields of the form.
         said: What the page says once it is done; names in braces are fields of the form, or of the
-            call's answer.
+            call's answer. Or what makes that of both.
         body: Makes the call's body of the form; None: it has none.
     """
 
     method: str
     path: str
-    said: str
-    body: Callable[[Mapping[str, str]], Any] | None = None
+    said: str | Callable[[Mapping[str, Any], Form], str]
+    body: Callable[[Form], Any] | None = None
 
 
-def _some(*names: str) -> Callable[[Mapping[str, str]], Any]:
+def _some(*names: str) -> Callable[[Form], Any]:
     """A body of those fields of the form that are filled in."""
     return lambda form: {name: form[name] for name in names if form.get(name)}
 
@@ -61,6 +85,34 @@ ACTS: dict[str, Act] = {
         "The settings of {queue} are changed.",
         lambda form: {name[8:]: one for name, one in form.items() if name.startswith("setting.")},
     ),
+    "cancel-chosen": Act(
+        "POST", "queues/{queue}/cancel", deeds.said_of_many("cancelled"), deeds.chosen
+    ),
+    "move-chosen": Act("POST", "queues/{queue}/move", deeds.said_of_many("moved"), deeds.moved),
+    "run-chosen": Act(
+        "POST", "queues/{queue}/move", deeds.said_of_many("due now"), deeds.moved_to_now
+    ),
+    "cancel": Act("DELETE", "queues/{queue}/messages/{message}", deeds.said_of_cancel),
+    "run": Act(
+        "PATCH", "queues/{queue}/messages/{message}", "It is due now.", lambda _: {"delay": "0s"}
+    ),
+    "move": Act("PATCH", "queues/{queue}/messages/{message}", "It is moved.", deeds.due),
+    "edit": Act("PATCH", "queues/{queue}/keys/{key}", "Its body is changed.", deeds.new_body),
+    "copy": Act(
+        "POST",
+        "queues/{queue}/messages/{message}/copy",
+        "A copy is put, with the id {id}.",
+        _some("delay"),
+    ),
+    "redrive-one": Act(
+        "POST", "queues/{queue}/dead/{message}/redrive", "It is put back.", deeds.new_body
+    ),
+    "delete-one": Act("DELETE", "queues/{queue}/dead/{message}", "It is deleted for good."),
+    "redrive-chosen": Act("POST", "dead/redrive", deeds.said_of_bulk, deeds.chosen_dead),
+    "delete-chosen": Act("POST", "dead/delete", deeds.said_of_bulk, deeds.chosen_dead),
+    "redrive-matching": Act("POST", "dead/redrive", deeds.said_of_bulk, deeds.matching),
+    "delete-matching": Act("POST", "dead/delete", deeds.said_of_bulk, deeds.matching_surely),
+    "stop-bulk": Act("POST", "dead/bulks/{bulk}/stop", "It stops; {done} of {found} are done."),
 }
 
 
@@ -70,19 +122,22 @@ async def act(page: Page) -> Answer:
     Raises:
         NotShown: If the form was not made here for this person, or the call is refused.
     """
+    from shardq.server.pages.dead import export_chosen
     from shardq.server.pages.dispatch import cleared, done
 
     request = page.request
     fields = parse_qs(
         request.body.decode("utf-8", "replace"), keep_blank_values=True, max_num_fields=_FIELDS_MAX
     )
-    form = {name: values[-1] for name, values in fields.items()}
+    form = Form(fields)
     name, back = form.get("act", ""), form.get("back", "/")
     _check_origin(page)
     if not hmac.compare_digest(form.get("token", "").encode(), page.session.token.encode()):
         _refuse(page, name, "the form is not one of this page for you; reload the page")
     if name == "sign-out":
         return cleared(request, page.base)
+    if name == "export":
+        return await export_chosen(page, form.chosen())
     if page.site.options.is_read_only:
         _refuse(page, name, "these pages are read-only")
     wanted = ACTS.get(name)
@@ -92,15 +147,18 @@ async def act(page: Page) -> Answer:
         form.get(part[1:-1], "") if part.startswith("{") else part
         for part in wanted.path.split("/")
     ]
-    body = None if wanted.body is None else wanted.body(form)
     try:
+        body = None if wanted.body is None else wanted.body(form)
         answer = await page.call(wanted.method, *parts, body=body)
     except NotShown as error:
         if error.status in {401, 403}:
             log.warning("pages: %s of %s is refused: %s", name, page.session.caller.who, error)
         return done(page, back, f"Not done: {error.detail}")
+    looks_of(page.site).forget()
     told = answer if isinstance(answer, dict) else {}
-    return done(page, back, wanted.said.format_map({**told, **form}))
+    said = wanted.said
+    text = said.format_map({**told, **form}) if isinstance(said, str) else said(told, form)
+    return done(page, back, text)
 
 
 def said_of(cookie: str) -> str | None:

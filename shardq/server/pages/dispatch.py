@@ -84,8 +84,10 @@ def refusal(request: Request, status: int, code: str, text: str) -> Answer:  # n
 
 async def _answered(request: Request, site: Site) -> Answer:
     base = site.options.pages or ""
-    prefix, _ = prefix_and_parts(request)
-    path, root = request.path.removeprefix(base), prefix + base
+    prefix, parts = prefix_and_parts(request)
+    # Encoded: a message's id may hold a slash.
+    path = "".join(f"/{quote(part, safe='')}" for part in parts).removeprefix(base)
+    root = prefix + base
     if path == "" or (request.path == "/" and base):
         return _to(f"{root}/")
     try:
@@ -131,7 +133,8 @@ async def _session(request: Request, site: Site) -> Session | None:
 async def _shown(request: Request, site: Site, session: Session, root: str, path: str) -> Answer:
     from shardq.server.pages import acts, table
 
-    query = dict(parse_qsl(request.query, keep_blank_values=False, max_num_fields=_FIELDS_MAX))
+    given = parse_qsl(request.query, keep_blank_values=False, max_num_fields=_FIELDS_MAX)
+    query = {name: "".join(filter(str.isprintable, value)) for name, value in given}
     is_live = query.pop("live", "") == "1"
     if request.method == "POST":
         page = Page(request, site, session, root, path, {}, {})
@@ -144,6 +147,8 @@ async def _shown(request: Request, site: Site, session: Session, root: str, path
     if is_live:
         return live.stream(page, partial(_live, page, route.handler))
     template = await route.handler(page)
+    if isinstance(template, Answer):
+        return template
     said = cookie_of(request.headers.get("cookie", ""), SAID)
     html = rendered(template, values_of(page) | {"said": acts.said_of(said)})
     made = Answer(200, html.encode("utf-8", "replace"), [("content-type", _HTML)])
@@ -158,6 +163,8 @@ async def _live(page: Page, handler: Any) -> str:
         template = await handler(page)
     except NotShown as error:
         return str(escape(error.detail))
+    if not isinstance(template, Template):
+        return ""
     found = _environment().get_template(f"{template.name}.html")
     context = found.new_context({**values_of(page), **template.values, "said": None})
     return "".join(found.blocks["live"](context))

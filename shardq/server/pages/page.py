@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
+from shardq.errors import StoreCorrupt
 from shardq.model.grants import Level
 from shardq.server import api
 from shardq.server.api import rights
@@ -59,7 +60,7 @@ class Page:
         site: Where it is answered.
         session: Who asks.
         base: The path of the front page, without its last slash.
-        path: The path below that, as `/queues/mail`.
+        path: The path below that, as `/queues/mail`, encoded.
         place: The parameters of the path.
         query: The filters, by name.
     """
@@ -75,7 +76,7 @@ class Page:
     @property
     def url(self) -> str:
         """The page's url with its filters: it shows the same again."""
-        return self.base + quote(self.path) + (f"?{urlencode(self.query)}" if self.query else "")
+        return self.base + self.path + (f"?{urlencode(self.query)}" if self.query else "")
 
     @property
     def live_url(self) -> str:
@@ -152,7 +153,11 @@ class Page:
             headers={"content-type": "application/json"},
             body=b"" if body is None else json.dumps(body).encode(),
         )
-        answer = await api.answer(asked, self.site, self.session.caller, VIA)
+        try:
+            answer = await api.answer(asked, self.site, self.session.caller, VIA)
+        except StoreCorrupt as error:
+            # A page of several queues shows the others.
+            raise NotShown(500, str(error)) from error
         assert isinstance(answer.body, bytes)  # noqa: S101 - no page follows a stream
         found = json.loads(answer.body) if answer.body else None
         if answer.status >= 400:

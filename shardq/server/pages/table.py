@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
-from shardq.server.pages import people, queues
+from shardq.server.pages import dead, find, messages, people, queues
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
     from shardq.server.pages.page import Page, Template
+    from shardq.server.web import Answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,23 +21,32 @@ class Shown:
 
     Attributes:
         path: Its path, with parameters in braces.
-        handler: Reads what it shows.
+        handler: Reads what it shows; or answers with what is no page, a file say.
     """
 
     path: str
-    handler: Callable[[Page], Awaitable[Template]]
+    handler: Callable[[Page], Awaitable[Template | Answer]]
 
 
 PAGES = (
     Shown("/", queues.all_queues),
     Shown("/queues/{queue}", queues.one_queue),
+    Shown("/queues/{queue}/messages", messages.of_queue),
+    Shown("/queues/{queue}/messages/{message}", messages.one_message),
+    Shown("/dead", dead.dead_messages),
+    Shown("/dead/export", dead.export),
+    Shown("/find", find.found),
     Shown("/workers", people.workers),
     Shown("/actions", people.actions),
 )
 
 
 def found(path: str) -> tuple[Shown, Mapping[str, str]] | None:
-    """The page of a path and its parameters; None if there is no such page."""
+    """The page of a path and its parameters; None if there is no such page.
+
+    Args:
+        path: Encoded part by part.
+    """
     parts = path.split("/")
     for page in PAGES:
         wanted = page.path.split("/")

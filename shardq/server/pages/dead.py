@@ -1,0 +1,181 @@
+"""The dead messages of a queue, or of all: why they died, and what is done with them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING, Any
+
+from shardq.inspection.choice import Place
+from shardq.model import names
+from shardq.server.pages.deeds import FILTERS
+from shardq.server.pages.messages import CUT_BYTES, ROWS, row_of
+from shardq.server.pages.page import NotShown, Template
+from shardq.server.web import Answer
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+    from shardq.server.pages.page import Page
+
+_TOGETHER = 8
+"""Queues that are read at a time."""
+_EXPORTED = 100
+"""Messages that are read at a time for a file: each may have 1 MiB."""
+_NAMED = tuple(one for one in FILTERS if one != "queue")
+_BODILY = ("body", "text")
+_UNSAID_OF_BULK: dict[str, Any] = {
+    "chosen": 0,
+    "gone": 0,
+    "kept": 0,
+    "rate": None,
+    "ended": None,
+    "error": "",
+    "more": False,
+}
+"""What `/v1` leaves out of a bulk action."""
+_LINES = "application/x-ndjson"
+
+
+async def dead_messages(page: Page) -> Template:
+    """The dead messages that match, the last one first, and the bulk actions."""
+    filters = {one: page.query.get(one, "") for one in FILTERS}
+    after = page.query.get("after", "")
+    dying, queues = await _dying(page), await _queues(page)
+    found, problems = await _of_queues(page, queues, limit=ROWS, after=after, cut=CUT_BYTES)
+    placed = sorted(
+        (
+            (Place.read(one["place"]), row_of(page, name, one))
+            for name, part in found.items()
+            for one in part["messages"]
+        ),
+        key=lambda both: both[0],
+        reverse=True,
+    )
+    # Of a queue that has more than it has answered with, nothing is known of what died earlier.
+    ends = [Place.read(part["next"]) for part in found.values() if part.get("next")]
+    end = max(ends, default=None)
+    known = [both for both in placed if end is None or both[0] >= end]
+    if len(known) > ROWS:
+        known, end = known[:ROWS], known[ROWS - 1][0]
+    return Template(
+        "dead",
+        {
+            "look": await page.look(),
+            "rows": [row for _, row in known],
+            "filters": filters,
+            "queues": dying,
+            "reads": all(page.allows("r", one) for one in queues),
+            "next": None if end is None else end.text(),
+            "problems": problems,
+            "looked": sum(part.get("looked", 0) for part in found.values()),
+            "is_filtered": any(filters[one] for one in _NAMED),
+            "bulks": [_UNSAID_OF_BULK | one for one in (await page.read("dead", "bulks"))["bulks"]],
+        },
+    )
+
+
+async def export(page: Page) -> Answer:
+    """The dead messages that match as a file, a JSON object a line, the last one first."""
+    queues = await _queues(page)
+    _check_reads(page, queues)
+    return _file(_lines(page, queues))
+
+
+async def export_chosen(page: Page, chosen: Sequence[str]) -> Answer:
+    """The dead messages that are chosen, each as `QUEUE/ID`, as a file."""
+    pairs = [(queue, name) for queue, _, name in (one.partition("/") for one in chosen)]
+    _check_reads(page, [queue for queue, _ in pairs])
+    lines = []
+    for queue, name in pairs:
+        state = await page.call("GET", "queues", queue, "messages", name)
+        if message := state.get("message"):
+            lines.append(_line(queue, message))
+    return _file(_every(lines))
+
+
+def _check_reads(page: Page, queues: Sequence[str]) -> None:
+    """Refuse a file with bodies to somebody who may not read them.
+
+    Raises:
+        NotShown: If one of the queues is not theirs to read.
+    """
+    for one in queues:
+        if not page.allows("r", one):
+            raise NotShown(403, f"you may not read the bodies of {one}.")
+
+
+def _file(lines: AsyncIterator[bytes]) -> Answer:
+    named = ("content-disposition", 'attachment; filename="dead.jsonl"')
+    return Answer(200, lines, [("content-type", _LINES), named])
+
+
+async def _lines(page: Page, queues: Sequence[str]) -> AsyncIterator[bytes]:
+    for queue in queues:
+        after = ""
+        while True:
+            given = {**_asked(page), "newest": "true", "limit": str(_EXPORTED), "after": after}
+            query = {name: value for name, value in given.items() if value}
+            found = await page.call("GET", "queues", queue, "dead", query=query)
+            for one in found["messages"]:
+                yield _line(queue, one)
+            after = found.get("next", "")
+            if not after:
+                break
+
+
+async def _every(lines: Sequence[bytes]) -> AsyncIterator[bytes]:
+    for one in lines:
+        yield one
+
+
+def _line(queue: str, message: dict[str, Any]) -> bytes:
+    shown = {name: one for name, one in message.items() if name not in {"receipt", "place"}}
+    return json.dumps({"queue": queue, **shown}).encode() + b"\n"
+
+
+def _asked(page: Page) -> dict[str, str]:
+    """The filters, as calls of `/v1` have them."""
+    return {one: page.query.get(one, "") for one in _NAMED}
+
+
+async def _dying(page: Page) -> list[str]:
+    """The queues that have dead messages."""
+    views = (await page.look()).views.values()
+    return sorted(one.name for one in views if one.dead and not names.is_dead_queue(one.name))
+
+
+async def _queues(page: Page) -> list[str]:
+    """The queues whose dead messages are shown."""
+    if queue := page.query.get("queue", ""):
+        await page.read("queues", queue)
+        return [queue]
+    return await _dying(page)
+
+
+async def _of_queues(
+    page: Page, queues: Sequence[str], **given: Any
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """The answers of queues, and of those that cannot be read why."""
+    asked = {**_asked(page), **given}
+    some = asyncio.Semaphore(_TOGETHER)
+
+    async def ask(queue: str) -> Any:
+        async with some:
+            if page.allows("r", queue):
+                return await page.read("queues", queue, "dead", newest="true", **asked)
+            bodiless = {name: one for name, one in asked.items() if name not in _BODILY}
+            del bodiless["cut"]
+            return await page.read("queues", queue, "envelopes", dead="true", **bodiless)
+
+    answers = await asyncio.gather(*(ask(one) for one in queues), return_exceptions=True)
+    found: dict[str, Any] = {}
+    problems: dict[str, str] = {}
+    for queue, answer in zip(queues, answers, strict=True):
+        if isinstance(answer, NotShown):
+            problems[queue] = answer.detail
+        elif isinstance(answer, BaseException):
+            raise answer
+        else:
+            found[queue] = answer
+    return found, problems
