@@ -183,12 +183,10 @@ class Consumer:
         self._started = self._stepped = self._closed = self._is_begun = self._is_ending = False
         self._stopping = False
         """No event of Python's: two handlers of signals that set it could wait for each other."""
-        if home.traces is not None and not self._is_traced_by_handler:
-            handler = _traced(handler, home.traces)
         self._deliverer = Deliverer(
             home,
             self._engine,
-            handler,
+            handler if self._is_traced_by_handler else _traced(handler, home.traces),
             is_stopping=self._is_stopping,
             judge=self._judge,
         )
@@ -689,8 +687,12 @@ class _Turns:
         self._consumer._engine.news.wake()
 
 
-def _traced(handler: Callable[[Message], object], traces: Traces) -> Callable[[Message], object]:
-    """The handler, with a span around each run."""
+def _traced(
+    handler: Callable[[Message], object], traces: Traces | None
+) -> Callable[[Message], object]:
+    """The handler, with a span around each run; as it is where nothing is traced."""
+    if traces is None:
+        return handler
 
     def traced(message: Message) -> object:
         with traces.run(message):

@@ -78,7 +78,6 @@ ACTS: dict[str, Act] = {
     "pause": Act("POST", "queues/{queue}/pause", "{queue} is paused."),
     "resume": Act("POST", "queues/{queue}/resume", "{queue} goes on."),
     "purge": Act("POST", "queues/{queue}/purge", "{queue} is purged."),
-    "cancel": Act("DELETE", "queues/{queue}/messages/{message}", "{message}: {answer}."),
     "alter": Act(
         "PATCH",
         "queues/{queue}",
