@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote
 
 import shardq
+from shardq.clock import pause
 from shardq.server import application
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ class Exchange:
         """Wait until all that was sent has been read."""
         async with asyncio.timeout(TIMEOUT_S):
             while not self._asked.empty():
-                await asyncio.sleep(0)
+                await pause(0)
 
     async def _send(self, event: dict[str, Any]) -> None:
         self._sent.put_nowait(event)
