@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from callers import Api, Events, play
 
 import shardq
+from shardq.clock import pause
 from shardq.errors import StoreUnavailable
 from shardq.server.site import Options
 from shardq.testing import Stage
@@ -186,7 +187,7 @@ def test_a_stream_above_what_a_key_may_have_is_a_429() -> None:
             await api.done("PUT", MAIL)
             asked = api.begin("POST", f"{MAIL}/receive", {"wait": "60s"})
             while not api.app.site._polls:
-                await asyncio.sleep(0)
+                await pause(0)
             got = await api.ask("GET", f"{MAIL}/stream")
             assert (got.status, got.headers["retry-after"]) == (429, "1")
             api.app.site.leave()
