@@ -1,8 +1,8 @@
 """Messages found over all queues: by id, by key, or by a text.
 
 ```
- name ─► the key of each queue ─► the history, then what is near, of each queue     as time allows
- text ─► the dead, and the next 1,000 due, of each queue                            likewise
+ name ─► the key of each queue ─► none? ─► the history, what is due first, what died last  as time
+ text ─► what is due first, and what died last, of each queue                              allows
 ```
 """
 
@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from shardq.errors import ReceiptError, StoreCorrupt, UnknownQueue, UsageError
+from shardq.errors import HistoryOff, ReceiptError, StoreCorrupt, UnknownQueue, UsageError
 from shardq.inspection import choice
 from shardq.inspection.choice import Choice
 from shardq.inspection.state import Where
-from shardq.model import names
+from shardq.model import ids, names
 from shardq.model.grants import Level
 from shardq.model.message import Message as StoredMessage
 from shardq.server.api.listing import State, state_of
@@ -27,7 +27,7 @@ from shardq.server.api.route import Call, Route
 from shardq.server.api.shapes import Message, message_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Awaitable, Callable, Iterator
 
     from shardq.inspection.state import State as FoundState
     from shardq.queue import Queue as SyncQueue
@@ -38,6 +38,7 @@ DUE_MAX = 1_000
 _HITS_MAX = 100
 _SPENT_US_MAX = 1_500_000
 """After this no further queue is looked into."""
+_KEYS_US_MAX = 5_000_000
 
 
 class FindQuery(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -96,13 +97,11 @@ class Hits(Struct, kw_only=True, omit_defaults=True):
 async def find_messages(call: Call[FindQuery, None]) -> Hits:
     """Find messages over all queues, by id or key, or by a text.
 
-    By id it looks into the history, into what is due by now or within the hour, and into the dead
-    of the last day; `/messages/ID` of a queue searches all of it. A text is looked for among the
-    dead and the next 1,000 due of each queue, at most 10,000 of each kind. It takes 2 s about, and
-    says where it ended.
+    By key each queue is asked. By id it looks into the history, and of each queue into the 1,000
+    messages that are due first and the 10,000 that died last; `/messages/ID` of a queue searches
+    all of it. A text is looked for among the same. It takes 2 s about, and says where it ended.
     """
     query, site = call.query, call.site
-    begun_us = site.clock.boot_us()
     level = Level.READ if query.by == "text" else Level.GET
     every = await site.threads.call(site.connection.queues)
     some = [
@@ -111,20 +110,32 @@ async def find_messages(call: Call[FindQuery, None]) -> Hits:
         if not names.is_dead_queue(name) and allows(call.caller, level, name, site)
     ]
     left = some[bisect_right(some, query.after) :] if query.after else some
+    if query.by == "text":
+        return await _each(call, left, _by_text)
+    # A read or two of each: nothing is left for the next call.
+    made = await _each(call, left, _by_key, spent_us_max=_KEYS_US_MAX)
+    return made if made.hits or made.next else await _each(call, left, _by_id)
+
+
+async def _each(
+    call: Call[FindQuery, None],
+    left: list[str],
+    look: Callable[[Call[FindQuery, None], ServedQueue, Hits], Awaitable[None]],
+    *,
+    spent_us_max: int = _SPENT_US_MAX,
+) -> Hits:
+    """What is found in queues, one after another, as time allows."""
+    clock = call.site.clock
+    begun_us = clock.boot_us()
     made = Hits(hits=[], queues=0)
     for name in left:
-        if made.queues and (
-            len(made.hits) >= _HITS_MAX or site.clock.boot_us() - begun_us > _SPENT_US_MAX
-        ):
+        is_late = clock.boot_us() - begun_us > spent_us_max
+        if made.queues and (is_late or len(made.hits) >= _HITS_MAX):
             made.next = left[made.queues - 1]
             break
         made.queues += 1
         try:
-            queue = await call.queue(name)
-            if query.by == "text":
-                await _by_text(call, queue, made)
-            else:
-                await _by_name(call, queue, made)
+            await look(call, await call.queue(name), made)
         except StoreCorrupt as error:
             made.passed_over[name] = str(error)
         except UnknownQueue:
@@ -133,34 +144,68 @@ async def find_messages(call: Call[FindQuery, None]) -> Hits:
     return made
 
 
-async def _by_name(call: Call[FindQuery, None], queue: ServedQueue, made: Hits) -> None:
+async def _by_key(call: Call[FindQuery, None], queue: ServedQueue, made: Hits) -> None:
     name = call.query.q
 
-    def look(opened: SyncQueue) -> list[tuple[str, FoundState, StoredMessage | None]]:
-        found = []
+    def look(opened: SyncQueue) -> tuple[FoundState, StoredMessage | None] | None:
         with suppress(UsageError, ReceiptError):
             # Not every text can be a key.
             state = opened.state_of(key=name)
-            if state is not None:
-                found.append(("key", state, _message(opened, state)))
-        with suppress(UsageError, ReceiptError):
-            state = opened.state_of(name, near=True)
-            if state is not None and state.id not in {one.id for _, one, _ in found}:
-                found.append(("id", state, _message(opened, state)))
-        return found
+            return None if state is None else (state, _message(opened, state))
+        return None
 
-    for by, state, message in await queue.call(look):
-        where = "dead" if state.where is Where.DEAD else "ended" if state.has_ended else "live"
-        made.hits.append(
-            Hit(
-                queue=queue.name,
-                by=by,
-                id=state.id,
-                where=where,
-                state=state_of(state, None),
-                message=_shown(call, queue, message),
-            )
-        )
+    found = await queue.call(look)
+    if found is not None:
+        made.hits.append(_hit(call, queue, "key", *found))
+
+
+async def _by_id(call: Call[FindQuery, None], queue: ServedQueue, made: Hits) -> None:
+    name = call.query.q
+
+    def look(opened: SyncQueue) -> tuple[FoundState, StoredMessage | None] | None:
+        with suppress(UsageError, ReceiptError):
+            if not (opened._home.register.signer.is_meant(name) or _is_near(opened, name)):
+                return None
+            state = opened.state_of(name, near=True)
+            return None if state is None else (state, _message(opened, state))
+        return None
+
+    found = await queue.call(look)
+    if found is not None:
+        made.hits.append(_hit(call, queue, "id", *found))
+
+
+def _is_near(opened: SyncQueue, name: str) -> bool:
+    """True if the history has an id, or it is among the first that are due or the last that died.
+
+    That costs so much at most, however many messages there are.
+    """
+    with suppress(HistoryOff):
+        if ids.from_text(name) and next(opened.history(name), None) is not None:
+            return True
+    wanted = Choice(id=name)
+    if choice.due_first(opened._home, wanted, 1, looked_max=DUE_MAX, bodies=False).rows:
+        return True
+    kept = opened._home.register.dead_if_made()
+    is_own = kept is not None and kept.name == names.dead_queue(opened.name)
+    return is_own and bool(choice.last_died(opened.dead._home, wanted, 1, bodies=False).rows)
+
+
+def _hit(
+    call: Call[FindQuery, None],
+    queue: ServedQueue,
+    by: str,
+    state: FoundState,
+    message: StoredMessage | None,
+) -> Hit:
+    return Hit(
+        queue=queue.name,
+        by=by,
+        id=state.id,
+        where="dead" if state.where is Where.DEAD else "ended" if state.has_ended else "live",
+        state=state_of(state, None),
+        message=_shown(call, queue, message),
+    )
 
 
 def _message(opened: SyncQueue, state: FoundState) -> StoredMessage | None:
