@@ -150,6 +150,8 @@ async def _by_key(call: Call[FindQuery, None], queue: ServedQueue, made: Hits) -
     def look(opened: SyncQueue) -> tuple[FoundState, StoredMessage | None] | None:
         with suppress(UsageError, ReceiptError):
             # Not every text can be a key.
+            if (found := opened.find(key=name)) is not None:
+                return found.state, found
             state = opened.state_of(key=name)
             return None if state is None else (state, _message(opened, state))
         return None
@@ -166,6 +168,8 @@ async def _by_id(call: Call[FindQuery, None], queue: ServedQueue, made: Hits) ->
         with suppress(UsageError, ReceiptError):
             if not (opened._home.register.signer.is_meant(name) or _is_near(opened, name)):
                 return None
+            if (found := opened.find(name, near=True)) is not None:
+                return found.state, found
             state = opened.state_of(name, near=True)
             return None if state is None else (state, _message(opened, state))
         return None
@@ -209,12 +213,12 @@ def _hit(
 
 
 def _message(opened: SyncQueue, state: FoundState) -> StoredMessage | None:
-    """The message of a state, near where it was found."""
-    if state.where is Where.DEAD:
-        kept = opened._home.register.dead_if_made()
-        is_own = kept is not None and kept.name == names.dead_queue(opened.name)
-        return opened.dead.find(state.id, near=True) if is_own else None
-    return None if state.has_ended else opened.find(state.id, near=True)
+    """The message of the state of one that is not live: a dead one in a queue of its own."""
+    kept = opened._home.register.dead_if_made()
+    is_own = kept is not None and kept.name == names.dead_queue(opened.name)
+    if state.where is not Where.DEAD or not is_own:
+        return None
+    return opened.dead.find(state.id, near=True)
 
 
 async def _by_text(call: Call[FindQuery, None], queue: ServedQueue, made: Hits) -> None:
