@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
 from dataclasses import replace
 from datetime import datetime, timedelta
 from itertools import count, pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo, available_timezones
 
 import pytest
@@ -25,6 +27,7 @@ from shardq.model.times import due_ms, moment_of
 from shardq.records.folded import stored_totals
 from shardq.schedules.policy import Policies
 from shardq.schedules.trigger import Trigger
+from shardq.schedules.zones import zone_of
 from shardq.testing import Stage
 
 if TYPE_CHECKING:
@@ -487,7 +490,7 @@ def test_every_load_is_in_the_cell_of_its_time() -> None:
     at_ms = NOON_MS + 30_000
     grid = lay_out(at_ms, 3 * DAY_MS, By.HOUR, BERLIN)
     minutes = {NOON_MS + n * 7 * MINUTE_MS: Load(n, 1) for n in range(500)}
-    found = grid.loads(calendar(minutes, at_ms=at_ms, until_ms=grid.until_ms))
+    found = grid.loads(calendar(minutes, at_ms=at_ms, until_ms=grid.until_ms).minutes)
     for cell, load in found.items():
         first_ms = cell.start_ms - cell.start_ms % MINUTE_MS
         own = [one for start, one in minutes.items() if first_ms <= start < cell.end_ms]
@@ -611,3 +614,34 @@ def test_the_day_is_named_where_it_is_another_one() -> None:
     found = calendar({minute(13 * 60): Load(100)}, until_ms=NOON_MS + DAY_MS)
     assert hot_minutes(found)[0].line(found, UTC).startswith("Fri 27 Nov 01:00: 100 due")
     assert hot_minutes(found)[0].line(found, BERLIN).startswith("Fri 27 Nov 02:00: 100 due")
+
+
+# Firings by day -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_firings_counted_by_day_are_those_that_are_visited(stage: Stage, seed: int) -> None:
+    chance = random.Random(seed)
+    queue = stage.connect().queue("mail")
+    zones = ("UTC", "Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "Asia/Kathmandu")
+    for number in range(12):
+        minute, hour = chance.choice(("*/7", "30", "0")), chance.choice(("*", "2", "1-3", "*/5"))
+        clock: Any = {"tz": chance.choice(zones)}
+        clock |= chance.choice(({}, {"twice": "both"}, {"twice": "last"}, {"gap": "skip"}))
+        other: Any = chance.choice(({}, {}, {"count": 40}, {"jitter": "50s"}, {"spread": "20s"}))
+        queue.cron(f"{minute} {hour} * * *", "a", name=f"c{number}", **clock, **other)
+        queue.every(f"{chance.randrange(20, 9_000)}m", "a", name=f"e{number}", **other)
+    queue.cron("0 5 * * *", "a", name="bounded", start="2027-02-10T00:00Z", end="2027-04-01T00:00Z")
+    queue.schedules["e1"].pause()
+    book, at_ms = queue.schedules._home, stage.clock.true_ms() + chance.randrange(10**7)
+    # Some have been missed by then.
+    grid = lay_out(at_ms, 120 * DAY_MS, By.DAY, zone_of(chance.choice(zones)))
+    cells = sorted(cell for row in grid.rows for cell in row.cells if cell is not None)
+    expected: Counter[int] = Counter()
+    for at, number in book.firings(at_ms, grid.until_ms - 1):
+        expected[next(one.start_ms for one in cells if at < one.end_ms)] += number
+    found: Counter[int] = Counter()
+    for start_ms, number in book.firings_by(cells):
+        found[start_ms] += number
+    assert found == expected, f"seed {seed}"
+    assert sum(found.values()) > 1_000

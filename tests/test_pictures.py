@@ -31,7 +31,7 @@ def panel(grid: Grid, minutes: dict[int, int], *hot: int) -> Panel:
     return Panel(
         "mail: the load ahead",
         "until 13:01",
-        grid.loads(calendar),
+        grid.loads(calendar.minutes),
         grid.cells_of(hot),
         ["Hot."],
         ["Ok."],

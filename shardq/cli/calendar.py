@@ -204,7 +204,7 @@ def _panel(one: Calendar, grid: Grid) -> Panel:
     return Panel(
         f"{one.queue}: the load ahead",
         _subtitle(one, grid),
-        grid.loads(one),
+        grid.loads(one.minutes),
         grid.cells_of(chain.from_iterable(minutes)),
         warnings,
         lines,
@@ -253,7 +253,7 @@ def _print(db: Connection, grid: Grid, found: Sequence[Calendar], failed: dict[s
 def _told(one: Calendar, grid: Grid) -> dict[str, Any]:
     """A calendar as programs read it."""
     pace, work = one.pace, backlog(one)
-    load, loads = one.load, grid.loads(one)
+    load, loads = one.load, grid.loads(one.minutes)
     return {
         "queue": one.queue,
         "at": iso(one.at_ms),

@@ -27,7 +27,7 @@ from shardq.schedules.definition import Definition, Job
 from shardq.schedules.options import check
 from shardq.schedules.policy import Policies
 from shardq.schedules.schedule import PREVIEW_MAX
-from shardq.schedules.zones import zone_of
+from shardq.schedules.zones import local_moment, zone_of
 from shardq.tasks.importing import put_here_on_path
 
 if TYPE_CHECKING:
@@ -351,7 +351,7 @@ def _show_firings(
     fired: int = 0,
 ) -> None:
     own = definition.trigger.tzinfo
-    after_ms = now_ms if after is None else due_ms(scheduling.moment(after, own, "--after"))
+    after_ms = now_ms if after is None else due_ms(local_moment(after, own, "--after"))
     found = firings.events(definition, after_ms, number, fired=fired)
     if as_json:
         for one in found:
@@ -536,7 +536,7 @@ def backfill(
         one = db.queue(queue, create=False).schedules[name]
         zone = one.trigger.tzinfo
         first, end = (
-            scheduling.moment(text, zone, option)
+            local_moment(text, zone, option)
             for text, option in ((after, "--after"), (until, "--until"))
         )
         if end <= first:

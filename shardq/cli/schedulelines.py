@@ -10,6 +10,7 @@ from rich.text import Text
 from shardq.cli import firings, jobs, listing, screen
 from shardq.inspection.trace import shown_body
 from shardq.model.times import due_ms, duration_ms, duration_text, span
+from shardq.schedules.schedule import LATE_MS, late_ms
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,8 +26,6 @@ _WIDEST = 160
 """Columns from which on the list has what is put, the counts too, and all that there is.
 
 With fewer a row of each would take two lines."""
-LATE_MS = 60_000
-"""A schedule whose message should have been there for longer is overdue."""
 _STYLES = {"failing": "red", "overdue": "red", "paused": "yellow", "firing": "green"}
 
 
@@ -35,14 +34,6 @@ def state_of(one: Schedule, now_ms: int) -> str:
     if one.error is not None:
         return "failing"
     return "overdue" if late_ms(one, now_ms) > LATE_MS else one.state
-
-
-def late_ms(one: Schedule, now_ms: int) -> int:
-    """How long ago its next message should have been due; 0 where that is to come."""
-    if one.next is None:
-        return 0
-    time_ms = due_ms(one.next)
-    return max(0, now_ms - time_ms - one.policies.late_ms(one.name, time_ms))
 
 
 def local(one: Schedule, moment: datetime | None) -> str:

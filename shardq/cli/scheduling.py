@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import click
 
 from shardq.cli import options
-from shardq.model.times import due_ms, moment_of
 from shardq.schedules import policy
 from shardq.schedules.options import JobOptions, chosen, retimed
-from shardq.schedules.zones import zone_of
+from shardq.schedules.zones import local_moment, zone_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from datetime import tzinfo
 
     from shardq.schedules.options import Make, Retime
     from shardq.schedules.trigger import Trigger
@@ -168,8 +166,8 @@ def needed_make(given: Mapping[str, Any]) -> Make:
             every=every,
             cron=cron,
             tz=tz,
-            start=None if start is None else moment(start, zone, "--start"),
-            end=None if end is None else moment(end, zone, "--end"),
+            start=None if start is None else local_moment(start, zone, "--start"),
+            end=None if end is None else local_moment(end, zone, "--end"),
             at_start=at_start,
         )
     )
@@ -198,7 +196,7 @@ def retime_of(given: Mapping[str, Any], before: Trigger) -> Retime | None:
     _check_one(every, cron, tz)
     zone = UTC if every is not None else zone_of(tz or before.zone)
     bounds = {
-        name: moment(text, zone, f"--{name}") if text else None
+        name: local_moment(text, zone, f"--{name}") if text else None
         for name, text in (("start", start), ("end", end))
         if text is not None
     }
@@ -212,29 +210,6 @@ def _check_one(every: str | None, cron: str | None, tz: str | None) -> None:
         raise click.UsageError(
             "--tz goes with --cron: an interval is the same in every zone. Leave it out."
         )
-
-
-def moment(text: str, zone: tzinfo, name: str) -> datetime:
-    """A time that was given; one without an offset is of the wall clock of a zone.
-
-    Args:
-        text: ISO 8601, or a day alone, which means its midnight.
-        zone: It.
-        name: The option, for errors.
-
-    Raises:
-        BadTime: If it cannot be read.
-
-    >>> moment("2026-03-28", zone_of("Europe/Berlin"), "--after").isoformat()
-    '2026-03-27T23:00:00+00:00'
-    """
-    try:
-        local = datetime.fromisoformat(text)
-    except ValueError:
-        local = None
-    if local is not None and local.tzinfo is None:
-        return local.replace(tzinfo=zone).astimezone(UTC)
-    return moment_of(due_ms(text, name=name))
 
 
 def policies_of(given: Mapping[str, Any]) -> dict[str, Any]:

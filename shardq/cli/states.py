@@ -8,7 +8,6 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from shardq.cli import jobs, screen
-from shardq.cli.schedulelines import late_ms
 from shardq.engine.handing.hanging import hangs_after_ms
 from shardq.model.names import (
     is_dead_queue,
@@ -18,6 +17,7 @@ from shardq.model.names import (
     served_queue,
 )
 from shardq.model.times import iso
+from shardq.schedules.schedule import late_ms
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

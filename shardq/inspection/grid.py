@@ -2,7 +2,7 @@
 
 ```
  minute, to 2 h    a row of ten minutes     14:20  0 1 2 .. 9
- minute, to 2 d    a row an hour            14:00  :00 :05 .. :55
+ minute, to 2 d    a row an hour            14:00  :00 :05 .. :55   or each minute, if asked for
  hour              a row a day              Thu 26 Nov  0 1 2 .. 23
  day               a row a week             23 Nov  Mon Tue .. Sun
 ```
@@ -25,15 +25,14 @@ from shardq.model.shard import HOUR_MS, MINUTE_MS
 from shardq.model.times import duration_text, moment_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
     from datetime import datetime, tzinfo
-
-    from shardq.inspection.calendar import Calendar
 
 _DAY_MS = 24 * HOUR_MS
 _SINGLE_MS = 2 * HOUR_MS
 """Up to here a cell is a minute, and five of them from here on."""
 _BLOCK_MINUTES = 5
+_HOUR_MINUTES = 60
 _QUARTER_MS = 15 * MINUTE_MS
 """No clock of a zone is off UTC by less than a multiple of this, so no hour begins elsewhere."""
 _DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
@@ -90,11 +89,15 @@ class Grid:
     until_ms: int
     changes: tuple[str, ...]
 
-    def loads(self, calendar: Calendar) -> dict[Cell, Load]:
-        """What comes due in each cell; those with nothing are there too."""
+    def loads(self, minutes: Mapping[int, Load]) -> dict[Cell, Load]:
+        """What comes due in each cell; those with nothing are there too.
+
+        Args:
+            minutes: Start of a minute, epoch milliseconds -> what comes due in it.
+        """
         found = {cell: Load() for row in self.rows for cell in row.cells if cell is not None}
-        for cell, start_ms in self._places(calendar.minutes):
-            before, load = found[cell], calendar.minutes[start_ms]
+        for cell, start_ms in self._places(minutes):
+            before, load = found[cell], minutes[start_ms]
             found[cell] = Load(before.rows + load.rows, before.firings + load.firings)
         return found
 
@@ -119,7 +122,7 @@ def by_of(horizon_ms: int) -> By:
     return By.HOUR if horizon_ms <= HORIZON_MS_MAX[By.HOUR] else By.DAY
 
 
-def lay_out(at_ms: int, horizon_ms: int, by: By, zone: tzinfo) -> Grid:
+def lay_out(at_ms: int, horizon_ms: int, by: By, zone: tzinfo, *, is_fine: bool = False) -> Grid:
     """The cells from now on to the end of that in which the horizon ends.
 
     Args:
@@ -127,6 +130,7 @@ def lay_out(at_ms: int, horizon_ms: int, by: By, zone: tzinfo) -> Grid:
         horizon_ms: How far ahead, from a minute.
         by: What a cell is.
         zone: By whose clocks.
+        is_fine: By minute: True if a row is an hour of 60 cells, whatever the horizon.
 
     Raises:
         BadTime: If the horizon is out of bounds.
@@ -137,7 +141,7 @@ def lay_out(at_ms: int, horizon_ms: int, by: By, zone: tzinfo) -> Grid:
             f"horizon must be 1m to {duration_text(most_ms)} where a cell is a {by}, "
             f"not {duration_text(horizon_ms)}."
         )
-    view = _view(by, horizon_ms)
+    view = _view(by, horizon_ms, is_fine=is_fine)
     labels: list[str] = []
     rows: list[dict[int, Cell]] = []
     row = place = None
@@ -221,7 +225,7 @@ class _Minutes:
         return f"{day}{clock}" + (f" {here.tzname()}" if _is_twice(here) else "")
 
     def head(self, column: int) -> str:
-        return f"+{column}" if self._a_cell == 1 else f":{column * self._a_cell:02}"
+        return f"+{column}" if self._a_row < _HOUR_MINUTES else f":{column * self._a_cell:02}"
 
 
 class _Hours:
@@ -264,9 +268,12 @@ class _Days:
         return _DAYS[column]
 
 
-def _view(by: By, horizon_ms: int) -> _View:
+def _view(by: By, horizon_ms: int, *, is_fine: bool) -> _View:
+    if by is By.MINUTE and is_fine:
+        return _Minutes(_HOUR_MINUTES, 1)
     if by is By.MINUTE:
-        return _Minutes(10, 1) if horizon_ms <= _SINGLE_MS else _Minutes(60, _BLOCK_MINUTES)
+        is_short = horizon_ms <= _SINGLE_MS
+        return _Minutes(10, 1) if is_short else _Minutes(_HOUR_MINUTES, _BLOCK_MINUTES)
     return _Hours() if by is By.HOUR else _Days()
 
 

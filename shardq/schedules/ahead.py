@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from heapq import merge
 from typing import TYPE_CHECKING
 
 from shardq.errors import TriggerError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from shardq.schedules.rules import Gap, Twice
     from shardq.schedules.tick import Tick
@@ -35,6 +36,53 @@ def ahead(ticks: Iterable[Tick], after_ms: int, until_ms: int) -> Iterator[int]:
         if not tick.definition.paused:
             each.append(_ahead(tick, after_ms, until_ms, shared))
     return merge(*each)
+
+
+def ahead_by(
+    ticks: Iterable[Tick], stretches: Sequence[tuple[int, int]]
+) -> Iterator[tuple[int, int]]:
+    """(begin of a stretch, how many jobs will be due in it) of each schedule and stretch.
+
+    As `ahead`, but the fire times of an interval or a cron are counted, and not visited.
+
+    Args:
+        ticks: Of the schedules.
+        stretches: (begin, end) in epoch milliseconds, one after the other; the end is excluded,
+            and so is the begin of the first one.
+    """
+    starts = [start_ms for start_ms, _ in stretches]
+    known: dict[tuple[object, ...], int] = {}
+    visited = []
+    for tick in ticks:
+        definition = tick.definition
+        is_counted = definition.count is None and not definition.policies.latest_ms
+        if not (is_counted and definition.trigger.is_counted):
+            visited.append(tick)
+        elif not definition.paused:
+            yield from _counted(tick, stretches, known)
+    for due_ms in ahead(visited, starts[0], stretches[-1][1] - 1):
+        yield starts[bisect_right(starts, due_ms) - 1], 1
+
+
+def _counted(
+    tick: Tick, stretches: Sequence[tuple[int, int]], known: dict[tuple[object, ...], int]
+) -> Iterator[tuple[int, int]]:
+    """Those of one schedule.
+
+    Args:
+        known: Trigger and stretch -> fire times; what is not known yet is added.
+    """
+    next_ms, policies = tick.next_ms, tick.definition.policies
+    for start_ms, end_ms in stretches:
+        if next_ms is None or next_ms >= end_ms:
+            continue
+        is_first = start_ms == stretches[0][0]
+        from_ms = max(start_ms + is_first, next_ms)
+        name = (tick.definition.trigger, *policies.of_hours, from_ms, end_ms)
+        if name not in known:
+            known[name] = tick.times_between(from_ms, end_ms)
+        if known[name]:
+            yield start_ms, known[name]
 
 
 def _ahead(

@@ -28,7 +28,7 @@ from shardq.model import names
 from shardq.model.message import JOB_HEADERS
 from shardq.model.times import due_ms as epoch_ms
 from shardq.model.times import iso, moment_of
-from shardq.schedules.ahead import ahead
+from shardq.schedules.ahead import ahead, ahead_by
 from shardq.schedules.definition import Definition
 from shardq.schedules.listing import Listing
 from shardq.schedules.options import (
@@ -43,13 +43,14 @@ from shardq.schedules.options import (
     retimed,
     unlike,
 )
+from shardq.schedules.past import past_firings
 from shardq.schedules.policy import Policies
 from shardq.schedules.tick import PlannedFiring, Tick, headers_of, id_of
 from shardq.schedules.ticks import Ticks
 from shardq.schedules.trigger import Trigger
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from datetime import datetime, tzinfo
 
     from apscheduler.triggers.base import BaseTrigger
@@ -57,13 +58,17 @@ if TYPE_CHECKING:
     from shardq.lifecycle.home import QueueHome
     from shardq.model.message import Message
     from shardq.model.times import Due, Duration
+    from shardq.records.ledger import Ledger
     from shardq.schedules.options import Make, Retime
+    from shardq.schedules.past import PastFiring
     from shardq.schedules.ticks import Found
 
 State: TypeAlias = Literal["waiting", "firing", "paused"]
 
 PREVIEW_MAX = 10_000
 BACKFILL_MAX = 100_000
+LATE_MS = 60_000
+"""A schedule whose message should have been there for longer is overdue."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -293,6 +298,17 @@ class Book:
         for due_ms in ahead(ticks, after_ms, until_ms):
             yield due_ms, 1
 
+    def firings_by(self, stretches: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+        """(begin of a stretch, messages that a schedule will put in it), as `firings`.
+
+        Some 5 us for each stretch of an interval, 0.1 ms for each day of a cron.
+
+        Args:
+            stretches: (begin, end) in epoch milliseconds, one after the other.
+        """
+        ticks = [found.tick for found in self._read(self.names(), {}).values()]
+        return ahead_by(ticks, stretches)
+
     def preview(self, name: str, count: int = 10, after: Due | None = None) -> list[Preview]:
         """See `Schedule.preview`."""
         if type(count) is not int or not 1 <= count <= PREVIEW_MAX:
@@ -300,6 +316,20 @@ class Book:
         tick = self._tick(name)
         now_ms = self._clock.now_ms() if after is None else epoch_ms(after, name="after")
         return previewed(tick.definition, now_ms, count, fired=tick.fired)
+
+    def past(self, name: str, ledger: Ledger, count: int) -> list[PastFiring]:
+        """What became of the last firings of a schedule, the last one first.
+
+        Args:
+            name: Its name.
+            ledger: The queue's.
+            count: How many at most.
+
+        Raises:
+            UnknownSchedule: If there is none.
+            HistoryOff: If the queue keeps no history.
+        """
+        return past_firings(self._tick(name), ledger, self._clock.now_ms(), count)
 
     # Making ---------------------------------------------------------------------------------------
 
@@ -697,6 +727,14 @@ class Book:
                 "unique_for": None if held_ms is None else timedelta(milliseconds=held_ms),
             }
         return given
+
+
+def late_ms(one: Schedule, now_ms: int) -> int:
+    """How long ago its next message should have been due, milliseconds; 0 if that is to come."""
+    if one.next is None:
+        return 0
+    time_ms = epoch_ms(one.next)
+    return max(0, now_ms - time_ms - one.policies.late_ms(one.name, time_ms))
 
 
 def unknown(said: str, name: str, known: Iterable[str]) -> UnknownSchedule:

@@ -147,6 +147,12 @@ class Trigger:
         rule = self._rule.rule if isinstance(self._rule, Bounded) else self._rule
         return isinstance(rule, Every)
 
+    @property
+    def is_counted(self) -> bool:
+        """True if `count` does not ask for each fire time: of an interval or a cron."""
+        rule = self._rule.rule if isinstance(self._rule, Bounded) else self._rule
+        return isinstance(rule, Every | Local)
+
     def bounds(self, made_ms: int) -> tuple[int | None, int | None]:
         """The start and the end that it was given, epoch milliseconds; None where it has none.
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from zoneinfo import ZoneInfo, available_timezones
 
 from shardq.errors import BadSetting, shown
-from shardq.model.times import LATEST_MS
+from shardq.model.times import LATEST_MS, due_ms, moment_of
 from shardq.schedules.rules import Fire
 
 if TYPE_CHECKING:
@@ -89,6 +89,29 @@ def zone_name(zone: tzinfo) -> str:
         return zone.key
     offset = zone.utcoffset(None)
     return "UTC" if not offset else datetime(1970, 1, 1, tzinfo=zone).isoformat()[19:]
+
+
+def local_moment(text: str, zone: tzinfo, name: str) -> datetime:
+    """A time that was given; one without an offset is of the wall clock of a zone.
+
+    Args:
+        text: ISO 8601, or a day alone, which means its midnight.
+        zone: The zone.
+        name: What it is, for errors.
+
+    Raises:
+        BadTime: If it cannot be read.
+
+    >>> local_moment("2026-03-28", zone_of("Europe/Berlin"), "after").isoformat()
+    '2026-03-27T23:00:00+00:00'
+    """
+    try:
+        local = datetime.fromisoformat(text)
+    except ValueError:
+        local = None
+    if local is not None and local.tzinfo is None:
+        return local.replace(tzinfo=zone).astimezone(UTC)
+    return moment_of(due_ms(text, name=name))
 
 
 class Walls(Protocol):

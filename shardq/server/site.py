@@ -18,7 +18,7 @@ from shardq.server.hub import Served
 from shardq.server.web import QUICK_BYTES, TooMany
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Iterable
+    from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterable
     from ipaddress import IPv4Network, IPv6Network
 
     from shardq.clock import Clock
@@ -89,6 +89,7 @@ class Site:
         sqs: What the SQS endpoint keeps in memory; made by its first request.
         looks: What the pages keep in memory, likewise.
         bulks: The bulk actions, likewise.
+        gathered: What calls about all queues keep in memory, by the question.
     """
 
     connection: Connection
@@ -102,6 +103,7 @@ class Site:
     sqs: Any = None
     looks: Any = None
     bulks: Any = None
+    gathered: dict[Hashable, Any] = field(default_factory=dict)
     _waits: dict[asyncio.Timeout, Caller | None] = field(default_factory=dict)
     _polls: Counter[str] = field(default_factory=Counter)
     _watch: asyncio.Task[None] | None = None

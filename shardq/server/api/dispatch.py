@@ -12,6 +12,7 @@ from shardq.server.api.problem import REFERENCE, Problem, Refused, answer_of, he
 from shardq.server.api.reading import body_of, prefix_and_parts, query_of
 from shardq.server.api.rights import check
 from shardq.server.api.route import Call, json_of
+from shardq.server.gathered import forget
 from shardq.server.web import QUICK_BYTES, Answer, TooMany
 
 if TYPE_CHECKING:
@@ -128,4 +129,8 @@ async def _recorded(call: Call[Any, Any], via: str) -> Any:
             about = call.about or " ".join(call.place.values())
             await call.site.record(call.caller, via, call.what, about, outcome)
 
-    return await call.site.command(handler(call), record, lambda error: type(error).__name__)
+    try:
+        return await call.site.command(handler(call), record, lambda error: type(error).__name__)
+    finally:
+        # Also of what has failed: a part of it may have been carried out.
+        forget(call.site, call.place.get("queue", ""))

@@ -1,4 +1,4 @@
-"""Schedules of a queue, by their names."""
+"""Schedules: those of a queue by their names, and those of all queues."""
 
 from __future__ import annotations
 
@@ -7,10 +7,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from shardq.model import names
 from shardq.model.grants import Level
 from shardq.model.times import duration_ms, duration_text, iso
 from shardq.records.actions import What
+from shardq.schedules.schedule import LATE_MS, late_ms
+from shardq.schedules.tick import id_of
+from shardq.schedules.zones import local_moment
 from shardq.server.api.problem import Refused
+from shardq.server.api.queues import Count
 from shardq.server.api.route import Call, Route
 from shardq.server.api.shapes import (
     MANY_MAX,
@@ -18,16 +23,22 @@ from shardq.server.api.shapes import (
     Put,
     Span,
     Time,
+    Wait,
     put_of,
     text_or_bytes,
     time_or_none,
+    within_s,
 )
+from shardq.server.gathered import gathered
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from shardq.queue import Queue as SyncQueue
+    from shardq.schedules.past import PastFiring
     from shardq.schedules.schedule import Schedule as FoundSchedule
+
+_FIRINGS_MAX = 100
 
 
 class ScheduleChange(NewBody, kw_only=True, forbid_unknown_fields=True):
@@ -91,7 +102,9 @@ class Schedule(Struct, kw_only=True, omit_defaults=True):
 
     Attributes:
         name: Its name.
+        queue: The queue that it puts into.
         trigger: When it fires, in words.
+        tz: The zone whose wall clock decides.
         state: `waiting`, `firing` or `paused`.
         next: Its next fire time.
         previous: The last fire time for which it has put a message.
@@ -108,11 +121,21 @@ class Schedule(Struct, kw_only=True, omit_defaults=True):
         unique_for: With a key: how long it is held after a message's end.
         missed: What becomes of fire times at which nobody was there.
         overlap: What it does while the run before is not done.
+        window: Of fire times missed, only the ones at most so long ago count.
+        twice: At which of them a local time fires that comes twice, where that was chosen.
+        gap: What becomes of a local time that does not exist.
+        jitter: Each firing is up to so long late.
+        spread: All firings are up to so long late.
+        late_ms: How long ago its next message should have been due.
+        revision: The revision of the code that declares it; absent of one made at run time.
+        changed: True if it was changed at run time since.
         error: Why its trigger failed last.
     """
 
     name: str
+    queue: str
     trigger: str
+    tz: str = "UTC"
     state: str
     next: Time | None = None
     previous: Time | None = None
@@ -129,6 +152,14 @@ class Schedule(Struct, kw_only=True, omit_defaults=True):
     unique_for: Span | None = None
     missed: str = "once"
     overlap: str = "allow"
+    window: Span | None = None
+    twice: str | None = None
+    gap: str = "shift"
+    jitter: Span | None = None
+    spread: Span | None = None
+    late_ms: int = 0
+    revision: int = 0
+    changed: bool = False
     error: str | None = None
 
 
@@ -156,6 +187,101 @@ class Schedules(Struct, omit_defaults=True):
 
     schedules: list[Schedule]
     next: str | None = None
+
+
+class AllSchedulesQuery(Struct, kw_only=True, forbid_unknown_fields=True):
+    """The schedules of all queues to list.
+
+    Attributes:
+        queue: Only those of this queue.
+        text: Only those with it in their names.
+        state: Only those in this state; `failing` are those whose trigger fails, `overdue` those
+            that should have fired more than a minute ago.
+        order: By queue and name, or the next to fire first.
+        after: Only those after this place: `next` of the page before.
+        limit: The most of a page.
+        within: How long to read, to 60 s; queues that are not read by then are `unread`.
+    """
+
+    queue: str | None = None
+    text: str = ""
+    state: Literal["waiting", "firing", "paused", "failing", "overdue"] | None = None
+    order: Literal["name", "next"] = "name"
+    after: str = ""
+    limit: Annotated[int, Meta(ge=1, le=MANY_MAX)] = 100
+    within: Wait = "10s"
+
+
+class AllSchedules(Struct, kw_only=True, omit_defaults=True):
+    """A page of the schedules of all queues.
+
+    Attributes:
+        schedules: They, without their bodies.
+        total: How many there are on all pages.
+        next: The `after` of the next page, if there is one.
+        unread: The queues that were not read in time: ask again.
+        damaged: What cannot be read, a sentence each.
+    """
+
+    schedules: list[Schedule]
+    total: int
+    next: str | None = None
+    unread: list[str] = []
+    damaged: list[str] = []
+
+
+class FiringsQuery(Struct, kw_only=True, forbid_unknown_fields=True):
+    """The last firings to show.
+
+    Attributes:
+        limit: How many.
+    """
+
+    limit: Annotated[int, Meta(ge=1, le=_FIRINGS_MAX)] = 20
+
+
+class Firing(Struct, kw_only=True, omit_defaults=True):
+    """A firing in the past.
+
+    Attributes:
+        time: The fire time, or when it was run by hand.
+        id: The id of its message.
+        entered: When that was put; absent if nothing is recorded of it.
+        fate: What became of it; absent while it has not ended.
+        ended: When it ended.
+        attempt: Deliveries until then.
+        member: The process that recorded the end.
+    """
+
+    time: Time
+    id: str
+    entered: Time | None = None
+    fate: str | None = None
+    ended: Time | None = None
+    attempt: int = 0
+    member: str = ""
+
+
+class Firings(Struct):
+    """Firings in the past.
+
+    Attributes:
+        firings: They, the last one first.
+    """
+
+    firings: list[Firing]
+
+
+class BackfillSpan(Struct, kw_only=True, forbid_unknown_fields=True):
+    """The fire times to fill in.
+
+    Attributes:
+        after: From when on. A day, or a time without an offset, is one of the schedule's zone.
+        until: Up to when; that itself is not in.
+    """
+
+    after: str
+    until: str
 
 
 class PreviewQuery(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -194,12 +320,65 @@ class Preview(Struct):
     times: list[FireTime]
 
 
+async def list_all_schedules(call: Call[AllSchedulesQuery, None]) -> AllSchedules:
+    """The schedules of all queues, a page at a time."""
+    query, site = call.query, call.site
+    if query.queue is not None:
+        call.check(Level.SCHEDULE, query.queue)
+        await call.queue(query.queue)
+        asked = [query.queue]
+    else:
+        every = await site.threads.call(site.connection.queues)
+        asked = [name for name in every if call.allows(name) and not names.is_dead_queue(name)]
+    found = await gathered(site, "schedules", _readable).of(asked, within_s(query.within))
+    now_ms = site.clock.now_ms()
+    places = {
+        _place(one, query.order): one
+        for schedules, _ in found.values.values()
+        for one in schedules
+        if query.text in one.name and _is_in(one, query.state, now_ms)
+    }
+    some = sorted(place for place in places if place > query.after)
+    page = some[: query.limit]
+    return AllSchedules(
+        schedules=[schedule_of(places[place], now_ms, has_body=False) for place in page],
+        total=len(places),
+        next=page[-1] if len(some) > len(page) else None,
+        unread=found.unread,
+        damaged=[
+            *(text for _, damaged in found.values.values() for text in damaged),
+            *(f"{name}: {error}" for name, error in sorted(found.failed.items())),
+        ],
+    )
+
+
+def _readable(queue: SyncQueue) -> tuple[list[FoundSchedule], list[str]]:
+    return queue.schedules._home.readable()
+
+
+def _place(one: FoundSchedule, order: str) -> str:
+    """Its place in a list, as text that sorts likewise."""
+    place = f"{one.queue} {one.name}"
+    if order == "name":
+        return place
+    return f"{'never' if one.next is None else iso(one.next)} {place}"
+
+
+def _is_in(one: FoundSchedule, state: str | None, now_ms: int) -> bool:
+    if state == "failing":
+        return one.error is not None
+    if state == "overdue":
+        return late_ms(one, now_ms) > LATE_MS
+    return state in {None, one.state}
+
+
 async def list_schedules(call: Call[SchedulesQuery, None]) -> Schedules:
     """The schedules of a queue, by name, a page at a time."""
     query, queue = call.query, await call.queue()
     every = sorted(await queue.call(lambda one: list(one.schedules)), key=lambda one: one.name)
     page = [one for one in every if one.name.startswith(query.prefix) and one.name > query.after]
-    found = [schedule_of(one) for one in page[: query.limit]]
+    now_ms = call.site.clock.now_ms()
+    found = [schedule_of(one, now_ms) for one in page[: query.limit]]
     return Schedules(found, found[-1].name if len(page) > len(found) else None)
 
 
@@ -228,7 +407,7 @@ async def put_schedule(call: Call[None, NewSchedule]) -> Schedule:
             raise Refused(400, "at_start is for every.", field="at_start")
         return opened.cron(str(cron), content, name=name, **given)
 
-    return schedule_of(await queue.call(make))
+    return schedule_of(await queue.call(make), call.site.clock.now_ms())
 
 
 async def change_schedule(call: Call[None, ScheduleChange]) -> Schedule:
@@ -271,23 +450,88 @@ async def run_schedule(call: Call[None, None]) -> Put:
     return put_of(await queue.call(lambda one: one.schedules[name].run()))
 
 
+async def list_firings(call: Call[FiringsQuery, None]) -> Firings:
+    """What became of the last firings of a schedule, of a queue with the setting `history`.
+
+    Those of which nothing is recorded have a time alone: nothing was put, or its record is gone.
+    """
+    name, queue, limit = call.place["schedule"], await call.queue(), call.query.limit
+
+    def read(opened: SyncQueue) -> list[PastFiring]:
+        # As `Queue.history` does: the setting may have just been changed.
+        opened._home.register.refresh(force=True)
+        ledger = opened._settler.ledger  # noqa: SLF001 - what `Queue.history` reads
+        return opened.schedules._home.past(name, ledger, limit)
+
+    found = await queue.call(read, is_long=True)
+    return Firings([_firing_of(name, one) for one in found])
+
+
+async def count_backfill(call: Call[BackfillSpan, None]) -> Count:
+    """How many messages a back-fill of a span would put."""
+    return Count(await _backfilled(call, call.query, dry_run=True))
+
+
+async def backfill_schedule(call: Call[None, BackfillSpan]) -> Count:
+    """Put the message of a schedule for each fire time of a span, all due now.
+
+    Each call puts them again, under the same ids.
+    """
+    if call.caller.depth:
+        count = await _backfilled(call, call.body, dry_run=True)
+        await call.site.check_depth(call.caller, await call.queue(), count)
+    return Count(await _backfilled(call, call.body, dry_run=False))
+
+
+async def _backfilled(call: Call[Any, Any], given: BackfillSpan, *, dry_run: bool) -> int:
+    name, queue = call.place["schedule"], await call.queue()
+
+    def fill(opened: SyncQueue) -> int:
+        one = opened.schedules[name]
+        first, end = (
+            local_moment(text, one.trigger.tzinfo, field)
+            for text, field in ((given.after, "after"), (given.until, "until"))
+        )
+        return one.backfill(first, end, dry_run=dry_run)
+
+    return await queue.call(fill, is_long=True)
+
+
+def _firing_of(name: str, one: PastFiring) -> Firing:
+    made = Firing(time=iso(one.time_ms), id=id_of(name, one.time_ms))
+    if (record := one.record) is not None:
+        made.entered, made.ended = iso(record.entered), time_or_none(record.ended)
+        made.fate, made.attempt, made.member = record.fate, record.attempt, record.member
+    return made
+
+
 async def _done(call: Call[Any, Any], change: Callable[[FoundSchedule], FoundSchedule]) -> Schedule:
     """The schedule that the path names, after a change."""
     name, queue = call.place["schedule"], await call.queue()
-    return schedule_of(await queue.call(lambda one: change(one.schedules[name])))
+    found = await queue.call(lambda one: change(one.schedules[name]))
+    return schedule_of(found, call.site.clock.now_ms())
 
 
 def _no_such(name: str) -> Refused:
     return Refused(404, f"there is no schedule {name!r}.")
 
 
-def schedule_of(found: FoundSchedule) -> Schedule:
-    """A schedule as JSON has it."""
-    text, content = text_or_bytes(found.body)
+def schedule_of(found: FoundSchedule, now_ms: int, *, has_body: bool = True) -> Schedule:
+    """A schedule as JSON has it.
+
+    Args:
+        found: The schedule.
+        now_ms: Epoch milliseconds.
+        has_body: False to leave its body out.
+    """
+    text, content = text_or_bytes(found.body) if has_body else (None, None)
+    said = found.policies.said()
     unique_for, has_key = found.unique_for, found.key is not None
     return Schedule(
         name=found.name,
+        queue=found.queue,
         trigger=str(found.trigger),
+        tz=found.trigger.zone,
         state=found.state,
         next=time_or_none(found.next),
         previous=time_or_none(found.previous),
@@ -304,6 +548,14 @@ def schedule_of(found: FoundSchedule) -> Schedule:
         unique_for=None if unique_for is None else duration_text(duration_ms(unique_for)),
         missed=found.policies.missed,
         overlap=found.policies.overlap,
+        window=said.get("window"),
+        twice=found.policies.twice,
+        gap=found.policies.gap,
+        jitter=said.get("jitter"),
+        spread=said.get("spread"),
+        late_ms=late_ms(found, now_ms),
+        revision=found.revision,
+        changed=found.changed,
         error=found.error,
     )
 
@@ -311,6 +563,14 @@ def schedule_of(found: FoundSchedule) -> Schedule:
 _SCHEDULES = "/v1/queues/{queue}/schedules"
 _SCHEDULE = _SCHEDULES + "/{schedule}"
 ROUTES = [
+    Route(
+        "GET",
+        "/v1/schedules",
+        Level.SCHEDULE,
+        list_all_schedules,
+        query=AllSchedulesQuery,
+        answer=AllSchedules,
+    ),
     Route(
         "GET", _SCHEDULES, Level.SCHEDULE, list_schedules, query=SchedulesQuery, answer=Schedules
     ),
@@ -362,5 +622,30 @@ ROUTES = [
     ),
     Route(
         "POST", _SCHEDULE + "/run", Level.SCHEDULE, run_schedule, answer=Put, what=What.SCHEDULE_RUN
+    ),
+    Route(
+        "GET",
+        _SCHEDULE + "/firings",
+        Level.SCHEDULE,
+        list_firings,
+        query=FiringsQuery,
+        answer=Firings,
+    ),
+    Route(
+        "GET",
+        _SCHEDULE + "/backfill",
+        Level.SCHEDULE,
+        count_backfill,
+        query=BackfillSpan,
+        answer=Count,
+    ),
+    Route(
+        "POST",
+        _SCHEDULE + "/backfill",
+        Level.SCHEDULE,
+        backfill_schedule,
+        body=BackfillSpan,
+        answer=Count,
+        what=What.SCHEDULE_BACKFILL,
     ),
 ]

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 from msgspec.structs import asdict
 
+from shardq.errors import BadTime, shown
 from shardq.model.message import BODY_BYTES_MAX
-from shardq.model.times import iso
+from shardq.model.times import duration_ms, iso
 from shardq.server.api.problem import Problem, Refused
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ Wait = Annotated[str, Meta(examples=["0s", "1s"])]
 OnConflict = Literal["keep", "replace", "reject", "debounce"]
 MANY_MAX = 1_000
 """Messages or receipts of a call."""
+_WITHIN_MS_MAX = 60_000
 
 
 class NewBody(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -213,6 +215,18 @@ class Put(Struct, omit_defaults=True, kw_only=True):
     receipt: str | None = None
     due: Time | None = None
     problem: Problem | None = None
+
+
+def within_s(given: Wait) -> float:
+    """How long a call may take to read queues, in seconds.
+
+    Raises:
+        BadTime: If it is no duration, or longer than 60 s.
+    """
+    within_ms = duration_ms(given, name="within")
+    if within_ms > _WITHIN_MS_MAX:
+        raise BadTime(f"within must be at most 60s, not {shown(given)}.")
+    return within_ms / 1_000
 
 
 def text_or_bytes(content: bytes) -> tuple[str | None, bytes | None]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from shardq.server.api import (
     accounts,
     actions,
+    calendar,
     dead,
     deliveries,
     finding,
@@ -33,7 +34,7 @@ ROUTES: tuple[Route, ...] = tuple(
     route
     for room in (
         *(queues, messages, listing, many, deliveries, forwarding, stream, keys, watching, dead),
-        *(finding, schedules, tasks),
+        *(finding, calendar, schedules, tasks),
         *(accounts, actions, openapi, reference),
     )
     for route in room.ROUTES
