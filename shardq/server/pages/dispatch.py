@@ -16,7 +16,6 @@ from shardq.model.times import span
 from shardq.server.api.problem import Refused, problem_of
 from shardq.server.api.reading import prefix_and_parts
 from shardq.server.pages import live, markup
-from shardq.server.pages.looks import looks_of
 from shardq.server.pages.page import NotShown, Page, Template
 from shardq.server.refusals import Refusal
 from shardq.server.sessions import COOKIE, LIFE_S, cookie_of
@@ -204,7 +203,6 @@ def cleared(request: Request, root: str) -> Answer:
 
 def done(page: Page, back: str, said: str) -> Answer:
     """The answer to an action: the page that it was given on, which shows its outcome."""
-    looks_of(page.site).renew()
     made = _to(page.base + local(back), 303)
     text = quote(said[:_SAID_CHARS_MAX], safe="")
     made.headers.append(_cookie(SAID, text, page.base, page.request, 60))
@@ -264,7 +262,7 @@ def _environment() -> jinja2.Environment:
         "span": span,
         "printable": markup.printable,
     }
-    made.globals |= {"moment": markup.moment, "static": static_url}
+    made.globals |= {"moment": markup.moment, "exact": markup.exact, "static": static_url}
     return made
 
 

@@ -71,10 +71,13 @@ class Looks:
             await asyncio.shield(self._task)
         return self._last
 
-    def renew(self) -> None:
-        """Forget what was found: something was changed here, and the next page shows that."""
-        self._until_us = 0
+    def forget(self, name: Hashable | None = None) -> None:
+        """Forget the answer to a question; None: all that was found, as something was changed."""
+        if name is not None:
+            self._shared.pop(name, None)
+            return
         self._shared.clear()
+        self._until_us = 0
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._task = None

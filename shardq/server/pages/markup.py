@@ -22,6 +22,7 @@ _NOTHING = Markup("-")
 _TIME = Markup(
     '<time datetime="{}"><span class="about">{}</span> <span class="exact">{}</span></time>'
 )
+_EXACT = Markup('<time datetime="{}"><span class="exact">{}</span></time>')
 _CODE = Markup('<i class="code">U+{}</i>')
 _DEEP = 50
 
@@ -59,6 +60,18 @@ def moment(when: str | int | None, now_ms: int) -> Markup:
     about = f"in {far}" if at_ms > now_ms else f"{far} ago"
     exact = text.replace("T", " ").replace("+00:00", "Z")
     return _TIME.format(text, about, exact)
+
+
+def exact(when: str | int | None) -> Markup:
+    """A time exactly, to the second: it stays the same while a page is looked at.
+
+    Args:
+        when: ISO 8601, or epoch milliseconds; None: a dash.
+    """
+    if when is None:
+        return _NOTHING
+    text = iso(when) if isinstance(when, int) else iso(datetime.fromisoformat(when))
+    return _EXACT.format(text, f"{text[:10]} {text[11:19]}Z")
 
 
 def shown_body(message: Mapping[str, Any], hidden: Sequence[str]) -> tuple[str, str]:

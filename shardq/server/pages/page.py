@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import json
+import logging
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
-from shardq.errors import StoreCorrupt
+from shardq.errors import ShardqError
 from shardq.model.grants import Level
 from shardq.server import api
 from shardq.server.api import rights
 from shardq.server.pages.looks import looks_of
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable, Hashable, Mapping
 
     from shardq.server.pages.looks import Look
     from shardq.server.sessions import Session
     from shardq.server.site import Site
     from shardq.server.web import Request
+
+log = logging.getLogger(__name__)
 
 VIA = "pages"
 
@@ -131,9 +134,13 @@ class Page:
         name = (caller.account, caller.levels, caller.queues, parts, tuple(given.items()))
         return await self.shared(name, lambda: self.call("GET", *parts, query=given))
 
-    async def shared(self, name: object, ask: Callable[[], Awaitable[Any]]) -> Any:
+    async def shared(self, name: Hashable, ask: Callable[[], Awaitable[Any]]) -> Any:
         """The answer to a question, shared with viewers that ask it with the same name."""
         return await looks_of(self.site).shared(name, ask)
+
+    def forget(self, name: Hashable) -> None:
+        """Ask a shared question anew next time: its answer was not whole."""
+        looks_of(self.site).forget(name)
 
     async def call(
         self, method: str, *parts: str, query: Mapping[str, str] | None = None, body: Any = None
@@ -155,8 +162,9 @@ class Page:
         )
         try:
             answer = await api.answer(asked, self.site, self.session.caller, VIA)
-        except StoreCorrupt as error:
-            # A page of several queues shows the others.
+        except ShardqError as error:
+            # A damaged record, say: people read what is wrong, and what to do.
+            log.error("pages: %s %s failed: %s", method, path, error)  # noqa: TRY400 - it says all
             raise NotShown(500, str(error)) from error
         assert isinstance(answer.body, bytes)  # noqa: S101 - no page follows a stream
         found = json.loads(answer.body) if answer.body else None

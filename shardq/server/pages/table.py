@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
-from shardq.server.pages import dead, find, messages, people, queues
+from shardq.server.pages import calendar, dead, find, messages, people, queues
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -38,6 +38,7 @@ PAGES = (
     Shown("/find", find.found),
     Shown("/workers", people.workers),
     Shown("/actions", people.actions),
+    Shown("/calendar", calendar.calendar),
 )
 
 
