@@ -74,6 +74,7 @@ def _some(*names: str) -> Callable[[Form], Any]:
     return lambda form: {name: form[name] for name in names if form.get(name)}
 
 
+_SCHEDULE = "queues/{queue}/schedules/{schedule}"
 ACTS: dict[str, Act] = {
     "pause": Act("POST", "queues/{queue}/pause", "{queue} is paused."),
     "resume": Act("POST", "queues/{queue}/resume", "{queue} goes on."),
@@ -112,6 +113,18 @@ ACTS: dict[str, Act] = {
     "redrive-matching": Act("POST", "dead/redrive", deeds.said_of_bulk, deeds.matching),
     "delete-matching": Act("POST", "dead/delete", deeds.said_of_bulk, deeds.matching_surely),
     "stop-bulk": Act("POST", "dead/bulks/{bulk}/stop", "It stops; {done} of {found} are done."),
+    "schedule-pause": Act("POST", f"{_SCHEDULE}/pause", "{schedule} is paused."),
+    "schedule-resume": Act("POST", f"{_SCHEDULE}/resume", "{schedule} goes on."),
+    "schedule-run": Act(
+        "POST", f"{_SCHEDULE}/run", "{schedule} was run: its message is stored, as {id}."
+    ),
+    "schedule-backfill": Act(
+        "POST",
+        f"{_SCHEDULE}/backfill",
+        "{count} messages of {schedule} were put.",
+        _some("after", "until"),
+    ),
+    "schedule-remove": Act("DELETE", _SCHEDULE, "{schedule} is removed."),
 }
 
 
@@ -153,6 +166,7 @@ async def act(page: Page) -> Answer:
         if error.status in {401, 403}:
             log.warning("pages: %s of %s is refused: %s", name, page.session.caller.who, error)
         return done(page, back, f"Not done: {error.detail}")
+    # The page that is led back to shows what has changed.
     looks_of(page.site).forget()
     told = answer if isinstance(answer, dict) else {}
     said = wanted.said

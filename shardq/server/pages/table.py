@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
-from shardq.server.pages import calendar, dead, find, messages, people, queues
+from shardq.server.pages import calendar, dead, find, messages, people, queues, schedules
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -39,6 +39,8 @@ PAGES = (
     Shown("/workers", people.workers),
     Shown("/actions", people.actions),
     Shown("/calendar", calendar.calendar),
+    Shown("/schedules", schedules.all_schedules),
+    Shown("/queues/{queue}/schedules/{schedule}", schedules.one_schedule),
 )
 
 
