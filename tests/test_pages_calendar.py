@@ -374,6 +374,28 @@ def test_a_queue_without_history_says_why_no_firing_is_shown(stage: Stage) -> No
     play(stage, story, before=before)
 
 
+def test_a_damaged_schedule_says_so_and_can_be_removed(tmp_path: Path) -> None:
+    async def story(browser: Browser) -> None:
+        page = await browser.page("/schedules")
+        assert names_of(page) == ["nightly", "often"]
+        [problem] = page.all("p", **{"class": "problem"})
+        assert problem.text.startswith("schedule 'digest' of queue 'mail' is damaged")
+        page = await browser.page("/queues/mail/schedules/digest")
+        assert "is damaged" in page.all("p", role="alert")[0].text
+        assert not page.has_form("schedule-run")
+        page = await browser.press(page.form("schedule-remove"))
+        assert not page.all("p", **{"class": "problem"})
+
+    path = tmp_path / "jobs.db"
+    with shardq.connect(f"sqlite:///{path}") as db:
+        seed(db)
+    with closing(sqlite3.connect(path)) as file, file:
+        file.execute("UPDATE schedules SET definition = '{' WHERE name = 'digest'")
+        file.execute("UPDATE messages SET body = X'7b' WHERE name = 'digest'")
+    with shardq.connect(f"sqlite:///{path}") as db:
+        asyncio.run(told(story, opened(db)))
+
+
 # Forms --------------------------------------------------------------------------------------------
 
 POST = "/queues/post/schedules/often"

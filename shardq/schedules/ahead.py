@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from functools import lru_cache
 from heapq import merge
 from typing import TYPE_CHECKING
 
@@ -51,7 +52,6 @@ def ahead_by(
             and so is the begin of the first one.
     """
     starts = [start_ms for start_ms, _ in stretches]
-    known: dict[tuple[object, ...], int] = {}
     visited = []
     for tick in ticks:
         definition = tick.definition
@@ -59,30 +59,28 @@ def ahead_by(
         if not (is_counted and definition.trigger.is_counted):
             visited.append(tick)
         elif not definition.paused:
-            yield from _counted(tick, stretches, known)
+            yield from _counted(tick, stretches)
     for due_ms in ahead(visited, starts[0], stretches[-1][1] - 1):
         yield starts[bisect_right(starts, due_ms) - 1], 1
 
 
-def _counted(
-    tick: Tick, stretches: Sequence[tuple[int, int]], known: dict[tuple[object, ...], int]
-) -> Iterator[tuple[int, int]]:
-    """Those of one schedule.
-
-    Args:
-        known: Trigger and stretch -> fire times; what is not known yet is added.
-    """
-    next_ms, policies = tick.next_ms, tick.definition.policies
+def _counted(tick: Tick, stretches: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """Those of one schedule."""
+    next_ms = tick.next_ms
+    trigger, (twice, gap) = tick.definition.trigger, tick.definition.policies.of_hours
     for start_ms, end_ms in stretches:
         if next_ms is None or next_ms >= end_ms:
             continue
         is_first = start_ms == stretches[0][0]
         from_ms = max(start_ms + is_first, next_ms)
-        name = (tick.definition.trigger, *policies.of_hours, from_ms, end_ms)
-        if name not in known:
-            known[name] = tick.times_between(from_ms, end_ms)
-        if known[name]:
-            yield start_ms, known[name]
+        if number := _count(trigger, twice, gap, from_ms, end_ms):
+            yield start_ms, number
+
+
+@lru_cache(100_000)
+def _count(trigger: Trigger, twice: Twice | None, gap: Gap, from_ms: int, end_ms: int) -> int:
+    """Fire times of a day that is asked for again and again, and by many schedules."""
+    return trigger.count(from_ms - 1, end_ms - 1, twice=twice, gap=gap)
 
 
 def _ahead(

@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-READERS = 3
-"""Queues that are read at once: fewer than there are threads for long calls."""
+READERS = 2
+"""Queues that are read at once: fewer than there are threads for long calls, and not so many that
+they keep the event loop from the interpreter's lock."""
 FRESH_US = 2_000_000
 _SHARE = 6
 """Reading all queues takes one part in so many of the time, however long it is."""
