@@ -619,23 +619,23 @@ def test_the_day_is_named_where_it_is_another_one() -> None:
 # Firings by day -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(4))
 def test_firings_counted_by_day_are_those_that_are_visited(stage: Stage, seed: int) -> None:
     chance = random.Random(seed)
     queue = stage.connect().queue("mail")
     zones = ("UTC", "Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "Asia/Kathmandu")
-    for number in range(12):
-        minute, hour = chance.choice(("*/7", "30", "0")), chance.choice(("*", "2", "1-3", "*/5"))
+    for number in range(5):
+        minute, hour = chance.choice(("*/20", "30", "0")), chance.choice(("*", "2", "1-3", "*/5"))
         clock: Any = {"tz": chance.choice(zones)}
         clock |= chance.choice(({}, {"twice": "both"}, {"twice": "last"}, {"gap": "skip"}))
         other: Any = chance.choice(({}, {}, {"count": 40}, {"jitter": "50s"}, {"spread": "20s"}))
         queue.cron(f"{minute} {hour} * * *", "a", name=f"c{number}", **clock, **other)
-        queue.every(f"{chance.randrange(20, 9_000)}m", "a", name=f"e{number}", **other)
+        queue.every(f"{chance.randrange(200, 9_000)}m", "a", name=f"e{number}", **other)
     queue.cron("0 5 * * *", "a", name="bounded", start="2027-02-10T00:00Z", end="2027-04-01T00:00Z")
     queue.schedules["e1"].pause()
     book, at_ms = queue.schedules._home, stage.clock.true_ms() + chance.randrange(10**7)
     # Some have been missed by then.
-    grid = lay_out(at_ms, 120 * DAY_MS, By.DAY, zone_of(chance.choice(zones)))
+    grid = lay_out(at_ms, 100 * DAY_MS, By.DAY, zone_of(chance.choice(zones)))
     cells = sorted(cell for row in grid.rows for cell in row.cells if cell is not None)
     expected: Counter[int] = Counter()
     for at, number in book.firings(at_ms, grid.until_ms - 1):
@@ -644,4 +644,4 @@ def test_firings_counted_by_day_are_those_that_are_visited(stage: Stage, seed: i
     for start_ms, number in book.firings_by(cells):
         found[start_ms] += number
     assert found == expected, f"seed {seed}"
-    assert sum(found.values()) > 1_000
+    assert sum(found.values()) > 500
