@@ -102,10 +102,6 @@ class Looks:
         ended_us = site.clock.boot_us()
         self._until_us = ended_us + max(_FRESH_US, (_SHARE - 1) * (ended_us - begun_us))
 
-    def forget(self) -> None:
-        """Forget shared answers: somebody has changed something."""
-        self._shared.clear()
-
     async def shared(self, name: Hashable, ask: Callable[[], Awaitable[Any]]) -> Any:
         """The answer to a question that several viewers ask within a second or two.
 
