@@ -158,7 +158,7 @@ def test_a_worker_whose_event_loop_is_blocked_is_not_live(busy: Stage) -> None:
 
     block.put()
     worker = Worker(app)
-    vitals = worker.vitals()
+    vitals = Working(app.connection, worker.consumers, lambda: worker.loop_hung_us)
     thread = threading.Thread(target=worker.run)
     thread.start()
     with busy.ticking():

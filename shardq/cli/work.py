@@ -23,6 +23,7 @@ from shardq.cli.jobs import app_of
 from shardq.cli.probes import Probes
 from shardq.clock import SystemClock
 from shardq.errors import ShardqError, UsageError, shown
+from shardq.health.vitals import Working
 from shardq.model import times
 from shardq.tasks.importing import directory_of
 from shardq.tasks.line import COUNTS, MARGIN_S, Line
@@ -399,10 +400,14 @@ def _watch(
     worker: Worker,
 ) -> None:
     """Let those know a worker who watch it: probes, or its supervisor, with which it ends."""
+
+    def vitals() -> Working:
+        return Working(db, worker.consumers, lambda: worker.loop_hung_us)
+
     if probed is not None:
-        probed.begin(worker.vitals, probes.of_one(db))
+        probed.begin(vitals, probes.of_one(db))
     if line is not None:
-        probes.answer(line, worker.vitals, db, has_metrics=metrics is not None)
+        probes.answer(line, vitals, db, has_metrics=metrics is not None)
         line.on_lost(worker.stop, deadline_s)
         line.ready()
 

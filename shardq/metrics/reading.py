@@ -41,6 +41,8 @@ LOOK_S = 5.0
 """A scrape waits so long for the first look: with the totals, less than Prometheus waits."""
 BRIEF_S = 0.1
 """Later scrapes wait so long for a new look before they show the last one."""
+AFTER_S = 0.5
+"""A look that takes longer than that begins so long after its scrape did."""
 _SCHEDULES_EVERY_US = 60_000_000
 SCHEDULES_MAX = 1_000
 """Schedules of one queue that are shown."""
@@ -68,16 +70,23 @@ class _Errand:
         self._over.set()
         self._found: dict[_Series, float] | None = None
         self._found_us = self._begun_us = 0
+        self.took_us = 0
 
-    def begin(self, *, every_us: int) -> None:
-        """Begin anew, unless the last result is younger, or the work is under way."""
+    def begin(self, *, every_us: int, after_s: float = 0) -> None:
+        """Begin anew, unless the last result is younger, or the work is under way.
+
+        Args:
+            every_us: The age of the last result from which on to begin.
+            after_s: How many seconds to wait before that.
+        """
         with self._lock:
             is_young = self._found is not None and self._age_us() < every_us
             if is_young or not self._over.is_set():
                 return
             self._over = threading.Event()
-            self._begun_us = self._clock.boot_us()
-            threading.Thread(target=self._run, name=self._name, daemon=True).start()
+            threading.Thread(
+                target=self._run, args=(after_s,), name=self._name, daemon=True
+            ).start()
 
     def is_kept(self, old_us: int) -> bool:
         """True if there is a result that is no older than this."""
@@ -97,14 +106,18 @@ class _Errand:
     def _age_us(self) -> int:
         return self._clock.boot_us() - self._found_us
 
-    def _run(self) -> None:
+    def _run(self, after_s: float) -> None:
         found = None
+        if after_s:
+            threading.Event().wait(after_s)
+        self._begun_us = self._clock.boot_us()
         try:
             found = self._work()
         except StoreError as error:
             log.info("the store cannot be read for metrics: %s", error)
         finally:
             self._found, self._found_us = found, self._begun_us
+            self.took_us = self._clock.boot_us() - self._begun_us
             self._over.set()
 
 
@@ -167,12 +180,15 @@ class Reading:
         Where the store cannot be read, or not within 3 s: `shardq_store_up` of 0 alone.
         """
         self._counting.begin(every_us=0)
-        self._looking.begin(every_us=LOOK_EVERY_US)
+        is_kept = self._looking.is_kept(_OLD_US)
+        is_long = is_kept and self._looking.took_us > BRIEF_S * 1e6
+        # A long look would slow down the scrape that begins it, and is not waited for.
+        self._looking.begin(every_us=LOOK_EVERY_US, after_s=AFTER_S if is_long else 0)
         sums = self._counting.result(ANSWER_S, old_us=0)
         if sums is None:
             return {"shardq_store_up": [([], 0)]}
         found: Gauges = {"shardq_store_up": [([], 1)]}
-        wait_s = BRIEF_S if self._looking.is_kept(_OLD_US) else LOOK_S
+        wait_s = 0 if is_long else BRIEF_S if is_kept else LOOK_S
         seen = self._looking.result(wait_s, old_us=_OLD_US) or {}
         for (name, labels), value in (seen | sums).items():
             found.setdefault(name, []).append((list(labels), value))

@@ -10,7 +10,6 @@ from shardq.consumer import Consumer
 from shardq.engine.handing.crew import Crew
 from shardq.engine.stepper import Stepper
 from shardq.errors import BadSetting, UsageError, shown
-from shardq.health.vitals import Working
 from shardq.model import names
 from shardq.model.times import duration_ms
 from shardq.tasks import hooks
@@ -171,9 +170,10 @@ class Worker:
         """Those of its queues, which `step` steps in turn."""
         return self._consumers
 
-    def vitals(self) -> Working:
-        """Whether its loops turn and its store answers, for probes."""
-        return Working(self._app.connection, self._consumers, lambda: self._loop.hung_us)
+    @property
+    def loop_hung_us(self) -> int:
+        """For how long the loop of coroutines has not turned, microseconds; 0: it turns."""
+        return self._loop.hung_us
 
     def begin_to_step(self) -> None:
         """Let its consumers be stepped, one by one. Idempotent; the first `step` does it.
