@@ -23,9 +23,9 @@ async def workers(page: Page) -> Template:
         for member in view.members
     ]
     runs = [
-        (name, member.name, message, run_ms)
+        (name, member.name, message, task, run_ms)
         for name, member in found
-        for message, run_ms in member.runs
+        for message, run_ms, task in member.runs
     ]
     idle = [
         view
@@ -40,7 +40,7 @@ async def workers(page: Page) -> Template:
             "look": look,
             "queue": queue,
             "members": sorted(found, key=lambda one: (one[0], one[1].name)),
-            "runs": sorted(runs, key=lambda one: -one[3]),
+            "runs": sorted(runs, key=lambda one: -one[4]),
             "idle": idle,
         },
     )
