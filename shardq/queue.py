@@ -1110,7 +1110,7 @@ def received(
         raise BadSetting(f"per_group must be 1 to {RECEIVE_MAX:,}, not {shown(per_group)}.")
     wait_ms = duration_ms(wait, name="wait")
     if wait_ms > WAIT_MS_MAX:
-        raise BadTime(f"wait must be at most 1 h, not {shown(wait)}.")
+        raise BadTime(f"wait must be at most 1h, not {shown(wait)}.")
     return count, duration_ms(visibility, name="visibility"), wait_ms, per_group
 
 

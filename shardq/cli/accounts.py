@@ -271,7 +271,7 @@ def revoke(key: str, url: str | None, *, as_json: bool) -> None:
         if as_json:
             screen.print_json(_told(revoked, db._home.clock.now_ms()))
         else:
-            click.echo(f"{revoked.id}: revoked; every server refuses it within 5 s")
+            click.echo(f"{revoked.id}: revoked; every server refuses it within 5s")
 
 
 @accounts.command(

@@ -239,7 +239,7 @@ class Command:
         with self._state:
             is_first, self._has_said = not self._has_said, True
         if is_first:
-            click.echo(f"shardq: --exec: {why}. It is tried again every 0.5 s.", err=True)
+            click.echo(f"shardq: --exec: {why}. It is tried again every 500ms.", err=True)
 
 
 def _signal(process: subprocess.Popen[bytes], number: int) -> None:

@@ -431,7 +431,7 @@ def purge(queue: str, url: str | None, *, yes: bool) -> None:
         schedules = screen.plural(count, "schedule") if (count := len(target.schedules)) else ""
         sure(f"delete all messages of {queue}", yes=yes)
         target.purge()
-        click.echo(f"{queue}: purged; within 5 s no older message is delivered any more")
+        click.echo(f"{queue}: purged; within 5s no older message is delivered any more")
         if schedules:
             click.echo(f"{queue}: {schedules} as before; see `shardq schedule list {queue}`")
 

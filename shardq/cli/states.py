@@ -319,7 +319,7 @@ def _uncounted(view: QueueView) -> Iterator[Finding]:
             Level.WARNING,
             State.COUNTS_OFF,
             f"{name} ended or was stopped at {iso(at_ms)[:19]}Z, before it had stored all that it "
-            f"counted{others}: 2 s of it may be missing in the totals, and in what waits for over "
+            f"counted{others}: 2s of it may be missing in the totals, and in what waits for over "
             "an hour.",
             f"`shardq check --all {view.name}` counts every message and mends that; so does a "
             "consumer, within a minute.",

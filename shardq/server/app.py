@@ -109,7 +109,7 @@ class Application:
             answer.headers.append(("retry-after", "1"))
         except TooSlow:
             answer = side.refusal(
-                request, 408, "RequestTimeout", "The body did not arrive within 20 s."
+                request, 408, "RequestTimeout", "The body did not arrive within 20s."
             )
         except Gone:
             return

@@ -78,7 +78,7 @@ class Rates:
             is_over = not bucket.take(now_us)
         if is_over:
             raise RequestThrottled(
-                f"key {key_id} may make {rate:,} requests a second; try again in 1 s.", 1
+                f"key {key_id} may make {rate:,} requests a second; try again in 1s.", 1
             )
 
 
