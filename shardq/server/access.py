@@ -34,7 +34,7 @@ from shardq.server.refusals import (
     Refusal,
     SignatureDoesNotMatch,
 )
-from shardq.server.sessions import LIFE_S, Pass, Session, token_of
+from shardq.server.sessions import LIFE_S, Pass, token_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -150,6 +150,21 @@ class Caller:
         ):
             if own and not 0 < given <= own:
                 raise AccessDenied(f"keys that key {self.key_id} makes or renews must {bound}.")
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """A person who looks at pages.
+
+    Attributes:
+        caller: What the person may do.
+        token: What forms of the person's pages carry.
+        name: The person's name on pages; empty on an open server.
+    """
+
+    caller: Caller
+    token: str
+    name: str
 
 
 class Access:

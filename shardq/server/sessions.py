@@ -1,4 +1,4 @@
-"""Who looks at pages: signed in by a key, or named by a trusted proxy; and the token of forms.
+"""Cookies of people who have signed in to pages by a key, and the tokens of their forms.
 
 ```
  key ─► sign in ─► cookie: key, generation of its secret, end, signature ─► Session
@@ -16,27 +16,11 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from shardq.records.masterkey import MasterKey
-    from shardq.server.access import Caller
 
 COOKIE: Final = "shardq"
 LIFE_S = 12 * 3_600
 _PARTS = 4
 _TEXT_MAX = 300
-
-
-@dataclass(frozen=True, slots=True)
-class Session:
-    """A person who looks at pages.
-
-    Attributes:
-        caller: What the person may do.
-        token: What forms of the person's pages carry.
-        name: The person's name on pages; empty on an open server.
-    """
-
-    caller: Caller
-    token: str
-    name: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """Pages for people: what is late, why, what died, and buttons that put it right.
 
 ```
- table    path ─► page: what it reads, its template         session  a cookie, or the proxy's user
- page     one request: session, place, filters              acts     forms ─► calls of /v1
+ table    path ─► page: what it reads, its template         page     one request: session, place
+ acts     forms ─► calls of /v1, by deeds                  leading  answers that lead elsewhere
  looks    one look at all queues, for all viewers           live     a page again, as events
  markup   times, bodies and numbers as people read them     templates, static
 ```

@@ -14,6 +14,9 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, unquote
 
 from shardq.server.pages import deeds
+from shardq.server.pages.dead import export_chosen
+from shardq.server.pages.forms import Form
+from shardq.server.pages.leading import cleared, done
 from shardq.server.pages.looks import looks_of
 from shardq.server.pages.page import NotShown
 from shardq.server.web import Answer
@@ -26,29 +29,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _FIELDS_MAX = 2_000
-
-
-class Form(dict[str, str]):
-    """The fields of a form, each with its last value.
-
-    Attributes:
-        every: All values of each field.
-    """
-
-    def __init__(self, fields: Mapping[str, list[str]]) -> None:
-        super().__init__({name: values[-1] for name, values in fields.items()})
-        self.every = fields
-
-    def chosen(self) -> list[str]:
-        """The rows of a list that are chosen.
-
-        Raises:
-            NotShown: If none is.
-        """
-        rows = self.every.get("id", [])
-        if not rows:
-            raise NotShown(400, "choose at least one line of the list.")
-        return rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,9 +114,6 @@ async def act(page: Page) -> Answer:
     Raises:
         NotShown: If the form was not made here for this person, or the call is refused.
     """
-    from shardq.server.pages.dead import export_chosen
-    from shardq.server.pages.dispatch import cleared, done
-
     request = page.request
     fields = parse_qs(
         request.body.decode("utf-8", "replace"), keep_blank_values=True, max_num_fields=_FIELDS_MAX

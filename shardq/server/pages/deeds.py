@@ -9,7 +9,7 @@ from shardq.server.pages.page import NotShown
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from shardq.server.pages.acts import Form
+    from shardq.server.pages.forms import Form
 
 FILTERS = ("queue", "task", "error", "body", "text", "since", "until")
 """The filters of dead messages, which forms carry along."""

@@ -15,7 +15,8 @@ from shardq.errors import MissingExtra, ShardqError
 from shardq.model.times import span
 from shardq.server.api.problem import Refused, problem_of
 from shardq.server.api.reading import prefix_and_parts
-from shardq.server.pages import live, markup
+from shardq.server.pages import acts, live, markup, table
+from shardq.server.pages.leading import SAID, cookie, local, to
 from shardq.server.pages.page import NotShown, Page, Template
 from shardq.server.refusals import Refusal
 from shardq.server.sessions import COOKIE, LIFE_S, cookie_of
@@ -29,7 +30,7 @@ except ImportError as error:
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from shardq.server.sessions import Session
+    from shardq.server.access import Session
     from shardq.server.site import Site
     from shardq.server.web import Headers, Request
 
@@ -54,9 +55,6 @@ _MEDIA = {
     "svg": "image/svg+xml",
 }
 _FIELDS_MAX = 100
-SAID = "shardq-said"
-"""The cookie with the outcome of the last action, which the next page shows."""
-_SAID_CHARS_MAX = 1_000
 
 
 def is_page(request: Request, base: str) -> bool:
@@ -88,7 +86,7 @@ async def _answered(request: Request, site: Site) -> Answer:
     path = "".join(f"/{quote(part, safe='')}" for part in parts).removeprefix(base)
     root = prefix + base
     if path == "" or (request.path == "/" and base):
-        return _to(f"{root}/")
+        return to(f"{root}/")
     try:
         return await _of_path(request, site, root, path)
     except (Refused, NotShown, ShardqError, TooMany) as error:
@@ -107,7 +105,7 @@ async def _of_path(request: Request, site: Site, root: str, path: str) -> Answer
     if not is_read:
         raise NotShown(401, "Sign in first: the action was not done.")
     back = quote(path + (f"?{request.query}" if request.query else ""), safe="")
-    return _to(f"{root}/sign-in?back={back}")
+    return to(f"{root}/sign-in?back={back}")
 
 
 def _refused(site: Site, root: str, request: Request, error: Exception) -> Answer:
@@ -123,15 +121,13 @@ async def _session(request: Request, site: Site) -> Session | None:
     access = site.access
     if access is None:
         raise NotShown(404, "there are no pages here.")
-    cookie = cookie_of(request.headers.get("cookie", ""))
+    found = cookie_of(request.headers.get("cookie", ""))
     return await site.threads.call(
-        partial(access.session_of, request, cookie, site.options.user_levels)
+        partial(access.session_of, request, found, site.options.user_levels)
     )
 
 
 async def _shown(request: Request, site: Site, session: Session, root: str, path: str) -> Answer:
-    from shardq.server.pages import acts, table
-
     given = parse_qsl(request.query, keep_blank_values=False, max_num_fields=_FIELDS_MAX)
     query = {name: "".join(filter(str.isprintable, value)) for name, value in given}
     is_live = query.pop("live", "") == "1"
@@ -152,7 +148,7 @@ async def _shown(request: Request, site: Site, session: Session, root: str, path
     html = rendered(template, values_of(page) | {"said": acts.said_of(said)})
     made = Answer(200, html.encode("utf-8", "replace"), [("content-type", _HTML)])
     if said:
-        made.headers.append(_cookie(SAID, "", root, request, 0))
+        made.headers.append(cookie(SAID, "", root, request, 0))
     return made
 
 
@@ -176,47 +172,16 @@ async def _sign_in(request: Request, site: Site, root: str) -> Answer:
         form = dict(parse_qsl(request.body.decode("latin-1"), max_num_fields=_FIELDS_MAX))
         back = local(form.get("back", "/"))
         try:
-            cookie = await site.threads.call(
+            signed = await site.threads.call(
                 partial(site.access.sign_in, request, form.get("key", ""))
             )
         except Refusal as error:
             log.warning("pages: a sign-in from %s is refused: %s", request.client, error)
             return _told(site, root, back, error.status, str(error), name="sign-in")
-        made = _to(root + back, 303)
-        made.headers.append(_cookie(COOKIE, cookie, root, request, LIFE_S))
+        made = to(root + back, 303)
+        made.headers.append(cookie(COOKIE, signed, root, request, LIFE_S))
         return made
     return _told(site, root, back, 200, "", name="sign-in")
-
-
-def local(path: str) -> str:
-    """A path of this server alone, below the front page; else the front page."""
-    is_local = path.startswith("/") and not path.startswith(("//", "/\\")) and path.isprintable()
-    return path if is_local else "/"
-
-
-def cleared(request: Request, root: str) -> Answer:
-    """The answer to a sign-out."""
-    made = _to(f"{root}/sign-in", 303)
-    made.headers.append(_cookie(COOKIE, "", root, request, 0))
-    return made
-
-
-def done(page: Page, back: str, said: str) -> Answer:
-    """The answer to an action: the page that it was given on, which shows its outcome."""
-    made = _to(page.base + local(back), 303)
-    text = quote(said[:_SAID_CHARS_MAX], safe="")
-    made.headers.append(_cookie(SAID, text, page.base, page.request, 60))
-    return made
-
-
-def _cookie(name: str, value: str, root: str, request: Request, life_s: int) -> tuple[str, str]:
-    # Lax, not Strict: a link in an alert leads to a page, and forms need a token anyway.
-    text = f"{name}={value}; Path={root or '/'}; Max-Age={life_s}; HttpOnly; SameSite=Lax"
-    return "set-cookie", text + ("; Secure" if request.scheme == "https" else "")
-
-
-def _to(url: str, status: int = 302) -> Answer:
-    return Answer(status, b"", [("location", url)])
 
 
 def _told(

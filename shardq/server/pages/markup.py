@@ -126,7 +126,7 @@ def is_hidden(name: str, hidden: Sequence[str]) -> bool:
 def printable(text: object) -> Markup:
     r"""A text of anybody's: what is not printed is shown as its code.
 
-    >>> str(printable("a\\u202eb"))
+    >>> str(printable("a\u202eb"))
     'a<i class="code">U+202E</i>b'
     """
     shown = Markup("")

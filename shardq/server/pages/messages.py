@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 ROWS = 50
 """Messages of a page."""
 CUT_BYTES = 4_096
-"""So much of each body is read for a list."""
+"""How much of each body is read for a list."""
 _BEGINNING = 120
 _FILTERS = ("text", "header", "group", "error", "task")
 _TRACEBACK = "shardq-traceback"

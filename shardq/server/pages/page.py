@@ -17,8 +17,8 @@ from shardq.server.pages.looks import looks_of
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Hashable, Mapping
 
+    from shardq.server.access import Session
     from shardq.server.pages.looks import Look
-    from shardq.server.sessions import Session
     from shardq.server.site import Site
     from shardq.server.web import Request
 

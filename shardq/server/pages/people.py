@@ -1,4 +1,4 @@
-"""Who works and who commands: consumers with what they run, and the log of actions."""
+"""Consumers with what they run, and the log of actions."""
 
 from __future__ import annotations
 
