@@ -51,7 +51,7 @@ def test_settings_in_code_that_differ_are_warned_of_once_and_the_stored_ones_hol
     [record] = caplog.records
     assert (record.levelname, record.name.partition(".")[0]) == ("WARNING", "shardq")
     assert record.getMessage() == (
-        "queue 'warned-of' exists, and keeps lanes 4, not 8; hold 30s, not 90s; history off, not "
+        "queue 'warned-of' exists, and keeps lanes 4, not 8; hold 30s, not 1m30s; history off, not "
         "7d; change it with alter(), at a shell with `shardq queues alter`"
     )
 

@@ -167,7 +167,7 @@ class Sweeper:
                 log.info("minute %d of lane %d has rows, but was sealed", minute, shard.lane)
                 lane.reopen(minute, self._layout)
 
-    def look_back(self, near: Near | None) -> None:
+    def look_back(self, near: Near | None = None) -> None:
         """Reread the last 50 ms: a put just reported may have written behind the cursor.
 
         Args:
