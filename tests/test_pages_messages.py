@@ -518,7 +518,7 @@ def test_chosen_messages_are_moved_run_and_cancelled() -> None:
         some = [values["m1"], values["m3"]]
         said = await person.told(path, "move-chosen", queue="mail", id=some, delay="3h")
         assert said == "2 of 2 messages are moved."
-        assert rows(await person.see(path))[-2:] == ["m1", "m3"]
+        assert set(rows(await person.see(path))[-2:]) == {"m1", "m3"}
         # The same form again, though the messages have moved since: their receipts are old.
         said = await person.told(path, "run-chosen", queue="mail", id=some)
         assert said == "2 of 2 messages are due now."
