@@ -103,11 +103,6 @@ class Choice:
         """True if bodies must be read to choose."""
         return bool(self.text or self.body)
 
-    @property
-    def is_all(self) -> bool:
-        """True if it chooses every message."""
-        return self == Choice()
-
     def may_take(self, row: Row) -> bool:
         """True if a row is chosen, unless its body is missing something."""
         if row.due_ms < self.since_ms or 0 < self.until_ms < row.due_ms:
