@@ -236,6 +236,11 @@ def test_a_trusted_proxy_names_the_user_and_nobody_else_does() -> None:
         assert (got.status, b"bob" in got.body) == (200, True)
         assert b'value="pause"' not in got.body
         assert (await api.ask("GET", "/v1/queues", headers=named)).status == 401
+        exchange = api.begin("GET", f"{PAGES}/?live=1", headers=named)
+        events = Events(exchange)
+        while not (one := await events.next()).startswith("data: "):
+            assert one, "the stream has ended"
+        await exchange.leave()
 
     trusted = (ip_network("127.0.0.0/8"),)
     play_with(Options(trusted=trusted, user_header="X-Forwarded-User", user_levels="g"), run)
