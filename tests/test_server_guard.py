@@ -368,6 +368,23 @@ def test_a_queue_s_dead_go_where_its_maker_may_put_and_show_nothing_of_others() 
     play(story, access=closed)
 
 
+def test_a_bulk_action_takes_no_dead_of_a_queue_of_others() -> None:
+    async def story(api: Api) -> None:
+        for name in ("mail", "other"):
+            queue = api.db.queue(name, attempts=1)
+            queue.put(name)
+            queue.bury(*queue.receive())
+        other = api.db.queue("other")
+        api.db.queue("mail").alter(dead="other.dead")
+        key = bearer(token_of(api, "all", "mail"))
+        for path in ("/v1/dead/redrive", "/v1/dead/delete"):
+            got = await api.ask("POST", path, {"queue": "mail"}, key)
+            assert (got.status, "other.dead" in got.json["detail"]) == (403, True)
+        assert other.dead.depth().total == 1
+
+    play(story, access=closed)
+
+
 def arn(name: str, account: str = "000000000000") -> str:
     return f"arn:aws:sqs:us-east-1:{account}:{name}"
 

@@ -13,7 +13,7 @@ from shardq.model import names
 from shardq.model.grants import Level
 from shardq.model.times import iso
 from shardq.records.actions import What
-from shardq.server.api.listing import Filter, ListQuery, page_of
+from shardq.server.api.listing import Filter, ListQuery, has_died, page_of
 from shardq.server.api.messages import Told
 from shardq.server.api.problem import Refused
 from shardq.server.api.rights import allows
@@ -233,10 +233,7 @@ async def _check(call: Call[Any, Any], name: str, *, bodies: bool) -> None:
     call.check(level, name)
     if bodies:
         call.check(Level.READ, name)
-    queue = await call.queue(name)
-    dead = await queue.call(lambda opened: opened._home.register.dead_if_made())
-    if dead is not None and not names.is_dead_queue(dead.name):
-        call.check(level, dead.name)
+    await has_died(call, await call.queue(name))
 
 
 def _about(body: BulkWish) -> str:
