@@ -160,11 +160,12 @@ class Chosen:
     looked: int
 
 
-def due_first(
+def page(
     home: QueueHome,
     choice: Choice,
     limit: int,
     *,
+    is_newest: bool = False,
     after: Place | None = None,
     looked_max: int = LOOKED_MAX,
     bodies: bool = True,
@@ -175,49 +176,14 @@ def due_first(
         home: The queue's.
         choice: Which.
         limit: The most of the page.
-        after: The end of the page before. What lies behind a seal is on no page but the first.
+        is_newest: True for a dead-letter queue, of which those come first that died last.
+        after: The end of the page before, of this queue or of another one. What lies behind a seal
+            is on no page but the first.
         looked_max: How many are looked at.
         bodies: False: the rows come with empty bodies.
     """
     home.register.refresh()
-    rows = _from_now_on(home, after)
-    return _page(home, choice, rows, limit, looked_max, bodies=bodies)
-
-
-def last_died(
-    home: QueueHome,
-    choice: Choice,
-    limit: int,
-    *,
-    after: Place | None = None,
-    looked_max: int = LOOKED_MAX,
-    bodies: bool = True,
-) -> Chosen:
-    """The messages of a dead-letter queue that died last, the last one first.
-
-    Args:
-        home: The dead-letter queue's.
-        choice: Which.
-        limit: The most of the page.
-        after: The end of the page before, of this queue or of another one.
-        looked_max: How many are looked at.
-        bodies: False: the rows come with empty bodies.
-    """
-    home.register.refresh()
-    rows = _backwards(home, after, choice.since_ms)
-    return _page(home, choice, rows, limit, looked_max, bodies=bodies)
-
-
-def _page(
-    home: QueueHome,
-    choice: Choice,
-    rows: Iterator[Row],
-    limit: int,
-    looked_max: int,
-    *,
-    bodies: bool,
-) -> Chosen:
-    """The first rows that are chosen."""
+    rows = _backwards(home, after, choice.since_ms) if is_newest else _from_now_on(home, after)
     found: list[Row] = []
     looked, end = 0, None
     part = max(1, min(_BODIES, limit))

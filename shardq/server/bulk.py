@@ -198,7 +198,7 @@ class Bulks:
 
             def look(opened: Queue, after: choosing.Place | None = after) -> choosing.Chosen:
                 home, which = opened.dead._home, bulk.wish.choice
-                return choosing.last_died(home, which, _PAGE, after=after, bodies=False)
+                return choosing.page(home, which, _PAGE, is_newest=True, after=after, bodies=False)
 
             found = await queue.call(look, is_long=True)
             rows = [row for row in found.rows if wanted is None or row.message_id in wanted]

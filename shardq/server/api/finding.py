@@ -188,11 +188,17 @@ def _is_near(opened: SyncQueue, name: str) -> bool:
         if ids.from_text(name) and next(opened.history(name), None) is not None:
             return True
     wanted = Choice(id=name)
-    if choice.due_first(opened._home, wanted, 1, looked_max=DUE_MAX, bodies=False).rows:
+    if choice.page(opened._home, wanted, 1, looked_max=DUE_MAX, bodies=False).rows:
         return True
-    kept = opened._home.register.dead_if_made()
-    is_own = kept is not None and kept.name == names.dead_queue(opened.name)
-    return is_own and bool(choice.last_died(opened.dead._home, wanted, 1, bodies=False).rows)
+    if not _has_own_dead(opened):
+        return False
+    return bool(choice.page(opened.dead._home, wanted, 1, is_newest=True, bodies=False).rows)
+
+
+def _has_own_dead(opened: SyncQueue) -> bool:
+    """True if messages have died into a queue of its own: another one may be of others."""
+    register = opened._home.register
+    return register.has_own_dead and register.dead_if_made() is not None
 
 
 def _hit(
@@ -214,9 +220,7 @@ def _hit(
 
 def _message(opened: SyncQueue, state: FoundState) -> StoredMessage | None:
     """The message of the state of one that is not live: a dead one in a queue of its own."""
-    kept = opened._home.register.dead_if_made()
-    is_own = kept is not None and kept.name == names.dead_queue(opened.name)
-    if state.where is not Where.DEAD or not is_own:
+    if state.where is not Where.DEAD or not _has_own_dead(opened):
         return None
     return opened.dead.find(state.id, near=True)
 
@@ -225,11 +229,11 @@ async def _by_text(call: Call[FindQuery, None], queue: ServedQueue, made: Hits) 
     wanted = Choice(text=call.query.q)
 
     def look(opened: SyncQueue) -> Iterator[tuple[str, choice.Chosen, list[StoredMessage]]]:
-        live = choice.due_first(opened._home, wanted, _HITS_MAX, looked_max=DUE_MAX)
+        live = choice.page(opened._home, wanted, _HITS_MAX, looked_max=DUE_MAX)
         yield "live", live, _messages(opened, live)
         kept = opened._home.register.dead_if_made()
         if kept is not None and allows(call.caller, Level.READ, kept.name, call.site):
-            dead = choice.last_died(opened.dead._home, wanted, _HITS_MAX)
+            dead = choice.page(opened.dead._home, wanted, _HITS_MAX, is_newest=True)
             yield "dead", dead, _messages(opened.dead, dead)
 
     for where, found, messages in await queue.call(lambda opened: list(look(opened)), is_long=True):

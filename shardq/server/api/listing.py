@@ -12,7 +12,6 @@ from msgspec.structs import replace
 from shardq.inspection import choice
 from shardq.inspection.choice import Choice, Place
 from shardq.inspection.state import Where
-from shardq.model import names
 from shardq.model.grants import Level
 from shardq.model.message import Message as StoredMessage
 from shardq.model.times import moment_or_ago_ms
@@ -213,10 +212,15 @@ async def page_of(
     after = Place.read(query.after) if query.after else None
 
     def read(opened: SyncQueue) -> tuple[Chosen, list[StoredMessage]]:
-        look = choice.last_died if dead == "newest" else choice.due_first
         of = opened if dead is None else opened.dead
-        found = look(
-            of._home, chosen, query.limit, after=after, looked_max=query.look, bodies=bodies
+        found = choice.page(
+            of._home,
+            chosen,
+            query.limit,
+            is_newest=dead == "newest",
+            after=after,
+            looked_max=query.look,
+            bodies=bodies,
         )
         signer = of._home.register.signer
         rows = [row._replace(body=_cut(row.body, query.cut)) for row in found.rows]
@@ -248,9 +252,8 @@ async def has_died(call: Call[Any, Any], queue: ServedQueue) -> bool:
         AccessDenied: If that is another one than its own, and the caller may not do this there.
     """
     made = await queue.call(lambda opened: opened._home.register.dead_if_made())
-    level = call.route.level
-    if made is not None and made.name != names.dead_queue(queue.name) and level is not None:
-        call.check(level, made.name)
+    if made is not None:
+        call.check_dead(queue, made.name)
     return made is not None and not made.settings.dropped
 
 

@@ -85,10 +85,21 @@ class Call(Generic[Q, B]):
             AccessDenied: If it is another one than its own, and the caller may not do this there.
         """
         queue = await self.queue()
-        dead = await queue.call(lambda opened: opened.dead.name)
+        self.check_dead(queue, await queue.call(lambda opened: opened.dead.name))
+        return queue.queue.dead
+
+    def check_dead(self, queue: ServedQueue, dead: str) -> None:
+        """Refuse a caller that may not do this where messages of a queue are dead.
+
+        Args:
+            queue: The queue.
+            dead: The name of that queue; of its own nobody is refused.
+
+        Raises:
+            AccessDenied: If it may not.
+        """
         if dead != names.dead_queue(queue.name) and self.route.level is not None:
             self.check(self.route.level, dead)
-        return queue.queue.dead
 
     def traced(self, item: dict[str, Any]) -> dict[str, Any]:
         """The arguments of a put, with the trace of its request unless the message has one."""
