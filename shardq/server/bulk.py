@@ -15,15 +15,16 @@ import logging
 import secrets
 from collections import defaultdict
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Literal
 
 from shardq.clock import pause
-from shardq.errors import KeyTaken, ShardqError, StoreFull, StoreTimeout, StoreUnavailable
+from shardq.errors import KeyTaken, ShardqError
 from shardq.inspection import choice as choosing
 from shardq.inspection.scan import forget_empty
 from shardq.lifecycle.forwarding import Forwarder
 from shardq.model.message import Message, died_in
 from shardq.model.shard import spans
+from shardq.server.outages import STOPPED, Patience
 from shardq.server.refusals import Refusal
 
 if TYPE_CHECKING:
@@ -48,9 +49,6 @@ _BATCH = 100
 _PAGE = 1_000
 _KEPT_MAX = 20
 """Actions that have ended and are still shown."""
-_PAUSE_S_MIN, _PAUSE_S_MAX = 0.5, 8.0
-_STOPPED: Final = (StoreUnavailable, StoreTimeout, StoreFull)
-"""Errors of a store that may be back soon."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +214,7 @@ class Bulks:
 
     async def _batch(self, bulk: Bulk, queue: ServedQueue, places: Sequence[Position]) -> None:
         """Carry one batch out, again and again where the store stops."""
-        begun_us, wait_s = self.site.clock.boot_us(), _PAUSE_S_MIN
+        begun_us, patience = self.site.clock.boot_us(), Patience()
         work = _redrive if bulk.wish.what == "redrive" else _delete
         while bulk.state != "stopped":
             bulk.state = "running"
@@ -224,12 +222,11 @@ class Bulks:
                 if work is _redrive:
                     await self.site.check_depth(bulk.caller, queue, len(places))
                 said = await queue.call(lambda opened: work(opened, places), is_long=True)
-            except _STOPPED as error:
+            except STOPPED as error:
                 if bulk.state == "running":
                     bulk.state = "waiting"
                 bulk.error = str(error)
-                await pause(wait_s)
-                wait_s = min(2 * wait_s, _PAUSE_S_MAX)
+                await patience.wait()
                 continue
             bulk.done += said.done
             bulk.kept += said.kept

@@ -23,9 +23,10 @@ import msgspec
 from msgspec.structs import replace
 
 from shardq.clock import pause
-from shardq.errors import KeyTaken, ShardqError, StoreFull, StoreTimeout, StoreUnavailable
+from shardq.errors import KeyTaken, ShardqError
 from shardq.model.grants import Level
 from shardq.records.endpoints import TASKS_MAX, Address, Endpoint, MoveTask
+from shardq.server.outages import STOPPED, Patience
 from shardq.server.sqs.errors import Refusal, invalid, wrong
 from shardq.server.sqs.queues import sources_of
 from shardq.server.sqs.shapes import Move, Moved, Moves, TaskHandle
@@ -44,11 +45,6 @@ _BATCH_MAX = 500
 _RENEW_MS = 1_000
 SILENT_MS = 10_000
 """A task whose record was not renewed for so long has lost its server."""
-_PAUSE_S_MIN, _PAUSE_S_MAX = 0.5, 8.0
-"""Pauses of a mover whose store has stopped: each is twice the last one, and none is so long that
-another server would take the mover for dead."""
-_STOPPED = (StoreUnavailable, StoreTimeout, StoreFull)
-"""Errors of a store that may be back soon."""
 _LISTED_MAX = 10
 _NO_TASK: Final = "The task handle does not exist."
 
@@ -227,7 +223,7 @@ class _Mover:
 
         There are two while it is unknown if the last write was applied.
         """
-        self._pause_s = _PAUSE_S_MIN
+        self._patience = Patience()
 
     async def run(self) -> None:
         """Move messages until the task has ended, or the server leaves."""
@@ -239,8 +235,7 @@ class _Mover:
     async def _persist(self) -> None:
         """Try again until the task has ended, whenever the store has stopped."""
         while not await self._try():
-            await pause(self._pause_s)
-            self._pause_s = min(2 * self._pause_s, _PAUSE_S_MAX)
+            await self._patience.wait()
 
     async def _try(self) -> bool:
         """Carry the task out; False if the store has stopped."""
@@ -248,11 +243,11 @@ class _Mover:
         try:
             if await self._renew():
                 await self._move()
-        except _STOPPED as error:
+        except STOPPED as error:
             log.warning(
                 "the task that moves messages out of queue %r waits %.1f s for the store: %s",
                 name,
-                self._pause_s,
+                self._patience.pause_s,
                 error,
             )
             return False
@@ -265,10 +260,10 @@ class _Mover:
         try:
             target = await self._target()
             while await self._batch(target):
-                self._pause_s = _PAUSE_S_MIN
+                self._patience = Patience()
         except KeyTaken:
             await self._end("FAILED", "The destination has messages with the keys of some.")
-        except _STOPPED:
+        except STOPPED:
             raise
         except (ShardqError, Refusal) as error:
             await self._end("FAILED", str(error))
