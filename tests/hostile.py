@@ -51,12 +51,22 @@ _NESTED: list[Any] = []
 for _ in range(5_000):
     _NESTED = [_NESTED]
 
+_EXTREMES: dict[str, Any] = {
+    "a number of 5,001 digits": 10**5_000,
+    "a negative number of 5,001 digits": -(10**5_000),
+    "a number of 65 bits": 1 << 64,
+    "a negative number": -1,
+    "zero": 0,
+    "a list 5,000 deep": _NESTED,
+}
+"""By names, since some cannot be printed, and Hypothesis prints what it draws from."""
+
 hostile_value = st.one_of(
     hostile_text,
     st.none(),
     st.booleans(),
     st.integers(),
-    st.sampled_from([10**5_000, -(10**5_000), 1 << 64, -1, 0, _NESTED]),
+    st.sampled_from(list(_EXTREMES)).map(lambda name: _EXTREMES[name]),
     st.floats(),
     st.binary(max_size=20),
     st.lists(st.integers(), max_size=3),
