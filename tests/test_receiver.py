@@ -63,6 +63,17 @@ def test_a_message_whose_write_took_long_is_received_at_once(stage: Stage) -> No
     queue.ack(first)
 
 
+def test_a_first_receive_without_a_wait_finds_all_groups_though_a_lease_takes_long(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail")
+    texts = [f"of {number}" for number in range(40)]
+    queue.put_many({"body": text, "group": text} for text in texts)
+    # A step reads no more lanes after 250 ms, and the first lanes with messages are leased by then.
+    stage.faults.call("take", partial(stage.clock.advance, 0.3))
+    assert sorted(message.text for message in queue.receive(40)) == sorted(texts)
+
+
 def test_an_ack_ends_it_and_a_second_ack_is_stale(stage: Stage) -> None:
     queue = stage.connect().queue("mail")
     queue.put("a")

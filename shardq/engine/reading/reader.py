@@ -58,6 +58,8 @@ _GROUP_ROWS_MIN = 500
 """Rows of a page of a group lane, where many such lanes are read side by side."""
 _UNHELD_ROWS = 32
 """Rows of the first page of a group lane: they are reread once its lease is taken."""
+_UNKNOWN_ROWS = 4
+"""The same, until the size of a body is known: a first call reads 25 group lanes at once."""
 _AWAITED_MS = 2_000
 """How far back a read for several queues begins: the last was 1 s ago, or more after errors."""
 _DOZE_MS = 60_000
@@ -481,7 +483,9 @@ class Reader:
             (lane for lane in lanes if lane.behind),
             key=lambda lane: (lane.of_groups, self._begin_ms(lane)),
         )
-        rows_max = round(PAGE_BYTES / (self._pages.body_bytes + ROW_BYTES))
+        knows_bodies, rows_max = self._pages.knows_bodies, self._pages.page_rows
+        if knows_bodies:
+            rows_max = round(PAGE_BYTES / (self._pages.body_bytes + ROW_BYTES))
         # Many are read side by side: one after the other they would take as many round trips.
         each = max(rows_max // max(sum(lane.of_groups for lane in lagging), 1), _GROUP_ROWS_MIN)
         pages: list[_Page] = []
@@ -489,15 +493,14 @@ class Reader:
             room = self._room_behind(lane)
             limit = room
             if lane.of_groups:
-                limit = min(room, each if self._groups.holds(lane.number) else _UNHELD_ROWS)
+                unheld = _UNHELD_ROWS if knows_bodies else _UNKNOWN_ROWS
+                limit = min(room, each if self._groups.holds(lane.number) else unheld)
             if limit <= 0:
                 continue
             rows_max -= limit
             if pages and rows_max < 0:
                 break
             pages.append(self._page_of(lane, until_ms, limit))
-            if not self._pages.knows_bodies:
-                break
         return pages
 
     def _begin_ms(self, lane: Lane) -> int:
