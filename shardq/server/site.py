@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 REGION = "us-east-1"
 ACCOUNT = "000000000000"
-POLLS_MAX = 1_000
+POLLS_MAX = 10_000
 _UNKNOWN: Final = "unknown"
 """The outcome of a command that the end of the process has stopped."""
 _WATCH_S = 1.0
