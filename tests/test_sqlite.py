@@ -37,7 +37,7 @@ from shardq.stores.sqlite import SqliteStore, schema
 from shardq.stores.sqlite import file as sqlite_names
 from shardq.stores.sqlite import store as sqlite_store
 from shardq.stores.store import Entry, LeaseState, Mark, Move
-from shardq.stores.tables import LANES, QUEUES, RESULTS, Change, ResultNote
+from shardq.stores.tables import LANES, MEMBERS, QUEUES, RESULTS, Change, ResultNote
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -151,7 +151,21 @@ def test_the_log_is_written_ahead_and_synced_as_asked(
     with store._database.transaction() as writer:
         assert writer.execute("PRAGMA synchronous").fetchone() == (level,)
         assert writer.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    with store._database.transaction(is_lasting=False) as writer:
+        assert writer.execute("PRAGMA synchronous").fetchone() == (1,)
+    assert writer.execute("PRAGMA synchronous").fetchone() == (level,)
     store.close()
+
+
+def test_a_heartbeat_waits_for_no_disk(store: SqliteStore) -> None:
+    said: list[str] = []
+    with store._database.transaction() as writer:
+        writer.set_trace_callback(said.append)
+    store.note(LANES, ("mail",), {0: 1})
+    assert not [one for one in said if "synchronous" in one]
+    store.note(MEMBERS, ("mail",), {"a:1": "{}"}, 9_000)
+    levels = [one for one in said if "synchronous" in one]
+    assert levels == ["PRAGMA synchronous = NORMAL", "PRAGMA synchronous = FULL"]
 
 
 def test_the_schema_that_is_printed_is_the_one_that_is_made(store: SqliteStore, path: Path) -> None:

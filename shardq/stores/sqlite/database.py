@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
@@ -195,19 +195,35 @@ class Database:
             return rows
 
     @contextmanager
-    def transaction(self) -> Iterator[sqlite3.Connection]:
-        """The connection that writes, in a transaction that is committed at the end."""
+    def transaction(self, *, is_lasting: bool = True) -> Iterator[sqlite3.Connection]:
+        """The connection that writes, in a transaction that is committed at the end.
+
+        Args:
+            is_lasting: False if a power cut may undo it. The commit then waits for no disk; the
+                next lasting one puts both on the disk.
+        """
         locks.refuse_within(self._writer.lock, self._reader.lock)
         with self._writer.lock, self._failures.translated(writing=True):
             connection = self._writer.connection or self._reconnect(self._writer)
             # Immediate: a transaction that began as a reader could not wait for a writer.
             try:
                 self._turn.take()
-                with _transaction(connection, "BEGIN IMMEDIATE"):
+                with (
+                    nullcontext() if is_lasting else self._unsynced(connection),
+                    _transaction(connection, "BEGIN IMMEDIATE"),
+                ):
                     yield connection
             finally:
                 self._turn.give_back()
             self._file.check(self._writer)
+
+    @contextmanager
+    def _unsynced(self, connection: sqlite3.Connection) -> Iterator[None]:
+        connection.execute("PRAGMA synchronous = NORMAL")
+        try:
+            yield
+        finally:
+            connection.execute(f"PRAGMA synchronous = {self._synchronous}")
 
     def changed(self) -> int | None:
         """A number that changes when another connection has written; None in memory.

@@ -285,7 +285,9 @@ class SqliteRegisters:
         if not values:
             return
         sql, place = STATEMENTS[table], _named(table.partition, partition)
-        with self._database.transaction() as connection:
+        # Rows that expire by time since boot mean nothing after a power cut.
+        is_lasting = table.lapse is not Lapse.BOOT
+        with self._database.transaction(is_lasting=is_lasting) as connection:
             now = self._until(table, ttl_ms)
             self.counters["batches"] += 1
             if sql.void:
