@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import uuid
+from collections import defaultdict
+from typing import TYPE_CHECKING
 
 import pytest
 from worlds import World, on_each_store
@@ -11,9 +13,13 @@ from shardq import Bury, Consumer, Message, Queue, Snooze
 from shardq.errors import StoreFull, StoreRefused, StoreTimeout, StoreUnavailable
 from shardq.model.ids import RowIds, birth_us, row_ids
 from shardq.model.message import Row, moved
+from shardq.model.times import moment_of
 from shardq.records.ledger import End, Ledger, entry_of
 from shardq.stores.store import Entry, Mark, Move
 from shardq.testing import Recorder, Stage
+
+if TYPE_CHECKING:
+    from datetime import datetime
 
 
 def marks_of(stage: Stage, queue: Queue) -> list[Mark]:
@@ -90,6 +96,86 @@ def test_each_end_is_recorded_with_the_deliveries_until_then(stage: Stage) -> No
     assert {mark.member for mark in marks_of(stage, queue)} == {consumer.member}
     assert all(mark.fate is None for mark in marks_of(stage, queue.dead))
     assert len(marks_of(stage, queue.dead)) == 2
+
+
+def test_each_failed_attempt_is_recorded_with_its_begin_run_time_and_error(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail", attempts=3, backoff="10s")
+    begins: dict[str, list[datetime]] = defaultdict(list)
+
+    def handle(message: Message) -> None:
+        begins[message.text].append(moment_of(stage.clock.now_ms()))
+        stage.clock.advance(0.25 * message.attempt)
+        if message.text == "good" and message.attempt == 2:
+            return
+        if message.text == "later" and len(begins["later"]) == 1:
+            raise Snooze("1s")
+        if message.text == "bad":
+            raise Bury("no such address")
+        raise ConnectionError(f"refused, attempt {message.attempt} " + 2_000 * "x")
+
+    for text in ("good", "bad", "later"):
+        queue.put(text, id=text, group="g" if text == "later" else None)
+    consumer = Consumer(queue, handle)
+    for _ in range(60):
+        stage.drive(consumer, seconds=1)
+    failed = {text: next(queue.history(text)).failed for text in begins}
+    assert [one.attempt for one in failed["good"]] == [1]
+    assert [one.attempt for one in failed["later"]] == [1, 2, 3]
+    assert [(one.attempt, one.error) for one in failed["bad"]] == [(1, "no such address")]
+    # A run that was snoozed has not failed.
+    begun = {"good": begins["good"][:1], "bad": begins["bad"], "later": begins["later"][1:]}
+    assert {text: [one.began for one in of] for text, of in failed.items()} == begun
+    for one in (one for of in failed.values() for one in of):
+        assert one.run_ms == 250 * one.attempt
+    for one in (*failed["good"], *failed["later"]):
+        assert one.error.startswith(f"ConnectionError: refused, attempt {one.attempt} xxx")
+        assert len(one.error) == 1_000
+
+
+def test_an_attempt_whose_record_fails_is_recorded_once_with_its_retry(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", attempts=3, backoff="1s")
+    queue.put("a", id="a")
+
+    def fail(_message: Message) -> None:
+        raise ConnectionError("refused")
+
+    consumer = Consumer(queue, fail)
+    stage.faults.fail("record", times=3)
+    for _ in range(20):
+        stage.drive(consumer, seconds=1)
+    [record] = queue.history("a")
+    assert [one.attempt for one in record.failed] == [1, 2, 3]
+    assert (record.fate, record.attempt, queue.totals().retried) == ("dead", 3, 2)
+
+
+def test_an_attempt_that_a_receipt_fails_is_recorded_without_its_begin(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", attempts=2, backoff="1s", dead="off")
+    queue.put("a", id="a")
+    for reason in ("no route", ""):
+        [message] = queue.receive(visibility="30s")
+        stage.clock.advance(5)
+        queue.retry(message, reason=reason)
+        stage.clock.advance(5)
+    [record] = queue.history("a")
+    assert [(one.attempt, one.began, one.run_ms, one.error) for one in record.failed] == [
+        (1, None, None, "no route"),
+        (2, None, None, "retried without a reason"),
+    ]
+    assert [one.ended for one in record.failed] < [record.ended] * 3
+
+
+def test_a_queue_without_a_history_records_no_attempts() -> None:
+    with Stage(history="off") as stage:
+        queue = stage.connect().queue("mail", attempts=2)
+        queue.put("a")
+
+        def fail(_message: Message) -> None:
+            raise ConnectionError
+
+        stage.drain(queue, Consumer(queue, fail))
+        assert "record" not in stage.faults.calls
 
 
 def test_ends_by_receipt_are_recorded(stage: Stage) -> None:

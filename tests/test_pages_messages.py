@@ -14,6 +14,7 @@ from urllib.parse import quote, urlencode
 import pytest
 
 import shardq
+from shardq.model.times import span
 from shardq.records.accounts import Accounts
 from shardq.records.masterkey import FILE_VARIABLE, MASTER_VARIABLE
 from shardq.server.access import Access
@@ -430,6 +431,35 @@ def test_the_story_of_a_message_says_where_it_is_and_why() -> None:
         html = await person.see("/queues/mail/messages/none")
         assert "nothing is known of message" in html
         assert (await person.get("/queues/none/messages/x")).status == 404
+
+    play(story)
+
+
+def test_the_story_of_a_message_has_each_attempt_that_failed() -> None:
+    async def story(person: Person) -> None:
+        queue = person.api.db.queue("mail", history="1d", attempts=5, backoff="0s")
+        queue.put("a", id="a")
+
+        def work(message: shardq.Message) -> None:
+            if message.attempt < 3:
+                raise ConnectionError(f"<b>refused {message.attempt}</b>")
+
+        await asyncio.to_thread(shardq.run, shardq.Consumer(queue, work), until_empty=True)
+        answer = await person.api.done("GET", "/v1/queues/mail/history?message=a")
+        [record] = answer["records"]
+        assert [one["attempt"] for one in record["failed"]] == [1, 2]
+        assert record["fate"] == "acked"
+        html = await person.see("/queues/mail/messages/a")
+        table = html.partition("<h3>Failed</h3>")[2].partition("</table>")[0]
+        cells = [re.sub("<.*?>", "", one) for one in re.findall(r"<t[dh][ >].*?</t[dh]>", table)]
+        for one, row in zip(record["failed"], (cells[5:10], cells[10:]), strict=True):
+            number, began, ran, ended, error = row
+            assert number == str(one["attempt"])
+            assert (ran, unescape(error)) == (span(one["run_ms"]), one["error"])
+            assert f"<b>refused {number}</b>" in unescape(error)
+            assert one["began"] <= one["ended"]
+            for cell in (began, ended):
+                assert re.search(r"\d\d:\d\d:\d\d", cell)
 
     play(story)
 

@@ -11,11 +11,12 @@ from shardq.cli import options, screen
 from shardq.cli.exits import Exit
 from shardq.inspection.whereabouts import Whereabouts
 from shardq.model import ids
+from shardq.model.times import span
 
 if TYPE_CHECKING:
     from shardq.inspection.state import State
     from shardq.queue import Queue
-    from shardq.records.ledger import Record
+    from shardq.records.ledger import Failed, Record
 
 _INDENT = "    "
 
@@ -68,8 +69,8 @@ def history(
             if as_json:
                 screen.print_json(_told(record) | _where(state))
             else:
-                line = _line(record, state)
-                click.echo("\n".join(screen.wrapped(line, width, indent=_INDENT)))
+                for line in (_line(record, state), *map(_failed_line, record.failed)):
+                    click.echo("\n".join(screen.wrapped(line, width, indent=_INDENT)))
     return Exit.OK
 
 
@@ -96,7 +97,27 @@ def _told(record: Record) -> dict[str, object]:
         "attempt": record.attempt,
         "member": record.member or None,
         "task": record.task,
+        "failed": [
+            {
+                "attempt": one.attempt,
+                "began": screen.when(one.began),
+                "ended": screen.when(one.ended),
+                "run_ms": one.run_ms,
+                "error": one.error,
+            }
+            for one in record.failed
+        ],
     }
+
+
+def _failed_line(one: Failed) -> str:
+    """A line for an attempt that failed, below that of its record."""
+    clauses = [f"{_INDENT}attempt {one.attempt:,}"]
+    if one.began is not None and one.run_ms is not None:
+        clauses += [f"began {screen.when(one.began)},", f"ran {span(one.run_ms)},"]
+    clauses.append(f"failed {screen.when(one.ended)}:")
+    line = " ".join(clause.replace(" ", "\N{NO-BREAK SPACE}") for clause in clauses)
+    return f"{line} {screen.plain(one.error)}"
 
 
 def _line(record: Record, state: State | None) -> str:

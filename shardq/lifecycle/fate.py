@@ -20,7 +20,7 @@ LOST = f"{OUT_OF_ATTEMPTS}: its consumer died, or its time ran out"
 """Why a message dies whose last attempt ended without an outcome."""
 BEHIND_A_RUN = "the message that had its key before still runs"
 """Why a message is postponed that follows a long run."""
-_NO_REASON = "retried without a reason"
+NO_REASON = "retried without a reason"
 """The error of a retry without one, in place of the error of an earlier attempt."""
 
 
@@ -41,6 +41,10 @@ class Fate(Enum):
     """It was too old to be delivered."""
     DROP = auto()
     """It was not handed out: another message has its name, and others count its end."""
+
+
+FAILED = (Fate.RETRY, Fate.BURY)
+"""Fates of attempts that failed."""
 
 
 class Step(NamedTuple):
@@ -67,6 +71,7 @@ class Outcome(NamedTuple):
         is_for_others: For a snooze: True to pass the message on, as this member cannot run it.
         step: For a snooze: the next row, in place of a delay.
         is_reported: True if a listener of its runs was given it: its worker's line says why.
+        ran_ms: When its run ended, epoch milliseconds, and how long it took; None: not measured.
     """
 
     fate: Fate
@@ -77,6 +82,7 @@ class Outcome(NamedTuple):
     is_for_others: bool = False
     step: Step | None = None
     is_reported: bool = False
+    ran_ms: tuple[int, int] | None = None
 
 
 def decided(outcome: Outcome, attempt: int, register: Register) -> Outcome:
@@ -100,5 +106,5 @@ def decided(outcome: Outcome, attempt: int, register: Register) -> Outcome:
     if outcome.fate is not Fate.BURY and outcome.delay_ms is None:
         outcome = outcome._replace(delay_ms=register.settings.backoff_of(attempt))
     if outcome.fate is Fate.RETRY and not outcome.reason:
-        outcome = outcome._replace(reason=_NO_REASON)
+        outcome = outcome._replace(reason=NO_REASON)
     return outcome

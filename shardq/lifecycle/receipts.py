@@ -16,17 +16,17 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from shardq.errors import BadReceipt, ReceiptError, StaleReceipt, UsageError, begun
-from shardq.lifecycle.fate import Fate, Outcome
+from shardq.lifecycle.fate import FAILED, NO_REASON, Fate, Outcome
 from shardq.lifecycle.forwarding import Forwarder
 from shardq.lifecycle.hub import Call, Hub, Hubs
 from shardq.lifecycle.planner import counted
 from shardq.lifecycle.settle import CLAIM_MARGIN_MS
 from shardq.model import names
-from shardq.model.message import Message, Row, key_of, receipt_of
+from shardq.model.message import Message, Row, key_of, receipt_of, short_error
 from shardq.model.receipt import Receipt
 from shardq.model.times import moment_of
 from shardq.records.ledger import End
-from shardq.stores.store import Move
+from shardq.stores.store import Move, Try
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -220,12 +220,19 @@ class Receipts:
                 f"queue {self._register.name!r} keeps dead messages; ack or redrive them instead."
             )
         plans: dict[Position, Settlement] = {}
+        failures: list[tuple[Row, Try]] = []
+        is_failure = outcome.fate in FAILED and self._settler.ledger.is_on
+        error = short_error(outcome.reason or NO_REASON)
 
         def plan(row: Row, attempt: int) -> Move | Row | None:
             planned = plans[row.position] = self._planner.settle(row, outcome, attempt)
+            if is_failure and attempt:
+                failures.append((row, Try(attempt, self._clock.now_ms(), None, error)))
             return planned.move or planned.edit
 
-        answers, ended = self._change(deliveries, plan, is_partial=is_partial, margin_ms=margin_ms)
+        answers, ended = self._change(
+            deliveries, plan, is_partial=is_partial, margin_ms=margin_ms, failures=failures
+        )
         died = [row for row in ended if plans[row.position].fate is Fate.BURY]
         self._settler.tell(died)
         retried = sum(plans[row.position].fate is Fate.RETRY for row in ended)
@@ -437,6 +444,7 @@ class Receipts:
         is_partial: bool,
         is_followed: bool = False,
         margin_ms: int = CLAIM_MARGIN_MS,
+        failures: Sequence[tuple[Row, Try]] = (),
     ) -> tuple[list[Row | ReceiptError], list[Row]]:
         """Move, edit or end the rows of deliveries.
 
@@ -447,6 +455,7 @@ class Receipts:
             is_partial: True if a delivery that fails does not fail the others.
             is_followed: True to change the claims of messages whose rows have moved, too.
             margin_ms: How long before a delivery's time is up it is refused.
+            failures: Filled by `plan`: attempts that have failed, for the history.
 
         Returns:
             Of each delivery the row as it is now, or the error; and the rows that were changed, as
@@ -461,6 +470,7 @@ class Receipts:
         if stale and not is_partial:
             raise next(iter(stale.values()))
         planned = [(row, plan(row, receipts[row.position].attempt)) for row in found]
+        self._settler.ledger.fail(failures)
         # Checked again, because the steps before may have taken long.
         live = [(row, new) for row, new in planned if not self.is_over(row, margin_ms)]
         edits = [(row, new) for row, new in live if isinstance(new, Row)]

@@ -858,8 +858,12 @@ def failed(row: Row, error: str, failed_ms: int, *, is_snoozed: bool = False) ->
         failed_ms: When, epoch milliseconds.
         is_snoozed: Whether it has not failed: the error is why it was snoozed.
     """
-    told = sound_text(error[:ERROR_CHARS_MAX])[:ERROR_CHARS_MAX]
-    return row._replace(error=Failure(told, failed_ms, is_snoozed).text())
+    return row._replace(error=Failure(short_error(error), failed_ms, is_snoozed).text())
+
+
+def short_error(error: str) -> str:
+    """An error as it is kept: without what is beyond `ERROR_CHARS_MAX` characters."""
+    return sound_text(error[:ERROR_CHARS_MAX])[:ERROR_CHARS_MAX]
 
 
 def last_error(row: Row) -> tuple[str | None, datetime | None]:

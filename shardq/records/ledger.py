@@ -1,7 +1,8 @@
-"""The ledger of a queue that keeps a history: how each message entered and ended.
+"""The ledger of a queue that keeps a history: how each message entered, failed and ended.
 
 ```
  put ───────────► row stored ──► put recorded ──► reported
+ retry ─────────► failure recorded ──► row stored at its new due
  ack, cancel ───► end recorded ──► row deleted
  bury, redrive ─► new row stored ──► put recorded ──► end recorded ──► old row deleted
 ```
@@ -14,6 +15,7 @@ pays only for the check that it is off. `audit.py` adds up the ledger.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -26,7 +28,7 @@ from shardq.model.names import served_queue
 from shardq.model.shard import spans
 from shardq.model.times import iso, moment_of, moment_or_ago_ms
 from shardq.records.membership import name_in_child
-from shardq.stores.store import MINUTE_US, Entry, Mark
+from shardq.stores.store import MINUTE_US, Entry, Mark, Try
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
 CLOCK_AHEAD_MS = 1_000
 """Without a given end, entries up to this far ahead are read, because producers' clocks differ."""
 
+_MS = timedelta(milliseconds=1)
 SPAN_MINUTES = 30
 """Minutes of the ledger that are read at once."""
 
@@ -62,6 +65,29 @@ class End(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Failed:
+    """An attempt of a message that failed, by the history.
+
+    Attributes:
+        attempt: The number of the delivery, from 1.
+        began: When its handler was called, UTC; None if that is not known, as of a delivery that
+            was settled by its receipt.
+        ended: When it failed, UTC.
+        error: Why, without what is beyond 1,000 characters.
+    """
+
+    attempt: int
+    began: datetime | None
+    ended: datetime
+    error: str
+
+    @property
+    def run_ms(self) -> int | None:
+        """How long it ran, milliseconds; None if that is not known."""
+        return None if self.began is None else (self.ended - self.began) // _MS
+
+
+@dataclass(frozen=True, slots=True)
 class Record:
     """The record of one message in the history.
 
@@ -77,6 +103,7 @@ class Record:
         attempt: Deliveries until it ended.
         member: The member that recorded the end; empty if it has not ended.
         task: The task whose job it is; None for any other message, and if no put is recorded.
+        failed: Its attempts that failed, the last 100, in the order of their ends.
     """
 
     id: str
@@ -87,6 +114,7 @@ class Record:
     attempt: int
     member: str
     task: str | None
+    failed: tuple[Failed, ...] = ()
 
 
 def record_of(mark: Mark, purged_before_us: int) -> Record:
@@ -109,6 +137,21 @@ def record_of(mark: Mark, purged_before_us: int) -> Record:
         mark.attempt,
         mark.member,
         mark.task,
+        _failed_of(mark),
+    )
+
+
+def _failed_of(mark: Mark) -> tuple[Failed, ...]:
+    """The attempts in a mark that was checked."""
+    tries = sorted((one for one in map(Try.read, mark.tries) if one), key=_by_end)
+    return tuple(
+        Failed(
+            one.attempt,
+            None if one.run_ms is None else moment_of(one.ended_ms - one.run_ms),
+            moment_of(one.ended_ms),
+            one.error,
+        )
+        for one in tries
     )
 
 
@@ -173,6 +216,16 @@ class Ledger:
                 for row, attempt in zip(rows, attempts, strict=True)
             )
             self._store.record(marks, ttl_ms)
+
+    def fail(self, failures: Iterable[tuple[Row, Try]]) -> None:
+        """Record attempts that failed, before the rows move. Idempotent.
+
+        Args:
+            failures: The rows, at any place, of one queue that keeps a history.
+        """
+        marks = [Mark(entry_of(row), tries=(one.text(),)) for row, one in failures]
+        if marks:
+            self._store.record(marks, self._register.settings_of(marks[0].entry.queue).history_ms)
 
     def first_ms(self) -> int:
         """The earliest time of entry that this queue's history may have, epoch milliseconds.
@@ -297,6 +350,10 @@ def span_of(
 
 def _by_entry(record: Record) -> datetime:
     return record.entered
+
+
+def _by_end(one: Try) -> tuple[int, int]:
+    return one.ended_ms, one.attempt
 
 
 def put_of(row: Row) -> Mark:

@@ -21,6 +21,7 @@ through.
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 from shardq.errors import StoreCorrupt, shown
@@ -164,8 +165,50 @@ class Entry(NamedTuple):
         return queue, born_us // MINUTE_US, (born_us // _TURN_US + row_id[-1]) % PARTS
 
 
+TRIES_MAX = 100
+"""Failed attempts of a message that the ledger keeps, the last ones."""
+_TRY = re.compile(r"([0-9]{1,9}):([0-9]{1,15}):([0-9]{0,15}):(.*)", re.DOTALL)
+
+
+class Try(NamedTuple):
+    """An attempt that failed, as the ledger keeps it.
+
+    Attributes:
+        attempt: The number of the delivery, from 1.
+        ended_ms: When it ended, epoch milliseconds.
+        run_ms: How long it ran; None if that is not known.
+        error: Why it failed.
+    """
+
+    attempt: int
+    ended_ms: int
+    run_ms: int | None
+    error: str
+
+    def text(self) -> str:
+        """The stored form.
+
+        >>> Try(2, 1_800_000_000_000, 250, "refused: 5").text(), Try(1, 7, None, "").text()
+        ('2:1800000000000:250:refused: 5', '1:7::')
+        """
+        run = "" if self.run_ms is None else self.run_ms
+        return f"{self.attempt}:{self.ended_ms}:{run}:{self.error}"
+
+    @classmethod
+    def read(cls, text: str) -> Try | None:
+        """An attempt from its stored form; None if it is damaged."""
+        found = _TRY.fullmatch(text)
+        run_ms = int(found[3]) if found and found[3] else None
+        return found and cls(int(found[1]), int(found[2]), run_ms, found[4])
+
+
+def slot_of(text: str) -> int:
+    """Where a line of the ledger keeps a failed attempt, given in its stored form."""
+    return int(text.partition(":")[0]) % TRIES_MAX
+
+
 class Mark(NamedTuple):
-    """A record of the ledger about a message: its put, its end, or both.
+    """A record of the ledger about a message: its put, its end, an attempt that failed, or all.
 
     Attributes:
         entry: The message.
@@ -176,6 +219,7 @@ class Mark(NamedTuple):
         attempt: Deliveries until the end.
         member: The member that recorded the end.
         task: The task whose job the message is; None for any other message.
+        tries: Attempts that failed, as `Try.text` stores them, in any order.
     """
 
     entry: Entry
@@ -186,6 +230,7 @@ class Mark(NamedTuple):
     attempt: int = 0
     member: str = ""
     task: str | None = None
+    tries: tuple[str, ...] = ()
 
     @classmethod
     def of(
@@ -198,9 +243,19 @@ class Mark(NamedTuple):
         attempt: int | None,
         member: str | None,
         task: str | None,
+        tries: Iterable[str] | None,
     ) -> Mark:
         """The mark in a row of the ledger's table, where a value that is not recorded is null."""
-        return cls(entry, due_ms, name, fate, ended_ms or 0, attempt or 0, member or "", task)
+        past = tuple(tries or ())
+        return cls(entry, due_ms, name, fate, ended_ms or 0, attempt or 0, member or "", task, past)
+
+    @property
+    def is_try(self) -> bool:
+        """True if neither the put nor the end is recorded: of such a message nothing is reported.
+
+        Its producer may be about to record the put.
+        """
+        return self.due_ms is None and self.fate is None and bool(self.tries)
 
     def checked(self) -> Mark:
         """Return the mark if shardq can have recorded its values. `fate` may be any text.
@@ -208,7 +263,7 @@ class Mark(NamedTuple):
         Raises:
             StoreCorrupt: If shardq never records one of the values.
         """
-        entry, due_ms, name, fate, ended_ms, attempt, member, task = self
+        entry, due_ms, name, fate, ended_ms, attempt, member, task, tries = self
         if due_ms is not None and not is_epoch_ms(due_ms):
             raise _damaged(entry, "due", due_ms)
         if not is_epoch_ms(ended_ms):
@@ -219,6 +274,9 @@ class Mark(NamedTuple):
         for column, text in texts:
             if text is not None and type(text) is not str:
                 raise _damaged(entry, column, text)
+        for one in tries:
+            if type(one) is not str or Try.read(one) is None:
+                raise _damaged(entry, "tries", one)
         return self
 
 
@@ -521,9 +579,10 @@ class Logs(Protocol):
     """The ledger: how each message entered and ended, and rows that are written with a mark."""
 
     def record(self, marks: Iterable[Mark], ttl_ms: int) -> None:
-        """Add marks to the ledger: puts, at the entry's time, and ends; the earliest end stands.
+        """Add marks to the ledger: puts, at the entry's time, ends, and attempts that failed.
 
-        Each mark is either a put or an end. Idempotent, in whatever order marks arrive.
+        The earliest end stands, and the last `TRIES_MAX` attempts. Each mark is one of the three.
+        Idempotent, in whatever order marks arrive.
 
         Args:
             marks: Taken lazily, in full batches.
@@ -564,10 +623,13 @@ class Logs(Protocol):
         """
 
     def recorded(self, entries: Iterable[Entry]) -> list[Mark]:
-        """The marks of those entries that the ledger has, in any order."""
+        """The marks of those entries that the ledger has, in any order, but none that is a try."""
 
     def history(self, queue: str, minutes: range) -> Iterator[Mark]:
-        """The marks of these minutes of entry, minute by minute, in any order within, by pages."""
+        """The marks of these minutes of entry, minute by minute, in any order within, by pages.
+
+        None is a try alone.
+        """
 
 
 class Store(Rows, Leases, Registers, Logs, Protocol):

@@ -16,9 +16,11 @@ from shardq.model.message import Row
 from shardq.model.shard import Position
 from shardq.stores.store import (
     MINUTE_US,
+    TRIES_MAX,
     Entry,
     Mark,
     Move,
+    Try,
 )
 from shardq.testing.simulation.network import Weather
 from shardq.testing.simulation.scheduler import Process
@@ -108,6 +110,37 @@ def test_what_is_no_time_comes_back_as_it_is_for_its_reader_to_refuse(
         StoreCorrupt, match=f"history of queue '{queue}' is damaged: due of message"
     ):
         mark.checked()
+
+
+def tries_of(store: Store, entry: Entry) -> set[str]:
+    return {text for mark in store.recorded([entry]) for text in mark.tries}
+
+
+def test_failed_attempts_are_told_beside_the_put_and_the_end(store: Store, queue: str) -> None:
+    put = a_put(make_entry(queue), "order-7")
+    failed = [
+        Try(number, BASE_MS + number, 30 * number, f'{number}: \x00 "注文" null \\u0000\n')
+        for number in (1, 2)
+    ]
+    tries = [Mark(put.entry, tries=(one.text(),)) for one in (*failed, Try(3, BASE_MS, None, ""))]
+    # A consumer may be quicker than the producer: a try alone is no record yet.
+    store.record(tries[:1], LONG_MS)
+    assert store.recorded([put.entry]) == []
+    assert list(store.history(queue, range(BASE_MINUTE, BASE_MINUTE + 1))) == []
+    store.record([put, *tries[1:], tries[0]], LONG_MS)
+    store.record([an_end(put.entry), tries[2]], LONG_MS)
+    [mark] = store.recorded([put.entry])
+    assert list(store.history(queue, range(BASE_MINUTE, BASE_MINUTE + 1))) == [mark]
+    assert mark._replace(tries=()) == both(put, an_end(put.entry))
+    assert set(mark.checked().tries) == {text for one in tries for text in one.tries}
+    assert {Try.read(text) for text in mark.tries} >= set(failed)
+
+
+def test_of_failed_attempts_the_last_hundred_are_kept(store: Store, queue: str) -> None:
+    put = a_put(make_entry(queue))
+    tries = [Try(number, BASE_MS + number, 5, "no").text() for number in range(1, TRIES_MAX + 3)]
+    store.record([put, *(Mark(put.entry, tries=(one,)) for one in tries)], LONG_MS)
+    assert tries_of(store, put.entry) == set(tries[2:])
 
 
 def test_a_record_may_be_repeated(store: Store, queue: str) -> None:

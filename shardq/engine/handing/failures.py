@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardq import locks
 from shardq.engine.handing.outcome import Request, users_frames
-from shardq.lifecycle.fate import Fate, Outcome, decided
+from shardq.lifecycle.fate import FAILED, Fate, Outcome, decided
 from shardq.model.message import first_line, sound_text
 from shardq.model.names import is_dead_queue
 from shardq.model.times import span
@@ -37,7 +37,6 @@ _KINDS_MAX = 20
 _OTHERS = "others"
 _FORMATTER = logging.Formatter()
 _LINE_CHARS = 1_000
-_FAILED = (Fate.RETRY, Fate.BURY)
 
 
 class Failures:
@@ -73,7 +72,7 @@ class Failures:
             kind: The kind that it is counted as; by default the error's class, or the reason.
             level: The level of the line.
         """
-        if outcome.fate not in _FAILED:
+        if outcome.fate not in FAILED:
             return
         outcome = decided(outcome, one.attempt, self._register)
         kind = kind or (one_line(outcome.reason) if error is None else type(error).__name__)

@@ -35,9 +35,10 @@ from shardq.engine.reading.lane import SOON_MS
 from shardq.engine.storing.courier import Errand
 from shardq.engine.storing.ending import Endings
 from shardq.errors import ShardqError, StoreUnavailable
-from shardq.lifecycle.fate import LOST, Fate, Outcome
-from shardq.model.message import Row, end_of_use_ms, spent_reason
+from shardq.lifecycle.fate import FAILED, LOST, NO_REASON, Fate, Outcome
+from shardq.model.message import Row, end_of_use_ms, short_error, spent_reason
 from shardq.records.ledger import End
+from shardq.stores.store import Try
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -127,6 +128,8 @@ class Outbox:
         self._checked: list[Delivery] = []
         self._moves: list[_Pending] = []
         self._edits: list[_Edit] = []
+        self._failed: list[tuple[Row, Try]] = []
+        """Attempts for the history, of a queue that keeps one."""
         self._left_behind: list[Delivery] = []
         self._parking: dict[bytes, Move | Row] = {}
         self._running = member.memory.running
@@ -144,6 +147,8 @@ class Outbox:
         if not (is_stored or one.take(END)):
             return
         is_first = not (self._done or self._unread)
+        if outcome.fate in FAILED and one.thread_id and self._settler.ledger.is_on:
+            outcome = outcome._replace(ran_ms=self._ran_ms(one))
         self._done.append((one, outcome))
         # Once a batch: handlers that end while the engine stores others need not wake it again.
         is_awaited = one.careful and not is_stored
@@ -303,6 +308,9 @@ class Outbox:
             self._take_back(wait=everything)
         if self._checked:
             self._flush_checked()
+        if self._failed:
+            self._settler.ledger.fail(self._failed)
+            self._failed.clear()
         if self._edits:
             self._flush_edits()
         if self._moves:
@@ -464,8 +472,17 @@ class Outbox:
         else:
             self.give_up(one, is_settled=fate is Fate.LEAVE)
 
+    def _ran_ms(self, one: Delivery) -> tuple[int, int]:
+        """When the run of a delivery that ends now has ended, and how long it took."""
+        ending = self.endings.held.get(one)
+        begun_us = (ending and ending.begun_us) or one.begun_us
+        return self._clock.now_ms(), (self._clock.boot_us() - begun_us) // 1_000
+
     def _plan(self, one: Delivery, outcome: Outcome) -> None:
         fate, move, edit, dead = self._planner.settle(one.row, outcome, one.attempt)
+        if outcome.ran_ms is not None:
+            error = short_error(outcome.reason or NO_REASON)
+            self._failed.append((one.row, Try(one.attempt, *outcome.ran_ms, error)))
         if edit is not None:
             self._edits.append(_Edit(one, self._groups.edits.numbered(one, edit), fate))
             if outcome.is_for_others:

@@ -17,6 +17,7 @@ from shardq.server.api.shapes import Span, Time, time_or_none
 if TYPE_CHECKING:
     from shardq.observer import Quantiles, QueueView
     from shardq.queue import Queue as SyncQueue
+    from shardq.records.ledger import Failed as FailedAttempt
     from shardq.records.ledger import Record as HistoryRecord
     from shardq.server.hub import ServedQueue
 
@@ -138,6 +139,25 @@ class HistoryQuery(Struct, kw_only=True, forbid_unknown_fields=True):
     limit: Annotated[int, Meta(ge=1, le=_RECORDS_MAX)] = 100
 
 
+class Failed(Struct, kw_only=True, omit_defaults=True):
+    """An attempt that failed.
+
+    Attributes:
+        attempt: Its number, from 1.
+        began: When its handler was called; absent if that is not known, as of a delivery that was
+            settled by its receipt.
+        ended: When it failed.
+        run_ms: How long it ran; absent likewise.
+        error: Why.
+    """
+
+    attempt: int
+    began: Time | None = None
+    ended: Time
+    run_ms: int | None = None
+    error: str
+
+
 class Record(Struct, kw_only=True, omit_defaults=True):
     """What became of a message.
 
@@ -150,6 +170,7 @@ class Record(Struct, kw_only=True, omit_defaults=True):
         attempt: Deliveries until then.
         member: The process that recorded the end.
         task: The task whose job it is.
+        failed: Its attempts that failed, the last 100.
     """
 
     id: str
@@ -160,6 +181,7 @@ class Record(Struct, kw_only=True, omit_defaults=True):
     attempt: int = 0
     member: str = ""
     task: str | None = None
+    failed: list[Failed] = []
 
 
 class History(Struct):
@@ -250,6 +272,17 @@ def _record_of(record: HistoryRecord) -> Record:
         attempt=record.attempt,
         member=record.member,
         task=record.task,
+        failed=[_failed_of(one) for one in record.failed],
+    )
+
+
+def _failed_of(one: FailedAttempt) -> Failed:
+    return Failed(
+        attempt=one.attempt,
+        began=time_or_none(one.began),
+        ended=iso(one.ended),
+        run_ms=one.run_ms,
+        error=one.error,
     )
 
 

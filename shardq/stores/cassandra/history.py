@@ -1,8 +1,9 @@
-"""The ledger: the put and the end of each message, in plain cells with the retention as TTL.
+"""The ledger: the put, the end and the failures of each message, in plain cells with a TTL.
 
 ```
  put ──► due, name, task              USING TIMESTAMP birth
  end ──► fate, ended, attempt, member USING TIMESTAMP birth - (ended - birth)
+ try ──► tries[attempt % 100]         USING TIMESTAMP ended
 ```
 
 A put may be repeated any number of times. Of several ends the first stands in whatever order they
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from shardq.model.ids import birth_us
 from shardq.model.shard import spans
 from shardq.stores.cassandra import cells
-from shardq.stores.store import PARTS, Entry, Mark
+from shardq.stores.store import PARTS, Entry, Mark, slot_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -57,9 +58,13 @@ _END = (
     "INSERT INTO {}.history (queue, minute, part, id, fate, ended, attempt, member) "
     "VALUES (?, ?, ?, ?, ?, ?, ?, ?) USING TIMESTAMP ? AND TTL ?"
 )
+_TRY = (
+    "UPDATE {}.history USING TIMESTAMP ? AND TTL ? SET tries[?] = ? "
+    "WHERE queue = ? AND minute = ? AND part = ? AND id = ?"
+)
 _MARKS = (
     "SELECT timeuuidAsBlob(id), toUnixTimestamp(due), name, fate, toUnixTimestamp(ended), attempt, "
-    "member, task FROM {}.history WHERE queue = ? "
+    "member, task, tries FROM {}.history WHERE queue = ? "
 )
 _FIND = _MARKS + "AND minute = ? AND part = ? AND id IN ?"
 _READ = _MARKS + "AND minute IN ? AND part IN ?"
@@ -76,7 +81,7 @@ class History:
         self._session = session
 
     def record(self, marks: Iterable[Mark], ttl_ms: int) -> None:
-        """Add puts and ends: unlogged batches, each of one partition."""
+        """Add marks: unlogged batches, each of one partition."""
         self._session.write(self._batches(marks, cells.seconds(ttl_ms)))
 
     def recorded(self, entries: Iterable[Entry]) -> list[Mark]:
@@ -95,7 +100,7 @@ class History:
                 for n in range(0, len(ids), FIND_MARKS)
             ]
             for page in self._session.read(statements, "ledger"):
-                found += [_mark(queue, one) for one in page]
+                found += _marks(queue, page)
         return found
 
     def history(self, queue: str, minutes: range) -> Iterator[Mark]:
@@ -105,7 +110,7 @@ class History:
             for some in spans(minutes, READ_MINUTES)
         )
         for page in self._session.read(statements, "history"):
-            yield from (_mark(queue, one) for one in page)
+            yield from _marks(queue, page)
 
     def _batches(self, marks: Iterable[Mark], ttl: bytes) -> Iterator[Any]:
         waiting: dict[Place, list[Mark]] = {}
@@ -135,7 +140,7 @@ class History:
 
 def _write_of(key: tuple[bytes, bytes, bytes], mark: Mark, ttl: bytes) -> Write:
     """The statement that adds a mark to the partition of this key."""
-    (_, row_id), due_ms, name, fate, ended_ms, attempt, member, task = mark
+    (_, row_id), due_ms, name, fate, ended_ms, attempt, member, task, tries = mark
     born_us = birth_us(row_id)
     bigint = cells.bigint
     if fate is not None:
@@ -151,11 +156,19 @@ def _write_of(key: tuple[bytes, bytes, bytes], mark: Mark, ttl: bytes) -> Write:
             bigint(written_us),
             ttl,
         ]
+    if tries:
+        [text] = tries
+        _, ended, _ = text.split(":", 2)
+        slot = cells.int_(slot_of(text))
+        return _TRY, [bigint(int(ended) * 1_000), ttl, slot, text.encode(), *key, row_id]
     texts = [text.encode() for text in (name, task) if text is not None]
     put = _PUTS[name is not None, task is not None]
     return put, [*key, row_id, bigint(due_ms or 0), *texts, bigint(born_us), ttl]
 
 
-def _mark(queue: str, found: tuple[Any, ...]) -> Mark:
-    row_id, *told = found
-    return Mark.of(Entry(queue, row_id), *told)
+def _marks(queue: str, page: Iterable[tuple[Any, ...]]) -> list[Mark]:
+    marks = (
+        Mark.of(Entry(queue, row_id), *told, tries=tries and tries.values())
+        for row_id, *told, tries in page
+    )
+    return [mark for mark in marks if not mark.is_try]

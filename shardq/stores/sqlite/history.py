@@ -1,17 +1,19 @@
-"""The ledger in SQLite: the put and the end of each message, for its queue's retention.
+"""The ledger in SQLite: the put, the end and the failures of each message, for a retention.
 
 Each batch that is recorded deletes marks of the same queue that have expired.
 """
 
 from __future__ import annotations
 
+import json
 from itertools import islice
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from shardq.errors import StoreCorrupt, shown
+from shardq.model import ids
 from shardq.model.ids import BYTES, bound, from_order_key, order_key
-from shardq.stores.store import MINUTE_US, Entry, Mark
+from shardq.stores.store import MINUTE_US, Entry, Mark, slot_of
 
 if TYPE_CHECKING:
     import sqlite3
@@ -40,11 +42,16 @@ ON CONFLICT (queue, id) DO UPDATE SET fate = excluded.fate, ended = excluded.end
     attempt = excluded.attempt, member = excluded.member,
     until_ms = max(until_ms, excluded.until_ms)
 WHERE fate IS NULL OR excluded.ended < ended"""
+_TRY = """\
+INSERT INTO history (queue, id, tries, until_ms) VALUES (?, ?, ?, ?)
+ON CONFLICT (queue, id) DO UPDATE SET
+    tries = json_patch(coalesce(tries, '{}'), excluded.tries),
+    until_ms = max(until_ms, excluded.until_ms)"""
 _FIND = """\
-SELECT id, due, name, fate, ended, attempt, member, task FROM history
+SELECT id, due, name, fate, ended, attempt, member, task, tries FROM history
 WHERE queue = ? AND id = ? AND until_ms > ?"""
 _PAGE = """\
-SELECT id, due, name, fate, ended, attempt, member, task FROM history
+SELECT id, due, name, fate, ended, attempt, member, task, tries FROM history
 WHERE queue = ? AND id > ? AND id < ? AND until_ms > ? ORDER BY id LIMIT ?"""
 _VOID = """\
 DELETE FROM history WHERE (queue, id) IN (
@@ -66,7 +73,7 @@ class SqliteHistory:
         self._void_next_ms: dict[str, int] = {}
 
     def record(self, marks: Iterable[Mark], ttl_ms: int) -> None:
-        """Add puts and ends, a transaction for each batch, and delete some expired marks."""
+        """Add marks, a transaction for each batch, and delete some expired ones."""
         iterator = iter(marks)
         while batch := list(islice(iterator, _BATCH_MARKS)):
             with self._database.transaction() as connection:
@@ -75,9 +82,11 @@ class SqliteHistory:
 
     def _record(self, connection: sqlite3.Connection, marks: Sequence[Mark], ttl_ms: int) -> None:
         now_ms = self._machine_us() // 1_000
-        puts, ends = _values(marks, now_ms + ttl_ms)
+        puts, ends, tries = _values(marks, now_ms + ttl_ms)
         connection.executemany(_PUT, puts)
         connection.executemany(_END, ends)
+        if tries:
+            connection.executemany(_TRY, tries)
         for queue in {mark.entry.queue for mark in marks}:
             if now_ms >= self._void_next_ms.get(queue, 0):
                 self._void(connection, queue, now_ms, ttl_ms)
@@ -131,17 +140,19 @@ class SqliteHistory:
 
 def _values(
     marks: Sequence[Mark], until_ms: int
-) -> tuple[list[tuple[Any, ...]], list[tuple[Any, ...]]]:
-    """The values for `_PUT`, and those for `_END`, each in order of key."""
+) -> tuple[list[tuple[Any, ...]], list[tuple[Any, ...]], list[tuple[Any, ...]]]:
+    """The values for `_PUT`, for `_END` and for `_TRY`, each in order of key."""
     puts: list[tuple[Any, ...]] = []
     ends: list[tuple[Any, ...]] = []
-    for (queue, row_id), due_ms, name, fate, ended_ms, attempt, member, task in marks:
+    failed: list[tuple[Any, ...]] = []
+    for (queue, row_id), due_ms, name, fate, ended_ms, attempt, member, task, tries in marks:
         place = (queue, order_key(row_id))
         if due_ms is not None:
             puts.append((*place, due_ms, name, task, until_ms))
         if fate is not None:
             ends.append((*place, fate, ended_ms, attempt, member, until_ms))
-    return sorted(puts, key=_key), sorted(ends, key=_key)
+        failed += [(*place, json.dumps({slot_of(one): one}), until_ms) for one in tries]
+    return sorted(puts, key=_key), sorted(ends, key=_key), sorted(failed, key=_key)
 
 
 def _first(minute: int) -> bytes:
@@ -150,7 +161,24 @@ def _first(minute: int) -> bytes:
 
 
 def _marks(queue: str, found: Iterable[tuple[Any, ...]]) -> list[Mark]:
-    return [Mark.of(Entry(queue, _row_id(queue, key)), *told) for key, *told in found]
+    marks = (
+        Mark.of(Entry(queue, _row_id(queue, key)), *told, tries=_tries(queue, key, tries))
+        for key, *told, tries in found
+    )
+    return [mark for mark in marks if not mark.is_try]
+
+
+def _tries(queue: str, key: bytes, text: str | None) -> list[str]:
+    if text is None:
+        return []
+    try:
+        return list(json.loads(text).values())
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise StoreCorrupt(
+            f"the history of queue {queue!r} is damaged: tries of message "
+            f"{ids.text(_row_id(queue, key))} is {shown(text)}; delete that row, or restore the "
+            f"store from a copy."
+        ) from error
 
 
 def _row_id(queue: str, key: object) -> bytes:

@@ -120,6 +120,8 @@ CREATE TABLE history (
     attempt  INTEGER,          -- deliveries until the end
     member   TEXT,             -- the member that recorded the end
     task     TEXT,             -- the task of a job; set by the put
+    tries    TEXT,             -- JSON: attempts that failed, the last 100, by their number % 100:
+                               -- number, end, run in ms, and error, colons between them
     until_ms INTEGER NOT NULL, -- when the row expires, epoch milliseconds
     PRIMARY KEY (queue, id)
 ) WITHOUT ROWID""",

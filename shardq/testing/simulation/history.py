@@ -21,7 +21,7 @@ class SimulatedHistory:
     _write: Callable[..., None]
 
     def record(self, marks: Iterable[Mark], ttl_ms: int) -> None:
-        """Add puts and ends."""
+        """Add marks."""
         write = self._cells.marks.write
         self._write("record", list(marks), _no_rows, lambda mark: write(mark, _at_us(mark), ttl_ms))
 
@@ -38,6 +38,9 @@ class SimulatedHistory:
 
 def _at_us(mark: Mark) -> int:
     born_us = birth_us(mark.entry.id)
+    if mark.tries:
+        _, ended, _ = mark.tries[0].split(":", 2)
+        return int(ended) * 1_000
     return born_us if mark.fate is None else born_us - max(mark.ended_ms * 1_000 - born_us, 0)
 
 

@@ -1,4 +1,4 @@
-"""The ledger of simulated tables: a put and an end of each message, each with its write time.
+"""The ledger of simulated tables: a put, an end and the failures of each message.
 
 As on Cassandra a put is written at the birth inside its id, and an end at a time that falls as the
 end is later, so that the first one stands whatever is repeated.
@@ -7,15 +7,16 @@ end is later, so that the first one stands whatever is repeated.
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from shardq.stores.store import Mark
+from shardq.stores.store import Mark, slot_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from shardq.stores.store import Entry
 
+K = TypeVar("K")
 _Cell = tuple[int, Mark, int]
 """Write time, what was written, and until when it lives, epoch microseconds."""
 
@@ -31,7 +32,7 @@ class MarkCells:
         machine_us: The node's clock, by which TTLs run out.
 
     Attributes:
-        on_mark: Told each put and end that is written.
+        on_mark: Called with each put and end that is written.
     """
 
     def __init__(self, machine_us: Callable[[], int]) -> None:
@@ -39,16 +40,27 @@ class MarkCells:
         self._lock = threading.Lock()
         self._puts: dict[Entry, _Cell] = {}
         self._ends: dict[Entry, _Cell] = {}
+        self._tries: dict[Entry, dict[int, _Cell]] = {}
         self.on_mark: Callable[[Mark], None] = _silent
 
     def write(self, mark: Mark, at_us: int, ttl_ms: int) -> None:
-        """Write the cells of a put or of an end at a time; the latest time wins."""
-        cells = self._puts if mark.fate is None else self._ends
+        """Write the cells of a mark at a time; the latest time wins."""
         with self._lock:
-            before = cells.get(mark.entry)
-            if before is None or before[0] <= at_us:
-                cells[mark.entry] = at_us, mark, self._machine_us() + ttl_ms * 1_000
+            if mark.tries:
+                failed = self._tries.setdefault(mark.entry, {})
+                self._put(failed, slot_of(mark.tries[0]), mark, at_us, ttl_ms)
+                return
+            cells = self._puts if mark.fate is None else self._ends
+            if self._put(cells, mark.entry, mark, at_us, ttl_ms):
                 self.on_mark(mark)
+
+    def _put(self, cells: dict[K, _Cell], key: K, mark: Mark, at_us: int, ttl_ms: int) -> bool:
+        """Write a cell unless a later one is there; returns True if it was written."""
+        before = cells.get(key)
+        if before is not None and before[0] > at_us:
+            return False
+        cells[key] = at_us, mark, self._machine_us() + ttl_ms * 1_000
+        return True
 
     def find(self, entries: Iterable[Entry]) -> list[Mark]:
         """What is known of those entries of which anything is."""
@@ -69,6 +81,11 @@ class MarkCells:
             cell[1] if cell is not None and cell[2] > now_us else None
             for cell in (self._puts.get(entry), self._ends.get(entry))
         )
-        if put is None or end is None:
-            return put or end
-        return end._replace(due_ms=put.due_ms, name=put.name, task=put.task)
+        mark = put or end
+        if mark is None:
+            return None
+        failed = self._tries.get(entry, {}).values()
+        tries = tuple(one.tries[0] for _, one, until_us in failed if until_us > now_us)
+        if end is not None and put is not None:
+            mark = end._replace(due_ms=put.due_ms, name=put.name, task=put.task)
+        return mark._replace(tries=tries)
