@@ -55,13 +55,14 @@ def test_a_put_of_a_job_is_recorded_with_its_task_here_and_among_the_dead(stage:
     queue.put("{}", headers={"task": "app.welcome", "kind": "a"})
     queue.put("{}", id="order-7", headers={"task": "x" * 300})
     queue.put("{}", headers={"kind": "task"})
+    queue.put("{}", headers={"task": "half \ud800"})
 
     def die(_message: object) -> None:
         raise Bury("no")
 
     stage.drain(queue, Consumer(queue, die))
     tasks = sorted([record.task for record in queue.history()], key=str)
-    assert tasks == [None, "app.welcome", "x" * 256]
+    assert tasks == [None, "app.welcome", r"half \ud800", "x" * 256]
     assert sorted([record.task for record in queue.dead.history()], key=str) == tasks
     queue.redrive()
     [*_, again] = sorted(queue.history("order-7"), key=lambda record: record.entered)

@@ -9,7 +9,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from callers import Api, play
+from callers import Api, Events, play
 
 import shardq
 
@@ -40,6 +40,24 @@ def test_a_message_is_put_received_and_acked() -> None:
             "answers"
         ]
         assert (answer["problem"]["status"], answer["problem"]["title"]) == (409, "StaleReceipt")
+
+    play(story)
+
+
+def test_half_of_a_surrogate_pair_in_a_header_is_listed_received_and_streamed() -> None:
+    async def story(api: Api) -> None:
+        headers = {"a": "\ud800", "b": "plain"}
+        api.db.queue("mail", history="1d").put("x", id="m", headers=headers)
+        for path in ("/messages", "/messages/m"):
+            got = await api.done("GET", MAIL + path)
+            [found] = got["messages"] if "messages" in got else [got["message"]]
+            assert found["headers"] == headers
+        [found] = (await api.done("POST", MAIL + "/receive", {"wait": "60s"}))["messages"]
+        assert found["headers"] == headers
+        await api.done("POST", MAIL + "/retry", {"receipts": [found["receipt"]], "delay": "0s"})
+        events = Events(api.begin("GET", MAIL + "/stream"))
+        assert (await events.message())["headers"] == headers
+        await events.exchange.leave()
 
     play(story)
 

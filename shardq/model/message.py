@@ -809,12 +809,15 @@ def end_of_use_ms(row: Row, retention_ms: int) -> int | None:
 
 
 def task_of(row: Row) -> str | None:
-    """The task that a row is a job of, 256 characters of it; None where it is none, or damaged."""
+    """The task that a row is a job of, 256 characters of it; None where it is none, or damaged.
+
+    It is recorded by stores, which take no half of a surrogate pair.
+    """
     if not row.headers or TASK_HEADER not in row.headers:
         return None
     with suppress(StoreCorrupt):
         task = read_headers(row).get(TASK_HEADER)
-        return task and task[:_TASK_CHARS_MAX]
+        return task and sound_text(task)[:_TASK_CHARS_MAX]
     return None
 
 

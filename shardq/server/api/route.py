@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -187,4 +188,12 @@ class Route:
 
 def json_of(made: Any, status: int = 200) -> Answer:
     """The answer that is a struct."""
-    return Answer(status, msgspec.json.encode(made), [("content-type", "application/json")])
+    return Answer(status, json_bytes(made), [("content-type", "application/json")])
+
+
+def json_bytes(made: Any) -> bytes:
+    """A struct as JSON; half of a surrogate pair, which a header may hold, as its escape."""
+    try:
+        return msgspec.json.encode(made)
+    except UnicodeEncodeError:
+        return json.dumps(msgspec.to_builtins(made)).encode()

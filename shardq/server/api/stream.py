@@ -14,14 +14,13 @@ import logging
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated
 
-import msgspec
 from msgspec import Meta, Struct
 
 from shardq.errors import ShardqError
 from shardq.model.grants import Level
 from shardq.model.times import duration_ms, duration_text
 from shardq.server.api.deliveries import release
-from shardq.server.api.route import Call, Route
+from shardq.server.api.route import Call, Route, json_bytes
 from shardq.server.api.shapes import MANY_MAX, Span, message_of
 from shardq.server.web import Answer, TooMany
 
@@ -117,7 +116,7 @@ class Stream:
         for one in found:
             made = message_of(one)
             self._unsettled.add(made.receipt)
-            data = msgspec.json.encode(made)
+            data = json_bytes(made)
             events.append(b"event: message\nid: %s\ndata: %s\n\n" % (made.id.encode(), data))
         return events
 
