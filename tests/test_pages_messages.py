@@ -34,6 +34,7 @@ HOSTILE = {
     "end": "</textarea></pre></table><h1>taken over</h1><!-- ",
     "entity": "&lt;b&gt;&#60;script&#62;",
     "address": "javascript:alert(1)",
+    "half": "a\ud800b",
 }
 _TAGS = frozenset(
     (
@@ -324,31 +325,33 @@ def test_hostile_texts_are_shown_as_text(text: str) -> None:
         db = person.api.db
         queue = db.queue("mail", history="1d", attempts=3)
         name = "".join(one for one in text if one.isprintable())[:100]
-        queue.put(text, id=name, key=f"k {name}", group=f"g {name}", headers={name: text})
+        body = text.encode("utf-8", "surrogatepass")
+        asked = text.encode("utf-8", "replace")
+        queue.put(body, id=name, key=f"k {name}", group=f"g {name}", headers={name: text})
         queue.put(json.dumps({text: text}), headers={"task": text})
         failed = next(iter(queue.receive(max=1, visibility="60s")))
         queue.retry(failed, delay="1h", reason=text)
         lost = db.queue("lost")
-        lost.put(text, id=name, headers={"task": text})
+        lost.put(body, id=name, headers={"task": text})
         bury_all(lost, text)
         for path in (
             "/queues/mail/messages",
-            f"/queues/mail/messages?{urlencode({'text': text, 'header': text, 'group': text})}",
+            f"/queues/mail/messages?{urlencode({'text': asked, 'header': asked, 'group': asked})}",
             f"/queues/mail/messages/{quote(name, safe='')}",
             f"/queues/lost/messages/{quote(name, safe='')}",
-            f"/queues/mail/messages/{quote(text, safe='')}",
+            f"/queues/mail/messages/{quote(asked, safe='')}",
             "/dead",
-            f"/dead?{urlencode({'error': text, 'body': text, 'task': text})}",
-            f"/find?{urlencode({'q': text})}",
+            f"/dead?{urlencode({'error': asked, 'body': asked, 'task': asked})}",
+            f"/find?{urlencode({'q': asked})}",
             f"/find?{urlencode({'q': name})}",
-            f"/find?{urlencode({'q': text, 'by': 'text'})}",
+            f"/find?{urlencode({'q': asked, 'by': 'text'})}",
         ):
             got = await person.get(path)
             assert got.status in {200, 400}, (path, got)
             check_is_plain(got.body.decode())
         html = await person.see("/dead")
         for one in text:
-            assert one.isprintable() or f"U+{ord(one):04X}" in html
+            assert one.isprintable() or f"U+{ord(one):04X}" in html or r"\ud800" in html
 
     play(story)
 
@@ -517,6 +520,29 @@ def test_buttons_of_a_message_run_move_copy_and_cancel_it() -> None:
         assert await person.told(path, "cancel", **of) == "It is cancelled."
         assert [one.id for one in queue.peek(10)] == [one.id for one in both if one.id != put.id]
         assert "Not done" in await person.told(path, "cancel", **of)
+
+    play(story)
+
+
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [
+        (None, "It never runs again. This run goes on: only one with a key can be asked to stop."),
+        ("k", "It is running: it is asked to stop, and never runs again."),
+    ],
+)
+def test_a_cancel_of_what_runs_says_whether_the_run_is_asked_to_stop(
+    key: str | None, said: str
+) -> None:
+    async def story(person: Person) -> None:
+        queue = person.api.db.queue("mail")
+        queue.put("a", id="m", key=key)
+        queue.receive(max=1, visibility="60s")
+        path = "/queues/mail/messages/m"
+        html = await person.see(path)
+        assert '<input type="hidden" name="where" value="running">' in html
+        of = {"queue": "mail", "message": "m", "where": "running"}
+        assert await person.told(path, "cancel", **of) == said
 
     play(story)
 

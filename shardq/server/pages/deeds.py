@@ -99,10 +99,12 @@ def said_of_many(what: str) -> Callable[[Mapping[str, Any], Form], str]:
     return said
 
 
-def said_of_cancel(told: Mapping[str, Any], _: Form) -> str:
+def said_of_cancel(told: Mapping[str, Any], form: Form) -> str:
     """What the page says of a cancel."""
     if told["answer"] == "running":
         return "It is running: it is asked to stop, and never runs again."
+    if form.get("where") == "running":
+        return "It never runs again. This run goes on: only one with a key can be asked to stop."
     return "It is cancelled."
 
 

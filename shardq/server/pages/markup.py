@@ -6,6 +6,7 @@ import base64
 import json
 from datetime import datetime
 from fnmatch import fnmatchcase
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup, escape
@@ -23,8 +24,9 @@ _TIME = Markup(
     '<time datetime="{}"><span class="about">{}</span> <span class="exact">{}</span></time>'
 )
 _EXACT = Markup('<time datetime="{}"><span class="exact">{}</span></time>')
-_CODE = Markup('<i class="code">U+{}</i>')
 _DEEP = 50
+_TIMES = 8
+"""A character that is not printed is shown so often; where it is repeated more, its number is."""
 
 
 def count(number: int | float | None) -> str:
@@ -39,9 +41,11 @@ def count(number: int | float | None) -> str:
 def rate(per_second: float) -> str:
     """A rate.
 
-    >>> rate(0.0), rate(0.42), rate(12_345.6)
-    ('0/s', '0.4/s', '12,346/s')
+    >>> rate(0.0), rate(0.02), rate(0.42), rate(12_345.6)
+    ('0/s', '<0.1/s', '0.4/s', '12,346/s')
     """
+    if 0 < per_second < 0.05:
+        return "<0.1/s"
     return f"{per_second:.1f}/s" if 0 < per_second < 10 else f"{per_second:,.0f}/s"
 
 
@@ -128,16 +132,24 @@ def printable(text: object) -> Markup:
 
     >>> str(printable("a\u202eb"))
     'a<i class="code">U+202E</i>b'
+    >>> str(printable("\0" * 65_536))
+    '<i class="code">U+0000, 65,536 times</i>'
     """
-    shown = Markup("")
-    plain = ""
-    for character in str(text):
-        if character in "\n\t" or character.isprintable():
-            plain += character
+    parts: list[str] = []
+    for is_shown, run in groupby(str(text), _is_shown):
+        if is_shown:
+            parts.append(str(escape("".join(run))))
             continue
-        shown += escape(plain) + _CODE.format(f"{ord(character):04X}")
-        plain = ""
-    return shown + escape(plain)
+        for character, same in groupby(run):
+            times = sum(1 for _ in same)
+            many = f", {times:,} times" if times > _TIMES else ""
+            code = f'<i class="code">U+{ord(character):04X}{many}</i>'
+            parts.append(code if many else code * times)
+    return Markup("".join(parts))  # noqa: S704 - all texts in it are escaped
+
+
+def _is_shown(character: str) -> bool:
+    return character in "\n\t" or character.isprintable()
 
 
 def _cut(text: str) -> str:

@@ -114,6 +114,7 @@ async def one_message(page: Page) -> Template:
     values = {
         "queue": queue,
         "state": _UNSAID_OF_STATE | state,
+        "said_of_state": _without(state["text"], state["where"]),
         "message": None if message is None else row_of(page, queue, message),
         "reads": reads,
         "is_dead": state["where"] == "dead",
@@ -130,6 +131,15 @@ async def one_message(page: Page) -> Template:
         "editable": editable(message, hidden) if message is not None and reads else None,
     }
     return Template("message", values)
+
+
+def _without(text: str, where: str) -> str:
+    """What is said of a message's state, without the state that is shown before it.
+
+    >>> _without("waiting: due in 2h", "waiting"), _without("dead since 9:00", "dead")
+    ('due in 2h', 'since 9:00')
+    """
+    return text.removeprefix(f"{where}: ").removeprefix(f"{where} ")
 
 
 def editable(message: Mapping[str, Any], hidden: tuple[str, ...]) -> str | None:

@@ -95,7 +95,8 @@ class Page:
         """
         path = "/".join([self.base, *(quote(part, safe="") for part in parts)])
         given = {name: str(value) for name, value in query.items() if value not in (None, "")}
-        return path + (f"?{urlencode(given)}" if given else "")
+        # A task's name may hold half of a surrogate pair.
+        return path + (f"?{urlencode(given, errors='replace')}" if given else "")
 
     def allows(self, level: str, queue: str | None = None) -> bool:
         """True if the person has a level, given by its letter, for a queue."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from shardq.model import settings
 from shardq.model.names import is_dead_queue, is_schedules_queue
 from shardq.server.pages.page import NotShown, Template
 
@@ -51,4 +52,5 @@ async def one_queue(page: Page) -> Template:
     view = look.views.get(name)
     if view is None and not look.passed_over.get(name):
         raise NotShown(404, f"there is no queue {name!r}.")
-    return Template("queue", {"queue": queue, "view": view, "look": look})
+    fixed = [one for one, (stored, _) in settings.CHOICES.items() if stored in settings.FIXED]
+    return Template("queue", {"queue": queue, "view": view, "look": look, "fixed": fixed})

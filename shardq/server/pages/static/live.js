@@ -38,29 +38,32 @@ if (live && live.dataset.stream) {
 }
 
 const zone = document.getElementById("zone");
+const inUtc = new WeakMap();  // as the server has written it
 
 function showTimes() {
   const isLocal = localStorage.getItem("zone") === "local";
+  zone.hidden = document.querySelector("time[datetime]") === null;
   zone.textContent = isLocal ? "Times in UTC" : "Local times";
   for (const time of document.querySelectorAll("time[datetime]")) {
     const exact = time.querySelector(".exact");
     if (!exact) continue;
-    const at = new Date(time.getAttribute("datetime"));
-    exact.textContent = isLocal ? at.toLocaleString() : at.toISOString().replace("T", " ");
+    if (!inUtc.has(exact)) inUtc.set(exact, exact.textContent);
+    exact.textContent = isLocal ? new Date(time.getAttribute("datetime")).toLocaleString() : inUtc.get(exact);
   }
 }
 
-zone.hidden = false;
 zone.addEventListener("click", () => {
   localStorage.setItem("zone", localStorage.getItem("zone") === "local" ? "utc" : "local");
   showTimes();
 });
 showTimes();
 
-for (const form of document.querySelectorAll("form[data-sure]")) {
-  form.addEventListener("submit", (event) => { if (!confirm(form.dataset.sure)) event.preventDefault(); });
-}
-const all = document.getElementById("all");
-if (all) all.addEventListener("change", () => {
-  for (const one of document.querySelectorAll("input[name=id]")) one.checked = all.checked;
+// On the document, as what follows is put in place of forms and boxes that were there.
+document.addEventListener("submit", (event) => {
+  const question = event.target.dataset.sure;
+  if (question && !confirm(question)) event.preventDefault();
+});
+document.addEventListener("change", (event) => {
+  if (event.target.id !== "all") return;
+  for (const one of document.querySelectorAll("input[name=id]")) one.checked = event.target.checked;
 });
