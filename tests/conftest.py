@@ -18,8 +18,6 @@ import fcntl
 import gc
 import json
 import os
-import re
-import secrets
 import shutil
 import signal
 import tempfile
@@ -33,6 +31,7 @@ import pytest
 from examples import EXAMPLES
 from hypothesis import settings
 from stages import busy, stage, world  # noqa: F401 - fixtures of all tests
+from worlds import own_keyspace
 
 from shardq import node
 from shardq.model.ids import row_ids
@@ -60,22 +59,33 @@ settings.register_profile(
 settings.load_profile("shardq")
 
 HAS_SPARK = find_spec("pyspark") is not None
-collect_ignore_glob = [] if HAS_SPARK else ["test_spark_*.py"]
-"""Without PySpark its own tests cannot even be imported; scripts/test always installs it."""
+HAS_PLAYWRIGHT = find_spec("playwright") is not None
+collect_ignore_glob = [
+    *([] if HAS_SPARK else ["test_spark_*.py"]),
+    *([] if HAS_PLAYWRIGHT else ["browser"]),
+]
+"""Without these their own tests cannot even be imported; scripts/test always installs them."""
 
 
 def pytest_report_header() -> list[str]:
-    return [] if HAS_SPARK else ["PySpark is not installed: its tests are left out"]
+    installed = {"PySpark": HAS_SPARK, "playwright": HAS_PLAYWRIGHT}
+    return [
+        f"{name} is not installed: its tests are left out"
+        for name in installed
+        if not installed[name]
+    ]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--nightly", action="store_true", help="also the tests marked nightly")
     parser.addoption("--spark", action="store_true", help="also those on Spark not marked gate")
+    parser.addoption("--pictures", help="where pictures of the pages are kept, a directory")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "cassandra: needs a real Cassandra")
     config.addinivalue_line("markers", "spark: needs PySpark and a Java")
+    config.addinivalue_line("markers", "browser: needs Chromium")
     config.addinivalue_line("markers", "gate: on Spark, and run before every change all the same")
     config.addinivalue_line(
         "markers", "nightly: too long for every change; scripts/nightly runs it"
@@ -105,7 +115,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     # First: each process gets one part, so those on Spark are all in one of them, and have been run
     # when another, done with its own, takes what is at the end of the rest. Each session is a Java
     # of its own.
-    items.sort(key=_is_not_on_spark)
+    # Next those in a browser, which share one likewise.
+    items.sort(key=lambda item: (_is_not_on_spark(item), not item.get_closest_marker("browser")))
 
 
 def _is_left_out(item: pytest.Item, config: pytest.Config) -> bool:
@@ -218,14 +229,8 @@ def cassandra_url(shared: Path) -> str:
 @pytest.fixture
 def own_url(cassandra_url: str) -> Iterator[str]:
     """The url of a keyspace that does not exist yet; the test may make it."""
-    from shardq.stores.cassandra import CassandraStore
-
-    name = f"own_{secrets.token_hex(4)}"
-    yield re.sub(r"/\w+(?=\?|$)", f"/{name}", cassandra_url)
-    store = CassandraStore.from_url(cassandra_url)
-    store.open()
-    store._session.ask(f"DROP KEYSPACE IF EXISTS {name}")
-    store.close()
+    with own_keyspace(cassandra_url) as url:
+        yield url
 
 
 def _started(shared: Path) -> dict[str, str]:

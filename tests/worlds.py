@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import atexit
 import copy
+import re
+import secrets
 import tempfile
 import uuid
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -162,6 +165,19 @@ def store_on_cassandra(url: str) -> Store:
     store = copy.copy(_opened(url))
     store.close = lambda: None  # type: ignore[method-assign]
     return store
+
+
+@contextmanager
+def own_keyspace(url: str) -> Iterator[str]:
+    """The url of a keyspace that does not exist yet, beside that of a url; it is dropped then."""
+    from shardq.stores.cassandra import CassandraStore
+
+    name = f"own_{secrets.token_hex(4)}"
+    yield re.sub(r"/\w+(?=\?|$)", f"/{name}", url)
+    store = CassandraStore.from_url(url)
+    store.open()
+    store._session.ask(f"DROP KEYSPACE IF EXISTS {name}")
+    store.close()
 
 
 @cache
