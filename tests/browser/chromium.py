@@ -7,7 +7,6 @@ import shutil
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-import pytest
 from playwright.sync_api import Browser, sync_playwright
 
 if TYPE_CHECKING:
@@ -23,13 +22,15 @@ MISSING = (
 
 
 def program() -> str:
-    """Chromium's program. Without one the test is skipped, where CI is set it fails."""
+    """Chromium's program.
+
+    Raises:
+        LookupError: If there is none.
+    """
     named = [os.environ[VARIABLE]] if VARIABLE in os.environ else _NAMES
     found = next(filter(None, map(shutil.which, named)), None)
     if found is None:
-        if os.environ.get("CI"):
-            pytest.fail(MISSING)
-        pytest.skip(MISSING)
+        raise LookupError(MISSING)
     return found
 
 
