@@ -267,6 +267,7 @@ class Observer:
         self._views: dict[str, QueueView] = {}
         self._looks = 0
         self._looked: dict[str, int] = {}
+        self._is_stale = False
         self.newer: dict[str, str] = {}
         self.damaged: dict[str, str] = {}
         self.unseen = 0
@@ -294,6 +295,10 @@ class Observer:
             StoreCorrupt: If something stored of one of them cannot be read.
         """
         self.newer, self.damaged = {}, {}
+        if self._is_stale:
+            self._is_stale = False
+            for watch in self._watches.values():
+                watch.forget_counts()
         self.queues = self._open()
         for gone in self._watches.keys() - self.queues.keys():
             for kept in (self._watches, self._views, self._looked):
@@ -312,6 +317,10 @@ class Observer:
             tell("queues", count, len(self.queues))
         self.unseen = len(self.queues.keys() - self._looked.keys())
         return [self._views[name] for name in self.queues if name in self._views]
+
+    def forget_counts(self) -> None:
+        """Count anew at the next look, as something was changed. From any thread."""
+        self._is_stale = True
 
     def _open(self) -> dict[str, Queue]:
         """The queues to look at, by name."""
@@ -394,7 +403,8 @@ class _Watch:
         self._forecast: tuple[tuple[datetime, int], ...] = ()
         self._forecast_us: int | None = None
         self._depth: tuple[int, Depth] | None = None
-        self._dead: tuple[int, int] | None = None
+        self._dead: tuple[int, int, int] | None = None
+        """When the dead were counted, how many had died by then, and how many there were."""
         self._totals_key = queue._home.register.totals_key
 
     def look(self, others: Mapping[str, Queue] | None) -> QueueView:
@@ -427,7 +437,7 @@ class _Watch:
             at_ms=now_ms,
             settings=settings,
             depth=depth,
-            dead=self._dead_at(boot_us, others),
+            dead=self._dead_at(boot_us, totals.buried, others),
             totals=totals,
             **rates._asdict(),
             late_ms=late_ms,
@@ -464,10 +474,16 @@ class _Watch:
             self._depth = boot_us, self._counter.depth(read_totals, is_fresh=is_fresh, beats=beats)
         return self._depth[1], read[0] if read else read_totals()
 
-    def _dead_at(self, boot_us: int, others: Mapping[str, Queue] | None) -> int:
-        if self._dead is None or boot_us - self._dead[0] >= _DEAD_US:
-            self._dead = boot_us, self._count_dead(self._clock.now_ms(), others)
-        return self._dead[1]
+    def forget_counts(self) -> None:
+        """Count anew at the next look."""
+        self._depth = self._dead = None
+
+    def _dead_at(self, boot_us: int, buried: int, others: Mapping[str, Queue] | None) -> int:
+        """The dead, counted 10 s ago at most, and anew once more have died."""
+        last = self._dead
+        if last is None or boot_us - last[0] >= _DEAD_US or buried != last[1]:
+            self._dead = last = boot_us, buried, self._count_dead(self._clock.now_ms(), others)
+        return last[2]
 
     def _count_dead(self, now_ms: int, others: Mapping[str, Queue] | None) -> int:
         """How many dead messages the queue has; a dead-letter queue has none."""

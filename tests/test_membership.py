@@ -367,7 +367,6 @@ def test_a_member_taken_for_dead_is_one_again_once_it_has_beaten_anew(stage: Sta
     one, other = member(stage, "one"), member(stage, "other")
     other.beat(lambda: Heartbeat(holder="other/1"), demand=True)
     beat(one)
-    # What it told before its death may be read after that.
     stage.clock.advance(3)
     other.beat(lambda: Heartbeat(holder="other/1"), demand=True)
     one.bury(["other"])

@@ -16,7 +16,9 @@ import pytest
 from forked import Process
 
 import shardq
+from shardq.clock import SystemClock
 from shardq.errors import StoreUnavailable
+from shardq.records.membership import heartbeats
 from shardq.records.presence import Presence
 from shardq.stores.sqlite import SqliteStore
 from shardq.testing import ManualClock
@@ -311,6 +313,30 @@ def killed_consumer(url: str, member: str) -> str:
             return child.stdout.readline().decode().strip()
         finally:
             child.kill()
+
+
+def test_what_a_killed_consumer_ran_is_in_flight_until_another_finds_it_dead(
+    tmp_path: Path,
+) -> None:
+    url = f"sqlite:///{tmp_path}/jobs.db"
+    with shardq.connect(url) as db:
+        queue = db.queue("mail", lanes=1)
+        queue.put(b"poison")
+        with Process(["-c", KILLED, url, "mailer"], cwd=Path.cwd(), env=os.environ) as child:
+            try:
+                while queue.depth(exact=True).in_flight == 0:
+                    SystemClock().sleep(0.01)
+            finally:
+                child.kill()
+        # Its heartbeat would expire in 10 s; now in ten minutes.
+        later = "until_us = until_us + 600000000, until_boot_us = until_boot_us + 600000000"
+        db._home.store._database.write(f"UPDATE members SET {later}", ())
+        consumer = shardq.Consumer(queue, lambda _: None, threads=1)
+        members = queue._home.register.members_key
+        while "mailer" in heartbeats(db._home.store, members):
+            SystemClock().sleep(max(consumer.step(), 0.001))
+        consumer.close()
+        assert queue.depth(exact=True).in_flight == 0
 
 
 def test_what_a_killed_consumer_held_is_taken_over_with_care_while_its_lease_lasts(

@@ -502,7 +502,8 @@ class Engine:
         for holder in members.take_returned():
             self._presence.doubt(holder)
         dead = self._presence.dead_of({name: beat.holder for name, beat in members.beats.items()})
-        members.bury(dead)
+        if dead:
+            members.bury(dead)
         return bool(dead)
 
     def _on_settings(self) -> None:

@@ -62,6 +62,8 @@ FREE_MAX = 512
 _RANKED_MAX = 4
 """Rankings that are kept: of lanes in use and of others, whose numbers change now and then."""
 _PASSED_OVER_MAX = 1_000
+_DEAD_MAX = 1_000
+"""Holders known to be dead that are remembered, in case that they live."""
 _passed_over: set[tuple[str, str, str]] = set()
 """Queue, member and text of heartbeats that this process has warned of."""
 _PARTED_MAX = 16
@@ -269,8 +271,8 @@ class Membership:
         self._others: list[str] = []
         self._ranked_of: list[str] = []
         self._ranked: dict[tuple[int, ...], dict[int, list[str]]] = {}
-        self._dead: dict[tuple[str, str], int | None] = {}
-        """Name and holder of a dead member -> the number of its heartbeat, as read after that."""
+        self._dead: dict[str, None] = {}
+        """The holders of members that are dead, the latest last."""
         self._returned: list[str] = []
         self._number = 0
         self._told = Heartbeat()
@@ -419,19 +421,13 @@ class Membership:
         before = self._others, self._parted
         beats = heartbeats(self._store, self._queue)
         beats.pop(self.member, None)
-        dead, self._dead = self._dead, {}
-        for name, beat in beats.items():
-            key = name, beat.holder
-            if key not in dead:
-                continue
-            number = dead[key]
-            if number is not None and beat.number > number:
-                self._returned.append(beat.holder)
-            else:
-                self._dead[key] = beat.number
-        self.beats = {
-            name: beat for name, beat in beats.items() if (name, beat.holder) not in self._dead
-        }
+        if self._dead:
+            # Erased once: this one was written since.
+            back = [beat.holder for beat in beats.values() if beat.holder in self._dead]
+            self._returned += back
+            for holder in back:
+                del self._dead[holder]
+        self.beats = beats
         self._others = sorted(name for name, beat in self.beats.items() if beat.demand)
         parted = sorted(name for name, beat in self.beats.items() if beat.leaving)
         self._parted = tuple(parted[:_PARTED_MAX])
@@ -442,12 +438,18 @@ class Membership:
     def bury(self, names: Iterable[str]) -> None:
         """Remove members that are known to be dead, though their heartbeats have not expired.
 
-        The caller then assigns the lanes anew. A new process of such a name is another member.
+        The caller then assigns the lanes anew. A new process of such a name is another member: if
+        its first heartbeat is erased here, it writes the next.
         """
-        for name in names:
+        gone = list(names)
+        # What they ran would count as in flight until their heartbeats expire.
+        self._store.erase(MEMBERS, (self._queue,), gone)
+        for name in gone:
             beat = self.beats.pop(name, None)
             if beat is not None:
-                self._dead[name, beat.holder] = None
+                self._dead[beat.holder] = None
+        for holder in list(self._dead)[:-_DEAD_MAX]:
+            del self._dead[holder]
         self._others = [name for name in self._others if name in self.beats]
 
     def take_returned(self) -> list[str]:

@@ -243,11 +243,9 @@ class Mark(NamedTuple):
         attempt: int | None,
         member: str | None,
         task: str | None,
-        tries: Iterable[str] | None,
     ) -> Mark:
         """The mark in a row of the ledger's table, where a value that is not recorded is null."""
-        past = tuple(tries or ())
-        return cls(entry, due_ms, name, fate, ended_ms or 0, attempt or 0, member or "", task, past)
+        return cls(entry, due_ms, name, fate, ended_ms or 0, attempt or 0, member or "", task)
 
     @property
     def is_try(self) -> bool:

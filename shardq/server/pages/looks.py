@@ -77,6 +77,7 @@ class Looks:
             self._shared.pop(name, None)
             return
         self._shared.clear()
+        self._observer.forget_counts()
         self._until_us = 0
 
     def _ended(self, task: asyncio.Task[None]) -> None:

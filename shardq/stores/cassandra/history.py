@@ -167,8 +167,11 @@ def _write_of(key: tuple[bytes, bytes, bytes], mark: Mark, ttl: bytes) -> Write:
 
 
 def _marks(queue: str, page: Iterable[tuple[Any, ...]]) -> list[Mark]:
-    marks = (
-        Mark.of(Entry(queue, row_id), *told, tries=tries and tries.values())
-        for row_id, *told, tries in page
-    )
-    return [mark for mark in marks if not mark.is_try]
+    marks = []
+    for row_id, *told, tries in page:
+        mark = Mark.of(Entry(queue, row_id), *told)
+        if tries:
+            mark = mark._replace(tries=tuple(tries.values()))
+        if not mark.is_try:
+            marks.append(mark)
+    return marks

@@ -161,18 +161,19 @@ def _first(minute: int) -> bytes:
 
 
 def _marks(queue: str, found: Iterable[tuple[Any, ...]]) -> list[Mark]:
-    marks = (
-        Mark.of(Entry(queue, _row_id(queue, key)), *told, tries=_tries(queue, key, tries))
-        for key, *told, tries in found
-    )
-    return [mark for mark in marks if not mark.is_try]
+    marks = []
+    for key, *told, tries in found:
+        mark = Mark.of(Entry(queue, _row_id(queue, key)), *told)
+        if tries is not None:
+            mark = mark._replace(tries=_tries(queue, key, tries))
+        if not mark.is_try:
+            marks.append(mark)
+    return marks
 
 
-def _tries(queue: str, key: bytes, text: str | None) -> list[str]:
-    if text is None:
-        return []
+def _tries(queue: str, key: bytes, text: str) -> tuple[str, ...]:
     try:
-        return list(json.loads(text).values())
+        return tuple(json.loads(text).values())
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise StoreCorrupt(
             f"the history of queue {queue!r} is damaged: tries of message "
