@@ -52,6 +52,7 @@ __all__ = [
     "Depth",
     "Due",
     "Duration",
+    "FailedAttempt",
     "Fire",
     "Firing",
     "Found",
@@ -115,7 +116,7 @@ if TYPE_CHECKING:
     from shardq.model.times import Due, Duration
     from shardq.observer import LaneView, MemberView, Observer, QueueView, RunView, open_shards
     from shardq.queue import Queue
-    from shardq.records.ledger import Record
+    from shardq.records.ledger import FailedAttempt, Record
     from shardq.records.stats import Lateness, Totals
     from shardq.schedules.face import Schedules
     from shardq.schedules.firing import Firing
@@ -143,7 +144,7 @@ else:
         "model.times": ("Due", "Duration"),
         "observer": ("LaneView", "MemberView", "Observer", "QueueView", "RunView", "open_shards"),
         "queue": ("Queue",),
-        "records.ledger": ("Record",),
+        "records.ledger": ("FailedAttempt", "Record"),
         "records.stats": ("Lateness", "Totals"),
         "schedules.face": ("Schedules",),
         "schedules.firing": ("Firing",),

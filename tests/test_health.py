@@ -18,7 +18,7 @@ from shardq.clock import SystemClock
 from shardq.errors import UsageError
 from shardq.health.beat import Beat, systemd
 from shardq.health.page import Page, place_of
-from shardq.health.vitals import Sign, Working
+from shardq.health.vitals import Readiness, Sign, Working
 from shardq.tasks import Worker
 
 if TYPE_CHECKING:
@@ -145,6 +145,32 @@ def test_a_store_that_refuses_makes_a_process_unready(stage: Stage) -> None:
     sign = vitals.ready()
     assert (sign.is_well, sign.text) == (False, "the store does not answer: the store is away")
     assert vitals.ready() == Sign()
+
+
+def test_a_store_without_its_tables_makes_a_process_unready(stage: Stage) -> None:
+    db = stage.connect()
+    vitals = Working(db, [shardq.Consumer(db.queue("mail"), print)])
+    assert vitals.ready() == Sign()
+    stage._sqlite._database.write("ALTER TABLE queues RENAME TO others", ())
+    sign = vitals.ready()
+    assert not sign.is_well
+    assert "no such table: queues" in sign.text
+    stage._sqlite._database.write("ALTER TABLE others RENAME TO queues", ())
+    assert vitals.ready() == Sign()
+
+
+def test_a_clock_that_is_too_wrong_for_a_put_makes_a_process_unready(stage: Stage) -> None:
+    right = stage.connect().queue("mail", offset="2m")
+    db = stage.connect(shift=100)
+    queue = db.queue("mail")
+    vitals = Working(db, [shardq.Consumer(queue, print)])
+    assert vitals.ready() == Sign()
+    right.alter(offset="90s")
+    queue._home.register.refresh(force=True)
+    assert vitals.ready() == Sign(
+        False, "the clock is +1m40s from the store's, more than the 1m30s that a put allows"
+    )
+    assert Readiness(db).sign() == Sign()
 
 
 def test_a_worker_whose_event_loop_is_blocked_is_not_live(busy: Stage) -> None:

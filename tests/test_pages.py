@@ -17,7 +17,9 @@ from shardq.errors import StoreUnavailable
 from shardq.records.accounts import Accounts
 from shardq.records.masterkey import FILE_VARIABLE, MASTER_VARIABLE
 from shardq.server.access import Access
+from shardq.server.pages.looks import looks_of
 from shardq.server.site import Options
+from shardq.stores.tables import STATS
 from shardq.testing import Stage
 
 if TYPE_CHECKING:
@@ -288,6 +290,29 @@ def test_what_a_page_does_not_know_has_a_clear_answer() -> None:
     play(story)
 
 
+def test_a_damaged_queue_says_so_on_both_pages_and_the_others_stand() -> None:
+    async def story(api: Api) -> None:
+        bad, mail = api.db.queue("bad"), api.db.queue("mail")
+        bad.put("x")
+        mail.put_many(["x"] * 7)
+        place = bad._home.stats._minute, "x"
+        api.db._home.store.note(STATS, ("bad",), {place: "no JSON"})
+        front = (await api.ask("GET", f"{PAGES}/")).body.decode()
+        [problem] = re.findall(r'<p class="problem">(.*?)</p>', front)
+        assert problem.startswith("bad: ")
+        assert "damaged" in problem
+        assert ">7</a>" in front
+        own = await api.ask("GET", f"{PAGES}/queues/bad")
+        assert (own.status, own.body.decode().count('<p class="problem">')) == (200, 1)
+        assert ">7</a>" in (await api.ask("GET", f"{PAGES}/queues/mail")).body.decode()
+        # Once it is mended, its line is as that of any other.
+        api.db._home.store.erase(STATS, ("bad",), [place])
+        looks_of(api.app.site).forget()
+        assert 'class="problem"' not in (await api.ask("GET", f"{PAGES}/")).body.decode()
+
+    play(story)
+
+
 def test_a_store_that_is_away_is_told_with_the_time_and_what_was_known_stays() -> None:
     import asyncio
 
@@ -301,6 +326,7 @@ def test_a_store_that_is_away_is_told_with_the_time_and_what_was_known_stays() -
             stage.clock.advance(20)
             got = await api.ask("GET", f"{PAGES}/")
             assert (got.status, b"the disk is away" in got.body) == (200, True)
+            assert re.search(rb"does not answer since <time [^>]*>.*ago", got.body)
             assert b">1</a>" in got.body
             stage.faults.heal()
             stage.clock.advance(20)

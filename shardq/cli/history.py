@@ -16,7 +16,7 @@ from shardq.model.times import span
 if TYPE_CHECKING:
     from shardq.inspection.state import State
     from shardq.queue import Queue
-    from shardq.records.ledger import Failed, Record
+    from shardq.records.ledger import FailedAttempt, Record
 
 _INDENT = "    "
 
@@ -110,7 +110,7 @@ def _told(record: Record) -> dict[str, object]:
     }
 
 
-def _failed_line(one: Failed) -> str:
+def _failed_line(one: FailedAttempt) -> str:
     """A line for an attempt that failed, below that of its record."""
     clauses = [f"{_INDENT}attempt {one.attempt:,}"]
     if one.began is not None and one.run_ms is not None:

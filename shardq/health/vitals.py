@@ -5,7 +5,9 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from shardq.errors import StoreError
+from shardq.errors import SchemaError, StoreError, StoreTimeout, StoreUnavailable
+from shardq.model.settings import Settings
+from shardq.model.times import offset, span
 from shardq.stores.tables import QUEUES
 
 if TYPE_CHECKING:
@@ -13,6 +15,7 @@ if TYPE_CHECKING:
 
     from shardq.connection import Connection
     from shardq.consumer import Consumer
+    from shardq.queue import Queue
 
 TURN_US = 10_000_000
 """A loop that has not turned for so long hangs: at rest it turns every 5 s at least."""
@@ -48,19 +51,24 @@ class Vitals(Protocol):
 class Readiness:
     """Asks a store for one row, in a thread that a store which is away may keep for longer.
 
+    The tables are those of this release: `open` has checked that, once a connection.
+
     Args:
         db: The connection.
+        queues: The queues that are worked on; none: any.
     """
 
-    def __init__(self, db: Connection) -> None:
+    def __init__(self, db: Connection, queues: Sequence[Queue] = ()) -> None:
         self._store = db._home.store
+        self._clock = db._home.clock
+        self._queues = queues
         self._lock = threading.Lock()
         self._over = threading.Event()
         self._over.set()
         self._failure = ""
 
     def sign(self) -> Sign:
-        """Whether the store answers within a second."""
+        """Whether the store answers within a second, with its tables, and the clock is right."""
         with self._lock:
             if self._over.is_set():
                 self._over = threading.Event()
@@ -71,16 +79,31 @@ class Readiness:
             over = self._over
         if not over.wait(_ANSWER_S):
             return Sign(is_well=False, text="the store does not answer")
-        return Sign(not self._failure, self._failure or "ok")
+        wrong = self._failure or self._clock_wrong()
+        return Sign(not wrong, wrong or "ok")
+
+    def _clock_wrong(self) -> str:
+        """Why the clock is too wrong for a put; empty if it is not."""
+        offsets_ms = [one.settings.offset_ms for one in self._queues] or [Settings().offset_ms]
+        off_ms, most_ms = self._clock.deviation_us / 1e3, min(offsets_ms)
+        if abs(off_ms) <= most_ms:
+            return ""
+        return (
+            f"the clock is {offset(off_ms)} from the store's, more than the {span(most_ms)} that a "
+            f"put allows"
+        )
 
     def _ask(self, over: threading.Event) -> None:
         self._failure = "the store failed"
         try:
+            self._store.open()
             # One key, whether or not there is such a queue: however many there are.
             self._store.notes(QUEUES, (), ["ready"])
             self._failure = ""
-        except StoreError as error:
+        except (StoreTimeout, StoreUnavailable) as error:
             self._failure = f"the store does not answer: {error}"
+        except (SchemaError, StoreError) as error:
+            self._failure = f"the store cannot be used: {error}"
         finally:
             over.set()
 
@@ -104,7 +127,7 @@ class Working:
         db._home.meter.time_store(db._home.store, db._home.clock)
         self._consumers = consumers
         self._loop_hung_us = loop_hung_us
-        self._readiness = Readiness(db)
+        self._readiness = Readiness(db, [one._queue for one in consumers])  # noqa: SLF001 - likewise
 
     def live(self) -> Sign:
         """Whether all loops have turned in the last 10 s."""
@@ -117,7 +140,7 @@ class Working:
         return Sign()
 
     def ready(self) -> Sign:
-        """Whether the store answers, and no consumer is about to end."""
+        """Whether store and clock are right, and no consumer is about to end."""
         return Sign(False, "leaving") if self.is_leaving() else self._readiness.sign()
 
     def is_leaving(self) -> bool:

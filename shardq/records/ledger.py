@@ -65,7 +65,7 @@ class End(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class FailedAttempt:
     """An attempt of a message that failed, by the history.
 
     Attributes:
@@ -114,7 +114,7 @@ class Record:
     attempt: int
     member: str
     task: str | None
-    failed: tuple[Failed, ...] = ()
+    failed: tuple[FailedAttempt, ...] = ()
 
 
 def record_of(mark: Mark, purged_before_us: int) -> Record:
@@ -141,11 +141,11 @@ def record_of(mark: Mark, purged_before_us: int) -> Record:
     )
 
 
-def _failed_of(mark: Mark) -> tuple[Failed, ...]:
+def _failed_of(mark: Mark) -> tuple[FailedAttempt, ...]:
     """The attempts in a mark that was checked."""
     tries = sorted((one for one in map(Try.read, mark.tries) if one), key=_by_end)
     return tuple(
-        Failed(
+        FailedAttempt(
             one.attempt,
             None if one.run_ms is None else moment_of(one.ended_ms - one.run_ms),
             moment_of(one.ended_ms),

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 from shardq.aio.threads import THREADS, Threads
 from shardq.clock import pause
 from shardq.errors import StoreError
+from shardq.health.vitals import Readiness
 from shardq.records.actions import DONE, Actions
 from shardq.server.access import anybody
 from shardq.server.hub import Served
@@ -99,6 +100,7 @@ class Site:
     clock: Clock = field(init=False)
     threads: Threads = field(default_factory=lambda: Threads(THREADS))
     served: Served = field(init=False)
+    readiness: Readiness = field(init=False)
     leaving: asyncio.Event = field(default_factory=asyncio.Event)
     sqs: Any = None
     looks: Any = None
@@ -112,6 +114,7 @@ class Site:
     def __post_init__(self) -> None:
         self.clock = self.connection._home.clock
         self.served = Served(self.connection, self.threads)
+        self.readiness = Readiness(self.connection)
         self.actions = Actions(self.connection._home.store, self.clock)
         gauges = self.connection._home.meter.gauges
         gauges["shardq_polls_open"] = lambda: sum(self._polls.values())

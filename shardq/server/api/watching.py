@@ -17,7 +17,7 @@ from shardq.server.api.shapes import Span, Time, time_or_none
 if TYPE_CHECKING:
     from shardq.observer import Quantiles, QueueView
     from shardq.queue import Queue as SyncQueue
-    from shardq.records.ledger import Failed as FailedAttempt
+    from shardq.records.ledger import FailedAttempt
     from shardq.records.ledger import Record as HistoryRecord
     from shardq.server.hub import ServedQueue
 
