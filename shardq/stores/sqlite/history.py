@@ -151,7 +151,8 @@ def _values(
             puts.append((*place, due_ms, name, task, until_ms))
         if fate is not None:
             ends.append((*place, fate, ended_ms, attempt, member, until_ms))
-        failed += [(*place, json.dumps({slot_of(one): one}), until_ms) for one in tries]
+        if tries:
+            failed += [(*place, json.dumps({slot_of(one): one}), until_ms) for one in tries]
     return sorted(puts, key=_key), sorted(ends, key=_key), sorted(failed, key=_key)
 
 
