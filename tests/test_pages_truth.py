@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from shardq import Queue
+    from shardq import Depth, Queue
 
 WORKER = """
 import sys, threading, shardq
@@ -73,6 +73,8 @@ WORK_S = 24.0
 SECONDS = 120
 PAGE_S = 8
 """How old numbers on a page may be. Of dead messages the tenth second would count them anew."""
+KNOWN_US = 4_000_000
+"""So much later each process knows of a pause: it reads the settings every 3 s."""
 MISSED_MS = 3_000
 """A process stores its totals each 2 s: this old, they are stored, however busy the machine is."""
 
@@ -285,14 +287,20 @@ async def played(play: Play, count: int) -> None:
 
 async def paused(play: Play) -> None:
     """Pause all queues on the front page, look, and resume them."""
-    mail, post = play.queues
     for queue in play.queues:
         await play.press("pause", queue)
-    # Of the killed worker nothing: its messages are ready again, or done by the other.
-    await play.until(
-        "nothing runs",
-        lambda: [queue.depth(exact=True).in_flight for queue in (mail, post)] == [CLAIMED, 0],
-    )
+    seen: list[tuple[int, list[Depth]]] = []
+
+    def is_still() -> bool:
+        """True if nothing has changed for so long that each worker must know of the pause."""
+        now_us, depths = SystemClock().boot_us(), [one.depth(exact=True) for one in play.queues]
+        if not seen or seen[0][1] != depths:
+            seen[:] = [(now_us, depths)]
+        # Of the killed worker nothing runs: its messages are ready again, or done by the other.
+        is_idle = [one.in_flight for one in depths] == [CLAIMED, 0]
+        return is_idle and now_us - seen[0][0] >= KNOWN_US
+
+    await play.until("nothing runs", is_still)
     shown = await play.agree("paused")
     assert (await play.see("/")).count('<span class="state">paused</span>') == len(play.queues)
     for queue in play.queues:
