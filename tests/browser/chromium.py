@@ -38,6 +38,6 @@ def program() -> str:
 def started() -> Iterator[Browser]:
     """Start Chromium."""
     # Its sandbox refuses to work for root.
-    arguments = ["--disable-gpu", *(["--no-sandbox"] if os.geteuid() == 0 else [])]
+    arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
     with sync_playwright() as playwright:
         yield playwright.chromium.launch(executable_path=program(), args=arguments)
