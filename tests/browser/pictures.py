@@ -30,15 +30,17 @@ class Picture(NamedTuple):
         shown: The page, by its name in `SHOWN`.
         mode: How it is looked at.
         height: How much of it, in pixels.
+        shows: What it waits for; empty: for nothing.
     """
 
     shown: str
     mode: Mode
     height: int
+    shows: str = ""
 
 
 PICTURES = {
-    "dashboard-queues.png": Picture("queues", Mode(width=1_100), 500),
+    "dashboard-queues.png": Picture("queues", Mode(width=1_100), 500, "3 of 6"),
     "dashboard-message.png": Picture("behind", Mode(width=1_180), 540),
     "dashboard-dead.png": Picture("dead by error", Mode(width=1_180), 520),
     "dashboard-to-come.png": Picture("to come", Mode("dark", 1_160), 760),
@@ -54,6 +56,7 @@ def make(browser: Browser, shop: Shop, directory: Path) -> None:
         with looking(browser, shop, picture.mode) as viewer:
             viewer.page.set_viewport_size({"width": picture.mode.width, "height": picture.height})
             viewer.open(SHOWN[picture.shown].path_in(shop))
+            viewer.expect(picture.shows)
             viewer.picture(path, whole=False)
         with Image.open(path) as drawn:
             few = drawn.convert("RGB").quantize(_COLOURS, dither=Image.Dither.NONE)
