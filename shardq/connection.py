@@ -256,12 +256,19 @@ class Connection:
         found = self._home.store.notes(QUEUES, ())
         return {name: found[name] for name in sorted(found) if _is_made(found[name], name)}
 
-    def _open_all(self) -> dict[str, Any]:
-        """All queues by name; of one whose record cannot be read, the error."""
+    def _open_all(self, is_opened: Callable[[str], bool] | None = None) -> dict[str, Any]:
+        """All queues by name; of one whose record cannot be read, the error.
+
+        Args:
+            is_opened: Those that it is false of are not opened: their settings are in their place.
+        """
         found: dict[str, Any] = {}
         for name, record in self._records().items():
             try:
-                found[name] = self._opened(name, record)
+                if is_opened is None or is_opened(name):
+                    found[name] = self._opened(name, record)
+                else:
+                    found[name] = settings_in(record, name)
             except (SchemaNewer, StoreCorrupt) as error:
                 found[name] = error
         return found

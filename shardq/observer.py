@@ -7,6 +7,7 @@ where the oldest waiting message was, so that it does not visit what was settled
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, groupby, zip_longest
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -17,16 +18,17 @@ from shardq.inspection.calendar import forecast, forecast_ms, no_firings
 from shardq.inspection.depth import DepthCounter
 from shardq.inspection.whereabouts import run_of
 from shardq.model.message import priority_of
-from shardq.model.names import is_dead_queue, schedules_queue
+from shardq.model.names import is_dead_queue, is_served, schedules_queue
 from shardq.model.settings import expected_lanes, layout_of
-from shardq.model.shard import Shard
+from shardq.model.shard import Shard, spans
 from shardq.model.times import iso
 from shardq.records.folded import stored_totals
 from shardq.records.membership import heartbeats, member_of
 from shardq.records.register import settings_in
 from shardq.records.stats import Totals
+from shardq.records.together import Together
 from shardq.stores.store import Slice, Tally
-from shardq.stores.tables import QUEUES
+from shardq.stores.tables import MEMBERS, QUEUES, STATS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -40,7 +42,7 @@ if TYPE_CHECKING:
     from shardq.queue import Queue
     from shardq.records.folded import Stored
     from shardq.records.membership import Heartbeat
-    from shardq.stores.store import Progress
+    from shardq.stores.store import LeaseState, Progress
 
 _BACK_MINUTES_MAX = 1_440
 """How far back the oldest waiting message is looked for."""
@@ -53,12 +55,16 @@ _ANEW_US = 60_000_000
 _FORECAST_US = 10_000_000
 _FORECAST_SHARE = 20
 """Looking ahead takes one part in so many of the time: 10,000 schedules are read in 5 s."""
-_DEPTH_US = 3_000_000
-"""To count what is due, a store visits what was settled in the open minutes as well."""
+_DEPTH_SHARE = 10
+"""Counting what a queue holds takes one part in so many of the time: 20,000 rows take 10 ms."""
 _IN_FLIGHT_MAX = 256
 """Rows of a lane that are read at most to find one that is ready."""
-_DEAD_US = 10_000_000
-"""The dead are counted in each of their minutes, an hour long, since the last purge."""
+_CLAIMS_US = 20_000_000
+"""Claims among what waits are counted so often; a change of its number, at each look."""
+_DEAD_SHARE = 20
+"""Likewise: on Cassandra the dead are counted in each of their hours since the last purge."""
+_TOGETHER = 64
+"""Queues whose totals and members are read together."""
 
 Quantiles: TypeAlias = "tuple[float, float] | None"
 """p50 and p99, milliseconds; None of nothing."""
@@ -136,7 +142,7 @@ class QueueView:
         name: The queue's name.
         at_ms: The moment, epoch milliseconds.
         settings: Its settings.
-        depth: Messages ready, waiting and in flight, counted 3 s ago at most.
+        depth: Messages ready, waiting and in flight, counted a second or two ago at most.
         dead: Its dead messages, in its dead-letter queue now.
         totals: Everything that has been counted since the queue was made.
         put_rate: Messages put a second, over the last `rate_s`.
@@ -247,7 +253,8 @@ class Observer:
     Args:
         db: The connection.
         names: Queues to look at; all of the store, as they are made and dropped, where None.
-        horizon: How far ahead the forecast goes.
+        horizon: How far ahead the forecast goes; None: there is none.
+        beside: False: without dead-letter queues and those of schedules, which stand beside theirs.
 
     Attributes:
         newer: Queues of the store that the last look passed over, since they need a newer release
@@ -258,11 +265,18 @@ class Observer:
     """
 
     def __init__(
-        self, db: Connection, names: Sequence[str] | None = None, *, horizon: str = "10m"
+        self,
+        db: Connection,
+        names: Sequence[str] | None = None,
+        *,
+        horizon: str | None = "10m",
+        beside: bool = True,
     ) -> None:
         self._db = db
         self._names = names
-        self._horizon_ms = forecast_ms(horizon)
+        self._horizon_ms = None if horizon is None else forecast_ms(horizon)
+        self._beside = beside
+        self._others: dict[str, Settings] | None = None
         self._watches: dict[str, _Watch] = {}
         self._views: dict[str, QueueView] = {}
         self._looks = 0
@@ -305,8 +319,9 @@ class Observer:
                 kept.pop(gone, None)
         self._looks += 1
         tell = on_progress or _untold
-        wanted = self._in_time(self._in_turn(first), seconds)
-        looked = self._db._home.side_by_side(self._look_at, wanted)
+        clock = self._db._home.clock
+        until_us = None if seconds is None else clock.boot_us() + round(seconds * 1e6)
+        looked = self._look_at_all(self._in_turn(first), until_us)
         for count, (name, view) in enumerate(looked, 1):
             self._looked[name] = self._looks
             if isinstance(view, QueueView):
@@ -322,38 +337,79 @@ class Observer:
         """Count anew at the next look, as something was changed. From any thread."""
         self._is_stale = True
 
+    def views(self) -> dict[str, QueueView]:
+        """The last views of the queues, by name; also while another thread looks."""
+        views = self._views.copy()
+        return {name: views[name] for name in self.queues if name in views}
+
     def _open(self) -> dict[str, Queue]:
         """The queues to look at, by name."""
         if self._names is not None:
             return {name: self._db.queue(name, create=False) for name in self._names}
-        found = self._db._home.open_all()
+        found = self._db._home.open_all(self._is_shown)
         for name, error in list(found.items()):
             if isinstance(error, (SchemaNewer, StoreCorrupt)):
-                self._pass_over(name, error)
                 del found[name]
-        return found
+                if self._is_shown(name):
+                    self._pass_over(name, error)
+        shown = {name: queue for name, queue in found.items() if self._is_shown(name)}
+        self._others = {name: one.settings if name in shown else one for name, one in found.items()}
+        return shown
+
+    def _is_shown(self, name: str) -> bool:
+        return self._beside or is_served(name)
 
     def _in_turn(self, first: Sequence[str]) -> list[str]:
         """The queues in the order in which to look at them: the longest not looked at first."""
         shown = set(first)
         return sorted(self.queues, key=lambda name: (name not in shown, self._looked.get(name, 0)))
 
-    def _in_time(self, names: Sequence[str], seconds: float | None) -> Iterator[str]:
-        """Queues to look at, until the time is up."""
-        clock = self._db._home.clock
-        until_us = None if seconds is None else clock.boot_us() + round(seconds * 1e6)
-        for name in names:
-            yield name
-            if until_us is not None and clock.boot_us() >= until_us:
+    def _look_at_all(
+        self, names: Sequence[str], until_us: int | None
+    ) -> Iterator[tuple[str, _Looked]]:
+        """What is found of queues, in their order, until the time is up."""
+        home = self._db._home
+        for part in spans(range(len(names)), _TOGETHER):
+            some = names[part.start : part.stop]
+            queues = [self.queues[name]._home for name in some]
+            for one in queues:
+                # What this process has counted itself, it stores first.
+                one.stats.store()
+            registers = [one.register for one in queues]
+            noted = Together(
+                home.store,
+                {
+                    MEMBERS: [(one.members_key,) for one in registers],
+                    STATS: [(one.totals_key,) for one in registers],
+                },
+            )
+            taken = self._in_time(some, until_us)
+            found = dict(home.side_by_side(partial(self._look_at, noted), taken))
+            seen = [one for one in found.values() if isinstance(one, _Found)]
+            locks = home.store.locks(row.position for one in seen for row in one.first)
+            for name, made in found.items():
+                yield name, made.view(locks) if isinstance(made, _Found) else made
+            if len(found) < len(some) or self._is_late(until_us):
                 return
 
-    def _look_at(self, name: str) -> tuple[str, QueueView | SchemaNewer | StoreCorrupt]:
+    def _in_time(self, names: Sequence[str], until_us: int | None) -> Iterator[str]:
+        for name in names:
+            yield name
+            if self._is_late(until_us):
+                return
+
+    def _is_late(self, until_us: int | None) -> bool:
+        return until_us is not None and self._db._home.clock.boot_us() >= until_us
+
+    def _look_at(
+        self, noted: Together, name: str
+    ) -> tuple[str, _Found | SchemaNewer | StoreCorrupt]:
         try:
             watch = self._watches.get(name)
             if watch is None or watch.queue is not self.queues[name]:
                 watch = _Watch(self._db, self.queues[name], self._horizon_ms)
                 self._watches[name] = watch
-            return name, watch.look(self.queues if self._names is None else None)
+            return name, watch.look(noted, self._others)
         except (SchemaNewer, StoreCorrupt) as error:
             return name, error
 
@@ -388,159 +444,78 @@ class _Counted:
         )
 
 
-class _Watch:
-    """One queue, and what is remembered of it between two looks."""
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What one look has found of a queue, before the leases of its lanes are read.
 
-    def __init__(self, db: Connection, queue: Queue, horizon_ms: int) -> None:
-        self._store = db._home.store
-        self._clock = db._home.clock
-        self.queue = queue
-        self._counter = DepthCounter(self._store, self._clock, queue._home.register)
-        self._horizon_ms = horizon_ms
-        self._counted: list[_Counted] = []
-        self._from_ms: dict[int, int] = {}
-        self._anew_us: int | None = None
-        self._forecast: tuple[tuple[datetime, int], ...] = ()
-        self._forecast_us: int | None = None
-        self._depth: tuple[int, Depth] | None = None
-        self._dead: tuple[int, int, int] | None = None
-        """When the dead were counted, how many had died by then, and how many there were."""
-        self._totals_key = queue._home.register.totals_key
+    Attributes:
+        watch: The queue's watch.
+        settings: Its settings.
+        layout: Of these.
+        now_ms: When it was looked at, epoch milliseconds.
+        beats: Its members.
+        depth: Its depth.
+        dead: Its dead messages.
+        stored: Its totals.
+        rates: Its rates.
+        forecast: What is ahead of it.
+        due: Lane -> the first of its due rows.
+    """
 
-    def look(self, others: Mapping[str, Queue] | None) -> QueueView:
-        """What there is now.
+    watch: _Watch
+    settings: Settings
+    layout: Layout
+    now_ms: int
+    beats: dict[str, Heartbeat]
+    depth: Depth
+    dead: int
+    stored: Stored
+    rates: _Rates
+    forecast: tuple[tuple[datetime, int], ...]
+    due: dict[int, list[Row]]
+
+    @property
+    def first(self) -> list[Row]:
+        """The first due row of each lane but those for groups, whose leases tell who reads it."""
+        return [rows[0] for rows in self.due.values() if rows[0].group is None]
+
+    def view(self, locks: Mapping[Shard, LeaseState]) -> QueueView:
+        """The queue as it is shown.
 
         Args:
-            others: All queues of the store, where their records were read just now, this one's too.
+            locks: The leases of the shards of `first`, among those of others.
         """
-        name, register = self.queue.name, self.queue._home.register
-        now_ms, boot_us = self._clock.now_ms(), self._clock.boot_us()
-        settings = self.queue.settings
-        layout = layout_of(settings, name)
-        if self._totals_key != register.totals_key:
-            # Dropped and made anew: nothing that was seen before is of this queue.
-            self._totals_key = register.totals_key
-            self._counted, self._from_ms, self._anew_us = [], {}, None
-            self._forecast_us = self._depth = None
-        found = heartbeats(self._store, register.members_key)
-        beats = sorted(found.items())
-        # First: what it leaves to the totals is to be in those that are read after it.
-        depth, stored = self._depth_at(boot_us, found, is_fresh=others is not None)
-        totals = stored.totals
-        late_ms, late_day_ms = lateness_of(stored, layout, now_ms)
-        counted = _Counted(boot_us, totals)
-        before = self._remember(counted)
-        rates = _recent(stored, settings, now_ms) if before is None else counted.since(before)
-        self._look_ahead(boot_us, stored, others)
+        late_ms, late_day_ms = lateness_of(self.stored, self.layout, self.now_ms)
+        members = sorted(self.beats.items())
         return QueueView(
-            name=name,
-            at_ms=now_ms,
-            settings=settings,
-            depth=depth,
-            dead=self._dead_at(boot_us, totals.buried, others),
-            totals=totals,
-            **rates._asdict(),
+            name=self.layout.queue,
+            at_ms=self.now_ms,
+            settings=self.settings,
+            depth=self.depth,
+            dead=self.dead,
+            totals=self.stored.totals,
+            **self.rates._asdict(),
             late_ms=late_ms,
             late_day_ms=late_day_ms,
-            uncounted=tuple((one.member, one.at_ms) for one in stored.gaps(now_ms)),
-            lanes=tuple(self._lanes(layout, found, now_ms, boot_us)),
-            members=tuple(_member(member, beat, layout, now_ms) for member, beat in beats),
-            producers=tuple(stored.recent_producers(now_ms).most_common()),
-            forecast=self._forecast,
+            uncounted=tuple((one.member, one.at_ms) for one in self.stored.gaps(self.now_ms)),
+            lanes=tuple(self._lanes(locks)),
+            members=tuple(_member(name, beat, self.layout, self.now_ms) for name, beat in members),
+            producers=tuple(self.stored.recent_producers(self.now_ms).most_common()),
+            forecast=self.forecast,
         )
 
-    def _remember(self, now: _Counted) -> _Counted | None:
-        """Keep these totals; returns the youngest that are old enough to tell a rate."""
-        self._counted.append(now)
-        old = [one for one in self._counted if now.boot_us - one.boot_us >= _RATE_US]
-        if not old:
-            return None
-        self._counted = self._counted[len(old) - 1 :]
-        return old[-1]
-
-    def _depth_at(
-        self, boot_us: int, beats: Mapping[str, Heartbeat], *, is_fresh: bool
-    ) -> tuple[Depth, Stored]:
-        """The depth, counted 3 s ago at most, and the totals of now."""
-        home, read = self.queue._home, []
-
-        def read_totals() -> Stored:
-            # What this process has counted itself, it stores first.
-            home.stats.store()
-            read.append(stored_totals(self._store, home.register.totals_key))
-            return read[0]
-
-        if self._depth is None or boot_us - self._depth[0] >= _DEPTH_US:
-            self._depth = boot_us, self._counter.depth(read_totals, is_fresh=is_fresh, beats=beats)
-        return self._depth[1], read[0] if read else read_totals()
-
-    def forget_counts(self) -> None:
-        """Count anew at the next look."""
-        self._depth = self._dead = None
-
-    def _dead_at(self, boot_us: int, buried: int, others: Mapping[str, Queue] | None) -> int:
-        """The dead, counted 10 s ago at most, and anew once more have died."""
-        last = self._dead
-        if last is None or boot_us - last[0] >= _DEAD_US or buried != last[1]:
-            self._dead = last = boot_us, buried, self._count_dead(self._clock.now_ms(), others)
-        return last[2]
-
-    def _count_dead(self, now_ms: int, others: Mapping[str, Queue] | None) -> int:
-        """How many dead messages the queue has; a dead-letter queue has none."""
-        if is_dead_queue(self.queue.name):
-            return 0
-        name = self.queue._home.register.dead_name
-        if name is None:
-            return 0
-        if others is None:
-            settings = settings_in(self._store.notes(QUEUES, (), [name]).get(name), name)
-        else:
-            settings = others[name].settings if name in others else None
-        if settings is None:
-            return 0
-        layout = layout_of(settings, name)
-        # A dead message is due when it dies, which is when it enters its queue: what a purge has
-        # reached lies before it.
-        purged_ms = settings.purged_before_us // 1_000
-        minutes = range(layout.minute_of(purged_ms), layout.minute_of(now_ms) + 1)
-        shards = self._store.indexed(name, minutes)
-        counted = scan.tallies(self._store, shards, purged_ms, now_ms, purpose="observe")
-        return sum(tally.rows for part in counted for tally in part.values())
-
-    def _look_ahead(self, boot_us: int, stored: Stored, others: Mapping[str, Queue] | None) -> None:
-        if self._forecast_us is None or boot_us >= self._forecast_us:
-            begun_us = self._clock.boot_us()
-            home, queue = self.queue._home, self.queue
-            if others is None:
-                home.register.refresh(force=home.register.has_unused_lanes)
-            has_schedules = others is None or schedules_queue(queue.name) in others
-            firings = queue.schedules._home.firings if has_schedules else no_firings
-            self._forecast = tuple(
-                forecast(self._store, self._clock, home.register, self._horizon_ms, stored, firings)
-            )
-            took_us = self._clock.boot_us() - begun_us
-            self._forecast_us = boot_us + max(_FORECAST_US, _FORECAST_SHARE * took_us)
-
-    def _lanes(
-        self, layout: Layout, beats: Mapping[str, Heartbeat], now_ms: int, boot_us: int
-    ) -> Iterable[LaneView]:
-        lanes = layout.all_lanes()
-        reader = {lane: member for member, beat in beats.items() for lane in beat.lanes}
-        # A member's rows in flight are the first of its lanes, but for what others put since.
-        most = min(max((beat.busy for beat in beats.values()), default=0), _IN_FLIGHT_MAX)
-        due = self._due(layout, most + 1, now_ms, boot_us)
-        oldest = {lane: rows[0] for lane, rows in due.items()}
-        ready = _ready(layout, due, reader, beats)
+    def _lanes(self, locks: Mapping[Shard, LeaseState]) -> Iterable[LaneView]:
+        layout, now_ms = self.layout, self.now_ms
+        reader = {lane: member for member, beat in self.beats.items() for lane in beat.lanes}
+        oldest = {lane: rows[0] for lane, rows in self.due.items()}
+        ready = _ready(layout, self.due, reader, self.beats)
         # Who holds what is due; of lanes without such rows the heartbeats tell enough.
-        ordinary = [row.position for row in oldest.values() if row.group is None]
-        locks = self._store.locks(ordinary)
-        holders = {shard.lane: state.lock for shard, state in locks.items()}
-        if of_groups := list(filter(layout.is_of_groups, oldest)):
-            states = self._store.lane_locks(layout.queue, of_groups)
-            holders |= {lane: state.lock for lane, state in states.items()}
-        settings = self.queue._home.register.settings
-        expected = set(expected_lanes(settings, layout, now_ms))
-        for lane in lanes:
+        holders = {
+            row.shard.lane: locks[row.shard].lock for row in self.first if row.shard in locks
+        }
+        holders |= self.watch.holders(list(filter(layout.is_of_groups, oldest)))
+        expected = set(expected_lanes(self.settings, layout, now_ms))
+        for lane in layout.all_lanes():
             row, lock, waits = oldest.get(lane), holders.get(lane), ready.get(lane)
             owner = member_of(lock) if lock else reader.get(lane)
             is_of_groups = layout.is_of_groups(lane)
@@ -555,8 +530,171 @@ class _Watch:
                 oldest=None if waits is None else waits.message_id,
             )
 
-    def _due(self, layout: Layout, limit: int, now_ms: int, boot_us: int) -> dict[int, list[Row]]:
-        """Lane -> the first of its due rows that are not put off: so many, if it has them."""
+
+_Looked: TypeAlias = "QueueView | SchemaNewer | StoreCorrupt"
+
+
+class _Watch:
+    """One queue, and what is remembered of it between two looks."""
+
+    def __init__(self, db: Connection, queue: Queue, horizon_ms: int | None) -> None:
+        self._store = db._home.store
+        self._clock = db._home.clock
+        self.queue = queue
+        self._counter = DepthCounter(
+            self._store, self._clock, queue._home.register, anew_us=_CLAIMS_US
+        )
+        self._horizon_ms = horizon_ms
+        self._counted: list[_Counted] = []
+        self._from_ms: dict[int, int] = {}
+        self._anew_us: int | None = None
+        self._forecast: tuple[tuple[datetime, int], ...] = ()
+        self._forecast_us: int | None = None
+        self._depth: tuple[int, Depth] | None = None
+        self._dead: tuple[int, int] | None = None
+        self._totals_key = queue._home.register.totals_key
+
+    def look(self, noted: Together, others: Mapping[str, Settings] | None) -> _Found:
+        """What there is now, but for who leases the lanes.
+
+        Args:
+            noted: The queue's members and totals, among those of others.
+            others: The settings of all queues of the store, where they were read just now.
+        """
+        register = self.queue._home.register
+        now_ms, boot_us = self._clock.now_ms(), self._clock.boot_us()
+        settings = self.queue.settings
+        layout = layout_of(settings, register.name)
+        if self._totals_key != register.totals_key:
+            # Dropped and made anew: nothing that was seen before is of this queue.
+            self._totals_key = register.totals_key
+            self._counted, self._from_ms, self._anew_us = [], {}, None
+            self._forecast_us = self._depth = None
+        beats = heartbeats(noted, register.members_key)
+        # First: what it leaves to the totals is to be in those that are read after it.
+        depth, stored = self._depth_at(boot_us, noted, beats, is_fresh=others is not None)
+        counted = _Counted(boot_us, stored.totals)
+        before = self._remember(counted)
+        rates = _recent(stored, settings, now_ms) if before is None else counted.since(before)
+        self._look_ahead(boot_us, stored, others)
+        return _Found(
+            self,
+            settings,
+            layout,
+            now_ms,
+            beats,
+            depth,
+            self._dead_at(boot_us, others),
+            stored,
+            rates,
+            self._forecast,
+            self._due(layout, beats, depth, now_ms, boot_us),
+        )
+
+    def holders(self, lanes: Sequence[int]) -> dict[int, str | None]:
+        """Lane for groups -> its lease."""
+        if not lanes:
+            return {}
+        states = self._store.lane_locks(self.queue.name, lanes)
+        return {lane: state.lock for lane, state in states.items()}
+
+    def _remember(self, now: _Counted) -> _Counted | None:
+        """Keep these totals; returns the youngest that are old enough to tell a rate."""
+        self._counted.append(now)
+        old = [one for one in self._counted if now.boot_us - one.boot_us >= _RATE_US]
+        if not old:
+            return None
+        self._counted = self._counted[len(old) - 1 :]
+        return old[-1]
+
+    def _depth_at(
+        self, boot_us: int, noted: Together, beats: Mapping[str, Heartbeat], *, is_fresh: bool
+    ) -> tuple[Depth, Stored]:
+        """The depth, counted a moment ago, and the totals of now."""
+        home = self.queue._home
+
+        def read_totals() -> Stored:
+            home.stats.store()
+            return stored_totals(self._store, home.register.totals_key)
+
+        stored = stored_totals(noted, home.register.totals_key)
+        if self._depth is None or boot_us >= self._depth[0]:
+            begun_us = self._clock.boot_us()
+            found = self._counter.depth(read_totals, stored=stored, is_fresh=is_fresh, beats=beats)
+            took_us = self._clock.boot_us() - begun_us
+            self._depth = boot_us + _DEPTH_SHARE * took_us, found
+        return self._depth[1], stored
+
+    def forget_counts(self) -> None:
+        """Count anew at the next look."""
+        self._depth = self._dead = None
+
+    def _dead_at(self, boot_us: int, others: Mapping[str, Settings] | None) -> int:
+        if self._dead is None or boot_us >= self._dead[0]:
+            begun_us = self._clock.boot_us()
+            found = self._count_dead(self._clock.now_ms(), others)
+            took_us = self._clock.boot_us() - begun_us
+            self._dead = boot_us + _DEAD_SHARE * took_us, found
+        return self._dead[1]
+
+    def _count_dead(self, now_ms: int, others: Mapping[str, Settings] | None) -> int:
+        """How many dead messages the queue has; a dead-letter queue has none."""
+        if is_dead_queue(self.queue.name):
+            return 0
+        name = self.queue._home.register.dead_name
+        if name is None:
+            return 0
+        if others is None:
+            settings = settings_in(self._store.notes(QUEUES, (), [name]).get(name), name)
+        else:
+            settings = others.get(name)
+        if settings is None:
+            return 0
+        layout = layout_of(settings, name)
+        # A dead message is due when it dies, which is when it enters its queue: what a purge has
+        # reached lies before it.
+        purged_ms = settings.purged_before_us // 1_000
+        minutes = range(layout.minute_of(purged_ms), layout.minute_of(now_ms) + 1)
+        lanes = [*layout.lanes(), *layout.lanes_of_groups()]
+        all_of_it = Slice(name, minutes, lanes, purged_ms, now_ms, 0, purpose="observe")
+        if (total := self._store.total(all_of_it)) is not None:
+            return total.tally.rows
+        shards = self._store.indexed(name, minutes)
+        counted = scan.tallies(self._store, shards, purged_ms, now_ms, purpose="observe")
+        return sum(tally.rows for part in counted for tally in part.values())
+
+    def _look_ahead(
+        self, boot_us: int, stored: Stored, others: Mapping[str, Settings] | None
+    ) -> None:
+        if self._horizon_ms is None:
+            return
+        if self._forecast_us is None or boot_us >= self._forecast_us:
+            begun_us = self._clock.boot_us()
+            home, queue = self.queue._home, self.queue
+            if others is None:
+                home.register.refresh(force=home.register.has_unused_lanes)
+            has_schedules = others is None or schedules_queue(queue.name) in others
+            firings = queue.schedules._home.firings if has_schedules else no_firings
+            self._forecast = tuple(
+                forecast(self._store, self._clock, home.register, self._horizon_ms, stored, firings)
+            )
+            took_us = self._clock.boot_us() - begun_us
+            self._forecast_us = boot_us + max(_FORECAST_US, _FORECAST_SHARE * took_us)
+
+    def _due(
+        self,
+        layout: Layout,
+        beats: Mapping[str, Heartbeat],
+        depth: Depth,
+        now_ms: int,
+        boot_us: int,
+    ) -> dict[int, list[Row]]:
+        """Lane -> the first of its due rows that are not put off: enough to know one that waits."""
+        if not (depth.ready or depth.in_flight):
+            self._from_ms = dict.fromkeys(layout.all_lanes(), now_ms)
+            return {}
+        # A member's rows in flight are the first of its lanes, but for what others put since.
+        limit = 1 + min(max((beat.busy for beat in beats.values()), default=0), _IN_FLIGHT_MAX)
         is_old = self._anew_us is None or boot_us - self._anew_us >= _ANEW_US
         # They are of the last look: later than now, where the clock was set back since.
         if is_old or any(from_ms > now_ms for from_ms in self._from_ms.values()):
@@ -565,16 +703,19 @@ class _Watch:
         # Lanes that keep up are read together; one that lags is not to make them read their past
         # again.
         near_ms = layout.start_ms(layout.minute_of(now_ms) - _NEAR_MINUTES + 1)
-        groups: dict[int, list[int]] = {}
         near = [from_ms for from_ms in self._from_ms.values() if from_ms >= near_ms]
+        groups: dict[int, list[int]] = {}
+        starts_of: dict[int, int] = {}
         for lane in layout.all_lanes():
             from_ms = self._from_ms.get(lane, near_ms)
             together = min(near) if near and from_ms >= near_ms else from_ms
-            groups.setdefault(together, []).append(lane)
+            minute = layout.minute_of(together)
+            groups.setdefault(minute, []).append(lane)
+            starts_of[minute] = min(starts_of.get(minute, together), together)
         found: dict[int, list[Row]] = {}
         starts = dict.fromkeys(layout.all_lanes(), now_ms)
-        for from_ms, lanes in groups.items():
-            found |= self._due_of(layout, lanes, limit, from_ms, now_ms, starts)
+        for minute, lanes in groups.items():
+            found |= self._due_of(layout, lanes, limit, starts_of[minute], now_ms, starts)
         self._from_ms = starts
         return found
 
@@ -610,7 +751,8 @@ class _Watch:
             return row.ready_ms <= now_ms
 
         due: dict[int, list[Row]] = {}
-        for minute, some in groupby(scan.with_rows(self._store, asked), key=attrgetter("minute")):
+        with_rows = asked if self._store.is_local else scan.with_rows(self._store, asked)
+        for minute, some in groupby(with_rows, key=attrgetter("minute")):
             if left := [shard.lane for shard in some if len(due.get(shard.lane, ())) < limit]:
                 wanted = Slice(
                     layout.queue,
@@ -624,6 +766,8 @@ class _Watch:
                 )
                 for row in scan.first_kept(self._store, [wanted], is_ready):
                     due.setdefault(row.shard.lane, []).append(row)
+            if len(due) == len(lanes) and all(len(rows) >= limit for rows in due.values()):
+                break
         return due
 
 

@@ -722,8 +722,8 @@ class Queue(Scheduled):
     def depth(self, *, exact: bool = False) -> Depth:
         """How many messages there are.
 
-        Rows are counted where they lie: all that are due, and of those that wait the next 20,000
-        of an hour, on SQLite the next 100,000. What lies beyond is what the totals tell of more:
+        Rows are counted where they lie: all that are due, and of those that wait the next 20,000,
+        on Cassandra of an hour. What lies beyond is what the totals tell of more:
         they follow in 2 s, and after a crash they may miss as much, until a consumer or `check_all`
         mends them. How much of what is due is in flight, consumers tell every 3 s.
 

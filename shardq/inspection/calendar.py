@@ -24,6 +24,7 @@ from shardq.model.shard import MINUTE_MS
 from shardq.model.times import duration_ms, moment_of
 from shardq.records.folded import stored_totals
 from shardq.records.membership import heartbeats
+from shardq.stores.store import Slice
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -150,7 +151,8 @@ def forecast(
             if row.due_ms > now_ms and row.entered_us >= before_us:
                 counts[row.shard.minute] += 1
     else:
-        for counted in scan.tallies(store, shards, now_ms, _FAR_MS, purpose="forecast"):
+        wanted = Slice(layout.queue, (), layout.all_used(), now_ms, _FAR_MS, 0, purpose="forecast")
+        for counted in scan.tallies_of(store, wanted, minutes):
             for shard, tally in counted.items():
                 counts[shard.minute] += tally.rows
     for row in scan.put_off(store, register, now_ms):
@@ -197,12 +199,16 @@ class CalendarCounter:
         stored = stored_totals(self._store, register.totals_key)
         depth = DepthCounter(self._store, self._clock, register).depth(lambda: stored)
         rows: Counter[int] = Counter()
-        counted = (
-            self._rows if may_be_doomed(register, stored) or self._is_coarse else self._tallies
-        )
-        for part in self._parts(at_ms, until_ms):
-            for due_ms, count in counted(part, at_ms, until_ms - 1):
-                rows[due_ms - due_ms % MINUTE_MS] += count
+        if may_be_doomed(register, stored) or self._is_coarse:
+            found: Iterator[tuple[int, int]] = (
+                one
+                for part in self._parts(at_ms, until_ms)
+                for one in self._rows(part, at_ms, until_ms - 1)
+            )
+        else:
+            found = self._tallies(at_ms, until_ms)
+        for due_ms, count in found:
+            rows[due_ms - due_ms % MINUTE_MS] += count
         before_us = register.settings.purged_before_us
         for row in scan.put_off(self._store, register, at_ms):
             is_live = row.claim is None and row.entered_us >= before_us
@@ -243,14 +249,17 @@ class CalendarCounter:
             self._tell("minutes ahead", part[0].minute - minutes.start, len(minutes))
             yield part
 
-    def _tallies(
-        self, shards: Sequence[Shard], after_ms: int, until_ms: int
-    ) -> Iterator[tuple[int, int]]:
+    def _tallies(self, at_ms: int, until_ms: int) -> Iterator[tuple[int, int]]:
         """(start of a minute, messages) of each shard."""
         layout = self._register.layout
-        polled = set(layout.all_used())
-        asked = (shard for shard in shards if shard.lane in polled)
-        for counted in scan.tallies(self._store, asked, after_ms, until_ms, purpose="calendar"):
+        minutes = range(layout.minute_of(at_ms), layout.minute_of(until_ms - 1) + 1)
+        wanted = Slice(
+            layout.queue, (), layout.all_used(), at_ms, until_ms - 1, 0, purpose="calendar"
+        )
+        for counted in scan.tallies_of(self._store, wanted, minutes):
+            if counted:
+                first = next(iter(counted)).minute
+                self._tell("minutes ahead", first - minutes.start, len(minutes))
             for shard, tally in counted.items():
                 yield layout.start_ms(shard.minute), tally.rows - tally.claims
 

@@ -13,21 +13,23 @@ from __future__ import annotations
 import heapq
 import re
 from dataclasses import dataclass
-from itertools import groupby, islice
+from functools import partial
+from itertools import chain, groupby, islice
 from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
-from shardq.errors import UsageError, shown
+from shardq.errors import StoreCorrupt, UsageError, shown
 from shardq.inspection import dead, scan
 from shardq.model import ids
 from shardq.model.message import key_of, last_error, read_headers, task_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from shardq.lifecycle.home import QueueHome
     from shardq.model.message import Row
     from shardq.model.shard import Layout, Shard
+    from shardq.stores.store import Slice, Store
 
 LOOKED_MAX = 10_000
 """Messages that a page looks at."""
@@ -35,6 +37,9 @@ _AHEAD_MS = 3_600_000
 """Clocks differ."""
 _BODIES = 50
 """Bodies that are read at a time: each may have 1 MiB."""
+_FEW = 200
+"""A stretch of time with fewer dead messages is read as a whole."""
+_SPAN_MS = 1_000
 _PLACE = re.compile(r"([0-9]{1,15})\.([0-9a-f]{32})", re.ASCII)
 _MINUTE = attrgetter("minute")
 
@@ -184,13 +189,57 @@ def page(
     """
     home.register.refresh()
     rows = _backwards(home, after, choice.since_ms) if is_newest else _from_now_on(home, after)
+    return _page(home.store, rows, choice, limit, looked_max=looked_max, bodies=bodies)
+
+
+def last_died(
+    homes: Sequence[QueueHome],
+    choice: Choice,
+    limit: int,
+    *,
+    after: Place | None = None,
+    looked_max: int = LOOKED_MAX,
+    damaged: dict[str, str],
+) -> Chosen:
+    """The messages of several dead-letter queues that died last, the last one first.
+
+    Args:
+        homes: The queues', whose records were read just now.
+        choice: Which.
+        limit: The most of the page.
+        after: The end of the page before.
+        looked_max: How many are looked at.
+        damaged: Is given the name of each queue that cannot be read, and why.
+    """
+
+    def rows_of(home: QueueHome) -> Iterator[Row]:
+        try:
+            yield from _backwards(home, after, choice.since_ms)
+        except StoreCorrupt as error:
+            damaged[home.register.name] = str(error)
+
+    if not homes:
+        return Chosen([], None, 0)
+    rows = heapq.merge(*map(rows_of, homes), key=Place.of, reverse=True)
+    return _page(homes[0].store, rows, choice, limit, looked_max=looked_max, bodies=True)
+
+
+def _page(
+    store: Store,
+    rows: Iterator[Row],
+    choice: Choice,
+    limit: int,
+    *,
+    looked_max: int,
+    bodies: bool,
+) -> Chosen:
     found: list[Row] = []
     looked, end = 0, None
     part = max(1, min(_BODIES, limit))
     while some := list(islice(rows, min(part, looked_max - looked))):
         wanted = [row for row in some if choice.may_take(row)]
         if wanted and (bodies or choice.needs_bodies):
-            wanted = [row for row in _whole(home, wanted) if choice.takes(row)]
+            wanted = [row for row in _whole(store, wanted) if choice.takes(row)]
         for row in wanted:
             found.append(row if bodies else row._replace(body=b""))
             if len(found) == limit:
@@ -205,10 +254,10 @@ def page(
     return Chosen(found, end if is_more else None, looked)
 
 
-def _whole(home: QueueHome, rows: Iterable[Row]) -> list[Row]:
+def _whole(store: Store, rows: Iterable[Row]) -> list[Row]:
     """Rows with their bodies, in order; those that have moved meanwhile are left out."""
     positions = [row.position for row in rows]
-    there = {row.position: row.checked() for row in home.store.find(positions)}
+    there = {row.position: row.checked() for row in store.find(positions)}
     return [there[one] for one in positions if one in there]
 
 
@@ -242,14 +291,39 @@ def _backwards(home: QueueHome, after: Place | None, since_ms: int) -> Iterator[
     until_ms = home.clock.now_ms() + _AHEAD_MS if after is None else after.due_ms
     shards = dead.shards(home.store, register, since_ms, until_ms)
     for _, some in groupby(shards, key=_MINUTE):
-        pages = scan.pages(home.store, register.layout, some, purpose="list", bodies=False)
-        rows = [
-            row
-            for page in pages
-            for row in page
-            if _is_kept(home, row) and (after is None or Place.of(row) < after)
-        ]
-        yield from sorted(rows, key=Place.of, reverse=True)
+        for rows in _windows(home, list(some), until_ms):
+            kept = (row for row in rows if _is_kept(home, row))
+            found = (row for row in kept if after is None or Place.of(row) < after)
+            yield from sorted(found, key=Place.of, reverse=True)
+
+
+def _windows(home: QueueHome, shards: Sequence[Shard], until_ms: int) -> Iterator[list[Row]]:
+    """The rows of shards of one minute without bodies, the last ones first.
+
+    All at once of a minute with few rows; else by halves of its time: who looks at the last ones
+    does not read the thousands before them.
+    """
+    layout = home.register.layout
+    wholes = [scan.whole(layout, one, _BODIES, "list")._replace(bodies=False) for one in shards]
+    end_ms = min(until_ms, layout.end_ms(shards[0].minute) - 1)
+    yield from _halves(home, wholes, wholes[0].after_ms, end_ms)
+
+
+def _halves(
+    home: QueueHome, wholes: Sequence[Slice], after_ms: int, until_ms: int
+) -> Iterator[list[Row]]:
+    parts = [one._replace(after_ms=after_ms, until_ms=until_ms) for one in wholes]
+    rows = chain.from_iterable(map(partial(scan.rows_of, home.store), parts))
+    if until_ms - after_ms <= _SPAN_MS:
+        yield list(rows)
+        return
+    found = list(islice(rows, _FEW))
+    if len(found) < _FEW:
+        yield found
+        return
+    middle_ms = (after_ms + until_ms) // 2
+    yield from _halves(home, wholes, middle_ms, until_ms)
+    yield from _halves(home, wholes, after_ms, middle_ms)
 
 
 def _is_kept(home: QueueHome, row: Row) -> bool:

@@ -21,7 +21,7 @@ from shardq.model.names import is_dead_queue
 from shardq.model.times import ceil_ms
 from shardq.records.membership import heartbeats
 from shardq.records.stats import NEAR_MS
-from shardq.stores.store import NEVER
+from shardq.stores.store import NEVER, Slice
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -32,14 +32,13 @@ if TYPE_CHECKING:
     from shardq.records.folded import Stored
     from shardq.records.membership import Heartbeat
     from shardq.records.register import Register
-    from shardq.stores.store import Store
+    from shardq.stores.store import Store, Total
 
 _HORIZON_MS = 3_600_000 + NEAR_MS
 """Shards are looked into up to this far ahead, 0.1 ms each on Cassandra; SQLite has no end."""
 _ROWS_MAX = 20_000
-"""What lies beyond so many that wait is not counted: 25 ms for each 10,000 on Cassandra."""
-_LOCAL_ROWS_MAX = 100_000
-"""On SQLite: 50 ms."""
+"""What lies beyond so many that wait is not counted: 25 ms for each 10,000 on Cassandra, 5 ms on
+SQLite."""
 _WAITS_ROWS_MAX, _WAITS_ROWS_MIN = 10_000, 100
 """Most rows of shards read for what is put off; each shard counts as so many at least."""
 _SHARDS_MAX = 10_000
@@ -160,18 +159,29 @@ class _Counted:
 
 
 class DepthCounter:
-    """Counts the messages of one queue."""
+    """Counts the messages of one queue.
 
-    def __init__(self, store: Store, clock: Clock, register: Register) -> None:
+    Args:
+        store: Where they are.
+        clock: The time.
+        register: The queue.
+        anew_us: Above 0: claims among what waits are counted so often, and else only if there are
+            more rows, or fewer, than before. For whoever looks again and again.
+    """
+
+    def __init__(self, store: Store, clock: Clock, register: Register, *, anew_us: int = 0) -> None:
         self._store = store
         self._clock = clock
         self._register = register
         self._seen = "", 0, 0, 0
+        self._anew_us = anew_us
+        self._ahead: tuple[int, tuple[int, Sequence[int], int], Total] | None = None
 
     def depth(
         self,
         read_totals: Callable[[], Stored],
         *,
+        stored: Stored | None = None,
         is_fresh: bool = False,
         beats: Mapping[str, Heartbeat] | None = None,
     ) -> Depth:
@@ -179,6 +189,7 @@ class DepthCounter:
 
         Args:
             read_totals: Reads what has happened in the queue.
+            stored: What was read of that a moment ago: enough where every row is counted.
             is_fresh: True if the queue's record was read just now.
             beats: Its members, where they were read just now.
         """
@@ -189,7 +200,8 @@ class DepthCounter:
         counted, until_ms = self._near(now_ms)
         # Last: what processes store meanwhile makes up for a part of what they store only 2 s
         # later.
-        stored = read_totals()
+        if stored is None or until_ms < _FAR_MS:
+            stored = read_totals()
         if may_be_doomed(self._register, stored):
             since_us = self._register.settings.purged_before_us
             counted, until_ms = self._near(now_ms, since_us)
@@ -259,6 +271,8 @@ class DepthCounter:
 
     def _near(self, now_ms: int, since_us: int = 0) -> tuple[_Counted, int]:
         """What is due and what is due soon, and the due up to which that is all there is."""
+        if not since_us and (found := self._near_at_once(now_ms)) is not None:
+            return found
         counted = _Counted()
         layout = self._register.layout
         now_minute = layout.minute_of(now_ms)
@@ -271,7 +285,6 @@ class DepthCounter:
         # What was due before a purge entered before it, too.
         after_ms = ceil_ms(self._register.settings.purged_before_us) - 1
         polled = set(layout.all_used())
-        most = _LOCAL_ROWS_MAX if self._store.is_local else _ROWS_MAX
         # Parked rows are known from others only where they are counted, and dues up to NEAR_MS
         # ahead are not noted.
         least_ms = max(self._register.settings.visibility_ms, NEAR_MS) + layout.minute_ms
@@ -283,10 +296,55 @@ class DepthCounter:
             ahead = [one for one in part if one.minute >= now_minute and one.lane in polled]
             counted.add_later(self._tally(ahead, now_ms, _FAR_MS, since_us))
             looked += len(ahead)
-            if part[-1].minute > least_minute and (counted.later >= most or looked >= _SHARDS_MAX):
+            if part[-1].minute > least_minute and (
+                counted.later >= _ROWS_MAX or looked >= _SHARDS_MAX
+            ):
                 # The last minute may go on in the next part.
                 return counted, layout.start_ms(part[-1].minute) - 1
         return counted, _FAR_MS if minutes.stop == NEVER else layout.end_ms(minutes[-1]) - 1
+
+    def _near_at_once(self, now_ms: int) -> tuple[_Counted, int] | None:
+        """The same where the store has an index that counts; None where it has none.
+
+        None also where rows of groups are put off: which of them are is read row by row.
+        """
+        register = self._register
+        layout, name = register.layout, register.name
+        now_minute = layout.minute_of(now_ms)
+        first = min(register.life_minute, now_minute)
+        lanes, used = [*layout.lanes(), *layout.lanes_of_groups()], layout.all_used()
+        after_ms = ceil_ms(register.settings.purged_before_us) - 1
+        parts = [
+            Slice(name, range(first, now_minute + 1), lanes, after_ms, now_ms, 0, purpose="depth"),
+            Slice(name, range(now_minute, now_minute + 1), used, now_ms, _FAR_MS, 0),
+        ]
+        due, soon = map(self._store.total, parts)
+        if due is None or soon is None or due.tally.waits or soon.tally.waits:
+            return None
+        minutes = range(now_minute + 1, NEVER)
+        ahead = Slice(name, minutes, used, now_ms, _FAR_MS, _ROWS_MAX, purpose="depth")
+        later = self._total_ahead(ahead)
+        if later is None or later.tally.waits:
+            return None
+        both = soon.tally.plus(later.tally)
+        counted = _Counted(due.tally.rows, both.rows, both.claims)
+        return counted, _FAR_MS if later.end == NEVER else layout.start_ms(later.end) - 1
+
+    def _total_ahead(self, wanted: Slice) -> Total | None:
+        if not self._anew_us:
+            return self._store.total(wanted)
+        minutes, boot_us = range(wanted.minutes[0], NEVER), self._clock.boot_us()
+        rows = self._store.rows_in(wanted.queue, minutes, wanted.limit)
+        if rows is None:
+            return None
+        seen = wanted.minutes[0], wanted.lanes, rows
+        if self._ahead is not None and rows <= wanted.limit:
+            until_us, before, found = self._ahead
+            if seen == before and boot_us < until_us:
+                return found
+        if (counted := self._store.total(wanted)) is not None:
+            self._ahead = boot_us + self._anew_us, seen, counted
+        return counted
 
     def _end_minute(self, now_ms: int) -> int:
         """The minute before which what waits is counted."""

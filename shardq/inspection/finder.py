@@ -4,13 +4,14 @@
  receipt ─► its position                                          one read
  key ─────► where its key's row says                              two or three reads
  id ──────► the history, of an id that put() made                 one read
+        ──► SQLite: all that the queue has, by its ids            one read
         ──► the minute in which the history says that it was due  a read for a few lanes
         ──► from the oldest unsealed minute to now + 1 h          their rows, without bodies
         ──► the dead of the last day                              likewise
         ──► everything: all that the queue has, the other dead, the history of an id of one's own
 ```
 
-No row is indexed by its id, unless that is its key. So what is not found near is searched
+On Cassandra no row is indexed by its id, unless that is its key. So what is not near is searched
 everywhere, unless the caller wants to know only of what is near. Where a message that was found
 stands, `whereabouts.py` says.
 """
@@ -131,6 +132,17 @@ class _Reader:
             if self._on_progress is not None:
                 self._on_progress("messages", self._read, None)
         return first
+
+    def at_once(self, wanted: Wanted) -> tuple[Row | None] | None:
+        """The message's row that is due first, if the store finds it at once; None if it cannot."""
+        name, entry = wanted.id or "", wanted.entry
+        rows = self._store.seek(self.register.name, entry, name)
+        if rows is None:
+            return None
+        layout = self.register.layout
+        found = [row.checked() for row in rows if layout.has_lane(row.shard.lane)]
+        live = (row for row in found if wanted.is_it(row) and self._is_live(row))
+        return (min(live, key=_by_due, default=None),)
 
     def open_shards(self, until_ms: int, since: int) -> Iterator[Shard]:
         """The shards with rows that readers have not left for good, from a minute on up to then."""
@@ -254,6 +266,18 @@ class Finder:
             look.row = here.purged
         return look
 
+    def ended(self, wanted: Wanted, look: Look) -> None:
+        """Look among all the dead, and in the last hours of the history, after what is near.
+
+        Args:
+            wanted: The message.
+            look: What was found before; gets what is found now.
+        """
+        if "the dead of the last day" in look.searched:
+            look.row = self._all_dead(wanted, look)
+        if look.row is None and look.mark is None and wanted.id is not None:
+            look.record = self._recorded(wanted.id, look, steps=1)
+
     def whole(self, row: Row) -> Row | None:
         """A row with its body; None where it is gone by now: it was settled, or has moved."""
         return next((found.checked() for found in self._store.find([row.position])), None)
@@ -304,6 +328,9 @@ class Finder:
 
     def _near(self, wanted: Wanted, look: Look, here: _Reader) -> Row | None:
         """In the minutes that readers have not left for good, and up to an hour ahead."""
+        if (at_once := here.at_once(wanted)) is not None:
+            look.searched.append("all partitions")
+            return at_once[0]
         layout = self._register.layout
         now_ms = self._clock.now_ms()
         look.searched.append("what is due by now or within the hour")
@@ -313,16 +340,23 @@ class Finder:
         return here.first(wanted, shards)
 
     def _everywhere(self, wanted: Wanted, look: Look, here: _Reader, *, live: bool) -> None:
-        look.searched.append("all other partitions")
-        look.row = here.first(wanted, here.all_shards())
+        if "all partitions" not in look.searched:
+            look.searched.append("all other partitions")
+            look.row = here.first(wanted, here.all_shards())
         if look.row is None and not live:
             look.row = self._all_dead(wanted, look)
             if look.row is None and look.mark is None and wanted.id is not None:
                 look.record = self._recorded(wanted.id, look)
         look.is_whole = True
 
-    def _recorded(self, message_id: str, look: Look) -> Record | None:
-        """What the history says of an id that was given to `put`: of several, the last one put."""
+    def _recorded(self, message_id: str, look: Look, *, steps: int | None = None) -> Record | None:
+        """What the history says of an id that was given to `put`: of several, the last one put.
+
+        Args:
+            message_id: The id.
+            look: What was found before.
+            steps: How many times 6 h to read; None: all of it.
+        """
         if not self._register.settings.history_ms:
             return None
         if "the history" not in look.searched:
@@ -334,6 +368,8 @@ class Finder:
             if found := list(ledger.records(message_id, start_ms, end_ms)):
                 return found[-1]
             end_ms, hours = start_ms, hours + _HISTORY_MS // 3_600_000
+            if steps is not None and hours >= steps * _HISTORY_MS // 3_600_000:
+                break
             if self._on_progress is not None:
                 self._on_progress("hours of history", hours, None)
         return None
@@ -363,6 +399,8 @@ class Finder:
         message_id = wanted.id or named or ids.text(wanted.entry or b"")
         same = replace(wanted, id=message_id, entered_ms=None)
         among = _Reader(self._store, register, self._on_progress)
+        if (at_once := among.at_once(same)) is not None:
+            return at_once[0]
         for shard in dead.shards(self._store, register, since_ms, until_ms):
             if found := among.first(same, [shard]):
                 return found

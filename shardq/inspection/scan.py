@@ -202,6 +202,22 @@ def tallies(
         yield counted
 
 
+def tallies_of(store: Store, wanted: Slice, minutes: range) -> Iterator[Mapping[Shard, Tally]]:
+    """How many rows the shards of one queue hold, of those that its index names, part by part.
+
+    Args:
+        store: The store.
+        wanted: Which rows, without the minutes.
+        minutes: The minutes.
+    """
+    if store.is_local:
+        # A range is one read there, whatever is in it.
+        yield store.count(wanted._replace(minutes=minutes))
+        return
+    shards = (one for one in store.indexed(wanted.queue, minutes) if one.lane in wanted.lanes)
+    yield from tallies(store, shards, wanted.after_ms, wanted.until_ms, purpose=wanted.purpose)
+
+
 def forget_empty(store: Store, register: Register, now_ms: int) -> None:
     """Take shards out of a queue's index that are empty, and in which nobody places rows any more.
 

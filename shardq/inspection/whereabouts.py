@@ -100,6 +100,25 @@ class Whereabouts:
         wanted = self.finder.wanted(message, key)
         return self.state(wanted, self.finder.look(wanted, near=near))
 
+    def seen(self, message: str, *, near: bool) -> tuple[State, Row | None] | None:
+        """Where a message is, by one search, and its row, unless it has ended; also a dead one.
+
+        Args:
+            message: Its id, or its receipt.
+            near: Search only what is near, all the dead, and the last 6 h of the history.
+        """
+        wanted = self.finder.wanted(message)
+        for _ in range(_LOOKS):
+            look = self.finder.look(wanted, near=near)
+            if near and look.is_empty:
+                self.finder.ended(wanted, look)
+            row = look.row
+            whole = row if row is None or look.has_body else self.finder.whole(row)
+            if whole is not None or row is None:
+                state = self.state(wanted, look)
+                return None if state is None else (state, whole)
+        return None
+
     def of_record(self, record: Record) -> State | None:
         """Where a message is that has not ended, by its record in the history.
 

@@ -60,7 +60,8 @@ class Home:
         owner: The connection, which closes itself when nobody references it. Objects that users
             have reference it; tasks of a keeper must not.
         open_all: Opens all queues of the store by one read of their records: name -> the queue, or
-            the error of a record that cannot be read.
+            the error of a record that cannot be read. Of those that it is not to open, given by a
+            function of the name, the settings.
         open_one: Opens an existing queue by its name.
         logs: This process's counts of each queue, stored when the connection is closed.
         entered: Queue -> this process's counts of what died elsewhere and entered it.
@@ -73,7 +74,7 @@ class Home:
     keeper: Keeper | None = field(default=None, kw_only=True)
     chores: Keeper | None = field(default=None, kw_only=True)
     owner: object = field(default=None, kw_only=True)
-    open_all: Callable[[], dict[str, Any]] = field(default=dict, kw_only=True)
+    open_all: Callable[..., dict[str, Any]] = field(default=dict, kw_only=True)
     open_one: Callable[[str], Any] = field(default=lambda _name: None, kw_only=True)
     logs: list[StatsLog] = field(default_factory=list, kw_only=True)
     entered: dict[str, StatsLog] = field(default_factory=dict, kw_only=True)

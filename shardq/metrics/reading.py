@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from shardq.errors import SchemaError, ShardqError, StoreCorrupt, StoreError, UnknownQueue
 from shardq.metrics.named import TOTALS
-from shardq.model.names import is_dead_queue, is_schedules_queue
+from shardq.model.names import is_served
+from shardq.model.settings import Settings
 from shardq.observer import Observer
 from shardq.records.folded import stored_totals
 from shardq.records.meter import Counted, Known
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from shardq.clock import Clock
     from shardq.connection import Connection
@@ -43,7 +44,8 @@ BRIEF_S = 0.1
 """Later scrapes wait so long for a new look before they show the last one."""
 AFTER_S = 0.5
 """A look that takes longer than that begins so long after its scrape did."""
-_SCHEDULES_EVERY_US = 60_000_000
+_AHEAD_EVERY_US = 60_000_000
+"""How often it is looked ahead: 1,000 schedules are read in a second or two."""
 SCHEDULES_MAX = 1_000
 """Schedules of one queue that are shown."""
 
@@ -165,13 +167,13 @@ class Reading:
         self._clock = db._home.clock
         # Of named ones each has an observer of its own: one that cannot be read hides no other.
         self._observers = (
-            [Observer(db, horizon="1h")]
+            [Observer(db, horizon=None, beside=False)]
             if names is None
-            else [Observer(db, [name], horizon="1h") for name in names]
+            else [Observer(db, [name], horizon=None) for name in names]
         )
         self._counting = _Errand(self._totals, self._clock, "shardq-totals")
         self._looking = _Errand(self._look, self._clock, "shardq-look")
-        self._times: tuple[int, dict[_Series, float]] | None = None
+        self._ahead = _Errand(self._look_ahead, self._clock, "shardq-ahead")
         self._queues, self._schedules = Known(), Known()
 
     def gauges(self) -> Gauges:
@@ -184,12 +186,17 @@ class Reading:
         is_long = is_kept and self._looking.took_us > BRIEF_S * 1e6
         # A long look would slow down the scrape that begins it, and is not waited for.
         self._looking.begin(every_us=LOOK_EVERY_US, after_s=AFTER_S if is_long else 0)
+        is_far = self._ahead.took_us > BRIEF_S * 1e6
+        self._ahead.begin(every_us=_AHEAD_EVERY_US, after_s=AFTER_S if is_far else 0)
         sums = self._counting.result(ANSWER_S, old_us=0)
         if sums is None:
             return {"shardq_store_up": [([], 0)]}
         found: Gauges = {"shardq_store_up": [([], 1)]}
         wait_s = 0 if is_long else BRIEF_S if is_kept else LOOK_S
         seen = self._looking.result(wait_s, old_us=_OLD_US) or {}
+        # No scrape waits long for what is ahead, not even the first one.
+        wait_s, old_us = 0 if is_far else BRIEF_S, _OLD_US + _AHEAD_EVERY_US
+        seen |= self._ahead.result(wait_s, old_us=old_us) or {}
         for (name, labels), value in (seen | sums).items():
             found.setdefault(name, []).append((list(labels), value))
         return found
@@ -201,7 +208,7 @@ class Reading:
         for name, queue in self._opened().items():
             if isinstance(queue, ShardqError):
                 unread += 1
-            elif not (is_dead_queue(name) or is_schedules_queue(name)):
+            elif is_served(name):
                 try:
                     # What this process has counted itself, it stores first.
                     queue._home.stats.store()
@@ -217,7 +224,11 @@ class Reading:
 
     def _opened(self) -> dict[str, Queue | ShardqError]:
         if self._names is None:
-            return self._db._home.open_all()
+            return {
+                name: one
+                for name, one in self._db._home.open_all(is_served).items()
+                if not isinstance(one, Settings)
+            }
         found: dict[str, Queue | ShardqError] = {}
         for name in self._names:
             try:
@@ -240,10 +251,8 @@ class Reading:
         sums: dict[_Series, float] = {}
         for view in views:
             # The dead wait for nobody: their own queue counts them, and no alert is to fire.
-            is_dead = is_dead_queue(view.name) or (view.name in dead and not view.members)
-            if not (is_dead or is_schedules_queue(view.name)):
+            if not (view.name in dead and not view.members):
                 self._add(sums, view)
-        sums |= self._times_at(begun_us, queues)
         sums["shardq_look_seconds", ()] = (self._clock.boot_us() - begun_us) / 1e6
         return sums
 
@@ -257,21 +266,26 @@ class Reading:
             else:
                 sums[series] = sums.get(series, 0) + value
 
-    def _times_at(self, now_us: int, queues: Mapping[str, Queue]) -> dict[_Series, float]:
-        """When schedules fire, read once a minute."""
-        if self._times is None or now_us - self._times[0] >= _SCHEDULES_EVERY_US:
-            found: dict[_Series, float] = {}
-            for name, queue in queues.items():
+    def _look_ahead(self) -> dict[_Series, float]:
+        """What is due within an hour, and when schedules fire."""
+        found: dict[_Series, float] = {}
+        for name, queue in self._opened().items():
+            if isinstance(queue, ShardqError) or not is_served(name):
+                continue
+            series = "shardq_due_next_hour", (self._queues.name(name),)
+            with suppress(SchemaError, StoreCorrupt, UnknownQueue):
+                due = sum(count for _, count in queue.forecast("1h"))
+                found[series] = found.get(series, 0) + due
                 if not queue.settings.schedules_used:
                     continue
                 for schedule in islice(queue.schedules, SCHEDULES_MAX):
                     labels = self._queues.name(name), self._schedules.name(schedule.name)
                     for part, at in (("last_fired", schedule.previous), ("next", schedule.next)):
                         if at is not None:
-                            series = f"shardq_schedule_{part}_timestamp_seconds", labels
-                            found[series] = at.timestamp()
-            self._times = now_us, found
-        return self._times[1]
+                            found[f"shardq_schedule_{part}_timestamp_seconds", labels] = (
+                                at.timestamp()
+                            )
+        return found
 
 
 def _values(view: QueueView) -> dict[_Series, float]:
@@ -291,7 +305,6 @@ def _values(view: QueueView) -> dict[_Series, float]:
         **{("shardq_messages", (state,)): count for state, count in states.items()},
         **{("shardq_threads", (state,)): count for state, count in threads.items()},
         ("shardq_oldest_due_seconds", ()): oldest_ms / 1e3,
-        ("shardq_due_next_hour", ()): sum(count for _, count in view.forecast),
         ("shardq_paused", ()): int(view.settings.paused),
         ("shardq_workers", ()): len(members),
         ("shardq_leases", ()): sum(lane.owner is not None for lane in view.lanes),

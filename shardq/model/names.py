@@ -140,6 +140,15 @@ def served_queue(queue: str) -> str:
     return queue.removesuffix(DEAD_SUFFIX)
 
 
+def is_served(queue: str) -> bool:
+    """True of a queue that people have made: dead-letter queues and ticks stand beside theirs.
+
+    >>> is_served("mail"), is_served("mail.dead"), is_served("mail.schedules")
+    (True, False, False)
+    """
+    return scheduled_queue(served_queue(queue)) == queue
+
+
 def is_dead_queue(queue: str) -> bool:
     """Whether a queue keeps the dead messages of another."""
     return queue.endswith(DEAD_SUFFIX)

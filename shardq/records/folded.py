@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from shardq.clock import Clock
     from shardq.model.shard import Layout
     from shardq.records.register import Register
+    from shardq.records.together import Noted
     from shardq.stores.store import Registers
 
 log = logging.getLogger(__name__)
@@ -372,7 +373,7 @@ class Stored:
         return mended_ms > max(row.late_ms, stored_ms)
 
 
-def stored_totals(store: Registers, queue: str) -> Stored:
+def stored_totals(store: Noted, queue: str) -> Stored:
     """The totals of a queue since it was made, by its processes.
 
     Args:
@@ -472,7 +473,7 @@ def _is_ahead(row: StatsRow, now_ms: int) -> bool:
     return max(row.at_ms, row.late_ms) > now_ms + OPEN_MS
 
 
-def _read(store: Registers, queue: str, wrong: list[tuple[StatsRow, str]] | None) -> Stored:
+def _read(store: Noted, queue: str, wrong: list[tuple[StatsRow, str]] | None) -> Stored:
     """The rows of a queue; damaged ones are added to `wrong`, or raised if that is None."""
     folded, text = Folded(), None
     found: list[StatsRow] = []

@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
 
     from shardq.clock import Clock
-    from shardq.stores.store import Registers, Store
+    from shardq.records.together import Noted
+    from shardq.stores.store import Store
 
 log = logging.getLogger(__name__)
 
@@ -233,7 +234,7 @@ class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True):
 _encoder, _decoder = msgspec.json.Encoder(), msgspec.json.Decoder(Heartbeat)
 
 
-def heartbeats(store: Registers, queue: str) -> dict[str, Heartbeat]:
+def heartbeats(store: Noted, queue: str) -> dict[str, Heartbeat]:
     """Member -> its heartbeat, for the members of a queue.
 
     An unreadable one is left out, with a warning: it expires, or is written anew, in seconds.

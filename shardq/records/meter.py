@@ -41,9 +41,9 @@ RUN, LATE, STORE, HTTP, BATCH, ERRORS = "run", "late", "store", "http", "batch",
 _MANY = 20
 _VERBS = (
     *("insert", "delete", "find", "move", "move_once", "edit", "read", "count"),
-    *("occupied", "occupied_queues", "next_minute", "mend_index"),
+    *("total", "rows_in", "seek", "occupied", "occupied_queues", "next_minute", "mend_index"),
     *("take", "renew", "release", "locks", "lane_locks", "waiting", "list_minutes"),
-    *("note", "notes", "erase", "records", "write_records"),
+    *("note", "notes", "notes_of", "erase", "records", "write_records"),
     *("record", "recorded", "insert_once"),
 )
 """Calls of a store that are timed: `indexed`, `shards` and `history` return before they read."""

@@ -9,6 +9,7 @@ import logging
 import secrets
 from contextlib import suppress
 from dataclasses import replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from shardq import locks
@@ -460,8 +461,14 @@ def _write(store: Registers, name: str, record: QueueRecord, seen: QueueRecord |
 
 def settings_in(record: QueueRecord | None, name: str) -> Settings | None:
     """The settings of a queue that exists and is not dropped; else None."""
-    found = None if record is None else Settings.from_json(record.settings, name)
+    found = None if record is None else _settings_of(record.settings, name)
     return None if found is None or found.dropped else found
+
+
+@lru_cache(2_000)
+def _settings_of(text: str, name: str) -> Settings:
+    """Settings from their stored form; looks at all queues read the same ones again and again."""
+    return Settings.from_json(text, name)
 
 
 def _key(name: str, life: int) -> str:

@@ -1,10 +1,10 @@
 """The store seam: dumb verbs on rows, leases, registers and logs.
 
 ```
- Rows       insert delete find move move_once edit read count occupied occupied_queues
-            next_minute indexed mend_index shards
+ Rows       insert delete find move move_once edit read count total rows_in seek
+            occupied occupied_queues next_minute indexed mend_index shards
  Leases     take renew release locks lane_locks waiting list_minutes
- Registers  note notes erase records write_records
+ Registers  note notes notes_of erase records write_records
  Logs       record recorded history insert_once
  Store      all of these, and open close clocks changed
 ```
@@ -123,6 +123,18 @@ class Tally(NamedTuple):
     def plus(self, other: Tally) -> Tally:
         """The sum of both."""
         return Tally._make(map(sum, zip(self, other, strict=True)))
+
+
+class Total(NamedTuple):
+    """The counts of all shards of a slice together.
+
+    Attributes:
+        tally: The counts.
+        end: The minute before which everything is counted; `NEVER`: nothing is left out.
+    """
+
+    tally: Tally
+    end: int = NEVER
 
 
 MINUTE_US = 60_000_000
@@ -378,6 +390,36 @@ class Rows(Protocol):
         The slice's limit is ignored.
         """
 
+    def total(self, wanted: Slice) -> Total | None:
+        """Rows and claims of all shards of a slice together, without notes.
+
+        Args:
+            wanted: Its minutes are a range. With a limit above 0, what lies behind so many rows is
+                not counted: from the whole minute on in which they end.
+
+        Returns:
+            None if no index answers that at once: then `indexed` and `count` do.
+        """
+
+    def rows_in(self, queue: str, minutes: range, limit: int) -> int | None:
+        """How many rows and notes some minutes have: a fifth of the cost of `total`.
+
+        Returns:
+            `limit` and one if there are more; None as `total` returns it.
+        """
+
+    def seek(self, queue: str, entry: bytes | None, name: str) -> list[Row] | None:
+        """The rows of a message of a queue, without bodies, wherever they are.
+
+        Args:
+            queue: The queue.
+            entry: The id of the message's first row, where its id says that; else None.
+            name: The message's id.
+
+        Returns:
+            The rows by minute; None if that takes a read of all that the queue has.
+        """
+
     def occupied(self, queue: str, minutes: Sequence[int], lanes: Sequence[int]) -> list[Shard]:
         """The shards of minutes x lanes with a row or note, by (minute, lane). Cheap for thousands.
 
@@ -526,6 +568,18 @@ class Registers(Protocol):
             partition: The partition to read; the whole table if each key is a partition.
             keys: The keys to read; None: all. A read of all passes the tombstones of all rows that
                 ended lately, a read of some keys only theirs.
+        """
+
+    def notes_of(
+        self, table: Table[K, V], partitions: Sequence[Partition]
+    ) -> dict[Partition, dict[K, V]]:
+        """The values under all keys of several partitions, as `notes` reads those of one.
+
+        Cassandra: a read for each partition, pipelined. SQLite: one snapshot.
+
+        Args:
+            table: A table with partitions.
+            partitions: Those to read; one without rows has an empty mapping.
         """
 
     def erase(self, table: Table[K, V], partition: Partition, keys: Iterable[K]) -> None:

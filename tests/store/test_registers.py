@@ -80,6 +80,19 @@ def test_notes_of_several_columns_and_keys_come_back(store: Store, queue: str) -
     }
 
 
+def test_notes_of_several_partitions_are_read_together(store: Store, queue: str) -> None:
+    one, other, none = f"{queue}-1", f"{queue}-2", f"{queue}-3"
+    store.note(MEMBERS, (one,), {"ada": "{}", "bob": "[]"}, 60_000)
+    store.note(MEMBERS, (other,), {"ada": "1"}, 60_000)
+    found = store.notes_of(MEMBERS, [(one,), (other,), (none,)])
+    assert found == {
+        (one,): {"ada": "{}", "bob": "[]"},
+        (other,): {"ada": "1"},
+        (none,): {},
+    }
+    assert store.notes_of(MEMBERS, []) == {}
+
+
 def test_hundreds_of_notes_are_written_and_read_by_key(store: Store, queue: str) -> None:
     places = {(f"key-{number}", "id"): (f"at-{number}", number) for number in range(450)}
     store.note(PLACES, (queue, 0), places)

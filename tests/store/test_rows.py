@@ -17,6 +17,7 @@ from shardq.stores.store import (
     Move,
     Slice,
     Tally,
+    Total,
 )
 from shardq.stores.tables import LANES, PLACES, Note
 
@@ -740,6 +741,49 @@ def test_an_index_tells_the_next_minute_with_rows_in_whatever_lane(
     found = [store.next_minute(queue, BASE_MINUTE + n) for n in (-9, 7, 8, 700, 701)]
     assert found == [BASE_MINUTE + n for n in (7, 7, 700, 700)] + [NEVER]
     assert store.next_minute(queue, NEVER) == NEVER
+
+
+def test_all_rows_of_a_slice_are_counted_together_where_an_index_does_so(
+    store: Store, queue: str
+) -> None:
+    rows = [make_row(queue, BASE_MS + n * MINUTE_MS, n % 2) for n in range(10)]
+    claimed = make_row(queue, BASE_MS + 5, claim="m", not_before_ms=BASE_MS + 9)
+    store.insert([*rows, claimed, make_row(queue, BASE_MS, 7), make_row(f"{queue}-2")])
+    all_of_it = Slice(queue, range(NEVER), [0, 1], -1, FOREVER_MS, 0)
+    if not store.is_local:
+        assert store.total(all_of_it) is None
+        assert store.rows_in(queue, range(NEVER), 5) is None
+        return
+    assert store.total(all_of_it) == Total(Tally(11, 1, 1))
+    assert store.total(all_of_it._replace(lanes=[1])) == Total(Tally(5, 0, 0))
+    due = all_of_it._replace(after_ms=BASE_MS, until_ms=BASE_MS + 3 * MINUTE_MS)
+    assert store.total(due) == Total(Tally(4, 1, 1))
+    minutes = range(BASE_MINUTE + 1, BASE_MINUTE + 3)
+    assert store.total(all_of_it._replace(minutes=minutes)) == Total(Tally(2, 0, 0))
+    # It ends with the whole minute before the one in which so many rows end.
+    assert store.total(all_of_it._replace(limit=5)) == Total(Tally(4, 1, 1), BASE_MINUTE + 3)
+    assert store.total(all_of_it._replace(limit=1)) == Total(Tally(0, 0, 0), BASE_MINUTE)
+    assert store.total(all_of_it._replace(limit=50)) == Total(Tally(11, 1, 1))
+    assert [store.rows_in(queue, range(NEVER), most) for most in (5, 12, 50)] == [6, 12, 12]
+    assert store.rows_in(queue, minutes, 50) == 2
+    each = store.count(all_of_it._replace(minutes=range(NEVER)))
+    assert each == store.count(all_of_it._replace(minutes=[BASE_MINUTE + n for n in range(10)]))
+    assert sum(one.rows for one in each.values()) == 11
+
+
+def test_a_row_is_sought_by_the_ids_of_its_message(store: Store, queue: str) -> None:
+    first = row_ids.next(BASE_US)
+    moved = make_row(queue, BASE_MS + 90 * MINUTE_MS, 3, first=first)
+    named = make_row(queue, BASE_MS, 1, name="order-7", body=b"large")
+    plain = make_row(queue, BASE_MS + 5, 0)
+    store.insert([moved, named, plain, make_row(f"{queue}-2", name="order-7")])
+    if not store.is_local:
+        assert store.seek(queue, plain.id, "x") is None
+        return
+    assert store.seek(queue, first, "x") == [moved._replace(body=b"")]
+    assert store.seek(queue, plain.id, "x") == [plain._replace(body=b"")]
+    assert store.seek(queue, None, "order-7") == [named._replace(body=b"")]
+    assert store.seek(queue, row_ids.next(BASE_US), "order-8") == []
 
 
 def test_an_emptied_shard_is_occupied_no_more(store: Store, queue: str) -> None:

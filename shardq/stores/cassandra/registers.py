@@ -75,6 +75,20 @@ class Registers:
         """The values under these keys of a partition, or under all: plain reads."""
         return self._read(table, partition, keys, ROWS)
 
+    def notes_of(
+        self, table: Table[K, V], partitions: Sequence[Partition]
+    ) -> dict[Partition, dict[K, V]]:
+        """The values under all keys of several partitions: a plain read each, pipelined."""
+        cql, bound = STATEMENTS[table].read_of, self._session.bound
+        statements = (bound(cql, _sent(table.partition, one)) for one in partitions)
+        begin, end = len(table.partition), len(table.partition) + len(table.key)
+        found: dict[Partition, dict[K, V]] = {one: {} for one in partitions}
+        for page in self._session.read(statements, "registers"):
+            for row in page:
+                values = table.values_of(row[end:])
+                found[tuple(row[:begin])][table.key_of(row[begin:end])] = values
+        return found
+
     def erase(self, table: Table[K, V], partition: Partition, keys: Iterable[K]) -> None:
         """Delete rows: one unlogged batch of one partition."""
         table.check_notes()

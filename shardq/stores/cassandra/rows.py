@@ -456,6 +456,15 @@ class Rows:
             others = [one for one in self._refused if not one.covers(refused)]
             self._refused = (*others[-_REFUSED_MAX:], refused)
 
+    def total(self, wanted: Slice) -> None:
+        """None: each shard is counted by itself."""
+
+    def rows_in(self, queue: str, minutes: range, limit: int) -> None:
+        """None: each shard is counted by itself."""
+
+    def seek(self, queue: str, entry: bytes | None, name: str) -> None:
+        """None: all of the queue would have to be read."""
+
     def occupied(self, queue: str, minutes: Sequence[int], lanes: Sequence[int]) -> list[Shard]:
         """The shards of minutes x lanes with a row, or with too many deleted ones to find out."""
         # The bound on due leaves out partitions that have only the static cells of a lease.

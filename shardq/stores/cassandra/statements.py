@@ -17,12 +17,15 @@ class Statements(NamedTuple):
 
     Attributes:
         read: Reads all rows of a partition; of the table if each key is a partition.
+        read_of: Reads all rows of a partition, with its name before them; empty for a table without
+            partitions.
         find: Reads rows by key.
         note: Writes a row plainly; empty for a table of records alone.
         erase: Deletes a row plainly; empty likewise.
     """
 
     read: str
+    read_of: str
     find: str
     note: str
     erase: str
@@ -41,10 +44,12 @@ def statements_of(table: Table[Any, Any]) -> Statements:
         note = f"UPDATE {name} USING {time} SET {_are(table.values, ', ')} WHERE {row}"
         erase = f"DELETE FROM {name} WHERE {row}"
     if not place:
-        return Statements(read, f"{read} WHERE {row}", note, erase)
+        return Statements(read, "", f"{read} WHERE {row}", note, erase)
     where = f"{read} WHERE {place}"
+    named = ", ".join([*map(_read, table.partition), columns])
     by_key = f"{where} AND {listed if len(table.key) == 1 else f'({listed})'} IN ?"
-    return Statements(where, by_key, note, erase)
+    read_of = f"SELECT {named} FROM {name} WHERE {place}"
+    return Statements(where, read_of, by_key, note, erase)
 
 
 def change_of(table: Table[Any, Any], seen: tuple[str, ...], new: tuple[str, ...] | None) -> str:

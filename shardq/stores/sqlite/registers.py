@@ -319,6 +319,21 @@ class SqliteRegisters:
         width = len(table.key)
         return {table.key_of(row[:width]): table.values_of(row[width:]) for row in found}
 
+    def notes_of(
+        self, table: Table[K, V], partitions: Sequence[Partition]
+    ) -> dict[Partition, dict[K, V]]:
+        """The values under all keys of several partitions; one statement each."""
+        read, now, width = STATEMENTS[table].read, self._now(), len(table.key)
+        with self._database.reading() as connection:
+            self.counters["reads"] += 1
+            return {
+                one: {
+                    table.key_of(row[:width]): table.values_of(row[width:])
+                    for row in connection.execute(read, now | _named(table.partition, one))
+                }
+                for one in partitions
+            }
+
     def erase(self, table: Table[K, V], partition: Partition, keys: Iterable[K]) -> None:
         """Delete rows in one transaction."""
         table.check_notes()

@@ -29,7 +29,7 @@ from shardq.stores.sqlite.address import BUSY_MS, read_url
 from shardq.stores.sqlite.database import Database
 from shardq.stores.sqlite.history import SqliteHistory
 from shardq.stores.sqlite.registers import IN_FORCE, SqliteRegisters
-from shardq.stores.store import NEVER, LeaseState, Tally
+from shardq.stores.store import NEVER, LeaseState, Tally, Total
 
 if TYPE_CHECKING:
     import sqlite3
@@ -44,7 +44,7 @@ NODE = "sqlite"
 _BATCH_ROWS = 20_000
 """Rows of a transaction, which take 0.3 s. Sorted by key, so that each page is written once."""
 _BATCH_BYTES = 8 << 20
-_PAGE_SHARDS = 500
+_PAGE_SHARDS_FIRST, _PAGE_SHARDS = 16, 500
 _READ_BEFORE_US = 1_000_000
 """A look may have read its own time since boot this long before it compares one."""
 
@@ -85,6 +85,28 @@ WHERE queue = ? AND minute = ? AND lane = ? AND due <= ? AND due > ?"""
 _COUNT_FROM_ID = """\
 SELECT count(*) - count(note), count(claim), count(not_before) FROM messages
 WHERE queue = ? AND minute = ? AND lane = ? AND due <= ? AND (due, id) > (?, ?)"""
+_COUNT_EACH = """\
+SELECT minute, lane, count(*) - count(note), count(claim), count(not_before) FROM messages
+WHERE queue = ? AND minute >= ? AND minute < ? AND due <= ? AND due > ?
+    AND lane IN (SELECT value FROM json_each(?))
+GROUP BY minute, lane"""
+_TOTAL = """\
+SELECT count(*) - count(note), count(claim), count(not_before) FROM messages
+WHERE queue = ? AND minute >= ? AND minute < ? AND due <= ? AND due > ?
+    AND lane IN (SELECT value FROM json_each(?))"""
+_SEEK = (
+    _READ.partition("WHERE")[0]
+    .replace("SELECT ", "SELECT minute, lane, ")
+    .replace(" body,", f" {_NO_BODY},")
+    + """\
+WHERE queue = ? AND (id = ? OR first = ? OR name = ?) AND note IS NULL"""
+)
+_ROWS_IN = """\
+SELECT count(*) FROM (
+    SELECT 1 FROM messages WHERE queue = ? AND minute >= ? AND minute < ? LIMIT ?)"""
+_MINUTE_AT = """\
+SELECT minute FROM messages WHERE queue = ? AND minute >= ? AND minute < ?
+ORDER BY minute, lane, due LIMIT 1 OFFSET ?"""
 _OCCUPIED = """\
 SELECT minutes.value, lanes.value FROM json_each(?) AS minutes CROSS JOIN json_each(?) AS lanes
 WHERE EXISTS (SELECT 1 FROM messages
@@ -375,12 +397,50 @@ class SqliteStore(SqliteRegisters, SqliteHistory):
         tallies = {}
         with self._database.reading() as connection:
             self.counters["reads"] += 1
+            if isinstance(wanted.minutes, range) and wanted.after_id is None:
+                minutes, lanes = wanted.minutes, json.dumps(list(wanted.lanes))
+                place = (wanted.queue, minutes.start, minutes.stop, *after, lanes)
+                return {
+                    Shard(wanted.queue, minute, lane): Tally(*counts)
+                    for minute, lane, *counts in connection.execute(_COUNT_EACH, place)
+                    if counts[0]
+                }
             for minute, lane in _occupied(connection, wanted.queue, wanted.minutes, wanted.lanes):
                 key = (wanted.queue, minute, lane, *after)
                 tally = Tally(*connection.execute(statement, key).fetchone())
                 if tally.rows:
                     tallies[Shard(wanted.queue, minute, lane)] = tally
         return tallies
+
+    def total(self, wanted: Slice) -> Total | None:
+        """Rows and claims of all shards of a slice together; 0.3 us a row."""
+        minutes, end = wanted.minutes, NEVER
+        place = (wanted.queue, minutes[0], minutes[-1] + 1)
+        with self._database.reading() as connection:
+            self.counters["reads"] += 1
+            asked = (*place, wanted.limit)
+            if wanted.limit and (behind := connection.execute(_MINUTE_AT, asked).fetchone()):
+                end = behind[0]
+                place = (wanted.queue, minutes[0], end)
+            lanes = json.dumps(list(wanted.lanes))
+            within = (*place, wanted.until_ms, wanted.after_ms, lanes)
+            return Total(Tally(*connection.execute(_TOTAL, within).fetchone()), end)
+
+    def rows_in(self, queue: str, minutes: range, limit: int) -> int | None:
+        """How many rows and notes some minutes have; 0.05 us a row."""
+        asked = (queue, minutes.start, minutes.stop, limit + 1)
+        with self._database.reading() as connection:
+            self.counters["reads"] += 1
+            count: int = connection.execute(_ROWS_IN, asked).fetchone()[0]
+        return count
+
+    def seek(self, queue: str, entry: bytes | None, name: str) -> list[Row] | None:
+        """The rows of a message; 0.15 us for each row of the queue."""
+        wanted = (queue, None if entry is None else order_key(entry), entry, name)
+        with self._database.reading() as connection:
+            self.counters["reads"] += 1
+            found = connection.execute(_SEEK, wanted).fetchall()
+        return [row for one in found for row in _rows(Shard(queue, *one[:2]), [one[2:]])]
 
     def occupied(self, queue: str, minutes: Sequence[int], lanes: Sequence[int]) -> list[Shard]:
         """The shards of minutes x lanes that have a row, in order; one statement, 2 us a shard."""
@@ -418,12 +478,12 @@ class SqliteStore(SqliteRegisters, SqliteHistory):
     def indexed(self, queue: str, minutes: range) -> Iterator[Shard]:
         """The shards of some minutes that have a row, in order; skips from shard to shard."""
         minute, lane = minutes.start, -1
-        page = [Shard(queue, minute, lane)]
+        size, page = _PAGE_SHARDS_FIRST, [Shard(queue, minute, lane)]
         while page:
             page = []
             with self._database.reading() as connection:
                 self.counters["reads"] += 1
-                while len(page) < _PAGE_SHARDS and (
+                while len(page) < size and (
                     found := connection.execute(
                         _NEXT_SHARD, (queue, minute, lane, minutes.stop)
                     ).fetchone()
@@ -431,6 +491,7 @@ class SqliteStore(SqliteRegisters, SqliteHistory):
                     minute, lane = found
                     page.append(Shard(queue, minute, lane))
             yield from page
+            size = min(2 * size, _PAGE_SHARDS)
 
     def _follow(self, connection: sqlite3.Connection, done: Sequence[Change]) -> None:
         _insert(connection, _inserts(row for change in done for row in change.insert))

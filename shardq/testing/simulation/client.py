@@ -190,6 +190,15 @@ class SimulatedStore(Calls, SimulatedHistory):
         """Rows and claims of each non-empty shard of a slice."""
         return self._read("count", lambda: self._cells.count(wanted))
 
+    def total(self, wanted: Slice) -> None:
+        """None: each shard is counted by itself."""
+
+    def rows_in(self, queue: str, minutes: range, limit: int) -> None:
+        """None: each shard is counted by itself."""
+
+    def seek(self, queue: str, entry: bytes | None, name: str) -> None:
+        """None: all of the queue would have to be read."""
+
     def occupied(self, queue: str, minutes: Sequence[int], lanes: Sequence[int]) -> list[Shard]:
         """Those of minutes x lanes that have a row."""
         return self._read("occupied", lambda: self._cells.occupied(queue, minutes, lanes))
@@ -322,6 +331,12 @@ class SimulatedStore(Calls, SimulatedHistory):
     ) -> dict[K, V]:
         """What stands under these keys of a partition, or under all."""
         return self._read(f"notes {table.name}", lambda: self._cells.notes(table, partition, keys))
+
+    def notes_of(
+        self, table: Table[K, V], partitions: Sequence[Partition]
+    ) -> dict[Partition, dict[K, V]]:
+        """What stands under all keys of several partitions."""
+        return {one: self.notes(table, one) for one in partitions}
 
     def erase(self, table: Table[K, V], partition: Partition, keys: Iterable[K]) -> None:
         """Delete rows."""

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from shardq.model.shard import Position
-    from shardq.stores.store import Entry, Mark, Move, Slice, Tally
+    from shardq.stores.store import Entry, Mark, Move, Slice, Tally, Total
     from shardq.stores.tables import Change, K, Partition, Refused, Table, V
     from shardq.testing.simulation.network import Network
     from shardq.testing.simulation.scheduler import Process, Scheduler
@@ -300,6 +300,18 @@ class LocalStore(Calls):
         """Rows and claims of each non-empty shard of a slice."""
         return self._read("count", lambda: self._store.count(wanted))
 
+    def total(self, wanted: Slice) -> Total | None:
+        """Rows and claims of all shards of a slice together."""
+        return self._read("total", lambda: self._store.total(wanted))
+
+    def rows_in(self, queue: str, minutes: range, limit: int) -> int | None:
+        """Rows of some minutes."""
+        return self._read("rows_in", lambda: self._store.rows_in(queue, minutes, limit))
+
+    def seek(self, queue: str, entry: bytes | None, name: str) -> list[Row] | None:
+        """The rows of a message, by its id."""
+        return self._read("seek", lambda: self._store.seek(queue, entry, name))
+
     def occupied(self, queue: str, minutes: Sequence[int], lanes: Sequence[int]) -> list[Shard]:
         """Those of minutes x lanes that have a row."""
         return self._read("occupied", lambda: self._store.occupied(queue, minutes, lanes))
@@ -415,6 +427,12 @@ class LocalStore(Calls):
     ) -> dict[K, V]:
         """What stands under these keys of a partition, or under all."""
         return self._read(f"notes {table.name}", lambda: self._store.notes(table, partition, keys))
+
+    def notes_of(
+        self, table: Table[K, V], partitions: Sequence[Partition]
+    ) -> dict[Partition, dict[K, V]]:
+        """What stands under all keys of several partitions."""
+        return self._read(f"notes {table.name}", lambda: self._store.notes_of(table, partitions))
 
     def erase(self, table: Table[K, V], partition: Partition, keys: Iterable[K]) -> None:
         """Delete rows, in one transaction."""

@@ -1,0 +1,45 @@
+"""Notes of many queues that were read together, for those who read the notes of one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from shardq.stores.store import Registers
+    from shardq.stores.tables import K, Partition, Table, V
+
+
+class Noted(Protocol):
+    """A store that answers for notes: the store itself, or what was read of it together."""
+
+    def notes(
+        self, table: Table[K, V], partition: Partition, keys: Iterable[K] | None = None
+    ) -> dict[K, V]:
+        """See `Registers.notes`."""
+
+
+class Together:
+    """All notes of some partitions of some tables, by one read of each table.
+
+    Args:
+        store: The store.
+        wanted: Table -> the partitions to read.
+    """
+
+    def __init__(
+        self, store: Registers, wanted: Mapping[Table[Any, Any], Sequence[Partition]]
+    ) -> None:
+        self._found = {
+            (table, partition): notes
+            for table, partitions in wanted.items()
+            for partition, notes in store.notes_of(table, partitions).items()
+        }
+
+    def notes(
+        self, table: Table[K, V], partition: Partition, keys: Iterable[K] | None = None
+    ) -> dict[K, V]:
+        """The notes of a partition that was read; see `Registers.notes`."""
+        found: dict[K, V] = self._found[table, partition]
+        return found if keys is None else {key: found[key] for key in keys if key in found}
