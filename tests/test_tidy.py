@@ -47,7 +47,7 @@ CATCH_ALL_ROOMS = {
     "lifecycle/producer.py",
     "schedules/foreign.py",
     "server/app.py",
-    "server/bulk.py",
+    "server/jobs.py",
     "tasks/executor.py",
     "tasks/hooks.py",
     "tasks/importing.py",

@@ -11,34 +11,29 @@ rest: what was put back is not among the dead any more.
 from __future__ import annotations
 
 import asyncio
-import logging
-import secrets
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from shardq.clock import pause
-from shardq.errors import KeyTaken, ShardqError
+from shardq.errors import KeyTaken
 from shardq.inspection import choice as choosing
+from shardq.inspection.choice import Choice
 from shardq.inspection.scan import forget_empty
 from shardq.lifecycle.forwarding import Forwarder
 from shardq.model.message import Message, died_in
 from shardq.model.shard import spans
-from shardq.server.outages import STOPPED, Patience
-from shardq.server.refusals import Refusal
+from shardq.server.jobs import Job, Jobs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from shardq.inspection.choice import Choice
     from shardq.model.message import Row
     from shardq.model.shard import Position
     from shardq.queue import Queue
     from shardq.server.access import Caller
     from shardq.server.hub import ServedQueue
     from shardq.server.site import Site
-
-log = logging.getLogger(__name__)
 
 What = Literal["redrive", "delete"]
 
@@ -47,8 +42,6 @@ FOUND_MAX = 100_000
 """Messages of one action; the same again takes the next ones."""
 _BATCH = 100
 _PAGE = 1_000
-_KEPT_MAX = 20
-"""Actions that have ended and are still shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,107 +64,54 @@ class Wish:
 
 
 @dataclass(slots=True)
-class Bulk:
-    """A bulk action.
+class Bulk(Job):
+    """A bulk action. Its error may also say why some messages stay.
 
     Attributes:
-        id: Its id.
         wish: What it does.
-        caller: Who has begun it.
-        begun_ms: When, epoch milliseconds.
-        state: `looking`, `running`, `waiting` for the store, `done`, `stopped` or `failed`.
         looked: Dead messages looked at.
         found: Those that match.
         done: Those of them that were put back, or deleted.
         gone: Those that were not there any more: somebody else was quicker.
         kept: Those that stay: other messages have their keys.
-        ended_ms: When it ended; 0: it has not.
-        error: Why it waits, why it has failed, or why some stay.
         is_more: True if there may be more that match than one action takes.
-        task: What carries it out.
     """
 
-    id: str
-    wish: Wish
-    caller: Caller
-    begun_ms: int
-    state: str = "looking"
+    wish: Wish = Wish("redrive", (), Choice(), None, 0)
     looked: int = 0
     found: int = 0
     done: int = 0
     gone: int = 0
     kept: int = 0
-    ended_ms: int = 0
-    error: str = ""
     is_more: bool = False
-    task: asyncio.Task[None] | None = None
 
 
-@dataclass(slots=True)
-class Bulks:
-    """The bulk actions of a server process. It is used by one event loop.
+class Bulks(Jobs[Wish, Bulk]):
+    """The bulk actions of a server process.
 
-    Attributes:
+    Args:
         site: Where they work.
     """
 
-    site: Site
-    _all: dict[str, Bulk] = field(default_factory=dict)
-    _locks: defaultdict[str, asyncio.Lock] = field(
-        default_factory=lambda: defaultdict(asyncio.Lock)
-    )
+    def __init__(self, site: Site) -> None:
+        super().__init__(site)
+        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     def lock(self, queue: str) -> asyncio.Lock:
         """What whoever puts back dead messages of a queue holds: one at a time does."""
         return self._locks[queue]
 
-    def every(self) -> list[Bulk]:
-        """All that are known, the last one first."""
-        return list(reversed(self._all.values()))
+    def made(self, name: str, wish: Wish, caller: Caller) -> Bulk:
+        """See `Jobs.made`."""
+        return Bulk(name, caller, self.site.clock.now_ms(), wish=wish)
 
-    def get(self, name: str) -> Bulk | None:
-        """One by its id; None if this process does not know it."""
-        return self._all.get(name)
+    def told(self, job: Bulk) -> str:
+        """See `Jobs.told`."""
+        return f"{job.wish.what}: {job.done} of {job.found} are done"
 
-    def begin(self, wish: Wish, caller: Caller) -> Bulk:
-        """Begin an action; or return the one that does the same already."""
-        for one in self._all.values():
-            if not one.ended_ms and one.wish == wish:
-                return one
-        ended = [one.id for one in self._all.values() if one.ended_ms]
-        for name in ended[: max(0, len(self._all) - _KEPT_MAX)]:
-            del self._all[name]
-        made = Bulk(secrets.token_hex(6), wish, caller, self.site.clock.now_ms())
-        self._all[made.id] = made
-        made.task = asyncio.create_task(self._run(made))
-        return made
-
-    def stop(self, bulk: Bulk) -> None:
-        """Stop an action after the batch under way."""
-        if not bulk.ended_ms:
-            bulk.state = "stopped"
-
-    async def _run(self, bulk: Bulk) -> None:
-        try:
-            await self.site.unless_leaving(self._carry_out(bulk))
-            if bulk.state not in {"stopped", "failed"}:
-                bulk.state = "stopped" if self.site.leaving.is_set() else "done"
-        except Exception as error:
-            # It is shown, for nobody awaits it.
-            bulk.state, bulk.error = "failed", str(error)
-            if not isinstance(error, (ShardqError, Refusal)):
-                log.exception("bulk action %s has failed", bulk.id)
-        finally:
-            bulk.ended_ms = self.site.clock.now_ms()
-            log.info(
-                "bulk action %s, %s: %d of %d are done",
-                bulk.id,
-                bulk.wish.what,
-                bulk.done,
-                bulk.found,
-            )
-
-    async def _carry_out(self, bulk: Bulk) -> None:
+    async def carry_out(self, job: Bulk) -> None:
+        """See `Jobs.carry_out`."""
+        bulk = job
         for name in bulk.wish.queues:
             if bulk.state == "stopped":
                 return
@@ -214,25 +154,20 @@ class Bulks:
 
     async def _batch(self, bulk: Bulk, queue: ServedQueue, places: Sequence[Position]) -> None:
         """Carry one batch out, again and again where the store stops."""
-        begun_us, patience = self.site.clock.boot_us(), Patience()
+        begun_us = self.site.clock.boot_us()
         work = _redrive if bulk.wish.what == "redrive" else _delete
-        while bulk.state != "stopped":
-            bulk.state = "running"
-            try:
-                if work is _redrive:
-                    await self.site.check_depth(bulk.caller, queue, len(places))
-                said = await queue.call(lambda opened: work(opened, places), is_long=True)
-            except STOPPED as error:
-                if bulk.state == "running":
-                    bulk.state = "waiting"
-                bulk.error = str(error)
-                await patience.wait()
-                continue
+
+        async def carry_out() -> _Said:
+            if work is _redrive:
+                await self.site.check_depth(bulk.caller, queue, len(places))
+            return await queue.call(lambda opened: work(opened, places), is_long=True)
+
+        said = await self.outlast(bulk, carry_out)
+        if said is not None:
             bulk.done += said.done
             bulk.kept += said.kept
             bulk.gone += len(places) - said.done - said.kept
             bulk.error = said.error or (bulk.error if bulk.kept else "")
-            break
         if bulk.wish.rate and bulk.done + bulk.kept + bulk.gone < bulk.found:
             spent_s = (self.site.clock.boot_us() - begun_us) / 1_000_000
             await pause(max(0.0, len(places) / bulk.wish.rate - spent_s))

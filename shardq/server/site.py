@@ -15,11 +15,12 @@ from shardq.errors import StoreError
 from shardq.health.vitals import Readiness
 from shardq.records.actions import DONE, Actions
 from shardq.server.access import anybody
+from shardq.server.answers import Answers
 from shardq.server.hub import Served
 from shardq.server.web import QUICK_BYTES, TooMany
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterable
+    from collections.abc import Awaitable, Callable, Coroutine, Iterable
     from ipaddress import IPv4Network, IPv6Network
 
     from shardq.clock import Clock
@@ -90,7 +91,8 @@ class Site:
         sqs: What the SQS endpoint keeps in memory; made by its first request.
         looks: What the pages keep in memory, likewise.
         bulks: The bulk actions, likewise.
-        gathered: What calls about all queues keep in memory, by the question.
+        searches: The searches, likewise.
+        answers: What was read of the store for all who ask for it.
     """
 
     connection: Connection
@@ -105,7 +107,8 @@ class Site:
     sqs: Any = None
     looks: Any = None
     bulks: Any = None
-    gathered: dict[Hashable, Any] = field(default_factory=dict)
+    searches: Any = None
+    answers: Answers = field(init=False)
     _waits: dict[asyncio.Timeout, Caller | None] = field(default_factory=dict)
     _polls: Counter[str] = field(default_factory=Counter)
     _watch: asyncio.Task[None] | None = None
@@ -113,6 +116,7 @@ class Site:
 
     def __post_init__(self) -> None:
         self.clock = self.connection._home.clock
+        self.answers = Answers(self.clock)
         self.served = Served(self.connection, self.threads)
         self.readiness = Readiness(self.connection)
         self.actions = Actions(self.connection._home.store, self.clock)

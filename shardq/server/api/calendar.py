@@ -17,9 +17,9 @@ from shardq.model import names
 from shardq.model.grants import Level
 from shardq.model.times import duration_ms, iso
 from shardq.schedules.zones import zone_name, zone_of
+from shardq.server.answers import Asked
 from shardq.server.api.route import Call, Route
 from shardq.server.api.shapes import Span, Time, Wait, within_s
-from shardq.server.gathered import gathered
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -199,7 +199,7 @@ async def get_calendar(call: Call[CalendarQuery, None]) -> Calendar:
         await call.queue(query.queue)
     question = ("calendar", horizon_ms, by, zone_name(zone))
     read = partial(_count, horizon_ms=horizon_ms, by=by, zone=zone)
-    found = await gathered(site, question, read).of(asked, limit_s)
+    found = await site.answers.gather(site.served, question, read, Asked(asked, limit_s))
     if query.queue in found.failed:
         raise found.failed[query.queue]
     at_ms = min((one.calendar.at_ms for one in found.values.values()), default=now_ms)

@@ -3,25 +3,35 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 from msgspec.structs import asdict
 
+from shardq.aio.threads import Kind
+from shardq.errors import ShardqError
+from shardq.inspection import choice as choosing
 from shardq.inspection.choice import Choice
 from shardq.model import names
 from shardq.model.grants import Level
+from shardq.model.message import Message as StoredMessage
+from shardq.model.message import died_in
 from shardq.model.times import iso
 from shardq.records.actions import What
-from shardq.server.api.listing import Filter, ListQuery, has_died, page_of
+from shardq.server.api.listing import Filter, ListQuery, cut, fitting, has_died, page_of
 from shardq.server.api.messages import Told
 from shardq.server.api.problem import Refused
-from shardq.server.api.rights import allows
+from shardq.server.api.rights import allows, keeps_ticks
 from shardq.server.api.route import Call, Route
-from shardq.server.api.shapes import MANY_MAX, MessagePage, NewBody, Time
+from shardq.server.api.shapes import MANY_MAX, Message, MessagePage, NewBody, Time, message_of
 from shardq.server.bulk import RATE_MAX, Wish, bulks_of, redrive_edited
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shardq.lifecycle.home import QueueHome
+    from shardq.model.message import Row
     from shardq.server.bulk import Bulk as Running
 
 _WAIT_S = 1.0
@@ -38,6 +48,54 @@ class DeadQuery(ListQuery, kw_only=True, forbid_unknown_fields=True):
 
     limit: Annotated[int, Meta(ge=1, le=MANY_MAX)] = 100
     newest: bool = False
+
+
+class AllDeadQuery(Filter, kw_only=True, forbid_unknown_fields=True):
+    """The dead messages of all queues to return.
+
+    Attributes:
+        queue: Only those of this queue.
+        limit: The most to return; less if they have more than 8 MiB together.
+        after: `next` of the page before.
+        look: How many messages are looked at.
+        cut: So many bytes of each body are enough.
+    """
+
+    queue: str = ""
+    limit: Annotated[int, Meta(ge=1, le=MANY_MAX)] = 100
+    after: str = ""
+    look: Annotated[int, Meta(ge=1, le=choosing.LOOKED_MAX)] = choosing.LOOKED_MAX
+    cut: Annotated[int, Meta(ge=1)] | None = None
+
+
+class DeadMessage(Struct):
+    """A dead message.
+
+    Attributes:
+        queue: The queue in which it died.
+        message: It; without the level `read` without its body.
+    """
+
+    queue: str
+    message: Message
+
+
+class AllDead(Struct, kw_only=True, omit_defaults=True):
+    """A page of the dead messages of all queues.
+
+    Attributes:
+        dead: They, the last one first.
+        queues: The queues that have any dead-letter queue.
+        next: The `after` of the next page, if there is one.
+        looked: How many messages were looked at for the page.
+        passed_over: Queue -> why it could not be looked into.
+    """
+
+    dead: list[DeadMessage]
+    queues: list[str]
+    next: str | None = None
+    looked: int = 0
+    passed_over: dict[str, str] = {}
 
 
 class Edited(NewBody, kw_only=True, forbid_unknown_fields=True):
@@ -126,6 +184,89 @@ async def list_dead(call: Call[DeadQuery, None]) -> MessagePage:
     """The dead messages, first died first, or the last one first."""
     order: Literal["newest", "oldest"] = "newest" if call.query.newest else "oldest"
     return await page_of(call, await call.queue(), call.query, dead=order)
+
+
+async def list_all_dead(call: Call[AllDeadQuery, None]) -> AllDead:
+    """The dead messages of all queues, the last one first.
+
+    A text is looked for in bodies only of queues whose bodies the caller may read.
+    """
+    query, site = call.query, call.site
+    chosen = query.choice(site.clock.now_ms())
+    after = choosing.Place.read(query.after) if query.after else None
+    if query.queue:
+        call.check(Level.GET, query.queue)
+        await has_died(call, await call.queue(query.queue))
+
+    def is_readable(name: str) -> bool:
+        return allows(call.caller, Level.READ, name, site)
+
+    def read() -> AllDead:
+        kept = _kept(call, query.queue)
+        some = {dead: one for dead, one in kept.items() if is_readable(one.of[0])}
+        asked = some if chosen.needs_bodies else kept
+        damaged: dict[str, str] = {}
+        found = choosing.last_died(
+            [one.home for one in asked.values()],
+            chosen,
+            query.limit,
+            after=after,
+            looked_max=query.look,
+            damaged=damaged,
+        )
+        rows = fitting([row._replace(body=cut(row.body, query.cut)) for row in found.rows])
+        end = found.end if len(rows) == len(found.rows) else choosing.Place.of(rows[-1])
+        return AllDead(
+            dead=[
+                _shown(row, whole, kept[row.shard.queue], is_readable)
+                for row, whole in zip(rows, found.rows, strict=False)
+            ],
+            queues=sorted({name for one in kept.values() for name in one.of}),
+            next=None if end is None else end.text(),
+            looked=found.looked,
+            passed_over={kept[name].of[0]: text for name, text in damaged.items()},
+        )
+
+    return await site.threads.call(read, Kind.LONG)
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """A dead-letter queue, and the queues that it is one of."""
+
+    home: QueueHome
+    of: list[str]
+
+
+def _kept(call: Call[Any, Any], wanted: str) -> dict[str, _Kept]:
+    """The dead-letter queues that the caller may see by their names; with one read."""
+    opened = call.site.connection._home.open_all(lambda name: not keeps_ticks(name))
+    kept: dict[str, _Kept] = {}
+    for name, queue in opened.items():
+        is_asked = name == wanted if wanted else not names.is_dead_queue(name)
+        if not is_asked or isinstance(queue, ShardqError) or not call.allows(name):
+            continue
+        dead = queue._home.register.dead_name
+        found = None if dead is None else opened.get(dead)
+        if found is None or isinstance(found, ShardqError):
+            continue
+        if dead != names.dead_queue(name) and not call.allows(dead):
+            continue
+        kept.setdefault(dead, _Kept(found._home, [])).of.append(name)
+    return kept
+
+
+def _shown(row: Row, whole: Row, kept: _Kept, is_readable: Callable[[str], bool]) -> DeadMessage:
+    """A dead message as JSON has it; under the queue in which it died, where that is known."""
+    died = died_in(row)
+    queue = died if died in kept.of else kept.of[0]
+    made = message_of(StoredMessage(row, 0, kept.home.register.signer))
+    made.place = choosing.Place.of(row).text()
+    if len(whole.body) > len(row.body):
+        made.body_bytes = len(whole.body)
+    if not is_readable(queue):
+        made.body = made.body_base64 = made.body_bytes = None
+    return DeadMessage(queue, made)
 
 
 async def remove_dead(call: Call[None, None]) -> Told:
@@ -331,6 +472,7 @@ ROUTES = [
         answer=Bulk,
         what=What.DELETE_DEAD,
     ),
+    Route("GET", "/v1/dead", Level.GET, list_all_dead, query=AllDeadQuery, answer=AllDead),
     Route("GET", "/v1/dead/bulks", Level.GET, list_bulks, answer=Bulks),
     Route("GET", "/v1/dead/bulks/{job}", Level.GET, get_bulk, answer=Bulk),
     Route("POST", "/v1/dead/bulks/{job}/stop", Level.GET, stop_bulk, answer=Bulk),

@@ -12,7 +12,6 @@ from shardq.server.api.problem import REFERENCE, Problem, Refused, answer_of, he
 from shardq.server.api.reading import body_of, prefix_and_parts, query_of
 from shardq.server.api.rights import check
 from shardq.server.api.route import Call, json_of
-from shardq.server.gathered import forget
 from shardq.server.web import QUICK_BYTES, Answer, TooMany
 
 if TYPE_CHECKING:
@@ -133,4 +132,4 @@ async def _recorded(call: Call[Any, Any], via: str) -> Any:
         return await call.site.command(handler(call), record, lambda error: type(error).__name__)
     finally:
         # Also of what has failed: a part of it may have been carried out.
-        forget(call.site, call.place.get("queue", ""))
+        call.site.answers.forget_queue(call.place.get("queue", ""))

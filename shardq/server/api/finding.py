@@ -1,30 +1,36 @@
 """Messages found over all queues: by id, by key, or by a text.
 
 ```
- name ─► the key of each queue ─► none? ─► the history, what is due first, what died last  as time
- text ─► what is due first, and what died last, of each queue                              allows
+ name ─► the key in all queues ─► none? ─► histories, and what is near     ─► none? a search, a job
+ text ─► what is due first, and what died last, of each queue, as time allows
 ```
 """
 
 from __future__ import annotations
 
+import asyncio
 from bisect import bisect_right
 from contextlib import suppress
-from typing import TYPE_CHECKING, Annotated, Literal
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from shardq.errors import HistoryOff, ReceiptError, StoreCorrupt, UnknownQueue, UsageError
+from shardq.errors import ReceiptError, ShardqError, StoreCorrupt, UnknownQueue, UsageError
 from shardq.inspection import choice
 from shardq.inspection.choice import Choice
 from shardq.inspection.state import Where
-from shardq.model import ids, names
+from shardq.model import names
 from shardq.model.grants import Level
 from shardq.model.message import Message as StoredMessage
+from shardq.model.times import iso
+from shardq.server import everywhere
 from shardq.server.api.listing import State, state_of
+from shardq.server.api.problem import Refused
 from shardq.server.api.rights import allows
 from shardq.server.api.route import Call, Route
-from shardq.server.api.shapes import Message, message_of
+from shardq.server.api.shapes import Message, Time, message_of
+from shardq.server.searches import Sought, searches_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -32,13 +38,17 @@ if TYPE_CHECKING:
     from shardq.inspection.state import State as FoundState
     from shardq.queue import Queue as SyncQueue
     from shardq.server.hub import ServedQueue
+    from shardq.server.searches import Search as Running
 
-DUE_MAX = 1_000
-"""Messages of a queue that are due first, in which a text is looked for."""
+LOOKED_MAX = 1_000
+"""Messages of a queue that are due first, or died last, in which a text is looked for."""
 _HITS_MAX = 100
-_SPENT_US_MAX = 1_500_000
-"""After this no further queue is looked into."""
-_KEYS_US_MAX = 5_000_000
+_SPENT_US_MAX = 250_000
+"""After this no further queue is looked into for a text."""
+_NEAR_US_MAX = 700_000
+"""Likewise for an id, of a store that is asked queue by queue."""
+_WAIT_S = 1.0
+"""A search that is done so soon is answered with its outcome."""
 
 
 class FindQuery(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -66,6 +76,7 @@ class Hit(Struct, kw_only=True, omit_defaults=True):
         where: `live`, `dead`, or `ended`.
         state: Where it is, and why it does not run, if it was found by its id.
         message: The message, unless it has ended; without the level `read` without its body.
+        receipt: Names its place, if a search has found it: what is far is not found by its id.
     """
 
     queue: str
@@ -74,6 +85,7 @@ class Hit(Struct, kw_only=True, omit_defaults=True):
     where: str
     state: State | None = None
     message: Message | None = None
+    receipt: str | None = None
 
 
 class Hits(Struct, kw_only=True, omit_defaults=True):
@@ -94,27 +106,173 @@ class Hits(Struct, kw_only=True, omit_defaults=True):
     passed_over: dict[str, str] = {}
 
 
+class SearchWish(Struct, kw_only=True, forbid_unknown_fields=True):
+    """What to search for.
+
+    Attributes:
+        q: The id of a message.
+        queue: The queue in which to search; all unless given.
+    """
+
+    q: Annotated[str, Meta(min_length=1, max_length=256)]
+    queue: str = ""
+
+
+class Search(Struct, kw_only=True, omit_defaults=True):
+    """A search.
+
+    Attributes:
+        id: Its id.
+        q: The id of the message that it looks for.
+        queues: In how many queues.
+        who: Who has begun it.
+        begun: When.
+        state: `looking`, `running`, `waiting` for the store, `done`, `stopped` or `failed`.
+        done: Queues that were looked into.
+        looked: Messages that were looked at.
+        hits: Where it was found.
+        ended: When it ended.
+        error: Why it waits, or why it has failed.
+        passed_over: Queue -> why it could not be looked into.
+    """
+
+    id: str
+    q: str
+    queues: int
+    who: str
+    begun: Time
+    state: str
+    done: int
+    looked: int
+    hits: list[Hit]
+    ended: Time | None = None
+    error: str = ""
+    passed_over: dict[str, str] = {}
+
+
+class Searches(Struct):
+    """Searches.
+
+    Attributes:
+        searches: They, the last one first.
+    """
+
+    searches: list[Search]
+
+
 async def find_messages(call: Call[FindQuery, None]) -> Hits:
     """Find messages over all queues, by id or key, or by a text.
 
-    By key each queue is asked. By id it looks into the history, and of each queue into the 1,000
-    messages that are due first and the 10,000 that died last; `/messages/ID` of a queue searches
-    all of it. A text is looked for among the same. It takes 2 s about, and says where it ended.
+    By key all queues are asked. By id it asks the histories, and looks where the message is near:
+    in a SQLite store everywhere, on Cassandra among the 1,000 of each queue that are due first, and
+    those that died last. What is not found so, a search finds: `POST /v1/find/searches`. A text is
+    looked for among the 1,000 that are due first or died last. It takes a second at most, and says
+    where it ended.
     """
     query, site = call.query, call.site
     level = Level.READ if query.by == "text" else Level.GET
-    every = await site.threads.call(site.connection.queues)
-    some = [
+    if query.by == "text":
+        some = await _queues(call, level)
+        left = some[bisect_right(some, query.after) :] if query.after else some
+        return await _each(call, left, _by_text, spent_us_max=_SPENT_US_MAX)
+
+    def look() -> tuple[dict[str, str], list[str], bool]:
+        opened = {
+            name: one
+            for name, one in site.connection._home.open_all(names.is_served).items()
+            if names.is_served(name) and allows(call.caller, level, name, site)
+        }
+        damaged = {name: str(one) for name, one in opened.items() if isinstance(one, ShardqError)}
+        known = {name: one for name, one in opened.items() if name not in damaged}
+        if found := everywhere.by_key(known, query.q):
+            return damaged, found, True
+        found_by_id = everywhere.by_id(known, query.q)
+        return damaged, list(known) if found_by_id is None else found_by_id, False
+
+    passed_over, left, is_key = await site.threads.call(look)
+    left = left[bisect_right(left, query.after) :] if query.after else left
+    made = await _each(call, left, partial(_by_name, is_key=is_key), spent_us_max=_NEAR_US_MAX)
+    made.passed_over |= passed_over
+    return made
+
+
+async def begin_search(call: Call[None, SearchWish]) -> Search:
+    """Search all that queues have for a message, by its id.
+
+    The same call while one runs returns that one.
+    """
+    wish, site = call.body, call.site
+    if wish.queue:
+        call.check(Level.GET, wish.queue)
+        await call.queue(wish.queue)
+    queues = [wish.queue] if wish.queue else await _queues(call, Level.GET)
+    made = searches_of(site).begin(Sought(wish.q, tuple(queues)), call.caller)
+    if made.task is not None:
+        await asyncio.wait([made.task], timeout=_WAIT_S)
+    return _search_of(made)
+
+
+async def list_searches(call: Call[None, None]) -> Searches:
+    """The searches of this server process: those that run, and the last that have ended."""
+    every = searches_of(call.site).every()
+    return Searches([_search_of(one) for one in every if _is_seen(call, one)])
+
+
+async def get_search(call: Call[None, None]) -> Search:
+    """A search and how far it is."""
+    return _search_of(_search(call))
+
+
+async def stop_search(call: Call[None, None]) -> Search:
+    """Stop a search after the part under way."""
+    found = _search(call)
+    searches_of(call.site).stop(found)
+    return _search_of(found)
+
+
+def _search(call: Call[None, None]) -> Running:
+    found = searches_of(call.site).get(call.place["search"])
+    if found is None or not _is_seen(call, found):
+        raise Refused(
+            404,
+            f"this process knows no search {call.place['search']!r}: it ended long ago, or "
+            f"runs in another one.",
+        )
+    return found
+
+
+def _is_seen(call: Call[None, None], search: Running) -> bool:
+    return all(allows(call.caller, Level.GET, name, call.site) for name in search.sought.queues)
+
+
+def _search_of(found: Running) -> Search:
+    return Search(
+        id=found.id,
+        q=found.sought.id,
+        queues=len(found.sought.queues),
+        who=found.caller.who,
+        begun=iso(found.begun_ms),
+        state=found.state,
+        done=found.done,
+        looked=found.looked,
+        hits=[
+            Hit(queue=name, by="id", id=found.sought.id, where=where, receipt=receipt)
+            for name, (where, receipt) in found.hits.items()
+        ],
+        ended=iso(found.ended_ms) if found.ended_ms else None,
+        error=found.error,
+        passed_over=found.passed_over,
+    )
+
+
+async def _queues(call: Call[Any, Any], level: Level) -> list[str]:
+    """The queues that are looked into."""
+    every = await call.site.threads.call(call.site.connection.queues)
+    return [
         name
         for name in every
-        if not names.is_dead_queue(name) and allows(call.caller, level, name, site)
+        if not names.is_dead_queue(name) and allows(call.caller, level, name, call.site)
     ]
-    left = some[bisect_right(some, query.after) :] if query.after else some
-    if query.by == "text":
-        return await _each(call, left, _by_text)
-    # A read or two of each: nothing is left for the next call.
-    made = await _each(call, left, _by_key, spent_us_max=_KEYS_US_MAX)
-    return made if made.hits or made.next else await _each(call, left, _by_id)
 
 
 async def _each(
@@ -122,7 +280,7 @@ async def _each(
     left: list[str],
     look: Callable[[Call[FindQuery, None], ServedQueue, Hits], Awaitable[None]],
     *,
-    spent_us_max: int = _SPENT_US_MAX,
+    spent_us_max: int,
 ) -> Hits:
     """What is found in queues, one after another, as time allows."""
     clock = call.site.clock
@@ -144,61 +302,25 @@ async def _each(
     return made
 
 
-async def _by_key(call: Call[FindQuery, None], queue: ServedQueue, made: Hits) -> None:
-    name = call.query.q
+async def _by_name(
+    call: Call[FindQuery, None], queue: ServedQueue, made: Hits, *, is_key: bool
+) -> None:
+    name, by = call.query.q, "key" if is_key else "id"
 
-    def look(opened: SyncQueue) -> tuple[FoundState, StoredMessage | None] | None:
+    def look(opened: SyncQueue) -> tuple[str, FoundState, StoredMessage | None] | None:
+        message, key = (None, name) if is_key else (name, None)
         with suppress(UsageError, ReceiptError):
-            # Not every text can be a key.
-            if (found := opened.find(key=name)) is not None:
-                return found.state, found
-            state = opened.state_of(key=name)
-            return None if state is None else (state, _message(opened, state))
-        return None
-
-    found = await queue.call(look)
-    if found is not None:
-        made.hits.append(_hit(call, queue, "key", *found))
-
-
-async def _by_id(call: Call[FindQuery, None], queue: ServedQueue, made: Hits) -> None:
-    name = call.query.q
-
-    def look(opened: SyncQueue) -> tuple[FoundState, StoredMessage | None] | None:
-        with suppress(UsageError, ReceiptError):
-            if not (opened._home.register.signer.is_meant(name) or _is_near(opened, name)):
+            if not (is_key or everywhere.is_near(opened, name, LOOKED_MAX)):
                 return None
-            if (found := opened.find(name, near=True)) is not None:
-                return found.state, found
-            state = opened.state_of(name, near=True)
-            return None if state is None else (state, _message(opened, state))
+            if (found := opened.find(message, key=key, near=True)) is not None:
+                return by, found.state, found
+            state = opened.state_of(message, key=key, near=True)
+            return None if state is None else (by, state, _message(opened, state))
         return None
 
     found = await queue.call(look)
     if found is not None:
-        made.hits.append(_hit(call, queue, "id", *found))
-
-
-def _is_near(opened: SyncQueue, name: str) -> bool:
-    """True if the history has an id, or it is among the first that are due or the last that died.
-
-    That costs so much at most, however many messages there are.
-    """
-    with suppress(HistoryOff):
-        if ids.from_text(name) and next(opened.history(name), None) is not None:
-            return True
-    wanted = Choice(id=name)
-    if choice.page(opened._home, wanted, 1, looked_max=DUE_MAX, bodies=False).rows:
-        return True
-    if not _has_own_dead(opened):
-        return False
-    return bool(choice.page(opened.dead._home, wanted, 1, is_newest=True, bodies=False).rows)
-
-
-def _has_own_dead(opened: SyncQueue) -> bool:
-    """True if messages have died into a queue of its own: another one may be of others."""
-    register = opened._home.register
-    return register.has_own_dead and register.dead_if_made() is not None
+        made.hits.append(_hit(call, queue, *found))
 
 
 def _hit(
@@ -220,7 +342,7 @@ def _hit(
 
 def _message(opened: SyncQueue, state: FoundState) -> StoredMessage | None:
     """The message of the state of one that is not live: a dead one in a queue of its own."""
-    if state.where is not Where.DEAD or not _has_own_dead(opened):
+    if state.where is not Where.DEAD or not everywhere.has_own_dead(opened):
         return None
     return opened.dead.find(state.id, near=True)
 
@@ -229,11 +351,13 @@ async def _by_text(call: Call[FindQuery, None], queue: ServedQueue, made: Hits) 
     wanted = Choice(text=call.query.q)
 
     def look(opened: SyncQueue) -> Iterator[tuple[str, choice.Chosen, list[StoredMessage]]]:
-        live = choice.page(opened._home, wanted, _HITS_MAX, looked_max=DUE_MAX)
+        live = choice.page(opened._home, wanted, _HITS_MAX, looked_max=LOOKED_MAX)
         yield "live", live, _messages(opened, live)
         kept = opened._home.register.dead_if_made()
         if kept is not None and allows(call.caller, Level.READ, kept.name, call.site):
-            dead = choice.page(opened.dead._home, wanted, _HITS_MAX, is_newest=True)
+            dead = choice.page(
+                opened.dead._home, wanted, _HITS_MAX, is_newest=True, looked_max=LOOKED_MAX
+            )
             yield "dead", dead, _messages(opened.dead, dead)
 
     for where, found, messages in await queue.call(lambda opened: list(look(opened)), is_long=True):
@@ -267,4 +391,11 @@ def _shown(
     return made
 
 
-ROUTES = [Route("GET", "/v1/find", Level.GET, find_messages, query=FindQuery, answer=Hits)]
+_SEARCHES = "/v1/find/searches"
+ROUTES = [
+    Route("GET", "/v1/find", Level.GET, find_messages, query=FindQuery, answer=Hits),
+    Route("GET", _SEARCHES, Level.GET, list_searches, answer=Searches),
+    Route("POST", _SEARCHES, Level.GET, begin_search, body=SearchWish, answer=Search),
+    Route("GET", _SEARCHES + "/{search}", Level.GET, get_search, answer=Search),
+    Route("POST", _SEARCHES + "/{search}/stop", Level.GET, stop_search, answer=Search),
+]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace as with_parts
+from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -118,6 +119,17 @@ class EnvelopesQuery(ListQuery, kw_only=True, forbid_unknown_fields=True):
     dead: bool = False
 
 
+class StateQuery(Struct, kw_only=True, forbid_unknown_fields=True):
+    """How far to look for a message.
+
+    Attributes:
+        near: True to look only where it is near, and among all the dead; else all that the queue
+            has is read where it is not near.
+    """
+
+    near: bool = False
+
+
 class State(Struct, kw_only=True, omit_defaults=True):
     """Where a message is, and why it does not run.
 
@@ -175,7 +187,7 @@ async def list_envelopes(call: Call[EnvelopesQuery, None]) -> MessagePage:
     return await page_of(call, await call.queue(), query, bodies=False, dead=dead)
 
 
-async def get_message(call: Call[None, None]) -> State:
+async def get_message(call: Call[StateQuery, None]) -> State:
     """Where a message is, and why it does not run.
 
     Its id or its receipt names it. Of one that has ended only a queue with a history tells.
@@ -183,7 +195,7 @@ async def get_message(call: Call[None, None]) -> State:
     return await _state(call)
 
 
-async def get_envelope(call: Call[None, None]) -> State:
+async def get_envelope(call: Call[StateQuery, None]) -> State:
     """Where a message is, and why it does not run; the message without its body."""
     state = await _state(call)
     if state.message is not None:
@@ -223,11 +235,10 @@ async def page_of(
             bodies=bodies,
         )
         signer = of._home.register.signer
-        rows = [row._replace(body=_cut(row.body, query.cut)) for row in found.rows]
-        count = _fitting(rows) if bodies else len(rows)
-        if count < len(rows):
-            rows, end = rows[:count], Place.of(rows[count - 1])
-            found = with_parts(found, rows=found.rows[:count], end=end)
+        rows = [row._replace(body=cut(row.body, query.cut)) for row in found.rows]
+        rows = list(fitting(rows)) if bodies else rows
+        if (count := len(rows)) < len(found.rows):
+            found = with_parts(found, rows=found.rows[:count], end=Place.of(rows[-1]))
         return found, [StoredMessage(row, 0, signer) for row in rows]
 
     if dead is not None and not await has_died(call, queue):
@@ -257,35 +268,37 @@ async def has_died(call: Call[Any, Any], queue: ServedQueue) -> bool:
     return made is not None and not made.settings.dropped
 
 
-async def _state(call: Call[None, None]) -> State:
-    name, queue = call.place["message"], await call.queue()
-    # What is near is found at once; the whole queue is searched last.
-    for near in (True, False):
-        found = await queue.queue.find(name, near=near)
-        if found is not None:
-            return state_of(found.state, _looked_at(found, call))
-        state = await queue.queue.state_of(name, near=near)
-        if state is not None:
-            return state_of(state, await _dead_message(call, queue, state))
-    raise Refused(404, f"nothing is known of message {name!r} in queue {queue.name!r}.")
+async def _state(call: Call[StateQuery, None]) -> State:
+    name, queue, level = call.place["message"], await call.queue(), call.route.level
 
-
-async def _dead_message(
-    call: Call[Any, Any], queue: ServedQueue, state: FoundState
-) -> Message | None:
-    """The message of a state, if it is dead, and the caller may see the dead of the queue."""
-    if state.where is not Where.DEAD or call.route.level is None:
-        return None
-
-    def find(opened: SyncQueue) -> StoredMessage | None:
-        kept = opened._home.register.dead_if_made()
-        if kept is None or not allows(call.caller, level, kept.name, call.site):
+    def look(opened: SyncQueue, near: bool) -> tuple[FoundState, StoredMessage | None] | None:
+        found = opened._whereabouts().seen(name, near=near)  # noqa: SLF001 - both at once
+        if found is None:
             return None
-        return opened.dead.find(state.id)
+        state, row = found
+        register = opened._home.register
+        if row is not None and row.shard.queue != register.name:
+            # A dead one, which may be in the queue of others.
+            kept = register.dead_if_made()
+            if (
+                kept is None
+                or level is None
+                or not allows(call.caller, level, kept.name, call.site)
+            ):
+                return state, None
+            register = kept
+        if row is None or (state.has_ended and state.where is not Where.DEAD):
+            return state, None
+        return state, StoredMessage(row, 0, register.signer)
 
-    level = call.route.level
-    found = await queue.call(find)
-    return None if found is None else message_of(found)
+    # What is near is found at once; the whole queue is searched last.
+    for near in (True,) if call.query.near else (True, False):
+        found = await queue.call(partial(look, near=near), is_long=not near)
+        if found is not None:
+            state, message = found
+            return state_of(state, None if message is None else _looked_at(message, call))
+    where = " near, nor among the dead" if call.query.near else ""
+    raise Refused(404, f"nothing is known of message {name!r} in queue {queue.name!r}{where}.")
 
 
 def _looked_at(found: StoredMessage, call: Call[Any, Any], *, bodies: bool = True) -> Message:
@@ -298,13 +311,13 @@ def _looked_at(found: StoredMessage, call: Call[Any, Any], *, bodies: bool = Tru
     return made
 
 
-def _fitting(rows: Sequence[Row]) -> int:
-    """How many rows an answer has room for: one at least."""
+def fitting(rows: Sequence[Row]) -> Sequence[Row]:
+    """The rows that an answer has room for: one at least, if there are any."""
     sizes = accumulate(row.size_bytes for row in rows)
-    return max(sum(size <= _SHOWN_BYTES_MAX for size in sizes), min(len(rows), 1))
+    return rows[: max(sum(size <= _SHOWN_BYTES_MAX for size in sizes), min(len(rows), 1))]
 
 
-def _cut(body: bytes, bytes_max: int | None) -> bytes:
+def cut(body: bytes, bytes_max: int | None) -> bytes:
     """The beginning of a body; of text, no part of a character."""
     if bytes_max is None or len(body) <= bytes_max:
         return body
@@ -339,7 +352,14 @@ ROUTES = [
     Route(
         "GET", _QUEUE + "/messages", Level.READ, peek_messages, query=PeekQuery, answer=MessagePage
     ),
-    Route("GET", _QUEUE + "/messages/{message}", Level.READ, get_message, answer=State),
+    Route(
+        "GET",
+        _QUEUE + "/messages/{message}",
+        Level.READ,
+        get_message,
+        query=StateQuery,
+        answer=State,
+    ),
     Route(
         "GET",
         _QUEUE + "/envelopes",
@@ -348,5 +368,12 @@ ROUTES = [
         query=EnvelopesQuery,
         answer=MessagePage,
     ),
-    Route("GET", _QUEUE + "/envelopes/{message}", Level.GET, get_envelope, answer=State),
+    Route(
+        "GET",
+        _QUEUE + "/envelopes/{message}",
+        Level.GET,
+        get_envelope,
+        query=StateQuery,
+        answer=State,
+    ),
 ]

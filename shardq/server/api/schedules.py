@@ -14,6 +14,7 @@ from shardq.records.actions import What
 from shardq.schedules.schedule import LATE_MS, late_ms
 from shardq.schedules.tick import id_of
 from shardq.schedules.zones import local_moment
+from shardq.server.answers import Asked
 from shardq.server.api.problem import Refused
 from shardq.server.api.queues import Count
 from shardq.server.api.route import Call, Route
@@ -29,7 +30,6 @@ from shardq.server.api.shapes import (
     time_or_none,
     within_s,
 )
-from shardq.server.gathered import gathered
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -330,7 +330,8 @@ async def list_all_schedules(call: Call[AllSchedulesQuery, None]) -> AllSchedule
     else:
         every = await site.threads.call(site.connection.queues)
         asked = [name for name in every if call.allows(name) and not names.is_dead_queue(name)]
-    found = await gathered(site, "schedules", _readable).of(asked, within_s(query.within))
+    wanted = Asked(asked, within_s(query.within))
+    found = await site.answers.gather(site.served, "schedules", _readable, wanted)
     now_ms = site.clock.now_ms()
     places = {
         _place(one, query.order): one

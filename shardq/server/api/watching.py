@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated
-from weakref import WeakKeyDictionary
 
 from msgspec import Meta, Struct
 
 from shardq.model.grants import Level
 from shardq.model.times import iso
 from shardq.observer import Observer
+from shardq.server.answers import Of
 from shardq.server.api.route import Call, Route
 from shardq.server.api.shapes import Span, Time, time_or_none
 
@@ -19,12 +19,8 @@ if TYPE_CHECKING:
     from shardq.queue import Queue as SyncQueue
     from shardq.records.ledger import FailedAttempt
     from shardq.records.ledger import Record as HistoryRecord
-    from shardq.server.hub import ServedQueue
 
 _RECORDS_MAX = 10_000
-_SEEN_US = 1_000_000
-_seen: WeakKeyDictionary[ServedQueue, tuple[int, Statistics]] = WeakKeyDictionary()
-"""Statistics and until when they are shown again: programs that scale workers ask all the time."""
 
 
 class Lateness(Struct):
@@ -199,13 +195,14 @@ class History(Struct):
 async def get_statistics(call: Call[None, None]) -> Statistics:
     """Counts, rates and lateness of a queue, as they were a second ago at most."""
     queue, site = await call.queue(), call.site
-    now_us = site.clock.boot_us()
-    until_us, found = _seen.get(queue, (0, None))
-    if found is None or until_us <= now_us:
-        [view] = await site.threads.call(Observer(site.connection, [queue.name]).look)
-        found = _statistics_of(view)
-        _seen[queue] = (now_us + _SEEN_US, found)
-    return found
+
+    async def look() -> Statistics:
+        observer = Observer(site.connection, [queue.name], horizon=None)
+        [view] = await site.threads.call(observer.look)
+        return _statistics_of(view)
+
+    # Programs that scale workers ask all the time.
+    return await site.answers.of(Of("statistics", queue.name), look)
 
 
 async def get_forecast(call: Call[ForecastQuery, None]) -> Forecast:

@@ -93,6 +93,8 @@ ACTS: dict[str, Act] = {
     "redrive-matching": Act("POST", "dead/redrive", deeds.said_of_bulk, deeds.matching),
     "delete-matching": Act("POST", "dead/delete", deeds.said_of_bulk, deeds.matching_surely),
     "stop-bulk": Act("POST", "dead/bulks/{bulk}/stop", "It stops; {done} of {found} are done."),
+    "search": Act("POST", "find/searches", deeds.said_of_search, _some("q", "queue")),
+    "stop-search": Act("POST", "find/searches/{search}/stop", "The search stops."),
     "schedule-pause": Act("POST", f"{_SCHEDULE}/pause", "{schedule} is paused."),
     "schedule-resume": Act("POST", f"{_SCHEDULE}/resume", "{schedule} goes on."),
     "schedule-run": Act(
@@ -144,7 +146,7 @@ async def act(page: Page) -> Answer:
             log.warning("pages: %s of %s is refused: %s", name, page.session.caller.who, error)
         return done(page, back, f"Not done: {error.detail}")
     # The page that is led back to shows what has changed.
-    looks_of(page.site).forget()
+    looks_of(page.site).change()
     told = answer if isinstance(answer, dict) else {}
     said = wanted.said
     text = said.format_map({**told, **form}) if isinstance(said, str) else said(told, form)

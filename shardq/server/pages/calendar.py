@@ -66,10 +66,9 @@ async def calendar(page: Page) -> Template:
     queue, zone = page.query.get("queue", ""), page.query.get("tz", "")
     span = page.query.get("span", "")
     span = span if span in SPANS else "1d"
-    caller = page.session.caller
-    name = ("calendar", caller.account, caller.levels, caller.queues, queue, zone, span)
+    name = ("calendar", queue, zone, span)
     drawn = await page.shared(name, lambda: _drawn(page, queue, zone, span))
-    look = await page.look()
+    names = await page.names()
     found = drawn.found
     if found["uncounted"]:
         page.forget(name)
@@ -77,7 +76,7 @@ async def calendar(page: Page) -> Template:
         "calendar",
         {
             "queue": queue,
-            "names": sorted({*look.views, queue} - {""}) if queue else sorted(look.views),
+            "names": sorted({*names, queue} - {""}),
             "zone": zone,
             "span": span,
             "spans": {one: text for one, (text, _) in SPANS.items()},

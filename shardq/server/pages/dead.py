@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import TYPE_CHECKING, Any
 
-from shardq.inspection.choice import Place
-from shardq.model import names
 from shardq.server.pages.deeds import FILTERS
-from shardq.server.pages.messages import CUT_BYTES, ROWS, row_of
+from shardq.server.pages.messages import CUT_BYTES, LOOKED_MAX, ROWS, row_of
 from shardq.server.pages.page import NotShown, Template
 from shardq.server.web import Answer
 
@@ -18,12 +15,9 @@ if TYPE_CHECKING:
 
     from shardq.server.pages.page import Page
 
-_TOGETHER = 8
-"""Queues that are read at a time."""
 _EXPORTED = 100
 """Messages that are read at a time for a file: each may have 1 MiB."""
 _NAMED = tuple(one for one in FILTERS if one != "queue")
-_BODILY = ("body", "text")
 _UNSAID_OF_BULK: dict[str, Any] = {
     "chosen": 0,
     "gone": 0,
@@ -40,35 +34,18 @@ _LINES = "application/x-ndjson"
 async def dead_messages(page: Page) -> Template:
     """The dead messages that match, the last one first, and the bulk actions."""
     filters = {one: page.query.get(one, "") for one in FILTERS}
-    after = page.query.get("after", "")
-    dying, queues = await _dying(page), await _queues(page)
-    found, problems = await _of_queues(page, queues, limit=ROWS, after=after, cut=CUT_BYTES)
-    placed = sorted(
-        (
-            (Place.read(one["place"]), row_of(page, name, one))
-            for name, part in found.items()
-            for one in part["messages"]
-        ),
-        key=lambda both: both[0],
-        reverse=True,
-    )
-    # Of a queue that has more than it has answered with, nothing is known of what died earlier.
-    ends = [Place.read(part["next"]) for part in found.values() if part.get("next")]
-    end = max(ends, default=None)
-    known = [both for both in placed if end is None or both[0] >= end]
-    if len(known) > ROWS:
-        known, end = known[:ROWS], known[ROWS - 1][0]
+    asked = {**filters, "after": page.query.get("after", ""), "limit": ROWS, "look": LOOKED_MAX}
+    found = await page.read("dead", cut=CUT_BYTES, **asked)
     return Template(
         "dead",
         {
-            "look": await page.look(),
-            "rows": [row for _, row in known],
+            "rows": [row_of(page, one["queue"], one["message"]) for one in found["dead"]],
             "filters": filters,
-            "queues": dying,
-            "reads": all(page.allows("r", one) for one in queues),
-            "next": None if end is None else end.text(),
-            "problems": problems,
-            "looked": sum(part.get("looked", 0) for part in found.values()),
+            "queues": found["queues"],
+            "reads": all(page.allows("r", one) for one in found["queues"]),
+            "next": found.get("next"),
+            "problems": found.get("passed_over", {}),
+            "looked": found.get("looked", 0),
             "is_filtered": any(filters[one] for one in _NAMED),
             "bulks": [_UNSAID_OF_BULK | one for one in (await page.read("dead", "bulks"))["bulks"]],
         },
@@ -139,43 +116,8 @@ def _asked(page: Page) -> dict[str, str]:
     return {one: page.query.get(one, "") for one in _NAMED}
 
 
-async def _dying(page: Page) -> list[str]:
-    """The queues that have dead messages."""
-    views = (await page.look()).views.values()
-    return sorted(one.name for one in views if one.dead and not names.is_dead_queue(one.name))
-
-
 async def _queues(page: Page) -> list[str]:
-    """The queues whose dead messages are shown."""
-    if queue := page.query.get("queue", ""):
-        await page.read("queues", queue)
-        return [queue]
-    return await _dying(page)
-
-
-async def _of_queues(
-    page: Page, queues: Sequence[str], **given: Any
-) -> tuple[dict[str, Any], dict[str, str]]:
-    """The answers of queues, and of those that cannot be read why."""
-    asked = {**_asked(page), **given}
-    some = asyncio.Semaphore(_TOGETHER)
-
-    async def ask(queue: str) -> Any:
-        async with some:
-            if page.allows("r", queue):
-                return await page.read("queues", queue, "dead", newest="true", **asked)
-            bodiless = {name: one for name, one in asked.items() if name not in _BODILY}
-            del bodiless["cut"]
-            return await page.read("queues", queue, "envelopes", dead="true", **bodiless)
-
-    answers = await asyncio.gather(*(ask(one) for one in queues), return_exceptions=True)
-    found: dict[str, Any] = {}
-    problems: dict[str, str] = {}
-    for queue, answer in zip(queues, answers, strict=True):
-        if isinstance(answer, NotShown):
-            problems[queue] = answer.detail
-        elif isinstance(answer, BaseException):
-            raise answer
-        else:
-            found[queue] = answer
-    return found, problems
+    """The queues whose dead messages are written to a file."""
+    queue = page.query.get("queue", "")
+    found = await page.read("dead", queue=queue, limit=1, look=1)
+    return list(found["queues"])

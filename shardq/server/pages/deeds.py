@@ -121,3 +121,10 @@ def said_of_bulk(told: Mapping[str, Any], _: Form) -> str:
     if told.get("kept"):
         text += f" {told['kept']} stay: {told.get('error', '')}"
     return text if told["state"] == "done" else f"{text} It has {told['state']}."
+
+
+def said_of_search(answer: Mapping[str, Any], _form: Form) -> str:
+    """What the page says of a search that has begun."""
+    if answer["hits"]:
+        return "It is found."
+    return "It is nowhere." if answer["state"] == "done" else "The search goes on."

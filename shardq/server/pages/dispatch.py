@@ -140,7 +140,7 @@ async def _shown(request: Request, site: Site, session: Session, root: str, path
     route, place = found
     page = Page(request, site, session, root, path, place, query)
     if is_live:
-        return live.stream(page, partial(_live, page, route.handler))
+        return live.stream(page, partial(_live, route.handler))
     template = await route.handler(page)
     if isinstance(template, Answer):
         return template
@@ -152,7 +152,7 @@ async def _shown(request: Request, site: Site, session: Session, root: str, path
     return made
 
 
-async def _live(page: Page, handler: Any) -> str:
+async def _live(handler: Any, page: Page) -> str:
     """What changes of a page while it is looked at."""
     try:
         template = await handler(page)

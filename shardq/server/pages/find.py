@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from shardq.model.names import is_dead_queue
 from shardq.server.pages.messages import row_of
 from shardq.server.pages.page import Template
 
@@ -12,6 +11,8 @@ if TYPE_CHECKING:
     from shardq.server.pages.page import Page
 
 _WORD_MAX = 1_000
+_UNSAID: dict[str, Any] = {"ended": None, "error": "", "passed_over": {}}
+"""What `/v1` leaves out of a search."""
 
 
 async def found(page: Page) -> Template:
@@ -19,28 +20,37 @@ async def found(page: Page) -> Template:
     wanted = page.query.get("q", "").strip()[:_WORD_MAX]
     by, after = page.query.get("by", ""), page.query.get("after", "")
     hits: dict[str, Any] = {"hits": [], "queues": 0}
+    searches = (await page.read("find", "searches"))["searches"] if wanted else []
+    search = next((_UNSAID | one for one in searches if one["q"] == wanted), None)
     reads = page.allows("r")
     shown = by
-    if wanted and by != "text":
+    if search is not None and not by:
+        hits, shown = {**hits, "hits": search["hits"], "queues": search["done"]}, "name"
+    elif wanted and by != "text":
         hits, shown = await page.read("find", q=wanted, after=after), "name"
-    if wanted and reads and (by == "text" or (not by and not hits["hits"] and "next" not in hits)):
+    is_nowhere = not (by or search or hits["hits"] or "next" in hits)
+    if wanted and reads and (by == "text" or is_nowhere):
         hits, shown = await page.read("find", q=wanted, by="text", after=after), "text"
-    look = await page.look()
     return Template(
         "find",
         {
             "wanted": wanted,
+            "search": search,
             "by": shown,
             "reads": reads,
-            "rows": [
-                row_of(page, one["queue"], one.get("message") or {"id": one["id"]})
-                | {"where": one["where"], "by": one["by"], "state": one.get("state")}
-                for one in hits["hits"]
-            ],
+            "rows": [_row(page, one) for one in hits["hits"]],
             "queues": hits["queues"],
             "looked": hits.get("looked", 0),
             "next": hits.get("next"),
             "passed_over": hits.get("passed_over", {}),
-            "names": sorted(one for one in look.views if not is_dead_queue(one)),
         },
     )
+
+
+def _row(page: Page, hit: dict[str, Any]) -> dict[str, Any]:
+    queue = hit["queue"]
+    row = row_of(page, queue, hit.get("message") or {"id": hit["id"]})
+    if hit["where"] == "live" and "receipt" in hit:
+        # What is far is found by its place.
+        row["url"] = page.url_of("queues", queue, "messages", hit["receipt"])
+    return row | {"where": hit["where"], "by": hit["by"], "state": hit.get("state")}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
+import secrets
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from shardq.errors import ShardqError
+from shardq.server.pages.looks import looks_of
 from shardq.server.pages.page import NotShown
 from shardq.server.web import Answer
 
@@ -15,22 +17,25 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
     from shardq.server.pages.page import Page
-    from shardq.server.site import Site
 
 MEDIA = "text/event-stream"
-_EVERY_S = 1.5
+_EVERY_S = 1.0
 _QUIET_S = 15.0
+_ADMITTED_US = 1_500_000
+"""How often it is asked whether a viewer is still let in."""
 _STREAMS_MAX = 200
+_TOKEN = secrets.token_hex(12)
+"""The token of forms that all viewers share, until each is sent its own."""
 _open: dict[int, int] = {}
 """Site -> its open streams."""
 
 
-def stream(page: Page, render: Callable[[], Awaitable[str]]) -> Answer:
+def stream(page: Page, render: Callable[[Page], Awaitable[str]]) -> Answer:
     """The answer that is a page's changes.
 
     Args:
         page: The page.
-        render: Makes what changes of it, as HTML.
+        render: Makes what changes of a page, as HTML.
 
     Raises:
         NotShown: If as many streams are open as may be; the page is still readable.
@@ -41,30 +46,37 @@ def stream(page: Page, render: Callable[[], Awaitable[str]]) -> Answer:
     return Answer(200, _events(page, render), headers)
 
 
-async def _events(page: Page, render: Callable[[], Awaitable[str]]) -> AsyncIterator[bytes]:
+async def _events(page: Page, render: Callable[[Page], Awaitable[str]]) -> AsyncIterator[bytes]:
     site, name = page.site, id(page.site)
+    looks, boot_us = looks_of(site), site.clock.boot_us
+    token = json.dumps(page.session.token)[1:-1].encode()
+    shared = replace(page, session=replace(page.session, token=_TOKEN, name=""))
+
+    async def event() -> bytes:
+        return b"data: %s\n\n" % json.dumps(await render(shared)).encode()
+
     _open[name] = _open.get(name, 0) + 1
     try:
         yield b"retry: 3000\n: connected\n\n"
-        before, quiet_s = "", 0.0
-        while not site.leaving.is_set() and await site.admits(page.session.caller):
+        before, sent_us, admitted_us = b"", boot_us(), 0
+        while not site.leaving.is_set():
+            if boot_us() >= admitted_us + _ADMITTED_US:
+                if not await site.admits(page.session.caller):
+                    break
+                admitted_us = boot_us()
             with suppress(ShardqError):
-                html = await render()
-                if html != before:
-                    before, quiet_s = html, 0.0
-                    yield b"data: %s\n\n" % json.dumps(html).encode()
-            await _pause(site)
-            quiet_s += _EVERY_S
-            if quiet_s >= _QUIET_S:
-                quiet_s = 0.0
+                # Viewers with the same rights share it, whoever they are.
+                made = await site.answers.of(
+                    (*page.rights, "live", page.url), event, since_us=looks.ended_us
+                )
+                if made is not before:
+                    before, sent_us = made, boot_us()
+                    yield made.replace(_TOKEN.encode(), token)
+            await site.unless_leaving(looks.ended(_EVERY_S))
+            if boot_us() >= sent_us + _QUIET_S * 1e6:
+                sent_us = boot_us()
                 yield b": still here\n\n"
     finally:
         _open[name] -= 1
         if not _open[name]:
             del _open[name]
-
-
-async def _pause(site: Site) -> Any:
-    with suppress(TimeoutError):
-        async with asyncio.timeout(_EVERY_S):
-            await site.leaving.wait()

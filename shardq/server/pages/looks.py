@@ -1,4 +1,4 @@
-"""One look at all queues for all who look at pages, and answers that viewers share.
+"""One look at all queues for all who look at pages, and one at a queue for all who look at that.
 
 However many viewers there are, the store is read once in some seconds, and not at all without any.
 """
@@ -6,29 +6,33 @@ However many viewers there are, the store is read once in some seconds, and not 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
-from shardq.errors import StoreError
+from shardq.errors import SchemaNewer, StoreCorrupt, StoreError, UnknownQueue
 from shardq.observer import Observer
+from shardq.server.answers import LASTS_US, SHARE
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Hashable
-
     from shardq.observer import QueueView
     from shardq.server.site import Site
 
-_FRESH_US = 1_500_000
-_SHARE = 6
-"""A look takes one part in so many of the time, however long it is."""
-_LOOK_S = 2.0
-_SHARED_US = 1_500_000
-_SHARED_MAX = 500
+_WAIT_S = 0.25
+"""A page waits so long for a look; then it shows what the look has found by then."""
+_OLD_MS = 10_000
+"""What was found so long ago is not shown in the place of what is being counted."""
+_CHANGED_S = 5.0
+"""After an action a page waits so long for a look that has begun since."""
+_MOMENT_US = 10_000
+"""Timers may be early by less."""
+_ONES_MAX = 200
+"""Queues with a page of their own that are looked at; the one looked at longest ago is left."""
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What a look at all queues has found.
+    """What a look has found.
 
     Attributes:
         at_ms: When it began, epoch milliseconds; 0: there was none yet.
@@ -52,79 +56,118 @@ class Looks:
 
     Args:
         site: Where requests are answered.
+
+    Attributes:
+        ended_us: When the last look at all queues ended, time since boot.
     """
 
     def __init__(self, site: Site) -> None:
         self._site = site
-        self._observer = Observer(site.connection)
+        self._observer = Observer(site.connection, horizon=None, beside=False)
+        self._ones: dict[str, Observer] = {}
         self._last = Look()
-        self._until_us = 0
-        self._task: asyncio.Task[None] | None = None
-        self._shared: dict[Hashable, tuple[int, asyncio.Task[Any]]] = {}
+        self._lock = asyncio.Lock()
+        self._ended = asyncio.Event()
+        self._is_asked = False
+        self._changed_us = 0
+        self._lasts_us = LASTS_US
+        self.ended_us = 0
 
     async def look(self) -> Look:
-        """What was found lately, at most some seconds ago."""
-        if self._site.clock.boot_us() >= self._until_us:
-            if self._task is None:
-                self._task = asyncio.create_task(self._look())
-                self._task.add_done_callback(self._ended)
-            await asyncio.shield(self._task)
+        """What was found of all queues lately, or what a look under way has found by now."""
+        self._is_asked = True
+        looking = self._begin()
+        is_changed = self.ended_us < self._changed_us
+        await asyncio.wait([looking], timeout=_CHANGED_S if is_changed else _WAIT_S)
+        if looking.done():
+            return looking.result()
+        now_ms = self._site.clock.now_ms()
+        if now_ms - self._last.at_ms < _OLD_MS or self._last.away:
+            return self._last
+        views = self._observer.views()
+        fresh = {name: one for name, one in views.items() if now_ms - one.at_ms < _OLD_MS}
+        unseen = len(self._observer.queues) - len(fresh)
+        return Look(now_ms, fresh, unseen=unseen)
+
+    async def look_at(self, name: str) -> Look:
+        """What there is of one queue."""
+
+        async def look() -> Look:
+            at_ms = self._site.clock.now_ms()
+            # It is of one thread at a time.
+            observer = self._ones.pop(name, None)
+            observer = observer or Observer(self._site.connection, [name], horizon=None)
+            try:
+                views = await self._site.threads.call(observer.look)
+            except UnknownQueue:
+                return Look(at_ms)
+            except (SchemaNewer, StoreCorrupt) as error:
+                return Look(at_ms, passed_over={name: str(error)})
+            except StoreError as error:
+                return self._away(self._last_of(observer), error, at_ms)
+            finally:
+                self._ones[name] = observer
+                while len(self._ones) > _ONES_MAX:
+                    del self._ones[next(iter(self._ones))]
+            return Look(at_ms, {one.name: one for one in views})
+
+        return await self._site.answers.of((Looks, name), look)
+
+    def change(self) -> None:
+        """Forget all that was found, as something was changed."""
+        self._site.answers.forget()
+        for observer in (self._observer, *self._ones.values()):
+            observer.forget_counts()
+        self._changed_us = self._site.clock.boot_us()
+
+    async def ended(self, within_s: float) -> None:
+        """Wait until a look at all queues has ended, but no longer than that."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                await self._ended.wait()
+
+    def _begin(self) -> asyncio.Future[Look]:
+        answers, since_us = self._site.answers, self._changed_us
+        looked = answers.of(Looks, self._look, lasts_us=self._lasts_us, since_us=since_us)
+        return asyncio.ensure_future(looked)
+
+    async def _look(self) -> Look:
+        async with self._lock:
+            site, at_ms, begun_us = (
+                self._site,
+                self._site.clock.now_ms(),
+                self._site.clock.boot_us(),
+            )
+            self._is_asked = False
+            try:
+                views = await site.threads.call(self._observer.look)
+            except StoreError as error:
+                self._last = self._away(self._last, error, at_ms)
+            else:
+                passed_over = self._observer.newer | self._observer.damaged
+                self._last = Look(at_ms, {one.name: one for one in views}, passed_over)
+            self.ended_us = site.clock.boot_us()
+        ended, self._ended = self._ended, asyncio.Event()
+        ended.set()
+        self._lasts_us = max(LASTS_US, SHARE * (self.ended_us - begun_us))
+        next_s = (begun_us + self._lasts_us + _MOMENT_US - self.ended_us) / 1e6
+        asyncio.get_running_loop().call_later(max(next_s, 0), self._again)
         return self._last
 
-    def forget(self, name: Hashable | None = None) -> None:
-        """Forget the answer to a question; None: all that was found, as something was changed."""
-        if name is not None:
-            self._shared.pop(name, None)
-            return
-        self._shared.clear()
-        self._observer.forget_counts()
-        self._until_us = 0
+    def _again(self) -> None:
+        """Look again, if anybody has asked since the last look began."""
+        if self._is_asked and not self._site.leaving.is_set():
+            self._begin()
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._task = None
-        _forget_error(task)
+    @staticmethod
+    def _last_of(observer: Observer) -> Look:
+        views = observer.views()
+        return Look(max((one.at_ms for one in views.values()), default=0), views)
 
-    async def _look(self) -> None:
-        site, begun_us = self._site, self._site.clock.boot_us()
-        at_ms = site.clock.now_ms()
-        try:
-            views = await site.threads.call(lambda: self._observer.look(seconds=_LOOK_S))
-        except StoreError as error:
-            since_ms = self._last.away_since_ms or at_ms
-            last = self._last
-            self._last = Look(
-                last.at_ms, last.views, last.passed_over, last.unseen, str(error), since_ms
-            )
-        else:
-            passed_over = self._observer.newer | self._observer.damaged
-            self._last = Look(
-                at_ms, {one.name: one for one in views}, passed_over, self._observer.unseen
-            )
-        ended_us = site.clock.boot_us()
-        self._until_us = ended_us + max(_FRESH_US, (_SHARE - 1) * (ended_us - begun_us))
-
-    async def shared(self, name: Hashable, ask: Callable[[], Awaitable[Any]]) -> Any:
-        """The answer to a question that several viewers ask within a second or two.
-
-        Args:
-            name: The question, with the rights under which it is asked.
-            ask: Finds the answer.
-        """
-        now_us = self._site.clock.boot_us()
-        at_us, task = self._shared.get(name, (0, None))
-        if task is None or now_us >= at_us + _SHARED_US:
-            if len(self._shared) >= _SHARED_MAX:
-                self._shared.clear()
-            task = asyncio.ensure_future(ask())
-            task.add_done_callback(_forget_error)
-            self._shared[name] = now_us, task
-        return await asyncio.shield(task)
-
-
-def _forget_error(task: asyncio.Task[Any]) -> None:
-    """Note that an error is known: those who wait raise it, and maybe nobody waits any more."""
-    if not task.cancelled():
-        task.exception()
+    @staticmethod
+    def _away(last: Look, error: StoreError, at_ms: int) -> Look:
+        """The last look, with why there is no other one."""
+        return replace(last, away=str(error), away_since_ms=last.away_since_ms or at_ms)
 
 
 def looks_of(site: Site) -> Looks:

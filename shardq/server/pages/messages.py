@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 ROWS = 50
 """Messages of a page."""
+LOOKED_MAX = 2_000
+"""Messages that a page looks at; it says so, and the next page goes on."""
 CUT_BYTES = 4_096
 """How much of each body is read for a list."""
 _BEGINNING = 120
@@ -41,7 +43,8 @@ async def of_queue(page: Page) -> Template:
     queue = await page.read("queues", name)
     reads = page.allows("r", name)
     filters = {one: page.query.get(one, "") for one in _FILTERS if reads or one != "text"}
-    asked: dict[str, Any] = {**filters, "limit": ROWS, "after": page.query.get("after", "")}
+    asked: dict[str, Any] = {**filters, "limit": ROWS, "look": LOOKED_MAX}
+    asked["after"] = page.query.get("after", "")
     if reads:
         asked["cut"] = CUT_BYTES
     found = await page.read("queues", name, "messages" if reads else "envelopes", **asked)
@@ -98,7 +101,8 @@ async def one_message(page: Page) -> Template:
     # An unknown queue is another answer than a message that has ended.
     await page.read("queues", queue)
     try:
-        state = await page.read("queues", queue, "messages" if reads else "envelopes", name)
+        kind = "messages" if reads else "envelopes"
+        state = await page.read("queues", queue, kind, name, near="true")
     except NotShown as error:
         if error.status != 404:
             raise

@@ -10,6 +10,7 @@ from urllib.parse import quote, urlencode
 
 from shardq.errors import ShardqError
 from shardq.model.grants import Level
+from shardq.model.names import is_served
 from shardq.server import api
 from shardq.server.api import rights
 from shardq.server.pages.looks import looks_of
@@ -111,7 +112,23 @@ class Page:
 
     async def look(self) -> Look:
         """What was found lately of all queues that the person may see."""
-        found = await looks_of(self.site).look()
+        return self._seen(await looks_of(self.site).look())
+
+    async def look_at(self, queue: str) -> Look:
+        """What there is of one queue."""
+        return self._seen(await looks_of(self.site).look_at(queue))
+
+    async def names(self) -> list[str]:
+        """The queues that the person may see, but for those that stand beside others."""
+
+        async def read() -> list[str]:
+            every = await self.site.threads.call(self.site.connection.queues)
+            return [one for one in every if is_served(one)]
+
+        found = await self.site.answers.of("names", read)
+        return [name for name in found if self.allows("g", name)]
+
+    def _seen(self, found: Look) -> Look:
         return replace(
             found,
             views={name: one for name, one in found.views.items() if self.allows("g", name)},
@@ -130,18 +147,23 @@ class Page:
         Raises:
             NotShown: If it is refused.
         """
-        caller = self.session.caller
         given = {name: str(value) for name, value in query.items() if value not in (None, "")}
-        name = (caller.account, caller.levels, caller.queues, parts, tuple(given.items()))
+        name = (parts, tuple(given.items()))
         return await self.shared(name, lambda: self.call("GET", *parts, query=given))
 
     async def shared(self, name: Hashable, ask: Callable[[], Awaitable[Any]]) -> Any:
-        """The answer to a question, shared with viewers that ask it with the same name."""
-        return await looks_of(self.site).shared(name, ask)
+        """The answer to a question, shared with viewers that ask it under the same rights."""
+        return await self.site.answers.of((*self.rights, name), ask)
 
     def forget(self, name: Hashable) -> None:
         """Ask a shared question anew next time: its answer was not whole."""
-        looks_of(self.site).forget(name)
+        self.site.answers.forget((*self.rights, name))
+
+    @property
+    def rights(self) -> tuple[Hashable, ...]:
+        """What the person may do: two with the same see the same."""
+        caller = self.session.caller
+        return caller.account, caller.levels, caller.queues
 
     async def call(
         self, method: str, *parts: str, query: Mapping[str, str] | None = None, body: Any = None

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shardq.server.pages.page import Template
-from shardq.server.pages.queues import is_served
 
 if TYPE_CHECKING:
     from shardq.server.pages.page import Page
@@ -31,7 +30,6 @@ async def workers(page: Page) -> Template:
         view
         for view in look.views.values()
         if view.depth.ready and not view.members and not view.settings.paused
-        if is_served(view)
         if not queue or view.name == queue
     ]
     return Template(

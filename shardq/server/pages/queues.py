@@ -5,11 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shardq.model import settings
-from shardq.model.names import is_dead_queue, is_schedules_queue
 from shardq.server.pages.page import NotShown, Template
 
 if TYPE_CHECKING:
-    from shardq.observer import QueueView
     from shardq.server.pages.page import Page
 
 _ORDERS = {
@@ -26,12 +24,12 @@ async def all_queues(page: Page) -> Template:
     """All queues, and what is late of them."""
     look = await page.look()
     wanted, order = page.query.get("q", ""), page.query.get("order", "name")
-    served = [one for one in look.views.values() if is_served(one) and wanted in one.name]
+    shown = [one for one in look.views.values() if wanted in one.name]
     return Template(
         "queues",
         {
             "look": look,
-            "queues": sorted(served, key=_ORDERS.get(order, _ORDERS["name"])),
+            "queues": sorted(shown, key=_ORDERS.get(order, _ORDERS["name"])),
             "order": order,
             "wanted": wanted,
             "orders": list(_ORDERS),
@@ -39,17 +37,14 @@ async def all_queues(page: Page) -> Template:
     )
 
 
-def is_served(view: QueueView) -> bool:
-    """True of a queue that people have made: dead-letter queues stand beside theirs."""
-    return not is_dead_queue(view.name) and not is_schedules_queue(view.name)
-
-
 async def one_queue(page: Page) -> Template:
     """One queue."""
     name = page.place["queue"]
     queue = await page.read("queues", name)
-    look = await page.look()
+    look = await page.look_at(name)
     view = look.views.get(name)
+    if view is None and look.away:
+        raise NotShown(503, look.away)
     if view is None and not look.passed_over.get(name):
         raise NotShown(404, f"there is no queue {name!r}.")
     fixed = [one for one, (stored, _) in settings.CHOICES.items() if stored in settings.FIXED]

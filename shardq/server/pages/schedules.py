@@ -49,18 +49,16 @@ async def all_schedules(page: Page) -> Template:
     if asked["state"] not in STATES:
         asked["state"] = ""
     given = {name: value for name, value in asked.items() if value} | {"within": WITHIN}
-    caller = page.session.caller
-    name = ("schedules", caller.account, caller.levels, caller.queues, tuple(given.items()))
+    name = ("schedules", tuple(given.items()))
     found = await page.shared(name, lambda: page.call("GET", "schedules", query=given))
     if "unread" in found:
         page.forget(name)
-    look = await page.look()
     filters = {name: value for name, value in asked.items() if value and name != "after"}
     return Template(
         "schedules",
         {
             "asked": asked,
-            "names": sorted({*look.views, asked["queue"]} - {""}),
+            "names": sorted({*await page.names(), asked["queue"]} - {""}),
             "states": STATES,
             "schedules": [(one, state_of(one)) for one in found["schedules"]],
             "total": found["total"],

@@ -1,0 +1,218 @@
+"""Answers of the store that all who ask within a second or two share: each is read once.
+
+```
+ of(question) ─► asked already, and fresh or on its way? ─► that answer
+                 else ask: one reading, whoever waits for it   once somebody has changed it: forget
+```
+
+However many viewers there are, the store is read once in a while, and not at all without any.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from shardq.errors import ShardqError, StoreError, UnknownQueue
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Hashable, Sequence
+
+    from shardq.clock import Clock
+    from shardq.queue import Queue
+    from shardq.server.hub import Served
+
+T = TypeVar("T")
+
+LASTS_US = 1_000_000
+SHARE = 10
+"""Reading an answer again and again takes one part in so many of the time, however long it is."""
+_SHARE_MAX_US = 1_500_000
+"""But no answer of one queue is older."""
+READERS = 2
+"""Queues that are read at once: fewer than there are threads for long calls, and not so many that
+they keep the event loop from the interpreter's lock."""
+_KEPT_MAX = 5_000
+"""Answers that are kept; the one asked longest ago is forgotten first."""
+
+
+@dataclass(slots=True)
+class _Kept:
+    """An answer.
+
+    Attributes:
+        task: Reads it; it may have ended.
+        begun_us: When that began, time since boot.
+        took_us: How long it took; 0: it has not ended.
+        last: What was read before that; None: nothing.
+    """
+
+    task: asyncio.Task[Any]
+    begun_us: int
+    took_us: int = 0
+    last: _Kept | None = None
+
+
+class Answers:
+    """The answers of a site. It is used by one event loop.
+
+    Args:
+        clock: Tells how old an answer is.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._kept: dict[Hashable, _Kept] = {}
+        self._readers = asyncio.Semaphore(READERS)
+
+    async def of(
+        self,
+        question: Hashable,
+        ask: Callable[[], Awaitable[T]],
+        *,
+        lasts_us: int = LASTS_US,
+        since_us: int = 0,
+    ) -> T:
+        """The answer to a question.
+
+        Args:
+            question: Its name, with the rights under which it is asked.
+            ask: Finds the answer.
+            lasts_us: How long an answer is good for, from when it was asked.
+            since_us: One that was asked before this time since boot is not.
+        """
+        kept = self._begin(question, ask, lasts_us, since_us)
+        found: T = await asyncio.shield(kept.task)
+        return found
+
+    def forget(self, question: Hashable | None = None) -> None:
+        """Forget the answer to a question; None: all, as something was changed."""
+        if question is None:
+            self._kept.clear()
+        else:
+            self._kept.pop(question, None)
+
+    def forget_queue(self, name: str) -> None:
+        """Forget what was gathered of a queue that was changed."""
+        for question in [one for one in self._kept if isinstance(one, Of) and one.queue == name]:
+            del self._kept[question]
+
+    async def gather(
+        self, served: Served, question: Hashable, read: Callable[[Queue], T], asked: Asked
+    ) -> Found[T]:
+        """The answers of queues to one question: each a few seconds old, or older if time is short.
+
+        A caller waits no longer than it wants to: what is not read within its time is read all the
+        same, and is there when it asks again.
+
+        Args:
+            served: The queues.
+            question: Its name.
+            read: Answers it for a queue; called in a thread.
+            asked: The queues, and how long to wait.
+
+        Raises:
+            StoreError: If the store has answered for none of them.
+        """
+
+        async def answer(name: str) -> T:
+            async with self._readers:
+                return await (await served.queue(name)).call(read, is_long=True)
+
+        questions = {name: Of(question, name) for name in asked.names}
+        known = (self._kept.get(one) for one in questions.values())
+        cost_us = sum(one.took_us for one in known if one is not None)
+        lasts_us = max(2 * LASTS_US, SHARE * cost_us)
+        kept = {
+            name: self._begin(one, partial(answer, name), lasts_us, 0)
+            for name, one in questions.items()
+        }
+        running = [one.task for one in kept.values() if not one.task.done()]
+        if running:
+            await asyncio.wait(running, timeout=asked.within_s)
+        return _found(kept)
+
+    def _begin(
+        self, question: Hashable, ask: Callable[[], Awaitable[Any]], lasts_us: int, since_us: int
+    ) -> _Kept:
+        """The answer that is good, or the one that is on its way from now on."""
+        now_us, before = self._clock.boot_us(), self._kept.pop(question, None)
+        if before is not None and before.begun_us >= since_us:
+            share_us = min(SHARE * before.took_us, _SHARE_MAX_US)
+            until_us = before.begun_us + max(lasts_us, share_us)
+            if not before.task.done() or now_us < until_us:
+                self._kept[question] = before
+                return before
+        made = self._kept[question] = _Kept(asyncio.ensure_future(ask()), now_us)
+        if before is not None and before.task.done():
+            before.last = None
+            made.last = before
+
+        def end(task: asyncio.Task[Any]) -> None:
+            made.took_us, made.last = max(self._clock.boot_us() - now_us, 1), None
+            if not task.cancelled():
+                # Those who wait raise it, and maybe nobody waits any more.
+                task.exception()
+
+        made.task.add_done_callback(end)
+        while len(self._kept) > _KEPT_MAX:
+            del self._kept[next(iter(self._kept))]
+        return made
+
+
+@dataclass(frozen=True, slots=True)
+class Of:
+    """A question about one queue of several."""
+
+    question: Hashable
+    queue: str
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Queues that are asked about, and how long that may take.
+
+    Attributes:
+        names: Their names; one that does not exist is in no part of what is found.
+        within_s: How long to wait for those that are to be read.
+    """
+
+    names: Sequence[str]
+    within_s: float
+
+
+@dataclass(slots=True)
+class Found(Generic[T]):
+    """What is known of queues.
+
+    Attributes:
+        values: Queue -> its answer.
+        failed: Queue -> why it has none.
+        unread: The queues that were not read in time.
+    """
+
+    values: dict[str, T] = field(default_factory=dict)
+    failed: dict[str, ShardqError] = field(default_factory=dict)
+    unread: list[str] = field(default_factory=list)
+
+
+def _found(kept: dict[str, _Kept]) -> Found[Any]:
+    found: Found[Any] = Found()
+    for name, one in kept.items():
+        known = one if one.task.done() else one.last
+        if known is None:
+            found.unread.append(name)
+            continue
+        error = known.task.exception()
+        if error is None:
+            found.values[name] = known.task.result()
+        elif isinstance(error, ShardqError) and not isinstance(error, UnknownQueue):
+            found.failed[name] = error
+        elif not isinstance(error, UnknownQueue):
+            raise error
+    errors = list(found.failed.values())
+    if errors and not found.values and all(isinstance(one, StoreError) for one in errors):
+        raise errors[0]
+    return found

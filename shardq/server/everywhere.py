@@ -1,0 +1,111 @@
+"""The queues, of many, that may have a message of some id or key; `finder.py` finds it there."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from shardq.errors import HistoryOff
+from shardq.inspection import choice
+from shardq.inspection.choice import Choice
+from shardq.model import ids
+from shardq.model.key import bucket_of
+from shardq.model.names import dead_queue
+from shardq.stores.store import Entry
+from shardq.stores.tables import KEYS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from shardq.queue import Queue
+
+
+def by_key(queues: Mapping[str, Queue], name: str) -> list[str]:
+    """The queues that know a key: a read of each queue with keys.
+
+    Args:
+        queues: Name -> the queue, its record read just now.
+        name: The key.
+    """
+
+    def look(queue: Queue) -> str | None:
+        home, bucket = queue._home, bucket_of(name)
+        found = home.store.notes(KEYS, (home.register.name, bucket), [name])
+        return home.register.name if found else None
+
+    keyed = [one for one in queues.values() if one.settings.keys_used]
+    return list(_named(keyed, look))
+
+
+def by_id(queues: Mapping[str, Queue], name: str) -> list[str] | None:
+    """The queues that have a message by its id or receipt; None where each must be looked into.
+
+    Costs one read of the histories, and where the store finds rows by their ids a read of each
+    queue and of its dead.
+
+    Args:
+        queues: Name -> the queue, its record read just now.
+        name: The id or receipt.
+    """
+    signers = {one: queue._home.register.signer for one, queue in queues.items()}
+    if meant := [one for one, signer in signers.items() if signer.is_meant(name)]:
+        return meant
+    entry = ids.from_text(name)
+    kept = [one for one, queue in queues.items() if queue.settings.history_ms]
+    if entry is not None and kept:
+        recorded = [Entry(one, entry) for one in kept]
+        store = queues[recorded[0].queue]._home.store
+        if found := [mark.entry.queue for mark in store.recorded(recorded)]:
+            return sorted(set(found))
+
+    def look(queue: Queue) -> str | None:
+        store, own = queue._home.store, queue._home.register.name
+        dead = queue._home.register.dead_name
+        kept = [own, *([dead] if dead == dead_queue(own) else [])]
+        return own if any(store.seek(one, entry, name) for one in kept) else None
+
+    one = next(iter(queues.values()), None)
+    if one is None or one._home.store.seek(one.name, entry, name) is None:
+        return None if queues else []
+    return list(_named(list(queues.values()), look))
+
+
+def is_near(queue: Queue, name: str, looked_max: int) -> bool:
+    """True if an id is a receipt of a queue, in its history, or of one that is due or died lately.
+
+    Args:
+        queue: The queue.
+        name: The id or receipt.
+        looked_max: How many that are due first, and how many that died last, are looked at.
+    """
+    home = queue._home
+    if home.register.signer.is_meant(name):
+        return True
+    entry = ids.from_text(name)
+    if home.store.seek(queue.name, entry, name) is not None:
+        # It is found wherever it is.
+        return True
+    with suppress(HistoryOff):
+        if entry and next(queue.history(name), None) is not None:
+            return True
+    wanted = Choice(id=name)
+    if choice.page(home, wanted, 1, looked_max=looked_max, bodies=False).rows:
+        return True
+    if not has_own_dead(queue):
+        return False
+    dead = queue.dead._home
+    found = choice.page(dead, wanted, 1, is_newest=True, looked_max=looked_max, bodies=False)
+    return bool(found.rows)
+
+
+def has_own_dead(queue: Queue) -> bool:
+    """True if messages have died into a queue of its own: another one may be of others."""
+    register = queue._home.register
+    return register.has_own_dead and register.dead_if_made() is not None
+
+
+def _named(queues: list[Queue], look: Callable[[Queue], str | None]) -> Iterator[str]:
+    """The names that a look at each queue returns."""
+    if queues:
+        found = queues[0]._home.side_by_side(look, queues)
+        yield from (name for name in found if name is not None)

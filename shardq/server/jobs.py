@@ -1,0 +1,150 @@
+"""Work that outlasts a request: it begins, goes on by itself, is watched, stopped, kept a while.
+
+```
+ begin ─► running ─► done          stop ─► stopped, after the part under way
+             │ └───► failed        the server leaves ─► stopped
+             └─ the store stops: waiting ─► running
+```
+
+It is in the memory of one process. `bulk.py` puts dead messages back, `searches.py` looks for one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from shardq.errors import ShardqError
+from shardq.server.outages import STOPPED, Patience
+from shardq.server.refusals import Refusal
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from shardq.server.access import Caller
+    from shardq.server.site import Site
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+W = TypeVar("W")
+J = TypeVar("J", bound="Job")
+
+_KEPT_MAX = 20
+"""Jobs that have ended and are still shown."""
+
+
+@dataclass(slots=True)
+class Job:
+    """A job.
+
+    Attributes:
+        id: Its id.
+        caller: Who has begun it.
+        begun_ms: When, epoch milliseconds.
+        state: `looking`, `running`, `waiting` for the store, `done`, `stopped` or `failed`.
+        ended_ms: When it ended; 0: it has not.
+        error: Why it waits, or why it has failed.
+        task: What carries it out.
+    """
+
+    id: str
+    caller: Caller
+    begun_ms: int
+    state: str = "looking"
+    ended_ms: int = 0
+    error: str = ""
+    task: asyncio.Task[None] | None = None
+
+
+class Jobs(Generic[W, J]):
+    """The jobs of one kind of a server process. It is used by one event loop.
+
+    Args:
+        site: Where they work.
+    """
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+        self._all: dict[str, J] = {}
+        self._wishes: dict[str, W] = {}
+
+    def every(self) -> list[J]:
+        """All that are known, the last one first."""
+        return list(reversed(self._all.values()))
+
+    def get(self, name: str) -> J | None:
+        """One by its id; None if this process does not know it."""
+        return self._all.get(name)
+
+    def begin(self, wish: W, caller: Caller) -> J:
+        """Begin a job; or return the one that does the same already."""
+        for one in self._all.values():
+            if not one.ended_ms and self._wishes[one.id] == wish:
+                return one
+        ended = [one.id for one in self._all.values() if one.ended_ms]
+        for name in ended[: max(0, len(self._all) - _KEPT_MAX)]:
+            del self._all[name], self._wishes[name]
+        made = self.made(secrets.token_hex(6), wish, caller)
+        self._all[made.id], self._wishes[made.id] = made, wish
+        made.task = asyncio.create_task(self._run(made))
+        return made
+
+    def stop(self, job: J) -> None:
+        """Stop a job after the part under way."""
+        if not job.ended_ms:
+            job.state = "stopped"
+
+    def made(self, name: str, wish: W, caller: Caller) -> J:
+        """A new job.
+
+        Args:
+            name: Its id.
+            wish: What it does.
+            caller: Who begins it.
+        """
+        raise NotImplementedError
+
+    async def carry_out(self, job: J) -> None:
+        """Do it to its end, or until its state is `stopped`."""
+        raise NotImplementedError
+
+    def told(self, job: J) -> str:
+        """What the log says of a job that has ended."""
+        raise NotImplementedError
+
+    async def outlast(self, job: J, part: Callable[[], Awaitable[T]]) -> T | None:
+        """Do a part, again and again where the store stops; None if the job was stopped meanwhile.
+
+        Args:
+            job: The job.
+            part: Does it; safe to repeat.
+        """
+        patience = Patience()
+        while job.state != "stopped":
+            job.state = "running"
+            try:
+                return await part()
+            except STOPPED as error:
+                if job.state == "running":
+                    job.state = "waiting"
+                job.error = str(error)
+                await patience.wait()
+        return None
+
+    async def _run(self, job: J) -> None:
+        try:
+            await self.site.unless_leaving(self.carry_out(job))
+            if job.state not in {"stopped", "failed"}:
+                job.state = "stopped" if self.site.leaving.is_set() else "done"
+        except Exception as error:
+            # It is shown, for nobody awaits it.
+            job.state, job.error = "failed", str(error)
+            if not isinstance(error, (ShardqError, Refusal)):
+                log.exception("job %s has failed", job.id)
+        finally:
+            job.ended_ms = self.site.clock.now_ms()
+            log.info("job %s: %s", job.id, self.told(job))

@@ -1,0 +1,135 @@
+"""Searches of a message by its id through all that queues have, with progress.
+
+```
+ begin ─► queue by queue: the live rows, part by part ─► the dead ones, likewise ─► hits
+```
+
+No row is indexed by its id. What is near, or what a history knows, is found without a search.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
+
+from shardq.errors import StoreCorrupt, UnknownQueue
+from shardq.inspection import choice as choosing
+from shardq.inspection.choice import Choice
+from shardq.model.message import Message
+from shardq.server.jobs import Job, Jobs
+
+if TYPE_CHECKING:
+    from shardq.lifecycle.home import QueueHome
+    from shardq.queue import Queue
+    from shardq.server.access import Caller
+    from shardq.server.site import Site
+
+_PART = 5_000
+"""Messages that are looked at by one call: half a second, after which others have their turn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sought:
+    """What is looked for.
+
+    Attributes:
+        id: The message's id.
+        queues: The queues in which it is looked for.
+    """
+
+    id: str
+    queues: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class Search(Job):
+    """A search.
+
+    Attributes:
+        sought: What it looks for.
+        done: Queues that were looked into.
+        looked: Messages that were looked at.
+        hits: Queue that has it -> `live` or `dead`, and the receipt that names its place.
+        passed_over: Queue -> why it could not be looked into.
+    """
+
+    sought: Sought = Sought("", ())
+    done: int = 0
+    looked: int = 0
+    hits: dict[str, tuple[str, str]] = field(default_factory=dict)
+    passed_over: dict[str, str] = field(default_factory=dict)
+
+
+class Searches(Jobs[Sought, Search]):
+    """The searches of a server process."""
+
+    def made(self, name: str, wish: Sought, caller: Caller) -> Search:
+        """See `Jobs.made`."""
+        return Search(name, caller, self.site.clock.now_ms(), sought=wish)
+
+    def told(self, job: Search) -> str:
+        """See `Jobs.told`."""
+        return f"{job.looked:,} messages of {job.done} queues were looked at for {job.sought.id!r}"
+
+    async def carry_out(self, job: Search) -> None:
+        """See `Jobs.carry_out`."""
+        for name in job.sought.queues:
+            if job.state == "stopped":
+                return
+            try:
+                await self._look_into(job, name)
+            except StoreCorrupt as error:
+                job.passed_over[name] = str(error)
+            except UnknownQueue:
+                # It was dropped meanwhile.
+                pass
+            job.done += 1
+
+    async def _look_into(self, job: Search, name: str) -> None:
+        queue = await self.site.served.queue(name)
+        for where in ("live", "dead"):
+            after: choosing.Place | None = None
+            while job.state != "stopped":
+                look = partial(_part, wanted=job.sought.id, where=where, after=after)
+                found = await self.outlast(job, partial(queue.call, look, is_long=True))
+                if found is None:
+                    break
+                job.looked += found.looked
+                for row in found.rows:
+                    signer = (await queue.call(partial(_home, where=where))).register.signer
+                    job.hits[name] = where, Message(row, 0, signer).receipt
+                    return
+                after = found.end
+                if after is None:
+                    break
+
+
+def _home(opened: Queue, *, where: str) -> QueueHome:
+    return opened.dead._home if where == "dead" else opened._home
+
+
+def _part(
+    opened: Queue, *, wanted: str, where: str, after: choosing.Place | None
+) -> choosing.Chosen | None:
+    """Look at the next messages; None where there are none of that kind."""
+    is_dead, register = where == "dead", opened._home.register
+    if is_dead and not (register.has_own_dead and register.dead_if_made() is not None):
+        return None
+    return choosing.page(
+        _home(opened, where=where),
+        Choice(id=wanted),
+        1,
+        is_newest=is_dead,
+        after=after,
+        looked_max=_PART,
+        bodies=False,
+    )
+
+
+def searches_of(site: Site) -> Searches:
+    """The searches of a site."""
+    found: Searches | None = site.searches
+    if found is None:
+        found = site.searches = Searches(site)
+    return found
