@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from proofs import catchup, crash, growth, lanes, purge, server, timers
+from proofs import catchup, crash, growth, lanes, pages, purge, server, timers
 from proofs.promise import Promise
 from proofs.stage import Stage
 from shardq.bench.place import Place
@@ -28,6 +28,7 @@ _PROOFS: dict[str, Callable[[Stage], list[Promise]]] = {
     "crash": crash.play,
     "server": server.play,
     "growth": growth.play,
+    "pages": pages.play,
 }
 
 

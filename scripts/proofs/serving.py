@@ -37,11 +37,13 @@ class Server:
         store: The store's url.
         port: Its port.
         log: The file that its messages go to.
+        options: More of its options.
     """
 
     store: str
     port: int
     log: Path
+    options: tuple[str, ...] = ()
     process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Server:
@@ -60,7 +62,7 @@ class Server:
         """Start it; it may not answer yet."""
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(  # noqa: S603 - this program itself
-                [sys.executable, "-m", "shardq", "serve", "--port", str(self.port)],
+                [sys.executable, "-m", "shardq", "serve", "--port", str(self.port), *self.options],
                 env=os.environ | {"SHARDQ_STORE": self.store},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
