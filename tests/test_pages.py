@@ -307,7 +307,7 @@ def test_a_damaged_queue_says_so_on_both_pages_and_the_others_stand() -> None:
         assert ">7</a>" in (await api.ask("GET", f"{PAGES}/queues/mail")).body.decode()
         # Once it is mended, its line is as that of any other.
         api.db._home.store.erase(STATS, ("bad",), [place])
-        looks_of(api.app.site).forget()
+        looks_of(api.app.site).change()
         assert 'class="problem"' not in (await api.ask("GET", f"{PAGES}/")).body.decode()
 
     play(story)
