@@ -159,7 +159,7 @@ def test_a_day_is_archived_once_and_again_only_where_it_differs_and_never_made_l
 
 def test_checksums_are_those_of_the_values_and_not_of_their_order(spark: SparkSession) -> None:
     at = datetime(2027, 1, 1, 23, 59, tzinfo=UTC)
-    lines = [("mail", b"%d" % n, f"{n}", at, at, None, None, 0, None) for n in range(3)]
+    lines = [("mail", b"%d" % n, f"{n}", at, at, None, None, 0, None, None) for n in range(3)]
 
     def sum_of(changed: list) -> Sum:
         [line] = archive.sums(frame_of(spark, HISTORY, changed)).collect()
@@ -169,8 +169,8 @@ def test_checksums_are_those_of_the_values_and_not_of_their_order(spark: SparkSe
     known = sum_of(lines)
     assert sum_of(lines[::-1]) == known
     # A word in the place of another, in another column, and a message that is there twice.
-    ended = (*lines[2][:5], None, None, 0, "me")
-    fated = (*lines[2][:5], "me", None, 0, None)
+    ended = (*lines[2][:5], None, None, 0, "me", None)
+    fated = (*lines[2][:5], "me", None, 0, None, None)
     others = [[*lines[:2], ended], [*lines[:2], fated], [*lines, lines[0]]]
     assert len({known, *map(sum_of, others)}) == 4
     archive.compare("there", date(2027, 1, 1), known, sum_of(lines[::-1]))
@@ -186,7 +186,7 @@ def test_what_cannot_be_an_archive_is_refused_before_anything_is_written(
     file.write_text("x")
     foreign, other = tmp_path / "foreign", tmp_path / "other"
     spark.range(1).withColumnRenamed("id", "number").write.parquet(str(foreign))
-    line = ("others", b"1", "1", datetime(2020, 1, 1, tzinfo=UTC), None, None, None, 0, None)
+    line = ("others", b"1", "1", datetime(2020, 1, 1, tzinfo=UTC), None, None, None, 0, None, None)
     frame = frame_of(spark, HISTORY, [line]).withColumn("day", archive.day_of("entered"))
     frame.write.partitionBy("day").parquet(str(other))
     for path, said in {

@@ -218,7 +218,7 @@ class _Messages:
 
 
 class _Records:
-    """Marks, column by column."""
+    """Marks, column by column, without the attempts that failed."""
 
     def __init__(self, marks: Sequence[Mark], queue: str, purged_before_us: int) -> None:
         self.queue = queue
@@ -232,6 +232,7 @@ class _Records:
             self.attempts,
             self.members,
             self.tasks,
+            _,
         ) = zip(*marks, strict=True)
         self.entries = [entry[1] for entry in entries]
 
