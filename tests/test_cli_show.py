@@ -79,8 +79,7 @@ def test_the_history_of_a_message_that_has_not_ended_says_where_it_is(shell: She
     states = {name: line["state"] for name, [line] in lines.items()}
     assert states == {
         "waiting": "waiting",
-        # Neither near nor where it was put at first: `show` searches everywhere.
-        "failed": None,
+        "failed": "back-off",
         "snoozed": "snoozed",
         "taken": "running",
         "behind": "behind",
@@ -89,7 +88,7 @@ def test_the_history_of_a_message_that_has_not_ended_says_where_it_is(shell: She
     assert ", waiting: due " in ends["waiting"]
     assert told(shell, "mail", "failed").endswith('with "no route to host"')
     record, failed = shell.ok("history", "mail", "failed").out.splitlines()
-    assert record.endswith(", not ended")
+    assert record.endswith(', with "no route to host"')
     assert re.fullmatch(r"    attempt 1 failed \S+: no route to host", failed)
     # Of all that entered in a span, none is looked up.
     assert {line.get("state") for line in shell.ok("history", "mail", "--json").lines} == {None}
@@ -117,15 +116,12 @@ def test_an_id_that_is_not_there_is_told_what_was_searched_and_what_to_do(
     shell.ok("queues", "create", "mail", "--history", history)
     line = shell.fails(Exit.FAILED, "show", "mail", "order-8")
     assert line.startswith(
-        "shardq: mail has no message 'order-8' (searched: what is due by now or within the hour, "
-        "the dead, all other partitions"
+        "shardq: mail has no message 'order-8' (searched: all partitions, the dead"
     )
     assert ("--history 7d`" in line) == (history == "off")
     assert ("check the id" in line) == (history == "7d")
     put(shell, "--id", "order-8", "--delay", "9d")
-    line = shell.fails(Exit.FAILED, "show", "mail", "order-8", "--near")
-    assert line.endswith("; search everywhere, without --near.\n")
-    shell.ok("show", "mail", "order-8")
+    shell.ok("show", "mail", "order-8", "--near")
 
 
 def test_a_receipt_that_cannot_be_used_is_told_why(shell: Shell) -> None:

@@ -145,6 +145,9 @@ def test_what_a_queue_tells_of_itself_is_the_same_in_another_process(stage: Stag
     stage.drive(Consumer(queue, Recorder(stage.clock)), seconds=10, stride=0.1)
     audit, totals = queue.audit(), queue.totals()
     queue.put("c", delay="1h", key="order-7")
+    queue.put("d")
+    [taken] = queue.receive(wait="1s")
+    queue.retry(taken, "1h", reason="no route to host")
     told = [
         queue.settings,
         totals,
@@ -155,7 +158,8 @@ def test_what_a_queue_tells_of_itself_is_the_same_in_another_process(stage: Stag
         queue.state_of(queue.put("b")),
         queue.get("order-7"),
         queue.every("1h", "again", jitter="1m").policies,
-        *queue.history(),
+        *(records := list(queue.history())),
+        *(one for record in records for one in record.failed),
         *(view := Observer(db).look()),
         *(lane for one in view for lane in one.lanes),
         *(member for one in view for member in one.members),

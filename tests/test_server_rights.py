@@ -77,7 +77,13 @@ def test_a_key_may_do_what_its_levels_say_and_nothing_else(level: Level) -> None
             if route.level is None or route.name == "stream_messages":
                 continue
             path = route.path.format(
-                queue="mail", message="m", key="k", schedule="s", job="j", account="shop"
+                queue="mail",
+                message="m",
+                key="k",
+                schedule="s",
+                job="j",
+                search="0",
+                account="shop",
             )
             got = await api.ask(route.method, path, BODIES.get(route.name), key)
             assert (got.status == 403) == (route.level is not level), (route.name, got)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
@@ -208,22 +208,12 @@ class Database:
             # Immediate: a transaction that began as a reader could not wait for a writer.
             try:
                 self._turn.take()
-                with (
-                    nullcontext() if is_lasting else self._unsynced(connection),
-                    _transaction(connection, "BEGIN IMMEDIATE"),
-                ):
+                unsynced = "" if is_lasting else self._synchronous
+                with _transaction(connection, "BEGIN IMMEDIATE", unsynced):
                     yield connection
             finally:
                 self._turn.give_back()
             self._file.check(self._writer)
-
-    @contextmanager
-    def _unsynced(self, connection: sqlite3.Connection) -> Iterator[None]:
-        connection.execute("PRAGMA synchronous = NORMAL")
-        try:
-            yield
-        finally:
-            connection.execute(f"PRAGMA synchronous = {self._synchronous}")
 
     def changed(self) -> int | None:
         """A number that changes when another connection has written; None in memory.
@@ -354,8 +344,11 @@ class Database:
 
 
 @contextmanager
-def _transaction(connection: sqlite3.Connection, begin: str) -> Iterator[None]:
+def _transaction(connection: sqlite3.Connection, begin: str, unsynced: str = "") -> Iterator[None]:
+    """A transaction; `unsynced` names how others are put on the disk, if this one need not be."""
     try:
+        if unsynced:
+            connection.execute("PRAGMA synchronous = NORMAL")
         connection.execute(begin)
         yield
         connection.execute("COMMIT")
@@ -363,6 +356,8 @@ def _transaction(connection: sqlite3.Connection, begin: str) -> Iterator[None]:
         # After any error, also of COMMIT, all of the transaction must go.
         if connection.in_transaction:
             connection.rollback()
+        if unsynced:
+            connection.execute(f"PRAGMA synchronous = {unsynced}")
 
 
 class _Forks:
