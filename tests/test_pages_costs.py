@@ -235,7 +235,7 @@ def test_a_search_is_stopped_after_the_part_under_way(monkeypatch: pytest.Monkey
             queue = db.queue("mail")
             queue.put_many([{"body": "x", "delay": f"{2 + n}h"} for n in range(200)])
             api = Api(db, access=opened(db))
-            monkeypatch.setattr("shardq.server.api.finding._WAIT_S", 0)
+            monkeypatch.setattr("shardq.server.api.jobs._WAIT_S", 0)
             begun = await api.done("POST", "/v1/find/searches", {"q": "nothing"})
             assert not begun["hits"]
             same = await api.done("POST", "/v1/find/searches", {"q": "nothing"})

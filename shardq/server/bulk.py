@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Literal
 from shardq.clock import pause
 from shardq.errors import KeyTaken
 from shardq.inspection import choice as choosing
-from shardq.inspection.choice import Choice
 from shardq.inspection.scan import forget_empty
 from shardq.lifecycle.forwarding import Forwarder
 from shardq.model.message import Message, died_in
@@ -28,10 +27,10 @@ from shardq.server.jobs import Job, Jobs
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from shardq.inspection.choice import Choice
     from shardq.model.message import Row
     from shardq.model.shard import Position
     from shardq.queue import Queue
-    from shardq.server.access import Caller
     from shardq.server.hub import ServedQueue
     from shardq.server.site import Site
 
@@ -64,11 +63,10 @@ class Wish:
 
 
 @dataclass(slots=True)
-class Bulk(Job):
+class Bulk(Job[Wish]):
     """A bulk action. Its error may also say why some messages stay.
 
     Attributes:
-        wish: What it does.
         looked: Dead messages looked at.
         found: Those that match.
         done: Those of them that were put back, or deleted.
@@ -77,7 +75,6 @@ class Bulk(Job):
         is_more: True if there may be more that match than one action takes.
     """
 
-    wish: Wish = Wish("redrive", (), Choice(), None, 0)
     looked: int = 0
     found: int = 0
     done: int = 0
@@ -94,16 +91,12 @@ class Bulks(Jobs[Wish, Bulk]):
     """
 
     def __init__(self, site: Site) -> None:
-        super().__init__(site)
+        super().__init__(site, Bulk)
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     def lock(self, queue: str) -> asyncio.Lock:
         """What whoever puts back dead messages of a queue holds: one at a time does."""
         return self._locks[queue]
-
-    def made(self, name: str, wish: Wish, caller: Caller) -> Bulk:
-        """See `Jobs.made`."""
-        return Bulk(name, caller, self.site.clock.now_ms(), wish=wish)
 
     def told(self, job: Bulk) -> str:
         """See `Jobs.told`."""
@@ -111,18 +104,17 @@ class Bulks(Jobs[Wish, Bulk]):
 
     async def carry_out(self, job: Bulk) -> None:
         """See `Jobs.carry_out`."""
-        bulk = job
-        for name in bulk.wish.queues:
-            if bulk.state == "stopped":
+        for name in job.wish.queues:
+            if job.state == "stopped":
                 return
             queue = await self.site.served.queue(name)
             async with self.lock(name):
-                places = await self._find(bulk, queue)
+                places = await self._find(job, queue)
                 # Those that died first are put back first.
                 places.reverse()
-                for part in spans(range(len(places)), min(bulk.wish.rate or _BATCH, _BATCH)):
-                    await self._batch(bulk, queue, places[part.start : part.stop])
-                    if bulk.state == "stopped":
+                for part in spans(range(len(places)), min(job.wish.rate or _BATCH, _BATCH)):
+                    await self._batch(job, queue, places[part.start : part.stop])
+                    if job.state == "stopped":
                         return
 
     async def _find(self, bulk: Bulk, queue: ServedQueue) -> list[Position]:

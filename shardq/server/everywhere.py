@@ -59,14 +59,13 @@ def by_id(queues: Mapping[str, Queue], name: str) -> list[str] | None:
             return sorted(set(found))
 
     def look(queue: Queue) -> str | None:
-        store, own = queue._home.store, queue._home.register.name
-        dead = queue._home.register.dead_name
-        kept = [own, *([dead] if dead == dead_queue(own) else [])]
+        store, register = queue._home.store, queue._home.register
+        own = register.name
+        kept = [own, *([dead_queue(own)] if register.has_own_dead else [])]
         return own if any(store.seek(one, entry, name) for one in kept) else None
 
-    one = next(iter(queues.values()), None)
-    if one is None or one._home.store.seek(one.name, entry, name) is None:
-        return None if queues else []
+    if not all(one._home.store.is_local for one in queues.values()):
+        return None
     return list(_named(list(queues.values()), look))
 
 
@@ -81,12 +80,11 @@ def is_near(queue: Queue, name: str, looked_max: int) -> bool:
     home = queue._home
     if home.register.signer.is_meant(name):
         return True
-    entry = ids.from_text(name)
-    if home.store.seek(queue.name, entry, name) is not None:
+    if home.store.is_local:
         # It is found wherever it is.
         return True
     with suppress(HistoryOff):
-        if entry and next(queue.history(name), None) is not None:
+        if ids.from_text(name) and next(queue.history(name), None) is not None:
             return True
     wanted = Choice(id=name)
     if choice.page(home, wanted, 1, looked_max=looked_max, bodies=False).rows:

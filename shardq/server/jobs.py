@@ -14,8 +14,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from shardq.errors import ShardqError
 from shardq.server.outages import STOPPED, Patience
@@ -31,18 +32,19 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 W = TypeVar("W")
-J = TypeVar("J", bound="Job")
+J = TypeVar("J", bound="Job[Any]")
 
 _KEPT_MAX = 20
 """Jobs that have ended and are still shown."""
 
 
 @dataclass(slots=True)
-class Job:
+class Job(Generic[W]):
     """A job.
 
     Attributes:
         id: Its id.
+        wish: What it does.
         caller: Who has begun it.
         begun_ms: When, epoch milliseconds.
         state: `looking`, `running`, `waiting` for the store, `done`, `stopped` or `failed`.
@@ -52,6 +54,7 @@ class Job:
     """
 
     id: str
+    wish: W
     caller: Caller
     begun_ms: int
     state: str = "looking"
@@ -60,17 +63,18 @@ class Job:
     task: asyncio.Task[None] | None = None
 
 
-class Jobs(Generic[W, J]):
+class Jobs(ABC, Generic[W, J]):
     """The jobs of one kind of a server process. It is used by one event loop.
 
     Args:
         site: Where they work.
+        kind: What makes a job of its id, wish, caller and begin.
     """
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: Site, kind: Callable[[str, W, Caller, int], J]) -> None:
         self.site = site
+        self._kind = kind
         self._all: dict[str, J] = {}
-        self._wishes: dict[str, W] = {}
 
     def every(self) -> list[J]:
         """All that are known, the last one first."""
@@ -83,13 +87,13 @@ class Jobs(Generic[W, J]):
     def begin(self, wish: W, caller: Caller) -> J:
         """Begin a job; or return the one that does the same already."""
         for one in self._all.values():
-            if not one.ended_ms and self._wishes[one.id] == wish:
+            if not one.ended_ms and one.wish == wish:
                 return one
         ended = [one.id for one in self._all.values() if one.ended_ms]
         for name in ended[: max(0, len(self._all) - _KEPT_MAX)]:
-            del self._all[name], self._wishes[name]
-        made = self.made(secrets.token_hex(6), wish, caller)
-        self._all[made.id], self._wishes[made.id] = made, wish
+            del self._all[name]
+        made = self._kind(secrets.token_hex(6), wish, caller, self.site.clock.now_ms())
+        self._all[made.id] = made
         made.task = asyncio.create_task(self._run(made))
         return made
 
@@ -98,23 +102,13 @@ class Jobs(Generic[W, J]):
         if not job.ended_ms:
             job.state = "stopped"
 
-    def made(self, name: str, wish: W, caller: Caller) -> J:
-        """A new job.
-
-        Args:
-            name: Its id.
-            wish: What it does.
-            caller: Who begins it.
-        """
-        raise NotImplementedError
-
+    @abstractmethod
     async def carry_out(self, job: J) -> None:
         """Do it to its end, or until its state is `stopped`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def told(self, job: J) -> str:
         """What the log says of a job that has ended."""
-        raise NotImplementedError
 
     async def outlast(self, job: J, part: Callable[[], Awaitable[T]]) -> T | None:
         """Do a part, again and again where the store stops; None if the job was stopped meanwhile.

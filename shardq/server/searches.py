@@ -17,12 +17,12 @@ from shardq.errors import StoreCorrupt, UnknownQueue
 from shardq.inspection import choice as choosing
 from shardq.inspection.choice import Choice
 from shardq.model.message import Message
+from shardq.server.everywhere import has_own_dead
 from shardq.server.jobs import Job, Jobs
 
 if TYPE_CHECKING:
     from shardq.lifecycle.home import QueueHome
     from shardq.queue import Queue
-    from shardq.server.access import Caller
     from shardq.server.site import Site
 
 _PART = 5_000
@@ -43,18 +43,16 @@ class Sought:
 
 
 @dataclass(slots=True)
-class Search(Job):
+class Search(Job[Sought]):
     """A search.
 
     Attributes:
-        sought: What it looks for.
         done: Queues that were looked into.
         looked: Messages that were looked at.
         hits: Queue that has it -> `live` or `dead`, and the receipt that names its place.
         passed_over: Queue -> why it could not be looked into.
     """
 
-    sought: Sought = Sought("", ())
     done: int = 0
     looked: int = 0
     hits: dict[str, tuple[str, str]] = field(default_factory=dict)
@@ -64,17 +62,13 @@ class Search(Job):
 class Searches(Jobs[Sought, Search]):
     """The searches of a server process."""
 
-    def made(self, name: str, wish: Sought, caller: Caller) -> Search:
-        """See `Jobs.made`."""
-        return Search(name, caller, self.site.clock.now_ms(), sought=wish)
-
     def told(self, job: Search) -> str:
         """See `Jobs.told`."""
-        return f"{job.looked:,} messages of {job.done} queues were looked at for {job.sought.id!r}"
+        return f"{job.looked:,} messages of {job.done} queues were looked at for {job.wish.id!r}"
 
     async def carry_out(self, job: Search) -> None:
         """See `Jobs.carry_out`."""
-        for name in job.sought.queues:
+        for name in job.wish.queues:
             if job.state == "stopped":
                 return
             try:
@@ -91,7 +85,7 @@ class Searches(Jobs[Sought, Search]):
         for where in ("live", "dead"):
             after: choosing.Place | None = None
             while job.state != "stopped":
-                look = partial(_part, wanted=job.sought.id, where=where, after=after)
+                look = partial(_part, wanted=job.wish.id, where=where, after=after)
                 found = await self.outlast(job, partial(queue.call, look, is_long=True))
                 if found is None:
                     break
@@ -113,8 +107,8 @@ def _part(
     opened: Queue, *, wanted: str, where: str, after: choosing.Place | None
 ) -> choosing.Chosen | None:
     """Look at the next messages; None where there are none of that kind."""
-    is_dead, register = where == "dead", opened._home.register
-    if is_dead and not (register.has_own_dead and register.dead_if_made() is not None):
+    is_dead = where == "dead"
+    if is_dead and not has_own_dead(opened):
         return None
     return choosing.page(
         _home(opened, where=where),
@@ -131,5 +125,5 @@ def searches_of(site: Site) -> Searches:
     """The searches of a site."""
     found: Searches | None = site.searches
     if found is None:
-        found = site.searches = Searches(site)
+        found = site.searches = Searches(site, Search)
     return found

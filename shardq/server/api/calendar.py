@@ -13,7 +13,6 @@ from shardq.inspection.calendar import Calendar as Counted
 from shardq.inspection.calendar import CalendarCounter, Load
 from shardq.inspection.grid import By, lay_out
 from shardq.inspection.outlook import backlog, hot_minutes
-from shardq.model import names
 from shardq.model.grants import Level
 from shardq.model.times import duration_ms, iso
 from shardq.schedules.zones import zone_name, zone_of
@@ -191,8 +190,7 @@ async def get_calendar(call: Call[CalendarQuery, None]) -> Calendar:
     # Refuses a horizon, before anything is counted.
     _grid(now_ms - now_ms % _GRID_MS, horizon_ms, by, zone)
     if query.queue is None:
-        every = await site.threads.call(site.connection.queues)
-        asked = [name for name in every if call.allows(name) and not names.is_dead_queue(name)]
+        asked = await call.queues()
     else:
         call.check(Level.GET, query.queue)
         asked = [query.queue]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -19,6 +18,7 @@ from shardq.model.message import Message as StoredMessage
 from shardq.model.message import died_in
 from shardq.model.times import iso
 from shardq.records.actions import What
+from shardq.server.api import jobs
 from shardq.server.api.listing import Filter, ListQuery, cut, fitting, has_died, page_of
 from shardq.server.api.messages import Told
 from shardq.server.api.problem import Refused
@@ -33,9 +33,6 @@ if TYPE_CHECKING:
     from shardq.lifecycle.home import QueueHome
     from shardq.model.message import Row
     from shardq.server.bulk import Bulk as Running
-
-_WAIT_S = 1.0
-"""A bulk action that is done so soon is answered with its outcome."""
 
 
 class DeadQuery(ListQuery, kw_only=True, forbid_unknown_fields=True):
@@ -318,7 +315,7 @@ async def delete_dead(call: Call[None, BulkWish]) -> Bulk:
 
 async def list_bulks(call: Call[None, None]) -> Bulks:
     """The bulk actions of this server process: those that run, and the last that have ended."""
-    shown = [one for one in bulks_of(call.site).every() if _is_seen(call, one)]
+    shown = [one for one in bulks_of(call.site).every() if jobs.is_seen(call, one)]
     return Bulks([_bulk_of(one) for one in shown])
 
 
@@ -356,10 +353,7 @@ async def _begun(call: Call[None, BulkWish], what: Any) -> Bulk:
         await _check(call, name, bodies=chosen.needs_bodies)
     call.about = _about(body)
     wish = Wish(what, tuple(queues), chosen, ids, body.rate or 0)
-    made = bulks_of(site).begin(wish, call.caller)
-    if made.task is not None:
-        await asyncio.wait([made.task], timeout=_WAIT_S)
-    return _bulk_of(made)
+    return _bulk_of(await jobs.begun(call, bulks_of(site), wish))
 
 
 async def _check(call: Call[Any, Any], name: str, *, bodies: bool) -> None:
@@ -387,18 +381,8 @@ def _about(body: BulkWish) -> str:
 
 
 def _found(call: Call[None, None]) -> Running:
-    found = bulks_of(call.site).get(call.place["job"])
-    if found is None or not _is_seen(call, found):
-        raise Refused(
-            404,
-            f"this process knows no bulk action {call.place['job']!r}: it ended long ago, or runs "
-            f"in another one; the same action again does what is left.",
-        )
-    return found
-
-
-def _is_seen(call: Call[None, None], bulk: Running) -> bool:
-    return all(allows(call.caller, Level.GET, queue, call.site) for queue in bulk.wish.queues)
+    more = "; the same action again does what is left"
+    return jobs.known(call, bulks_of(call.site), call.place["job"], "bulk action", more)
 
 
 _FIELDS = Filter.__struct_fields__

@@ -8,11 +8,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from bisect import bisect_right
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from msgspec import Meta, Struct
 
@@ -25,8 +24,8 @@ from shardq.model.grants import Level
 from shardq.model.message import Message as StoredMessage
 from shardq.model.times import iso
 from shardq.server import everywhere
+from shardq.server.api import jobs
 from shardq.server.api.listing import State, state_of
-from shardq.server.api.problem import Refused
 from shardq.server.api.rights import allows
 from shardq.server.api.route import Call, Route
 from shardq.server.api.shapes import Message, Time, message_of
@@ -47,8 +46,6 @@ _SPENT_US_MAX = 250_000
 """After this no further queue is looked into for a text."""
 _NEAR_US_MAX = 700_000
 """Likewise for an id, of a store that is asked queue by queue."""
-_WAIT_S = 1.0
-"""A search that is done so soon is answered with its outcome."""
 
 
 class FindQuery(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -172,7 +169,7 @@ async def find_messages(call: Call[FindQuery, None]) -> Hits:
     query, site = call.query, call.site
     level = Level.READ if query.by == "text" else Level.GET
     if query.by == "text":
-        some = await _queues(call, level)
+        some = await call.queues(level)
         left = some[bisect_right(some, query.after) :] if query.after else some
         return await _each(call, left, _by_text, spent_us_max=_SPENT_US_MAX)
 
@@ -205,17 +202,15 @@ async def begin_search(call: Call[None, SearchWish]) -> Search:
     if wish.queue:
         call.check(Level.GET, wish.queue)
         await call.queue(wish.queue)
-    queues = [wish.queue] if wish.queue else await _queues(call, Level.GET)
-    made = searches_of(site).begin(Sought(wish.q, tuple(queues)), call.caller)
-    if made.task is not None:
-        await asyncio.wait([made.task], timeout=_WAIT_S)
-    return _search_of(made)
+    queues = [wish.queue] if wish.queue else await call.queues()
+    sought = Sought(wish.q, tuple(queues))
+    return _search_of(await jobs.begun(call, searches_of(site), sought))
 
 
 async def list_searches(call: Call[None, None]) -> Searches:
     """The searches of this server process: those that run, and the last that have ended."""
     every = searches_of(call.site).every()
-    return Searches([_search_of(one) for one in every if _is_seen(call, one)])
+    return Searches([_search_of(one) for one in every if jobs.is_seen(call, one)])
 
 
 async def get_search(call: Call[None, None]) -> Search:
@@ -231,48 +226,27 @@ async def stop_search(call: Call[None, None]) -> Search:
 
 
 def _search(call: Call[None, None]) -> Running:
-    found = searches_of(call.site).get(call.place["search"])
-    if found is None or not _is_seen(call, found):
-        raise Refused(
-            404,
-            f"this process knows no search {call.place['search']!r}: it ended long ago, or "
-            f"runs in another one.",
-        )
-    return found
-
-
-def _is_seen(call: Call[None, None], search: Running) -> bool:
-    return all(allows(call.caller, Level.GET, name, call.site) for name in search.sought.queues)
+    return jobs.known(call, searches_of(call.site), call.place["search"], "search")
 
 
 def _search_of(found: Running) -> Search:
     return Search(
         id=found.id,
-        q=found.sought.id,
-        queues=len(found.sought.queues),
+        q=found.wish.id,
+        queues=len(found.wish.queues),
         who=found.caller.who,
         begun=iso(found.begun_ms),
         state=found.state,
         done=found.done,
         looked=found.looked,
         hits=[
-            Hit(queue=name, by="id", id=found.sought.id, where=where, receipt=receipt)
+            Hit(queue=name, by="id", id=found.wish.id, where=where, receipt=receipt)
             for name, (where, receipt) in found.hits.items()
         ],
         ended=iso(found.ended_ms) if found.ended_ms else None,
         error=found.error,
         passed_over=found.passed_over,
     )
-
-
-async def _queues(call: Call[Any, Any], level: Level) -> list[str]:
-    """The queues that are looked into."""
-    every = await call.site.threads.call(call.site.connection.queues)
-    return [
-        name
-        for name in every
-        if not names.is_dead_queue(name) and allows(call.caller, level, name, call.site)
-    ]
 
 
 async def _each(

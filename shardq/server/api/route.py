@@ -115,6 +115,22 @@ class Call(Generic[Q, B]):
         level = self.route.level
         return level is not None and allows(self.caller, level, queue, self.site)
 
+    async def queues(self, level: Level | None = None) -> list[str]:
+        """The queues, without those of dead messages, for which the caller has a level.
+
+        Args:
+            level: The level; None for that of the route.
+        """
+        wanted = level or self.route.level
+        every = await self.site.threads.call(self.site.connection.queues)
+        return [
+            name
+            for name in every
+            if not names.is_dead_queue(name)
+            and wanted is not None
+            and allows(self.caller, wanted, name, self.site)
+        ]
+
     def check(self, level: Level, queue: str) -> None:
         """Refuse a caller that lacks a level for a queue.
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from shardq.model import names
 from shardq.model.grants import Level
 from shardq.model.times import duration_ms, duration_text, iso
 from shardq.records.actions import What
@@ -328,8 +327,7 @@ async def list_all_schedules(call: Call[AllSchedulesQuery, None]) -> AllSchedule
         await call.queue(query.queue)
         asked = [query.queue]
     else:
-        every = await site.threads.call(site.connection.queues)
-        asked = [name for name in every if call.allows(name) and not names.is_dead_queue(name)]
+        asked = await call.queues()
     wanted = Asked(asked, within_s(query.within))
     found = await site.answers.gather(site.served, "schedules", _readable, wanted)
     now_ms = site.clock.now_ms()

@@ -1,0 +1,56 @@
+"""What routes of jobs share: begun and awaited a moment, seen by whom, or unknown here."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from shardq.model.grants import Level
+from shardq.server.api.problem import Refused
+from shardq.server.api.rights import allows
+
+if TYPE_CHECKING:
+    from shardq.server.api.route import Call
+    from shardq.server.jobs import Job, Jobs
+
+W = TypeVar("W")
+J = TypeVar("J", bound="Job[Any]")
+
+_WAIT_S = 1.0
+"""A job that is done so soon is answered with its outcome."""
+
+
+async def begun(call: Call[Any, Any], jobs: Jobs[W, J], wish: W) -> J:
+    """A job that begins now, or the one that does the same; as it is a moment later."""
+    made = jobs.begin(wish, call.caller)
+    if made.task is not None:
+        await asyncio.wait([made.task], timeout=_WAIT_S)
+    return made
+
+
+def is_seen(call: Call[Any, Any], job: Job[Any]) -> bool:
+    """True if the caller may see all queues of a job."""
+    return all(allows(call.caller, Level.GET, name, call.site) for name in job.wish.queues)
+
+
+def known(call: Call[Any, Any], jobs: Jobs[Any, J], name: str, kind: str, more: str = "") -> J:
+    """A job by its id.
+
+    Args:
+        call: The call.
+        jobs: Those of its kind.
+        name: Its id.
+        kind: What a caller calls it.
+        more: What helps where it is unknown.
+
+    Raises:
+        Refused: If this process does not know it, or the caller may not see its queues.
+    """
+    found = jobs.get(name)
+    if found is None or not is_seen(call, found):
+        raise Refused(
+            404,
+            f"this process knows no {kind} {name!r}: it ended long ago, or runs in another one"
+            f"{more}.",
+        )
+    return found
