@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain, groupby, zip_longest
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 from shardq.errors import SchemaNewer, StoreCorrupt
 from shardq.inspection import scan
@@ -31,9 +31,10 @@ from shardq.stores.store import Slice, Tally
 from shardq.stores.tables import MEMBERS, QUEUES, STATS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from datetime import datetime
 
+    from shardq.clock import Clock
     from shardq.connection import Connection
     from shardq.inspection.depth import Depth
     from shardq.model.message import Row
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
     from shardq.records.folded import Stored
     from shardq.records.membership import Heartbeat
     from shardq.stores.store import LeaseState, Progress
+
+T = TypeVar("T")
 
 _BACK_MINUTES_MAX = 1_440
 """How far back the oldest waiting message is looked for."""
@@ -534,6 +537,40 @@ class _Found:
 _Looked: TypeAlias = "QueueView | SchemaNewer | StoreCorrupt"
 
 
+class _Paced(Generic[T]):
+    """What is found again and again, in one part in so many of the time.
+
+    Args:
+        clock: The time.
+        share: How many parts.
+        least_us: But found again no sooner than so long after it was.
+    """
+
+    def __init__(self, clock: Clock, share: int, least_us: int = 0) -> None:
+        self._clock = clock
+        self._share = share
+        self._least_us = least_us
+        self._kept: tuple[int, T] | None = None
+
+    def forget(self) -> None:
+        """Find it anew next time."""
+        self._kept = None
+
+    def at(self, boot_us: int, find: Callable[[], T]) -> T:
+        """What was found lately, or is found now.
+
+        Args:
+            boot_us: When the look began, time since boot.
+            find: Finds it.
+        """
+        if self._kept is None or boot_us >= self._kept[0]:
+            begun_us = self._clock.boot_us()
+            found = find()
+            took_us = self._clock.boot_us() - begun_us
+            self._kept = boot_us + max(self._least_us, self._share * took_us), found
+        return self._kept[1]
+
+
 class _Watch:
     """One queue, and what is remembered of it between two looks."""
 
@@ -548,10 +585,11 @@ class _Watch:
         self._counted: list[_Counted] = []
         self._from_ms: dict[int, int] = {}
         self._anew_us: int | None = None
-        self._forecast: tuple[tuple[datetime, int], ...] = ()
-        self._forecast_us: int | None = None
-        self._depth: tuple[int, Depth] | None = None
-        self._dead: tuple[int, int] | None = None
+        self._forecast: _Paced[tuple[tuple[datetime, int], ...]] = _Paced(
+            self._clock, _FORECAST_SHARE, _FORECAST_US
+        )
+        self._depth: _Paced[Depth] = _Paced(self._clock, _DEPTH_SHARE)
+        self._dead: _Paced[int] = _Paced(self._clock, _DEAD_SHARE)
         self._totals_key = queue._home.register.totals_key
 
     def look(self, noted: Together, others: Mapping[str, Settings] | None) -> _Found:
@@ -569,14 +607,17 @@ class _Watch:
             # Dropped and made anew: nothing that was seen before is of this queue.
             self._totals_key = register.totals_key
             self._counted, self._from_ms, self._anew_us = [], {}, None
-            self._forecast_us = self._depth = None
+            self._forecast.forget()
+            self._depth.forget()
         beats = heartbeats(noted, register.members_key)
         # First: what it leaves to the totals is to be in those that are read after it.
         depth, stored = self._depth_at(boot_us, noted, beats, is_fresh=others is not None)
         counted = _Counted(boot_us, stored.totals)
         before = self._remember(counted)
         rates = _recent(stored, settings, now_ms) if before is None else counted.since(before)
-        self._look_ahead(boot_us, stored, others)
+        ahead: tuple[tuple[datetime, int], ...] = ()
+        if (horizon_ms := self._horizon_ms) is not None:
+            ahead = self._forecast.at(boot_us, partial(self._ahead, horizon_ms, stored, others))
         return _Found(
             self,
             settings,
@@ -584,10 +625,10 @@ class _Watch:
             now_ms,
             beats,
             depth,
-            self._dead_at(boot_us, others),
+            self._dead.at(boot_us, partial(self._count_dead, others)),
             stored,
             rates,
-            self._forecast,
+            ahead,
             self._due(layout, beats, depth, now_ms, boot_us),
         )
 
@@ -618,26 +659,18 @@ class _Watch:
             return stored_totals(self._store, home.register.totals_key)
 
         stored = stored_totals(noted, home.register.totals_key)
-        if self._depth is None or boot_us >= self._depth[0]:
-            begun_us = self._clock.boot_us()
-            found = self._counter.depth(read_totals, stored=stored, is_fresh=is_fresh, beats=beats)
-            took_us = self._clock.boot_us() - begun_us
-            self._depth = boot_us + _DEPTH_SHARE * took_us, found
-        return self._depth[1], stored
+
+        def count() -> Depth:
+            return self._counter.depth(read_totals, stored=stored, is_fresh=is_fresh, beats=beats)
+
+        return self._depth.at(boot_us, count), stored
 
     def forget_counts(self) -> None:
         """Count anew at the next look."""
-        self._depth = self._dead = None
+        self._depth.forget()
+        self._dead.forget()
 
-    def _dead_at(self, boot_us: int, others: Mapping[str, Settings] | None) -> int:
-        if self._dead is None or boot_us >= self._dead[0]:
-            begun_us = self._clock.boot_us()
-            found = self._count_dead(self._clock.now_ms(), others)
-            took_us = self._clock.boot_us() - begun_us
-            self._dead = boot_us + _DEAD_SHARE * took_us, found
-        return self._dead[1]
-
-    def _count_dead(self, now_ms: int, others: Mapping[str, Settings] | None) -> int:
+    def _count_dead(self, others: Mapping[str, Settings] | None) -> int:
         """How many dead messages the queue has; a dead-letter queue has none."""
         if is_dead_queue(self.queue.name):
             return 0
@@ -650,7 +683,7 @@ class _Watch:
             settings = others.get(name)
         if settings is None:
             return 0
-        layout = layout_of(settings, name)
+        layout, now_ms = layout_of(settings, name), self._clock.now_ms()
         # A dead message is due when it dies, which is when it enters its queue: what a purge has
         # reached lies before it.
         purged_ms = settings.purged_before_us // 1_000
@@ -663,23 +696,15 @@ class _Watch:
         counted = scan.tallies(self._store, shards, purged_ms, now_ms, purpose="observe")
         return sum(tally.rows for part in counted for tally in part.values())
 
-    def _look_ahead(
-        self, boot_us: int, stored: Stored, others: Mapping[str, Settings] | None
-    ) -> None:
-        if self._horizon_ms is None:
-            return
-        if self._forecast_us is None or boot_us >= self._forecast_us:
-            begun_us = self._clock.boot_us()
-            home, queue = self.queue._home, self.queue
-            if others is None:
-                home.register.refresh(force=home.register.has_unused_lanes)
-            has_schedules = others is None or schedules_queue(queue.name) in others
-            firings = queue.schedules._home.firings if has_schedules else no_firings
-            self._forecast = tuple(
-                forecast(self._store, self._clock, home.register, self._horizon_ms, stored, firings)
-            )
-            took_us = self._clock.boot_us() - begun_us
-            self._forecast_us = boot_us + max(_FORECAST_US, _FORECAST_SHARE * took_us)
+    def _ahead(
+        self, horizon_ms: int, stored: Stored, others: Mapping[str, Settings] | None
+    ) -> tuple[tuple[datetime, int], ...]:
+        home, queue = self.queue._home, self.queue
+        if others is None:
+            home.register.refresh(force=home.register.has_unused_lanes)
+        has_schedules = others is None or schedules_queue(queue.name) in others
+        firings = queue.schedules._home.firings if has_schedules else no_firings
+        return tuple(forecast(self._store, self._clock, home.register, horizon_ms, stored, firings))
 
     def _due(
         self,
