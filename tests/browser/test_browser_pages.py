@@ -36,17 +36,11 @@ def check(name: str, browser: Browser, shop: Shop, pictures: Path) -> None:
 
 
 @pytest.mark.browser
-@pytest.mark.parametrize("name", GATE)
+@pytest.mark.parametrize(
+    "name",
+    [one if one in GATE else pytest.param(one, marks=pytest.mark.nightly) for one in SHOWN],
+)
 def test_a_page_is_whole_in_every_mode(
-    name: str, browser: Browser, on_sqlite: Shop, pictures: Path
-) -> None:
-    check(name, browser, on_sqlite, pictures / "sqlite")
-
-
-@pytest.mark.browser
-@pytest.mark.nightly
-@pytest.mark.parametrize("name", [one for one in SHOWN if one not in GATE])
-def test_each_other_page_is_whole_in_every_mode(
     name: str, browser: Browser, on_sqlite: Shop, pictures: Path
 ) -> None:
     check(name, browser, on_sqlite, pictures / "sqlite")
