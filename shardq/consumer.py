@@ -46,11 +46,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from types import FrameType
 
+    from shardq.engine.news import Awaited
     from shardq.engine.rest import Rest
     from shardq.engine.storing.ending import Ending
     from shardq.lifecycle.fate import Outcome
     from shardq.model.message import Message, Row
-    from shardq.stores.store import Slice
+    from shardq.records.together import Noted
     from shardq.tracing import Traces
 
 log = logging.getLogger(__name__)
@@ -472,8 +473,12 @@ class Consumer:
         """One step of an engine that has no thread; None where it is to be stepped no more."""
         try:
             if not self._stopping:
-                is_watched = self._stepper is not None and self._stepper.is_told(self._turns)
-                self._engine.news.take(is_watched=is_watched, due_us=self._due_us)
+                stepper = self._stepper
+                self._engine.news.take(
+                    is_watched=stepper is not None and stepper.is_told,
+                    is_looked_at=stepper is not None and stepper.is_looked_at(self._turns),
+                    due_us=self._due_us,
+                )
                 delay = self._turn()
                 self._due_us = self._clock.boot_us() + round(delay * 1e6)
                 if not self._stopping:
@@ -678,9 +683,13 @@ class _Turns:
         self._consumer._engine.news.on_change()
         return True
 
-    def awaited(self) -> Slice | None:
-        """The rows that would be news for a queue at rest; None if only a step finds its news."""
+    def awaited(self) -> Awaited | None:
+        """Where the news of a queue at rest would be; None if only a step finds it."""
         return self._consumer._engine.awaited()
+
+    def take_in(self, noted: Noted) -> bool:
+        """Take in the queue's record and heartbeats, read just now; True if a turn is to follow."""
+        return self._consumer._engine.take_in(noted)
 
     def wake(self) -> None:
         """There are such rows: the next step comes at once."""

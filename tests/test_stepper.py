@@ -10,9 +10,11 @@ import pytest
 
 import shardq
 from shardq.clock import SystemClock
+from shardq.engine.news import Awaited
 from shardq.engine.stepper import Stepper
 from shardq.model.message import Row
 from shardq.model.shard import Shard
+from shardq.records.together import Noted
 from shardq.stores.sqlite.store import SqliteStore
 from shardq.stores.store import Slice
 
@@ -35,6 +37,9 @@ class Walker:
         return None
 
     def on_change(self) -> bool:
+        return False
+
+    def take_in(self, noted: Noted) -> bool:
         return False
 
     def awaited(self) -> None:
@@ -89,7 +94,7 @@ def test_a_write_for_one_queue_at_rest_is_news_for_that_one_alone(tmp_path: Path
     class Resting(Walker):
         def __init__(self, queue: str) -> None:
             super().__init__(*[lambda: 60.0] * 2)
-            self._rows = Slice(queue, [0], [0, 1], -1, 1_000, 1)
+            self._awaited = Awaited(Slice(queue, [0], [0, 1], -1, 1_000, 1), queue, queue)
             self.told = threading.Event()
             self.rests = threading.Event()
 
@@ -97,8 +102,8 @@ def test_a_write_for_one_queue_at_rest_is_news_for_that_one_alone(tmp_path: Path
             self.rests.set()
             return super().turn()
 
-        def awaited(self) -> Slice:
-            return self._rows
+        def awaited(self) -> Awaited:
+            return self._awaited
 
         def on_change(self) -> bool:
             self.told.set()

@@ -27,18 +27,18 @@ from shardq.engine.handing.runs import Runs
 from shardq.engine.handing.starts import Starts
 from shardq.engine.members.member import Member
 from shardq.engine.members.sharing import Sharing
-from shardq.engine.news import IDLE_US, QUIET_IDLE_US, QUIET_US
+from shardq.engine.news import IDLE_US, QUIET_IDLE_US, QUIET_US, Awaited
 from shardq.engine.reading.intake import Intake
-from shardq.engine.reading.lane import READ_AHEAD_MS, REST_AHEAD_MS, RUNGS, SOON_MS
+from shardq.engine.reading.lane import READ_AHEAD_MS, REST_AHEAD_MS, RUNGS
 from shardq.engine.reading.lanes import Lanes
 from shardq.engine.reading.pages import Pages
 from shardq.engine.reading.reader import Reader
 from shardq.engine.reading.sweeper import Sweeper
 from shardq.engine.rest import Rest
 from shardq.engine.storing.outbox import Outbox
-from shardq.errors import ShardqError, UnknownQueue, UsageError
+from shardq.errors import SchemaNewer, ShardqError, StoreCorrupt, UnknownQueue, UsageError
 from shardq.model.ids import row_ids
-from shardq.stores.tables import LANES
+from shardq.stores.tables import LANES, QUEUES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from shardq.model.message import Row
     from shardq.model.settings import Settings
     from shardq.records.membership import Heartbeat
-    from shardq.stores.store import Slice
+    from shardq.records.together import Noted
 
 log = logging.getLogger(__name__)
 
@@ -57,10 +57,11 @@ _FRESH_US = 500_000
 """How long a member polls at the busy pace after a row arrived in a queue with groups."""
 _REST_US = 1_000_000
 """A queue rests if nothing new was seen for this long: looks then read no tombstones."""
-_IDLE_TOLD_S, _IDLE_BESIDE_S = 3.0, 1.5
-"""From poll to poll if the store reports changes, or a read for many queues finds the news: as
-often as settings and heartbeats are due. Beside other members polls are less rare, for a member
-that leaves waits for the heartbeats of the others."""
+_IDLE_TOLD_S, _IDLE_BESIDE_S, _IDLE_REST_S = 3.0, 1.5, 10.0
+"""From poll to poll if the store reports changes, or reads for many queues find the news: as often
+as settings and heartbeats are due. Beside other members polls are less rare, for a member that
+leaves waits for the heartbeats of the others. At rest they are rarer, for those reads find new
+settings and members as well."""
 _STUCK_US = 5_000_000
 _STUCK_LONG_US = 30_000_000
 _SEAL_US = 1_000_000
@@ -293,7 +294,8 @@ class Engine:
                 # Polls are rarer then: the rung may be late by one poll, and reaches further by
                 # that. The read serves the second rung too if that would pass over no lane.
                 longer = RUNGS[1] if self.awaited() is None else RUNGS[2]
-                ahead_ms = REST_AHEAD_MS if self.news.is_watched else READ_AHEAD_MS
+                is_watched = self.news.is_watched and not self.news.is_looked_at
+                ahead_ms = REST_AHEAD_MS if is_watched else READ_AHEAD_MS
                 if rung is not None and rung.depth_ms < longer.depth_ms:
                     back_ms = rung.depth_ms + round(self._idle_s * 1e3)
                     new = self.reader.poll(back_ms, ahead_ms=ahead_ms)
@@ -343,8 +345,21 @@ class Engine:
         self.failures.flush()
         self._hanging.look()
 
-    def awaited(self) -> Slice | None:
-        """The rows that would be news for a queue at rest.
+    def take_in(self, noted: Noted) -> bool:
+        """Take in the queue's record and heartbeats, read just now; True if a step is to follow."""
+        register = self._register
+        record = noted.notes(QUEUES, (), [register.name]).get(register.name)
+        if record is None:
+            return True
+        try:
+            register.take_in(record)
+        except (SchemaNewer, StoreCorrupt):
+            # The step meets the same error, and reports it.
+            return True
+        return self._membership.take_in(noted) or register.settings is not self._settings
+
+    def awaited(self) -> Awaited | None:
+        """Where the news of a queue at rest would be.
 
         None if only a step finds its news: something was seen lately or is to be done, a lane is
         another's, or a lane is one of groups, of which there may be many.
@@ -353,8 +368,9 @@ class Engine:
         rests = self._clock.boot_us() - news.seen_us >= _REST_US and not (
             news.has_failed or news.is_leaving or news.is_there
         )
-        ahead_ms = SOON_MS if news.is_watched else READ_AHEAD_MS
-        return self.reader.awaited(ahead_ms) if rests and self.is_quiet() else None
+        rows = self.reader.awaited() if rests and self.is_quiet() else None
+        register = self._register
+        return None if rows is None else Awaited(rows, register.name, register.members_key)
 
     def is_quiet(self) -> bool:
         """True if all rows that are due in this member's lanes have been read and settled."""
@@ -468,6 +484,7 @@ class Engine:
             given_us=self.ready.given_us,
             lanes=self.lanes.told,
             leaving=self._is_leaving,
+            at_rest=self._rests and not membership.others,
         )
         if membership.version > max(self._register.version, self._reread_for):
             # Once for each version, as heartbeats may be wrong. The next step applies the settings.
@@ -596,7 +613,7 @@ class Engine:
             or self.memory.is_eager()
         )
         seconds = _BUSY_S if is_busy else self._idle_s
-        if is_open and self.news.is_watched:
+        if is_open and self.news.is_watched and not self._rests:
             # A row that was moved to be due within a second was in no look ahead yet: the next one
             # must not be late.
             seconds = min(seconds, self.reader.ahead_s)
@@ -619,6 +636,11 @@ class Engine:
         return not is_late and self.groups.is_owner
 
     @property
+    def _rests(self) -> bool:
+        """True if reads for many queues find the news of this one."""
+        return self.news.is_looked_at and self.awaited() is not None
+
+    @property
     def _idle_s(self) -> float:
         """Seconds from poll to poll at rest."""
         settings = self._settings
@@ -626,7 +648,12 @@ class Engine:
         renew_s = settings.lease_ms / 6_000 if self.leases.held() else math.inf
         if self._threads:
             renew_s = min(renew_s, settings.visibility_ms / 6_000)
-        if self.news.is_watched or (self.news.is_looked_at and self.awaited() is not None):
-            return min(_IDLE_BESIDE_S if self._membership.others else _IDLE_TOLD_S, renew_s)
+        rests = self._rests
+        if self.news.is_watched or rests:
+            idle_s = _IDLE_BESIDE_S if self._membership.others else _IDLE_TOLD_S
+            if rests and self._membership.may_rest and not self._membership.others:
+                # Quiet lanes are searched by steps.
+                idle_s = min(_IDLE_REST_S, self.lanes.search_s or idle_s)
+            return min(idle_s, renew_s)
         is_quiet = self.news.stepped_us - self.news.seen_us >= QUIET_US
         return (QUIET_IDLE_US if is_quiet else IDLE_US) / 1e6

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from shardq.lifecycle.home import QueueHome
     from shardq.records.membership import Membership
+    from shardq.stores.store import Slice
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +41,20 @@ QUIET_US = 60_000_000
 _STORE_US = 10_000
 """The first outcome since a flush waits this long for more, to be stored together with them."""
 _BACK_OFF_S = (0.1, 5.0)
+
+
+class Awaited(NamedTuple):
+    """Where the news of an engine at rest would be.
+
+    Attributes:
+        rows: Rows that it would read.
+        queue: The name of its queue's record.
+        members: The name under which the heartbeats of its queue are stored.
+    """
+
+    rows: Slice
+    queue: str
+    members: str
 
 
 class Near(NamedTuple):
@@ -68,7 +83,7 @@ class News:
     Attributes:
         is_leaving: True if the member is leaving: it reports no free slots.
         is_watched: True if a write of another process is noticed without a poll.
-        is_looked_at: True if a read for many queues has just looked for the rows awaited here.
+        is_looked_at: True if reads for many queues look for the news awaited here.
         seen_us: When a row was last put or read here, time since boot.
         stepped_us: When the last step began, time since boot.
     """
@@ -186,17 +201,16 @@ class News:
         """Note that a full step succeeded."""
         self._fails = 0
 
-    def take(self, *, is_watched: bool, due_us: int = 0) -> None:
+    def take(self, *, is_watched: bool, is_looked_at: bool, due_us: int = 0) -> None:
         """Prepare a step that begins without `wait`.
 
         Args:
-            is_watched: True if `on_change` is called after another process wrote. On a store that
-                does not detect such writes: True if the awaited rows were just looked for.
+            is_watched: True if `on_change` is called after another process wrote.
+            is_looked_at: True if reads for many queues look for the news awaited here.
             due_us: When a full step is needed, time since boot; until then only outcomes need a
                 step. 0: now.
         """
-        self.is_looked_at = is_watched and self._store.changed() is None
-        self.is_watched = is_watched and not self.is_looked_at
+        self.is_watched, self.is_looked_at = is_watched, is_looked_at
         self._take(due_us)
 
     def wait(self, seconds: float) -> None:

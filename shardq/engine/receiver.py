@@ -36,11 +36,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from shardq.engine.handing.delivery import Delivery
+    from shardq.engine.news import Awaited
     from shardq.engine.stepper import Stepper
     from shardq.lifecycle.home import QueueHome
     from shardq.model.message import Message
     from shardq.model.shard import Position
-    from shardq.stores.store import Slice
+    from shardq.records.together import Noted
 
 _PREFETCH = 1_000
 _LINGER_US = 5_000_000
@@ -49,7 +50,8 @@ _CATCH_UP_US = 1_000_000
 """How long a call steps on while lanes are left unread, and fewer rows are ready than it wants."""
 _KEEP_S = 0.5
 _NEAR_S = 0.005
-_REST_S = 3.0
+_REST_S = 10.0
+"""The next turn of a queue at rest, at the latest."""
 _SHARE_S = 0.05
 """How often the stepper steps while rows wait that other members may take."""
 _GONE_S = 0.05
@@ -292,10 +294,16 @@ class Receiver:
             engine.news.on_change()
         return bool(self._line)
 
-    def awaited(self) -> Slice | None:
-        """The rows for which callers wait while the queue is at rest; None otherwise."""
+    def awaited(self) -> Awaited | None:
+        """Where the news is for which callers wait while the queue is at rest; None otherwise."""
         engine = self._engine
         return engine.awaited() if engine is not None and self._line else None
+
+    def take_in(self, noted: Noted) -> bool:
+        """Take in the queue's record and heartbeats, read just now; True if a turn is to follow."""
+        with self._lock:
+            engine = self._engine
+            return engine is None or engine.take_in(noted)
 
     def wake(self) -> None:
         """Have the next turn step at once, because such rows exist."""
@@ -401,7 +409,11 @@ class Receiver:
         return delay
 
     def _step(self, engine: Engine) -> float:
-        engine.news.take(is_watched=self._stepper is not None and self._stepper.is_told(self))
+        stepper = self._stepper
+        engine.news.take(
+            is_watched=stepper is not None and stepper.is_told,
+            is_looked_at=stepper is not None and stepper.is_looked_at(self),
+        )
         self._ticked_s = self._tick()
         delay = min(self._ticked_s, engine.step())
         self._step_us = self._clock.boot_us() + round(delay * 1e6)

@@ -5,7 +5,8 @@
                         ▲
  wake: a put, an end ───┤
  the store has changed ─┤  one check for all of them, if the store reports changes
- a row has arrived ─────┘  one read for all that are at rest: at a change, else again and again
+ news of one at rest ───┘  one read for all that are at rest: of rows once a second, or more often;
+                           of records and heartbeats every 3 s
 ```
 
 The thread lives while there is something to step. A forked child inherits neither. An unforeseen
@@ -21,16 +22,22 @@ from typing import TYPE_CHECKING, Protocol
 from shardq import locks
 from shardq.engine.news import IDLE_US, NEWS_S, QUIET_IDLE_US, QUIET_US, SPACING_US
 from shardq.errors import StoreError
+from shardq.records.together import Together
+from shardq.stores.tables import MEMBERS, QUEUES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from shardq.clock import Clock
-    from shardq.stores.store import Slice, Store
+    from shardq.engine.news import Awaited
+    from shardq.records.together import Noted
+    from shardq.stores.store import Store
 
 _BLIND_US = 1_000_000
 """After an error the store is not asked for this long."""
 _LOOK_US_MAX = 1_000_000
+_NOTES_US = 3_000_000
+"""As often as an engine reads its queue's record and heartbeats where nobody does that for it."""
 _LOOK_SHARE = 2
 """Looks take half of the time at most."""
 _LOOK_PART = 32
@@ -49,11 +56,14 @@ class Stepped(Protocol):
     def on_change(self) -> bool:
         """Note that another process has written rows for it, maybe; True if a turn is to follow."""
 
-    def awaited(self) -> Slice | None:
-        """The rows that would be news for it at rest; None if only a turn finds its news."""
+    def awaited(self) -> Awaited | None:
+        """Where its news would be while it is at rest; None if only a turn finds its news."""
+
+    def take_in(self, noted: Noted) -> bool:
+        """Take in its record and heartbeats, read just now; True if a turn is to follow."""
 
     def wake(self) -> None:
-        """Have a turn follow at once, because such rows exist."""
+        """Have a turn follow at once, because there is such news."""
 
 
 class Stepper:
@@ -74,12 +84,16 @@ class Stepper:
         self._asked_us: dict[Stepped, int] = {}
         """The earliest time for which a turn was asked since the last one began."""
         self._turned_us: dict[Stepped, int] = {}
+        self._first_us: int | None = None
+        """When the next turn is due; None: to be found out."""
         self._token: int | None = None
         self._looked_at: set[Stepped] = set()
-        """Those at rest for which the last look found no row."""
-        self._unlooked: dict[Stepped, Slice] = {}
+        """Those at rest for which the last look found no news."""
+        self._unlooked: dict[Stepped, Awaited] = {}
         """Those that are left of a look that is under way."""
-        self._look_us = self._blind_us = self._spent_us = 0
+        self._look_us = self._again_us = self._blind_us = self._spent_us = self._noted_us = 0
+        self._reads_notes = False
+        """True if the look that is under way also reads records and heartbeats."""
         self._has_news = False
         """True if the store has changed since the last look."""
         self._is_asked = False
@@ -88,9 +102,14 @@ class Stepper:
         self._is_running = False
         locks.in_child(self, Stepper._begin_child)
 
-    def is_told(self, one: Stepped) -> bool:
-        """True if a write of another process that concerns one makes a turn of it follow."""
-        return self._token is not None or one in self._looked_at
+    @property
+    def is_told(self) -> bool:
+        """True if a write of another process makes turns follow."""
+        return self._token is not None
+
+    def is_looked_at(self, one: Stepped) -> bool:
+        """True if reads for all at rest look for the news of one."""
+        return one in self._looked_at
 
     def add(self, one: Stepped, seconds: float = 0.0) -> None:
         """Step one from now on, unless it is stepped already.
@@ -121,6 +140,7 @@ class Stepper:
         """Stop stepping one; a turn that is under way continues."""
         with self._lock:
             self._due_us.pop(one, None)
+            self._first_us = None
             self._asked_us.pop(one, None)
             self._turned_us.pop(one, None)
             self._news.notify()
@@ -139,6 +159,7 @@ class Stepper:
         due_us = self._due_us.get(one)
         if due_us is None or at_us < due_us:
             self._due_us[one] = at_us
+            self._first_us = None
             self._news.notify()
         # A turn that is under way returns a time for the next one: the earlier of both counts.
         self._asked_us[one] = min(at_us, self._asked_us.get(one, at_us))
@@ -183,6 +204,7 @@ class Stepper:
         """End a turn; the next is due in `delay` seconds. None: only if one was asked for."""
         if one not in self._due_us:
             return
+        self._first_us = None
         asked_us = self._asked_us.get(one)
         if delay is not None:
             at_us = self._clock.boot_us() + round(delay * 1e6)
@@ -199,27 +221,34 @@ class Stepper:
             self._has_news |= self._has_changed()
             self._look()
             with self._lock:
-                first = self._first()
-                if first is None:
+                if not self._due_us:
                     self._is_running = False
                     return None
-                left_us = self._due_us[first] - self._clock.boot_us()
+                if self._first_us is None:
+                    self._first_us = min(self._due_us.values())
+                left_us = self._first_us - self._clock.boot_us()
                 if left_us <= 0:
-                    return first
-                is_told = self._token is not None
+                    return self._first()
                 if self._looked_at or self._unlooked or self._has_news:
-                    left_us = min(left_us, max(self._look_us - self._clock.boot_us(), 1))
+                    look_us = self._next_look_us - self._clock.boot_us()
+                    left_us = min(left_us, max(look_us, 1))
                 seconds = left_us / 1e6
-                self._clock.wait(self._news, min(seconds, NEWS_S) if is_told else seconds)
+                self._clock.wait(self._news, min(seconds, NEWS_S) if self.is_told else seconds)
+
+    @property
+    def _next_look_us(self) -> int:
+        """When the next look is due: on news, if the store reports changes; else in a second."""
+        is_early = self._has_news or not self.is_told
+        return self._look_us if is_early else max(self._look_us, self._again_us)
 
     def _look(self) -> None:
-        """Look for rows of those that are at rest; have those with news take turns."""
+        """Look for news of those that are at rest; have those with news take turns."""
         now_us = self._clock.boot_us()
-        is_told = self._token is not None
-        if now_us < self._look_us or (is_told and not self._has_news):
+        is_told = self.is_told
+        if now_us < self._next_look_us:
             return
         # Set before the look: if an error of it ends this thread, the next one takes turns first.
-        self._look_us = now_us + _LOOK_US_MAX
+        self._look_us = self._again_us = now_us + _LOOK_US_MAX
         stepped: list[Stepped] = []
         if is_told or not self._unlooked:
             stepped = self._begin_look(now_us)
@@ -228,20 +257,21 @@ class Stepper:
         for one in part:
             del self._unlooked[one]
         try:
-            found = self._store.occupied_queues(list(part.values())) if part else set()
+            found, noted = self._read_for(list(part.values()))
         except StoreError:
             # Turns meet the same error, and report it.
             self._unlooked, self._looked_at = {}, set()
             self._look_us = self._clock.boot_us() + _BLIND_US
             return
-        arrived = [one for one, rows in part.items() if rows.queue in found]
+        arrived = [one for one, awaited in part.items() if awaited.rows.queue in found]
         self._spent_us += self._clock.boot_us() - now_us if part else 0
         pause_us = _LOOK_SHARE * self._spent_us
+        self._looked_at |= part.keys() - arrived
         if is_told:
+            others = [one for one in stepped if one not in part] if self._has_news else []
             self._has_news = False
-            self._tell([*arrived, *(one for one in stepped if one not in part)])
+            self._tell([*arrived, *others])
         else:
-            self._looked_at |= part.keys() - arrived
             if arrived:
                 self._seen_us = now_us
             is_quiet = now_us - self._seen_us >= QUIET_US
@@ -249,26 +279,46 @@ class Stepper:
             for one in arrived:
                 one.wake()
         self._look_us = now_us if self._unlooked else now_us + min(pause_us, _LOOK_US_MAX)
+        if noted is not None:
+            for one in part:
+                if one.take_in(noted):
+                    one.wake()
 
     def _begin_look(self, now_us: int) -> list[Stepped]:
         """Find out what a look asks for; returns all that are stepped."""
         with self._lock:
             stepped = list(self._due_us)
-        wanted: dict[Stepped, Slice] = {}
+        wanted: dict[Stepped, Awaited] = {}
         if len(stepped) >= _LOOKED_AT_MIN:
-            wanted = {one: rows for one in stepped if (rows := one.awaited()) is not None}
+            wanted = {one: awaited for one in stepped if (awaited := one.awaited()) is not None}
         if len(wanted) < len(stepped):
             self._seen_us = now_us
         self._looked_at &= wanted.keys()
         self._unlooked, self._spent_us = wanted, 0
+        self._reads_notes = now_us - self._noted_us >= _NOTES_US
+        if self._reads_notes:
+            self._noted_us = now_us
         return stepped
 
-    def _first(self) -> Stepped | None:
+    def _read_for(self, part: Sequence[Awaited]) -> tuple[set[str], Noted | None]:
+        """The queues of those that have rows there, and the records and heartbeats, if due."""
+        if not part:
+            return set(), None
+        found = self._store.occupied_queues([one.rows for one in part])
+        if not self._reads_notes:
+            return found, None
+        return found, Together(
+            self._store,
+            {MEMBERS: [(one.members,) for one in part]},
+            keys={QUEUES: [one.queue for one in part]},
+        )
+
+    def _first(self) -> Stepped:
         """The one whose turn is next: one that was asked for now, and one that is due, alternately.
 
         Turns of many take longer than their pauses: news must not wait for all that are due.
         """
-        first = min(self._due_us, key=self._due_us.__getitem__, default=None)
+        first = min(self._due_us, key=self._due_us.__getitem__)
         now_us = self._clock.boot_us()
         asked = [one for one, at_us in self._asked_us.items() if at_us <= now_us]
         self._is_asked = bool(asked) and not self._is_asked
@@ -286,6 +336,7 @@ class Stepper:
                 if one in self._due_us and one.on_change():
                     at_us = max(now_us, self._turned_us.get(one, 0) + SPACING_US)
                     self._due_us[one] = min(self._due_us[one], at_us)
+                    self._first_us = None
 
     def _has_changed(self) -> bool:
         """True if another process has written since the last call."""

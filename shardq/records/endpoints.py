@@ -7,6 +7,7 @@ that move messages out of the queue. `shardq/server/sqs/` defines their meaning.
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
@@ -15,7 +16,7 @@ from shardq.errors import StoreCorrupt, StoreUnavailable
 from shardq.stores.tables import ENDPOINTS, Change, EndpointRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from shardq.stores.store import Store
 
@@ -129,6 +130,15 @@ class Endpoints:
         if found is None or found.info is None:
             found = self._record(address)
         return None if found is None else _endpoint(address, found)
+
+    def some(self, account: str, region: str, names: Iterable[str]) -> dict[str, Endpoint]:
+        """Name -> the endpoint, of those that one plain read finds, without damaged ones."""
+        found = {}
+        for name, record in self._store.notes(ENDPOINTS, (account, region), names).items():
+            if record.info is not None:
+                with suppress(StoreCorrupt):
+                    found[name] = _endpoint(Address(account, region, name), record)
+        return found
 
     def all(self, account: str, region: str) -> dict[str, Endpoint]:
         """Name -> the endpoint, of all of an account and region, sorted by name: one read."""

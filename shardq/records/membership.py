@@ -4,7 +4,8 @@ The hash says which member should read a lane; the lease decides which one does.
 with a TTL, and no promise depends on them.
 
 ```
- written   every 3 s; at once when the member opens, closes or leaves, or another begins to leave;
+ written   every 3 s, or 10 s at rest; at once when the member opens, closes or leaves, or another
+           begins to leave;
            ten times a second at most while its free slots change, or it has surplus; and soon
            after it has none left
  read      every 3 s; every 0.4 s beside others, or with surplus (0.25 s on one machine); every
@@ -70,6 +71,7 @@ _passed_over: set[tuple[str, str, str]] = set()
 _PARTED_MAX = 16
 Count = Annotated[int, msgspec.Meta(ge=0)]
 _TTL_MS = 10_000
+_TTL_AT_REST_MS = 30_000
 PASS_ON_MS = 1_000
 """If members outnumber lanes, a lane goes to the next of them after this time."""
 _RUNS_MAX = 32
@@ -261,6 +263,7 @@ class Membership:
 
     Attributes:
         beats: The name of each other member, open or not -> its heartbeat.
+        may_rest: True if this member's last heartbeat lasts until a next one in 10 s.
     """
 
     def __init__(self, store: Store, clock: Clock, queue: str, member: str) -> None:
@@ -280,7 +283,7 @@ class Membership:
         self._parted: tuple[str, ...] = ()
         self._beat_us: int | None = None
         self._read_us = self._assigned_us = 0
-        self._is_hurried = False
+        self._is_hurried = self.may_rest = False
         self._has_changed = False
         self._is_given = False
 
@@ -316,6 +319,7 @@ class Membership:
         given_us: int = 0,
         leaving: bool = False,
         lanes: Collection[int] = (),
+        at_rest: bool = False,
     ) -> bool:
         """Write a heartbeat, and read the others', each if it is due.
 
@@ -332,6 +336,7 @@ class Membership:
             leaving: True if it is about to end.
             lanes: The lanes that it reads, as `told` returns them: others have to know them while
                 it has free slots.
+            at_rest: True if the next call may come 10 s later: a heartbeat then lasts 30 s.
 
         Returns:
             True if lanes are to be assigned anew: members have changed, or 3 s have passed.
@@ -351,8 +356,10 @@ class Membership:
                 leaving=leaving,
                 parted=self._parted,
             )
-            self._store.note(MEMBERS, (self._queue,), {self.member: mine.to_json()}, _TTL_MS)
+            ttl_ms = _TTL_AT_REST_MS if at_rest else _TTL_MS
+            self._store.note(MEMBERS, (self._queue,), {self.member: mine.to_json()}, ttl_ms)
             self._number += 1
+            self.may_rest = at_rest
             if turned or is_first:
                 # Adopted only once the read below succeeds: else the next call does both again.
                 mine = replace(mine, demand=self._told.demand, leaving=self._told.leaving)
@@ -370,6 +377,11 @@ class Membership:
         self._has_changed = False
         self._assigned_us = now
         return True
+
+    def take_in(self, noted: Noted) -> bool:
+        """Take in the heartbeats of the others, read just now; True if `beat` is to act on them."""
+        self._read(self._clock.boot_us(), noted)
+        return self._has_changed
 
     def look(self) -> None:
         """Read the other members, unless just read; the next `beat` returns what follows."""
@@ -418,9 +430,9 @@ class Membership:
             return self._close_us
         return (_BESIDE_LOCAL_MS if self._store.is_local else _BESIDE_MS) * 1_000
 
-    def _read(self, now_us: int) -> None:
+    def _read(self, now_us: int, noted: Noted | None = None) -> None:
         before = self._others, self._parted
-        beats = heartbeats(self._store, self._queue)
+        beats = heartbeats(noted or self._store, self._queue)
         beats.pop(self.member, None)
         if self._dead:
             # Erased once: this one was written since.

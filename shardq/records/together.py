@@ -26,16 +26,22 @@ class Together:
     Args:
         store: The store.
         wanted: Table -> the partitions to read.
+        keys: Table whose keys are partitions -> the keys to read.
     """
 
     def __init__(
-        self, store: Registers, wanted: Mapping[Table[Any, Any], Sequence[Partition]]
+        self,
+        store: Registers,
+        wanted: Mapping[Table[Any, Any], Sequence[Partition]],
+        keys: Mapping[Table[Any, Any], Sequence[Any]] | None = None,
     ) -> None:
         self._found = {
             (table, partition): notes
             for table, partitions in wanted.items()
             for partition, notes in store.notes_of(table, partitions).items()
         }
+        for table, named in (keys or {}).items():
+            self._found[table, ()] = store.notes(table, (), named)
 
     def notes(
         self, table: Table[K, V], partition: Partition, keys: Iterable[K] | None = None

@@ -15,7 +15,7 @@ from __future__ import annotations
 import ipaddress
 import logging
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_HOSTS_KEPT = 100
 REFRESH_US = 3_000_000
 """A revoked key is refused once it was reread: within 5 s, with a slow read."""
 _REREADS_MAX = 5
@@ -541,6 +542,7 @@ def anybody(request: Request, region: str = "") -> Caller:
     )
 
 
+@lru_cache(_HOSTS_KEPT)
 def is_loopback(host: str) -> bool:
     """True if only programs of this machine reach a server on this address or name.
 
@@ -588,6 +590,7 @@ def _check_page(request: Request) -> None:
         )
 
 
+@lru_cache(_HOSTS_KEPT)
 def _host_of(url: str) -> str:
     try:
         return urlsplit(url).hostname or ""

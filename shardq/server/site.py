@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+from collections import Counter, defaultdict
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -109,7 +109,9 @@ class Site:
     bulks: Any = None
     searches: Any = None
     answers: Answers = field(init=False)
-    _waits: dict[asyncio.Timeout, Caller | None] = field(default_factory=dict)
+    _waits: defaultdict[Caller | None, set[asyncio.Timeout]] = field(
+        default_factory=lambda: defaultdict(set)
+    )
     _polls: Counter[str] = field(default_factory=Counter)
     _watch: asyncio.Task[None] | None = None
     _commands: set[asyncio.Task[Any]] = field(default_factory=set)
@@ -249,25 +251,32 @@ class Site:
         wait = asyncio.timeout(0 if self.leaving.is_set() else None)
         try:
             async with wait:
-                self._waits[wait] = caller
+                self._waits[caller].add(wait)
                 return await work
         except TimeoutError:
             if wait.expired():
                 return None
             raise
         finally:
-            self._waits.pop(wait, None)
+            self._forget(wait, caller)
+
+    def _forget(self, wait: asyncio.Timeout, caller: Caller | None) -> None:
+        if (waits := self._waits.get(caller)) is not None:
+            waits.discard(wait)
+            if not waits:
+                del self._waits[caller]
 
     def leave(self) -> None:
         """End all polls with nothing, and let streams end. Idempotent; in the event loop."""
         self.leaving.set()
-        self._end(list(self._waits))
+        self._end(self._waits)
 
-    def _end(self, waits: Iterable[asyncio.Timeout]) -> None:
+    def _end(self, callers: Iterable[Caller | None]) -> None:
         now = asyncio.get_running_loop().time()
-        for wait in waits:
-            if not wait.expired():
-                wait.reschedule(now)
+        for caller in callers:
+            for wait in self._waits.get(caller, ()):
+                if not wait.expired():
+                    wait.reschedule(now)
 
     def _gone(self, callers: Iterable[Caller]) -> set[Caller]:
         access = self.access
@@ -278,10 +287,9 @@ class Site:
         try:
             while self._polls and not self.leaving.is_set():
                 await pause(_WATCH_S)
-                callers = {one for one in self._waits.values() if one is not None}
+                callers = [one for one in self._waits if one is not None]
                 with suppress(StoreError):
-                    gone = await self.threads.call(partial(self._gone, callers))
-                    self._end([wait for wait, one in self._waits.items() if one in gone])
+                    self._end(await self.threads.call(partial(self._gone, callers)))
         finally:
             self._watch = None
 

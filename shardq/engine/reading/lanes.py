@@ -144,6 +144,11 @@ class Lanes:
         """Decide which lanes are polled, and which expect no rows."""
         self._quiet.look()
 
+    @property
+    def search_s(self) -> float:
+        """Seconds until quiet lanes are to be searched again; infinite without any."""
+        return self._quiet.search_s
+
     def _keep(self, lanes: set[int]) -> None:
         if lanes != set(self._memory.lanes):
             name = self._register.name

@@ -14,6 +14,7 @@ and its band from then on.
 from __future__ import annotations
 
 import logging
+import math
 import operator
 from typing import TYPE_CHECKING
 
@@ -117,10 +118,22 @@ class Quiet:
             self._watched_to = last
         return [lane for lane in lanes if lane not in quiet or lane in self._watched]
 
+    @property
+    def search_s(self) -> float:
+        """Seconds until quiet lanes are to be searched again; infinite without any."""
+        probed = [lane.probed for lane in self._memory.lanes.values() if lane.quiet]
+        if not probed:
+            return math.inf
+        at_ms = self._layout.start_ms(min(probed) + 1) - self._before_ms
+        return max(at_ms - self._clock.now_ms(), 0) / 1e3
+
+    @property
+    def _before_ms(self) -> int:
+        return min(_BEFORE_MS, self._layout.minute_ms // 2)
+
     def _last_minute(self, now_ms: int) -> int:
         """The minute up to which quiet lanes are to be searched by now."""
-        before_ms = min(_BEFORE_MS, self._layout.minute_ms // 2)
-        return self._layout.minute_of(now_ms + before_ms)
+        return self._layout.minute_of(now_ms + self._before_ms)
 
     def _falls_silent(self, lane: Lane, now_ms: int) -> bool:
         """True if a lane that was polled, or is new here, may be quiet from now on.

@@ -188,19 +188,16 @@ class Reader:
             lane.is_current(until_ms, self._layout) for lane in self._memory.polled
         )
 
-    def awaited(self, ahead_ms: int) -> Slice | None:
+    def awaited(self) -> Slice | None:
         """The rows that a poll at rest would read, without late ones; None: lanes need other reads.
 
         A lane that another member holds is retried often; a group lane is read more rarely.
-
-        Args:
-            ahead_ms: How far after now.
         """
         now_ms, polled = self._clock.now_ms(), self._memory.polled
         if self._isolated or not polled or any(one.of_groups or one.retry_ms for one in polled):
             return None
         after_ms = now_ms - _AWAITED_MS
-        return self._pages.slice(polled, after_ms, now_ms + ahead_ms, "news", limit=1)
+        return self._pages.slice(polled, after_ms, now_ms + READ_AHEAD_MS, "news", limit=1)
 
     def look_ahead(self, *, at_once: bool = False) -> None:
         """Read rows due in the next 2 s, every second, to hand them out on their millisecond."""

@@ -58,12 +58,14 @@ class Opened:
         endpoint: Its record, as it was read last.
         served: The queue.
         until_us: When the record is to be read again, microseconds since boot.
+        is_asked: True if requests have asked for it since its record was read.
     """
 
     address: Address
     endpoint: Endpoint
     served: ServedQueue
     until_us: int
+    is_asked: bool = field(default=False, init=False)
     _depth: Depth | None = field(default=None, init=False)
     _depth_until_us: int = field(default=0, init=False)
 
@@ -114,8 +116,13 @@ class Directory:
         """
         found = self._opened.get(address)
         now_us = self.site.clock.boot_us()
-        if found is not None and now_us < found.until_us:
-            return found
+        if found is not None:
+            found.is_asked = True
+            if now_us < found.until_us:
+                return found
+            await self._reread(found)
+            if now_us < found.until_us and self._opened.get(address) is found:
+                return found
         endpoint = await self.site.threads.call(lambda: self._endpoint(address))
         if endpoint is None:
             self.forget(address)
@@ -123,6 +130,30 @@ class Directory:
         opened = await self.open(address, endpoint)
         self._on_read(self, opened)
         return opened
+
+    async def _reread(self, first: Opened) -> None:
+        """Read the records of a queue and of others in use whose time is over soon: one read.
+
+        A record that is gone, damaged, or of a queue made anew is left to a request that asks for
+        it.
+        """
+        account, region, _ = first.address
+        until_us = self.site.clock.boot_us() + _CACHED_US
+        wanted = {
+            one.address.name: (one, one.endpoint)
+            for one in self._opened.values()
+            if one.is_asked
+            and one.until_us <= until_us - _CACHED_US // 2
+            and one.address[:2] == (account, region)
+        }
+        found = await self.site.threads.call(lambda: self.endpoints.some(account, region, wanted))
+        for name, endpoint in found.items():
+            one, before = wanted[name]
+            # A request may have changed it since the read began.
+            is_same = one.endpoint is before and before.made_ms == endpoint.made_ms
+            if is_same and not one.served.settings.dropped:
+                one.endpoint, one.until_us, one.is_asked = endpoint, until_us, False
+                self._on_read(self, one)
 
     async def open(self, address: Address, endpoint: Endpoint) -> Opened:
         """Keep an endpoint that was read or written just now, with its queue.

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 _KEYS_MAX = 100
 """Keys of one read, which passes a tombstone for each cell of a row that ended lately."""
 _BATCH_ROWS = 200
+_PARTITIONS_MAX = 32
+"""Partitions of one read."""
 _CHANGES_MAX = 100
 """Changes of a conditional batch: a drain begins one for each of 16 partitions at once."""
 _EPOCH = datetime.fromtimestamp(0, UTC).replace(tzinfo=None)
@@ -78,9 +80,12 @@ class Registers:
     def notes_of(
         self, table: Table[K, V], partitions: Sequence[Partition]
     ) -> dict[Partition, dict[K, V]]:
-        """The values under all keys of several partitions: a plain read each, pipelined."""
+        """The values under all keys of several partitions: plain reads, pipelined."""
         cql, bound = STATEMENTS[table].read_of, self._session.bound
-        statements = (bound(cql, _sent(table.partition, one)) for one in partitions)
+        places = [_sent(table.partition, one) for one in partitions]
+        if len(table.partition) == 1:
+            places = list(_several(places))
+        statements = (bound(cql, place) for place in places)
         begin, end = len(table.partition), len(table.partition) + len(table.key)
         found: dict[Partition, dict[K, V]] = {one: {} for one in partitions}
         for page in self._session.read(statements, "registers"):
@@ -192,7 +197,8 @@ class Registers:
         keys: Iterable[K] | None,
         profile: object,
     ) -> dict[K, V]:
-        statements = self._reads(table, _sent(table.partition, partition), keys)
+        place, is_serial = _sent(table.partition, partition), profile is SERIAL
+        statements = self._reads(table, place, keys, is_serial=is_serial)
         width = len(table.key)
         return {
             table.key_of(row[:width]): table.values_of(row[width:])
@@ -201,7 +207,7 @@ class Registers:
         }
 
     def _reads(
-        self, table: Table[K, V], place: list[Any], keys: Iterable[K] | None
+        self, table: Table[K, V], place: list[Any], keys: Iterable[K] | None, *, is_serial: bool
     ) -> Iterator[Any]:
         cql, bound = STATEMENTS[table], self._session.bound
         if keys is None:
@@ -210,8 +216,9 @@ class Registers:
         asked = [_sent(table.key, table.key_columns(key)) for key in keys]
         if not table.partition:
             # Each key is a partition, and a SERIAL read is of one partition.
-            for key in asked:
-                yield bound(cql.find, key)
+            is_alone = is_serial or len(table.key) > 1 or len(asked) == 1
+            for key in asked if is_alone else _several(asked):
+                yield bound(cql.find if is_alone else cql.read_of, key)
             return
         for n in range(0, len(asked), _KEYS_MAX):
             yield bound(cql.find, [*place, cells.listed(map(cells.item, asked[n : n + _KEYS_MAX]))])
@@ -253,6 +260,17 @@ def _present(
         else:
             found[change.place] = there, change.is_done_by(there)
     return found
+
+
+def _several(names: Sequence[Sequence[Any]]) -> Iterator[list[bytes]]:
+    """The values of statements that each read several partitions, by the one column of their names.
+
+    Args:
+        names: The serialised name of each.
+    """
+    for n in range(0, len(names), _PARTITIONS_MAX):
+        some = names[n : n + _PARTITIONS_MAX]
+        yield [cells.listed(name for (name,) in some)]
 
 
 def _seconds(ttl_ms: int | None) -> bytes:

@@ -17,8 +17,9 @@ class Statements(NamedTuple):
 
     Attributes:
         read: Reads all rows of a partition; of the table if each key is a partition.
-        read_of: Reads all rows of a partition, with its name before them; empty for a table without
-            partitions.
+        read_of: Reads all rows of a partition, with its name before them; of several partitions if
+            one column names them. Of a table whose keys are partitions: reads rows by several keys,
+            each of one column; empty if keys have more.
         find: Reads rows by key.
         note: Writes a row plainly; empty for a table of records alone.
         erase: Deletes a row plainly; empty likewise.
@@ -44,11 +45,13 @@ def statements_of(table: Table[Any, Any]) -> Statements:
         note = f"UPDATE {name} USING {time} SET {_are(table.values, ', ')} WHERE {row}"
         erase = f"DELETE FROM {name} WHERE {row}"
     if not place:
-        return Statements(read, "", f"{read} WHERE {row}", note, erase)
+        by_keys = f"{read} WHERE {listed} IN ?" if len(table.key) == 1 else ""
+        return Statements(read, by_keys, f"{read} WHERE {row}", note, erase)
     where = f"{read} WHERE {place}"
     named = ", ".join([*map(_read, table.partition), columns])
     by_key = f"{where} AND {listed if len(table.key) == 1 else f'({listed})'} IN ?"
-    read_of = f"SELECT {named} FROM {name} WHERE {place}"
+    several = f"{_names(table.partition)[0]} IN ?" if len(table.partition) == 1 else place
+    read_of = f"SELECT {named} FROM {name} WHERE {several}"
     return Statements(where, read_of, by_key, note, erase)
 
 
