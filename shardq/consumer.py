@@ -477,6 +477,7 @@ class Consumer:
                 self._engine.news.take(
                     is_watched=stepper is not None and stepper.is_told,
                     is_looked_at=stepper is not None and stepper.is_looked_at(self._turns),
+                    is_regular=True,
                     due_us=self._due_us,
                 )
                 delay = self._turn()

@@ -38,12 +38,14 @@ from shardq.engine.rest import Rest
 from shardq.engine.storing.outbox import Outbox
 from shardq.errors import SchemaNewer, ShardqError, StoreCorrupt, UnknownQueue, UsageError
 from shardq.model.ids import row_ids
+from shardq.stores.store import NEVER
 from shardq.stores.tables import LANES, QUEUES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from shardq.engine.handing.waiters import Waiters
+    from shardq.engine.reading.lane import Rung
     from shardq.lifecycle.home import QueueHome
     from shardq.model.message import Row
     from shardq.model.settings import Settings
@@ -62,6 +64,9 @@ _IDLE_TOLD_S, _IDLE_BESIDE_S, _IDLE_REST_S = 3.0, 1.5, 10.0
 as settings and heartbeats are due. Beside other members polls are less rare, for a member that
 leaves waits for the heartbeats of the others. At rest they are rarer, for those reads find new
 settings and members as well."""
+_BARREN_US = 80_000_000
+"""If nothing was seen for this long, one read reaches as far back as the deepest rung: it passes no
+tombstones."""
 _STUCK_US = 5_000_000
 _STUCK_LONG_US = 30_000_000
 _SEAL_US = 1_000_000
@@ -281,9 +286,23 @@ class Engine:
         return new
 
     def _read(self) -> int:
-        self.lanes.look()
+        rests = self._rests
+        self.lanes.look(rests=rests)
         self.sweeper.look_behind_seals()
         rung = self.sweeper.rung_due()
+        if rests and self._needs_no_read(rung):
+            new = 0
+            self.sweeper.sweep(None)
+        else:
+            new = self._read_lanes(rung)
+        self.groups.serve(self.intake.accept)
+        self.lanes.guard()
+        self._gifts.step()
+        self.sharing.share()
+        return new
+
+    def _read_lanes(self, rung: Rung | None) -> int:
+        """Read what has come due, look ahead, and sweep; returns how many rows are new."""
         with self.news.looking() as near:
             self.reader.wakes_all |= near is not None
             read_ms, now_ms = self.reader.read_ms, self._clock.now_ms()
@@ -293,10 +312,12 @@ class Engine:
                 # At rest one read serves poll, first rung and look ahead: a read costs 2 ms of CPU.
                 # Polls are rarer then: the rung may be late by one poll, and reaches further by
                 # that. The read serves the second rung too if that would pass over no lane.
-                longer = RUNGS[1] if self.awaited() is None else RUNGS[2]
+                longer_ms = (RUNGS[1] if self.awaited() is None else RUNGS[2]).depth_ms
+                if self._rests and self._clock.boot_us() - self.news.seen_us >= _BARREN_US:
+                    longer_ms = NEVER
                 is_watched = self.news.is_watched and not self.news.is_looked_at
                 ahead_ms = REST_AHEAD_MS if is_watched else READ_AHEAD_MS
-                if rung is not None and rung.depth_ms < longer.depth_ms:
+                if rung is not None and rung.depth_ms < longer_ms:
                     back_ms = rung.depth_ms + round(self._idle_s * 1e3)
                     new = self.reader.poll(back_ms, ahead_ms=ahead_ms)
                     self.sweeper.was_swept(rung, now_ms)
@@ -310,11 +331,18 @@ class Engine:
             if self.rest.take_behind() or is_behind:
                 self.sweeper.look_back(near)
         self.sweeper.sweep(rung)
-        self.groups.serve(self.intake.accept)
-        self.lanes.guard()
-        self._gifts.step()
-        self.sharing.share()
         return new
+
+    def _needs_no_read(self, rung: Rung | None) -> bool:
+        """True if a step at rest may leave it to reads for many queues to find rows.
+
+        Cursors then stay where they are: a step upon news reads on from there.
+        """
+        is_shallow = rung is None or rung.every_ms < RUNGS[-1].every_ms
+        late_ms = self._clock.now_ms() - self.reader.read_ms
+        is_late = late_ms >= self._register.layout.minute_ms // 2
+        has_news = self.news.is_near or not self.news.is_regular
+        return is_shallow and not (is_late or has_news)
 
     def flush(self, *, everything: bool = False) -> None:
         """Store all outcomes by `Outbox.flush`, and act on what has happened."""

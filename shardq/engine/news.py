@@ -84,6 +84,7 @@ class News:
         is_leaving: True if the member is leaving: it reports no free slots.
         is_watched: True if a write of another process is noticed without a poll.
         is_looked_at: True if reads for many queues look for the news awaited here.
+        is_regular: True if no news has brought this step about, and nobody awaits what it reads.
         seen_us: When a row was last put or read here, time since boot.
         stepped_us: When the last step began, time since boot.
     """
@@ -100,6 +101,7 @@ class News:
         self._changed = locks.condition(self._lock)
         self._spacing = locks.condition(self._lock)
         self._is_rung = self.is_leaving = self.is_watched = self.is_looked_at = False
+        self.is_regular = False
         self._near: Near | None = None
         self._freed_us = self._first_us = self._rested_us = self._fails = self.stepped_us = 0
         self.seen_us = self._clock.boot_us()
@@ -201,21 +203,26 @@ class News:
         """Note that a full step succeeded."""
         self._fails = 0
 
-    def take(self, *, is_watched: bool, is_looked_at: bool, due_us: int = 0) -> None:
+    def take(
+        self, *, is_watched: bool, is_looked_at: bool, is_regular: bool, due_us: int = 0
+    ) -> None:
         """Prepare a step that begins without `wait`.
 
         Args:
             is_watched: True if `on_change` is called after another process wrote.
             is_looked_at: True if reads for many queues look for the news awaited here.
+            is_regular: True if nobody awaits what the step reads.
             due_us: When a full step is needed, time since boot; until then only outcomes need a
                 step. 0: now.
         """
         self.is_watched, self.is_looked_at = is_watched, is_looked_at
+        self.is_regular = is_regular and not self._is_rung
         self._take(due_us)
 
     def wait(self, seconds: float) -> None:
         """Wait until the next step is due, or news arrives: on SQLite also from other processes."""
         clock = self._clock
+        self.is_regular = False
         deadline_us = clock.boot_us() + round(seconds * 1e6)
         self.is_watched = watched = self._store.changed() is not None
         while (left_us := self._first_until_us(deadline_us) - clock.boot_us()) > 0:

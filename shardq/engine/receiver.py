@@ -189,6 +189,8 @@ class Receiver:
         self._called_us = self._clock.boot_us()
         # If a look found nothing for a caller that still waits, the next turn is set already.
         is_at_rest = is_patient and any(one.is_looked for one in first)
+        # Reads for all queues at rest, or else the next turn, look for it too.
+        caller.is_looked = is_at_rest
         self._add_to_stepper(_REST_S if is_at_rest else 0.0)
 
     def leave(self, caller: Caller) -> bool:
@@ -391,14 +393,12 @@ class Receiver:
         left_us = self._step_us - self._clock.boot_us()
         wanted = min(sum(caller.count for caller in looking), BATCH_ROWS)
         has_enough = engine.ready.has(wanted)
-        if left_us > 0 and (
-            has_enough
-            # Woken by a put, for which another thread has stepped meanwhile.
-            or (is_due and not engine.news.is_there and all(one.is_looked for one in looking))
-        ):
+        is_regular = is_due and all(one.is_looked for one in looking)
+        # Woken by a put, for which another thread has stepped meanwhile, or with enough.
+        if left_us > 0 and (has_enough or (is_regular and not engine.news.is_there)):
             return left_us / 1e6
         until_us = self._clock.boot_us() + _CATCH_UP_US
-        delay = self._step(engine)
+        delay = self._step(engine, is_regular=is_regular)
         # A call without a wait would miss the rows of lanes that this step had no time for.
         while (
             engine.reader.is_lagging()
@@ -408,11 +408,12 @@ class Receiver:
             delay = self._step(engine)
         return delay
 
-    def _step(self, engine: Engine) -> float:
+    def _step(self, engine: Engine, *, is_regular: bool = False) -> float:
         stepper = self._stepper
         engine.news.take(
             is_watched=stepper is not None and stepper.is_told,
             is_looked_at=stepper is not None and stepper.is_looked_at(self),
+            is_regular=is_regular,
         )
         self._ticked_s = self._tick()
         delay = min(self._ticked_s, engine.step())

@@ -6,7 +6,7 @@
  wake: a put, an end ───┤
  the store has changed ─┤  one check for all of them, if the store reports changes
  news of one at rest ───┘  one read for all that are at rest: of rows once a second, or more often;
-                           of records and heartbeats every 3 s
+                           of records and heartbeats every 2 s
 ```
 
 The thread lives while there is something to step. A forked child inherits neither. An unforeseen
@@ -36,10 +36,10 @@ if TYPE_CHECKING:
 _BLIND_US = 1_000_000
 """After an error the store is not asked for this long."""
 _LOOK_US_MAX = 1_000_000
-_NOTES_US = 3_000_000
-"""As often as an engine reads its queue's record and heartbeats where nobody does that for it."""
-_LOOK_SHARE = 2
-"""Looks take half of the time at most."""
+_NOTES_US = 2_000_000
+"""More often than an engine would read its queue's record and heartbeats."""
+_LOOK_SHARE = 8
+"""The pause between two looks is so many times as long as a look, within a second."""
 _LOOK_PART = 32
 """A look reads of so many at once: with hundreds it takes a second, and turns must not wait for it.
 A store that reports changes is looked at in one read, which is quick."""

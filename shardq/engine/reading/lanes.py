@@ -140,9 +140,13 @@ class Lanes:
         """Reread the settings if the news may be the first put to a band."""
         self._quiet.follow(has_news=has_news)
 
-    def look(self) -> None:
-        """Decide which lanes are polled, and which expect no rows."""
-        self._quiet.look()
+    def look(self, *, rests: bool) -> None:
+        """Decide which lanes are polled, and which expect no rows.
+
+        Args:
+            rests: True if the next look may come 10 s later.
+        """
+        self._quiet.look(rests=rests)
 
     @property
     def search_s(self) -> float:

@@ -36,6 +36,8 @@ log = logging.getLogger(__name__)
 
 _BEFORE_MS = 2_000
 """A minute is searched this long before it begins: polled lanes are read ahead as far."""
+_BEFORE_AT_REST_MS = 12_000
+"""The same at rest, when the next look comes 10 s later. Queues then do so at different times."""
 _LOOK_US = 200_000
 _SETTINGS_US = 100_000
 """Shortest time between rereads of the settings on news of writes of other processes."""
@@ -51,6 +53,7 @@ class Quiet:
         self._reader = reader
         self._pages = pages
         self._read_us = self._look_us = 0
+        self._rests = False
         self._seen: tuple[object, object] = (None, None)
         self._watched: dict[int, int] = {}
         """Quiet lane of another member that has rows -> until when it is guarded."""
@@ -67,7 +70,7 @@ class Quiet:
             self._read_us = now_us + _SETTINGS_US
             self._register.refresh(force=True)
 
-    def look(self) -> None:
+    def look(self, *, rests: bool) -> None:
         """Decide which lanes are quiet, and search these in minutes that are about to begin.
 
         Most steps skip this, as it is long for a queue that once had 64 lanes of three bands.
@@ -76,7 +79,7 @@ class Quiet:
         seen = settings, memory.polled
         if now_us < self._look_us and all(map(operator.is_, seen, self._seen)):
             return
-        self._look_us = now_us + _LOOK_US
+        self._look_us, self._rests = now_us + _LOOK_US, rests
         self._tell(settings)
         memory.polled = [lane for lane in memory.lanes.values() if not lane.quiet]
         self._seen = settings, memory.polled
@@ -124,16 +127,16 @@ class Quiet:
         probed = [lane.probed for lane in self._memory.lanes.values() if lane.quiet]
         if not probed:
             return math.inf
-        at_ms = self._layout.start_ms(min(probed) + 1) - self._before_ms
+        at_ms = self._layout.start_ms(min(probed) + 1) - self._before_ms()
         return max(at_ms - self._clock.now_ms(), 0) / 1e3
 
-    @property
-    def _before_ms(self) -> int:
-        return min(_BEFORE_MS, self._layout.minute_ms // 2)
+    def _before_ms(self, ms: int = _BEFORE_MS) -> int:
+        return min(ms, self._layout.minute_ms // 2)
 
     def _last_minute(self, now_ms: int) -> int:
         """The minute up to which quiet lanes are to be searched by now."""
-        return self._layout.minute_of(now_ms + self._before_ms)
+        before_ms = self._before_ms(_BEFORE_AT_REST_MS if self._rests else _BEFORE_MS)
+        return self._layout.minute_of(now_ms + before_ms)
 
     def _falls_silent(self, lane: Lane, now_ms: int) -> bool:
         """True if a lane that was polled, or is new here, may be quiet from now on.
