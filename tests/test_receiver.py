@@ -63,6 +63,29 @@ def test_a_message_whose_write_took_long_is_received_at_once(stage: Stage) -> No
     queue.ack(first)
 
 
+@pytest.mark.parametrize("read_ms", [0, 0.7, 30])
+def test_what_was_put_within_this_millisecond_is_received_without_a_wait(
+    stage: Stage, read_ms: float
+) -> None:
+    queue = stage.connect().queue("mail")
+    queue.receive()
+    stage.clock.advance(0.0004)
+    queue.put("a")
+    # It may come due between two reads of a step.
+    stage.faults.call("read", partial(stage.clock.advance, read_ms / 1e3))
+    assert [message.text for message in queue.receive()] == ["a"]
+
+
+@on_each_store
+def test_what_is_put_is_received_at_once_without_a_wait(world: World) -> None:
+    queue = world.connect().queue(world.queue_name())
+    for number in range(100):
+        queue.put(f"{number}")
+        [message] = queue.receive()
+        assert message.text == f"{number}"
+        queue.ack(message)
+
+
 def test_a_first_receive_without_a_wait_finds_all_groups_though_a_lease_takes_long(
     stage: Stage,
 ) -> None:

@@ -814,10 +814,11 @@ def test_forecasts_hold_up_nobody_else() -> None:
         await api.done("PUT", MAIL)
         every_second = {"cron": "* * * * * *", "body": "x"}
         await api.done("PUT", f"{MAIL}/schedules/often", every_second)
-        forecasts = [api.begin("GET", f"{MAIL}/forecast?horizon=30m") for _ in range(THREADS)]
+        path = f"{MAIL}/forecast?horizon=30m"
+        forecasts = [api.begin("GET", path) for _ in range(3 * THREADS)]
         answers = [asyncio.create_task(one.ended()) for one in forecasts]
         await api.done("POST", f"{MAIL}/messages", {"body": "x"})
-        assert not any(one.done() for one in answers)
+        assert sum(one.done() for one in answers) <= THREADS
         await asyncio.gather(*answers)
 
     play(story)

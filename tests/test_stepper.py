@@ -17,6 +17,7 @@ from shardq.model.shard import Shard
 from shardq.records.together import Noted
 from shardq.stores.sqlite.store import SqliteStore
 from shardq.stores.store import Slice
+from shardq.stores.tables import MEMBERS, QUEUES, Change, QueueRecord
 
 WAIT_S = 60
 
@@ -128,6 +129,43 @@ def test_a_write_for_one_queue_at_rest_is_news_for_that_one_alone(tmp_path: Path
     assert not mail.told.is_set()
     there.close()
     here.close()
+
+
+def test_the_records_and_heartbeats_of_all_at_rest_are_read_for_them(tmp_path: Path) -> None:
+    class Resting(Walker):
+        def __init__(self, queue: str) -> None:
+            super().__init__(*[lambda: 60.0] * 2)
+            self._awaited = Awaited(Slice(queue, [0], [0], -1, 1_000, 1), queue, f"of {queue}")
+            self.found: list[object] = []
+            self.woken = threading.Event()
+
+        def awaited(self) -> Awaited:
+            return self._awaited
+
+        def take_in(self, noted: Noted) -> bool:
+            _, queue, members = self._awaited
+            self.found.append((noted.notes(QUEUES, (), [queue]), noted.notes(MEMBERS, (members,))))
+            return queue == "mail"
+
+        def wake(self) -> None:
+            self.woken.set()
+
+    store = SqliteStore(tmp_path / "jobs.db")
+    store.open()
+    record = QueueRecord("{}", b"secret", 1)
+    change = Change((), ("mail",), {"version": None}, record._asdict())
+    assert not store.write_records(QUEUES, [change])
+    store.note(MEMBERS, ("of mail",), {"me": "alive"}, 60_000)
+    stepper = Stepper(store, SystemClock(0), "shardq-walking")
+    mail, bills = Resting("mail"), Resting("bills")
+    for one in (bills, mail):
+        stepper.add(one)
+    assert mail.woken.wait(WAIT_S)
+    stepper.close()
+    assert mail.found[0] == ({"mail": record}, {"me": "alive"})
+    assert bills.found[0] == ({}, {})
+    assert not bills.woken.is_set()
+    store.close()
 
 
 def test_one_that_is_removed_is_stepped_no_more(stepper: Stepper) -> None:

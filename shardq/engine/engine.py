@@ -289,12 +289,11 @@ class Engine:
         rests = self._rests
         self.lanes.look(rests=rests)
         self.sweeper.look_behind_seals()
-        rung = self.sweeper.rung_due()
-        if rests and self._needs_no_read(rung):
-            new = 0
+        new = 0
+        if rests and self._needs_no_read():
             self.sweeper.sweep(None)
         else:
-            new = self._read_lanes(rung)
+            new = self._read_lanes(self.sweeper.rung_due())
         self.groups.serve(self.intake.accept)
         self.lanes.guard()
         self._gifts.step()
@@ -333,16 +332,14 @@ class Engine:
         self.sweeper.sweep(rung)
         return new
 
-    def _needs_no_read(self, rung: Rung | None) -> bool:
+    def _needs_no_read(self) -> bool:
         """True if a step at rest may leave it to reads for many queues to find rows.
 
         Cursors then stay where they are: a step upon news reads on from there.
         """
-        is_shallow = rung is None or rung.every_ms < RUNGS[-1].every_ms
-        late_ms = self._clock.now_ms() - self.reader.read_ms
-        is_late = late_ms >= self._register.layout.minute_ms // 2
-        has_news = self.news.is_near or not self.news.is_regular
-        return is_shallow and not (is_late or has_news)
+        since_ms = self._clock.now_ms() - self.reader.read_ms
+        is_over = since_ms >= min(self._register.layout.minute_ms // 2, RUNGS[-1].every_ms)
+        return self.news.is_regular and not (self.news.is_near or is_over)
 
     def flush(self, *, everything: bool = False) -> None:
         """Store all outcomes by `Outbox.flush`, and act on what has happened."""

@@ -50,6 +50,9 @@ _CATCH_UP_US = 1_000_000
 """How long a call steps on while lanes are left unread, and fewer rows are ready than it wants."""
 _KEEP_S = 0.5
 _NEAR_S = 0.005
+_NEXT_S, _NEXT_US = 0.001, 2_000
+"""A message that is put without a delay is due in the next millisecond, to which a call without a
+wait waits too."""
 _REST_S = 10.0
 """The next turn of a queue at rest, at the latest."""
 _SHARE_S = 0.05
@@ -149,6 +152,8 @@ class Receiver:
                     # Another thread may have looked for this caller meanwhile.
                     if not (caller.is_over or caller.is_looked):
                         delay = self._serve()
+            if not caller.is_over and self._due_s() <= _NEXT_S:
+                until_us = max(until_us, clock.boot_us() + _NEXT_US)
             while not caller.is_over and (left_us := until_us - clock.boot_us()) > 0:
                 if self._stepper is None:
                     self._wait_for_step(min(delay, left_us / 1e6))
@@ -337,9 +342,11 @@ class Receiver:
             self._was_interrupted = True
             raise
         if not engine.reader.is_lagging():
+            is_near = self._due_s() <= _NEXT_S
             for caller in looking:
+                may_end = caller.is_brief and not (is_near and not caller.is_looked)
                 caller.is_looked = True
-                if caller.is_brief and self.leave(caller):
+                if may_end and self.leave(caller):
                     caller.give([])
         if self._stepper is not None and not is_due:
             if engine.sharing.is_awake:

@@ -118,7 +118,7 @@ MUTANTS: dict[str, Edits] = {
         ),
     ),
     "a dead member counts for a minute": (
-        (Membership, "beat", "mine.to_json()}, _TTL_MS)", "mine.to_json()}, 6 * _TTL_MS)"),
+        (Membership, "beat", "else _TTL_MS", "else 6 * _TTL_MS"),
     ),
     "a lost lease is kept": (
         (Leases, "renew", "[self._held.pop(shard)", "[self._held[shard]"),

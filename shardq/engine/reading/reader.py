@@ -95,7 +95,7 @@ class Reader:
         self._prefetch = member.prefetch
         self._isolated = member.isolated
         self._ahead_next_us = 0
-        self._open_span_ms = 0
+        self._open_span_ms = self._polled_to_ms = 0
         self._polled = 1
         self._dozed_us = 0
         self.wakes_all = False
@@ -120,7 +120,7 @@ class Reader:
             How many rows were new.
         """
         now_ms = self._clock.now_ms()
-        until_ms = self._until_ms(now_ms)
+        until_ms = self._polled_to_ms = self._until_ms(now_ms)
         current: list[Lane] = []
         lagging: list[Lane] = []
         dozing: list[Lane] = []
@@ -219,9 +219,9 @@ class Reader:
         if lanes:
             after_ms = min(lane.cursor_ms for lane in lanes)
             limit = min(self._room_ahead(lane) for lane in lanes)
-            rows = self._pages.read(
-                lanes, max(after_ms, now_ms - 1), until_ms, "ahead", limit=limit
-            )
+            # From the last poll on: a row may have come due since.
+            after_ms = max(after_ms, min(self._polled_to_ms, now_ms - 1))
+            rows = self._pages.read(lanes, after_ms, until_ms, "ahead", limit=limit)
             counts = Counter(row.shard for row in rows)
             self._look_again_where_cut(counts, limit)
             rows = self._without_cut_off(rows, counts, limit)
