@@ -210,9 +210,6 @@ MUTANTS: dict[str, Edits] = {
             "    self.outbox.park_all(counted=False)",
         ),
     ),
-    "a move does not look first": (
-        (Settler, "carry_out", "if move.old in there]", "if move.old]"),
-    ),
     "a parked claim is not moved on": (
         (Outbox, "park_overdue", "self._is_half_over(one.row.ready_ms)", "False"),
     ),
@@ -324,7 +321,7 @@ MUTANTS: dict[str, Edits] = {
         (planner, "decided", "delay_ms=register.settings.backoff_of(attempt)", "delay_ms=0"),
     ),
     "a move loses the headers": (
-        (planner, "moved", "claim=claim,", "claim=claim, headers=None,"),
+        (planner, "moved", "        body,\n        headers,\n", "        body,\n        None,\n"),
     ),
     "an ack by receipt deletes nothing": (
         (
