@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from shardq.engine.storing.ending import Ending
     from shardq.lifecycle.fate import Outcome
     from shardq.model.message import Message, Row
-    from shardq.records.together import Noted
+    from shardq.records.together import Together
     from shardq.tracing import Traces
 
 log = logging.getLogger(__name__)
@@ -688,7 +688,7 @@ class _Turns:
         """Where the news of a queue at rest would be; None if only a step finds it."""
         return self._consumer._engine.awaited()
 
-    def take_in(self, noted: Noted) -> bool:
+    def take_in(self, noted: Together) -> bool:
         """Take in the queue's record and heartbeats, read just now; True if a turn is to follow."""
         return self._consumer._engine.take_in(noted)
 

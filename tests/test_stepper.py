@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -12,9 +12,10 @@ import shardq
 from shardq.clock import SystemClock
 from shardq.engine.news import Awaited
 from shardq.engine.stepper import Stepper
+from shardq.errors import StoreUnavailable
 from shardq.model.message import Row
 from shardq.model.shard import Shard
-from shardq.records.together import Noted
+from shardq.records.together import Together
 from shardq.stores.sqlite.store import SqliteStore
 from shardq.stores.store import Slice
 from shardq.stores.tables import MEMBERS, QUEUES, Change, QueueRecord
@@ -40,7 +41,7 @@ class Walker:
     def on_change(self) -> bool:
         return False
 
-    def take_in(self, noted: Noted) -> bool:
+    def take_in(self, noted: Together) -> bool:
         return False
 
     def awaited(self) -> None:
@@ -142,7 +143,7 @@ def test_the_records_and_heartbeats_of_all_at_rest_are_read_for_them(tmp_path: P
         def awaited(self) -> Awaited:
             return self._awaited
 
-        def take_in(self, noted: Noted) -> bool:
+        def take_in(self, noted: Together) -> bool:
             _, queue, members = self._awaited
             self.found.append((noted.notes(QUEUES, (), [queue]), noted.notes(MEMBERS, (members,))))
             return queue == "mail"
@@ -165,6 +166,64 @@ def test_the_records_and_heartbeats_of_all_at_rest_are_read_for_them(tmp_path: P
     assert mail.found[0] == ({"mail": record}, {"me": "alive"})
     assert bills.found[0] == ({}, {})
     assert not bills.woken.is_set()
+    store.close()
+
+
+class Far(Walker):
+    """One at rest whose next turn is far off."""
+
+    def __init__(self, queue: str) -> None:
+        super().__init__()
+        self._rows = Slice(queue, [0], [0], -1, 1_000, 1)
+        self.stepped = threading.Semaphore(0)
+
+    def turn(self) -> float:
+        self.stepped.release()
+        return 600.0
+
+    def awaited(self) -> Awaited:
+        return Awaited(self._rows, self._rows.queue, self._rows.queue)
+
+
+def far_ones(stepper: Stepper) -> tuple[Far, Far]:
+    """Two of them, once the stepper looks for their news."""
+    mail, bills = Far("mail"), Far("bills")
+    for one in (mail, bills):
+        stepper.add(one)
+        assert one.stepped.acquire(timeout=WAIT_S)
+    while not (stepper.is_looked_at(mail) and stepper.is_looked_at(bills)):
+        threading.Event().wait(0.01)
+    return mail, bills
+
+
+def test_one_that_is_left_alone_at_rest_is_stepped_at_once(stepper: Stepper) -> None:
+    mail, bills = far_ones(stepper)
+    stepper.remove(bills)
+    assert mail.stepped.acquire(timeout=WAIT_S)
+    assert not stepper.is_looked_at(mail)
+
+
+def test_after_a_look_that_failed_all_are_stepped_and_looked_at_again(tmp_path: Path) -> None:
+    class Failing(SqliteStore):
+        is_away = False
+
+        def occupied_queues(self, wanted: Sequence[Slice]) -> set[str]:
+            if self.is_away:
+                raise StoreUnavailable("the store is away.")
+            return super().occupied_queues(wanted)
+
+    store = Failing(tmp_path / "jobs.db")
+    store.open()
+    stepper = Stepper(store, SystemClock(0), "shardq-walking")
+    both = far_ones(stepper)
+    store.is_away = True
+    for one in both:
+        assert one.stepped.acquire(timeout=WAIT_S)
+        assert not stepper.is_looked_at(one)
+    store.is_away = False
+    while not all(map(stepper.is_looked_at, both)):
+        threading.Event().wait(0.01)
+    stepper.close()
     store.close()
 
 

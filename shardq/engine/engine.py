@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from shardq.model.message import Row
     from shardq.model.settings import Settings
     from shardq.records.membership import Heartbeat
-    from shardq.records.together import Noted
+    from shardq.records.together import Together
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +64,8 @@ _IDLE_TOLD_S, _IDLE_BESIDE_S, _IDLE_REST_S = 3.0, 1.5, 10.0
 as settings and heartbeats are due. Beside other members polls are less rare, for a member that
 leaves waits for the heartbeats of the others. At rest they are rarer, for those reads find new
 settings and members as well."""
+_BACK_MS, _BACK_US = 2_000, 7_000_000
+"""So far before its last poll a queue at rest awaits rows, until nothing was seen for so long."""
 _BARREN_US = 80_000_000
 """If nothing was seen for this long, one read reaches as far back as the deepest rung: it passes no
 tombstones."""
@@ -286,11 +288,10 @@ class Engine:
         return new
 
     def _read(self) -> int:
-        rests = self._rests
-        self.lanes.look(rests=rests)
+        self.lanes.look(rests=self._rests)
         self.sweeper.look_behind_seals()
         new = 0
-        if rests and self._needs_no_read():
+        if self._rests and self._needs_no_read():
             self.sweeper.sweep(None)
         else:
             new = self._read_lanes(self.sweeper.rung_due())
@@ -337,8 +338,8 @@ class Engine:
 
         Cursors then stay where they are: a step upon news reads on from there.
         """
-        since_ms = self._clock.now_ms() - self.reader.read_ms
-        is_over = since_ms >= min(self._register.layout.minute_ms // 2, RUNGS[-1].every_ms)
+        since_ms = self._clock.now_ms() - self.reader.since_ms
+        is_over = not 0 <= since_ms < min(self._register.layout.minute_ms // 2, RUNGS[-1].every_ms)
         return self.news.is_regular and not (self.news.is_near or is_over)
 
     def flush(self, *, everything: bool = False) -> None:
@@ -370,7 +371,7 @@ class Engine:
         self.failures.flush()
         self._hanging.look()
 
-    def take_in(self, noted: Noted) -> bool:
+    def take_in(self, noted: Together) -> bool:
         """Take in the queue's record and heartbeats, read just now; True if a step is to follow."""
         register = self._register
         record = noted.notes(QUEUES, (), [register.name]).get(register.name)
@@ -393,9 +394,14 @@ class Engine:
         rests = self._clock.boot_us() - news.seen_us >= _REST_US and not (
             news.has_failed or news.is_leaving or news.is_there
         )
-        rows = self.reader.awaited() if rests and self.is_quiet() else None
-        register = self._register
-        return None if rows is None else Awaited(rows, register.name, register.members_key)
+        if not (rests and self.is_quiet()):
+            return None
+        # Rows that were settled just now are not to be passed again and again.
+        is_long = self._clock.boot_us() - news.seen_us >= _BACK_US
+        rows = self.reader.awaited(RUNGS[1].depth_ms if is_long else _BACK_MS)
+        if rows is None:
+            return None
+        return Awaited(rows, self._register.name, self._membership.key)
 
     def is_quiet(self) -> bool:
         """True if all rows that are due in this member's lanes have been read and settled."""
@@ -676,9 +682,11 @@ class Engine:
         rests = self._rests
         if self.news.is_watched or rests:
             idle_s = _IDLE_BESIDE_S if self._membership.others else _IDLE_TOLD_S
-            if rests and self._membership.may_rest and not self._membership.others:
-                # Quiet lanes are searched by steps.
-                idle_s = min(_IDLE_REST_S, self.lanes.search_s or idle_s)
+            may_rest = self._membership.may_rest and not self._membership.others
+            if rests and may_rest and not self.lanes.auto.may_fall:
+                # Quiet lanes are searched by steps, and lanes are awaited for a minute at most.
+                half_s = self._register.layout.minute_ms / 2_000
+                idle_s = min(_IDLE_REST_S, self.lanes.search_s or idle_s, half_s)
             return min(idle_s, renew_s)
         is_quiet = self.news.stepped_us - self.news.seen_us >= QUIET_US
         return (QUIET_IDLE_US if is_quiet else IDLE_US) / 1e6

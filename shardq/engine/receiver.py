@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from shardq.lifecycle.home import QueueHome
     from shardq.model.message import Message
     from shardq.model.shard import Position
-    from shardq.records.together import Noted
+    from shardq.records.together import Together
 
 _PREFETCH = 1_000
 _LINGER_US = 5_000_000
@@ -183,19 +183,18 @@ class Receiver:
 
         Args:
             caller: The caller.
-            is_patient: True if it waits for longer than the stepper needs to look again.
+            is_patient: True if it waits for longer than reads for all queues at rest are apart.
 
         Raises:
             ShardqError: If no thread can be started.
         """
         # A list, for another thread may take callers out meanwhile.
         first = list(self._line)[:1]
+        # If a look found nothing for a caller that still waits, the next turn is set already.
+        # Reads for all queues at rest, or else that turn, look for this caller too.
+        is_at_rest = caller.is_looked = is_patient and any(one.is_looked for one in first)
         self._line[caller] = None
         self._called_us = self._clock.boot_us()
-        # If a look found nothing for a caller that still waits, the next turn is set already.
-        is_at_rest = is_patient and any(one.is_looked for one in first)
-        # Reads for all queues at rest, or else the next turn, look for it too.
-        caller.is_looked = is_at_rest
         self._add_to_stepper(_REST_S if is_at_rest else 0.0)
 
     def leave(self, caller: Caller) -> bool:
@@ -306,8 +305,11 @@ class Receiver:
         engine = self._engine
         return engine.awaited() if engine is not None and self._line else None
 
-    def take_in(self, noted: Noted) -> bool:
+    def take_in(self, noted: Together) -> bool:
         """Take in the queue's record and heartbeats, read just now; True if a turn is to follow."""
+        if not locks.is_free(self._lock):
+            # The caller that steps may take long, and this thread serves other queues too.
+            return True
         with self._lock:
             engine = self._engine
             return engine is None or engine.take_in(noted)

@@ -26,11 +26,10 @@ from shardq.records.together import Together
 from shardq.stores.tables import MEMBERS, QUEUES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping
 
     from shardq.clock import Clock
     from shardq.engine.news import Awaited
-    from shardq.records.together import Noted
     from shardq.stores.store import Store
 
 _BLIND_US = 1_000_000
@@ -38,8 +37,9 @@ _BLIND_US = 1_000_000
 _LOOK_US_MAX = 1_000_000
 _NOTES_US = 2_000_000
 """More often than an engine would read its queue's record and heartbeats."""
-_LOOK_SHARE = 8
-"""The pause between two looks is so many times as long as a look, within a second."""
+_LOOK_SHARE, _LOOK_SHARE_TOLD = 8, 2
+"""The pause between two looks is so many times as long as a look, a second at most. On a store that
+reports changes it is short: looks are rare there, and news must not wait."""
 _LOOK_PART = 32
 """A look reads of so many at once: with hundreds it takes a second, and turns must not wait for it.
 A store that reports changes is looked at in one read, which is quick."""
@@ -59,7 +59,7 @@ class Stepped(Protocol):
     def awaited(self) -> Awaited | None:
         """Where its news would be while it is at rest; None if only a turn finds its news."""
 
-    def take_in(self, noted: Noted) -> bool:
+    def take_in(self, noted: Together) -> bool:
         """Take in its record and heartbeats, read just now; True if a turn is to follow."""
 
     def wake(self) -> None:
@@ -88,7 +88,7 @@ class Stepper:
         """When the next turn is due; None: to be found out."""
         self._token: int | None = None
         self._looked_at: set[Stepped] = set()
-        """Those at rest for which the last look found no news."""
+        """Those at rest for which the last look found no row."""
         self._unlooked: dict[Stepped, Awaited] = {}
         """Those that are left of a look that is under way."""
         self._look_us = self._again_us = self._blind_us = self._spent_us = self._noted_us = 0
@@ -229,7 +229,7 @@ class Stepper:
                 left_us = self._first_us - self._clock.boot_us()
                 if left_us <= 0:
                     return self._first()
-                if self._looked_at or self._unlooked or self._has_news:
+                if len(self._due_us) >= _LOOKED_AT_MIN or self._looked_at or self._has_news:
                     look_us = self._next_look_us - self._clock.boot_us()
                     left_us = min(left_us, max(look_us, 1))
                 seconds = left_us / 1e6
@@ -237,7 +237,7 @@ class Stepper:
 
     @property
     def _next_look_us(self) -> int:
-        """When the next look is due: on news, if the store reports changes; else in a second."""
+        """When the next look is due: if the store reports changes, upon news or after a second."""
         is_early = self._has_news or not self.is_told
         return self._look_us if is_early else max(self._look_us, self._again_us)
 
@@ -247,7 +247,7 @@ class Stepper:
         is_told = self.is_told
         if now_us < self._next_look_us:
             return
-        # Set before the look: if an error of it ends this thread, the next one takes turns first.
+        # Set before the read: if its error ends this thread, the next one takes turns first.
         self._look_us = self._again_us = now_us + _LOOK_US_MAX
         stepped: list[Stepped] = []
         if is_told or not self._unlooked:
@@ -257,15 +257,15 @@ class Stepper:
         for one in part:
             del self._unlooked[one]
         try:
-            found, noted = self._read_for(list(part.values()))
+            found = self._store.occupied_queues([one.rows for one in part.values()]) if part else ()
         except StoreError:
             # Turns meet the same error, and report it.
-            self._unlooked, self._looked_at = {}, set()
             self._look_us = self._clock.boot_us() + _BLIND_US
+            self._see_to(part, _BLIND_US / 1e6)
             return
         arrived = [one for one, awaited in part.items() if awaited.rows.queue in found]
         self._spent_us += self._clock.boot_us() - now_us if part else 0
-        pause_us = _LOOK_SHARE * self._spent_us
+        pause_us = (_LOOK_SHARE_TOLD if is_told else _LOOK_SHARE) * self._spent_us
         self._looked_at |= part.keys() - arrived
         if is_told:
             others = [one for one in stepped if one not in part] if self._has_news else []
@@ -279,10 +279,28 @@ class Stepper:
             for one in arrived:
                 one.wake()
         self._look_us = now_us if self._unlooked else now_us + min(pause_us, _LOOK_US_MAX)
-        if noted is not None:
-            for one in part:
-                if one.take_in(noted):
-                    one.wake()
+        if part and self._reads_notes:
+            self._note(part)
+
+    def _note(self, part: Mapping[Stepped, Awaited]) -> None:
+        """Read records and heartbeats for these; have those with news take turns."""
+        try:
+            noted = Together(
+                self._store,
+                {MEMBERS: [(one.members,) for one in part.values()]},
+                keys={QUEUES: [one.queue for one in part.values()]},
+            )
+        except StoreError:
+            # The next turn of each reads them itself.
+            return
+        for one in part:
+            if one in self._due_us and one.take_in(noted):
+                one.wake()
+
+    def _see_to(self, ones: Iterable[Stepped], seconds: float = 0.0) -> None:
+        """Have those take turns soon for which nobody looks any more: the next may be far off."""
+        for one in ones:
+            self.within(one, seconds)
 
     def _begin_look(self, now_us: int) -> list[Stepped]:
         """Find out what a look asks for; returns all that are stepped."""
@@ -293,25 +311,13 @@ class Stepper:
             wanted = {one: awaited for one in stepped if (awaited := one.awaited()) is not None}
         if len(wanted) < len(stepped):
             self._seen_us = now_us
+        self._see_to(self._looked_at - wanted.keys())
         self._looked_at &= wanted.keys()
         self._unlooked, self._spent_us = wanted, 0
         self._reads_notes = now_us - self._noted_us >= _NOTES_US
         if self._reads_notes:
             self._noted_us = now_us
         return stepped
-
-    def _read_for(self, part: Sequence[Awaited]) -> tuple[set[str], Noted | None]:
-        """The queues of those that have rows there, and the records and heartbeats, if due."""
-        if not part:
-            return set(), None
-        found = self._store.occupied_queues([one.rows for one in part])
-        if not self._reads_notes:
-            return found, None
-        return found, Together(
-            self._store,
-            {MEMBERS: [(one.members,) for one in part]},
-            keys={QUEUES: [one.queue for one in part]},
-        )
 
     def _first(self) -> Stepped:
         """The one whose turn is next: one that was asked for now, and one that is due, alternately.

@@ -5,12 +5,11 @@ with a TTL, and no promise depends on them.
 
 ```
  written   every 3 s, or 10 s at rest; at once when the member opens, closes or leaves, or another
-           begins to leave;
-           ten times a second at most while its free slots change, or it has surplus; and soon
-           after it has none left
- read      every 3 s; every 0.4 s beside others, or with surplus (0.25 s on one machine); every
-           50 ms (10 ms) while it has surplus beside others, or leaves; beside more than 16 of them
-           more rarely
+           begins to leave; ten times a second at most while its free slots change, or it has
+           surplus; and soon after it has none left
+ read      every 3 s, at rest by `stepper.py` together with those of other queues; every 0.4 s
+           beside others, or with surplus (0.25 s on one machine); every 50 ms (10 ms) while it has
+           surplus beside others, or leaves; beside more than 16 of them more rarely
 ```
 
 Source: Thaler and Ravishankar, "Using name-based mappings to increase hit rates" (1998).
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
 
     from shardq.clock import Clock
-    from shardq.records.together import Noted
+    from shardq.records.together import Noted, Together
     from shardq.stores.store import Store
 
 log = logging.getLogger(__name__)
@@ -262,6 +261,7 @@ class Membership:
         member: This member's name.
 
     Attributes:
+        key: The name under which the heartbeats are stored.
         beats: The name of each other member, open or not -> its heartbeat.
         may_rest: True if this member's last heartbeat lasts until a next one in 10 s.
     """
@@ -271,7 +271,7 @@ class Membership:
         self.beats: dict[str, Heartbeat] = {}
         self._store = store
         self._clock = clock
-        self._queue = queue
+        self.key = queue
         self._others: list[str] = []
         self._ranked_of: list[str] = []
         self._ranked: dict[tuple[int, ...], dict[int, list[str]]] = {}
@@ -357,7 +357,7 @@ class Membership:
                 parted=self._parted,
             )
             ttl_ms = _TTL_AT_REST_MS if at_rest else _TTL_MS
-            self._store.note(MEMBERS, (self._queue,), {self.member: mine.to_json()}, ttl_ms)
+            self._store.note(MEMBERS, (self.key,), {self.member: mine.to_json()}, ttl_ms)
             self._number += 1
             self.may_rest = at_rest
             if turned or is_first:
@@ -367,9 +367,8 @@ class Membership:
             self._is_hurried = False
         is_close = surplus > 0 or leaving
         is_fresh = now - self._read_us < self._read_every_us(is_close)
-        if is_fresh and not (is_first or turned or self._has_changed):
-            return False
-        self._read(now)
+        if not is_fresh or is_first or turned or self._has_changed:
+            self._read(now)
         self._told = replace(self._told, demand=demand, leaving=leaving)
         is_over = now - self._assigned_us >= BEAT_MS * 1_000
         if not (is_first or turned or is_over or self._has_changed):
@@ -378,8 +377,10 @@ class Membership:
         self._assigned_us = now
         return True
 
-    def take_in(self, noted: Noted) -> bool:
-        """Take in the heartbeats of the others, read just now; True if `beat` is to act on them."""
+    def take_in(self, noted: Together) -> bool:
+        """Take in the heartbeats of the others, read just now; True if a step is to follow."""
+        if not noted.has(MEMBERS, (self.key,)):
+            return True
         self._read(self._clock.boot_us(), noted)
         return self._has_changed
 
@@ -432,7 +433,7 @@ class Membership:
 
     def _read(self, now_us: int, noted: Noted | None = None) -> None:
         before = self._others, self._parted
-        beats = heartbeats(noted or self._store, self._queue)
+        beats = heartbeats(noted or self._store, self.key)
         beats.pop(self.member, None)
         if self._dead:
             # Erased once: this one was written since.
@@ -456,7 +457,7 @@ class Membership:
         """
         gone = list(names)
         # What they ran would count as in flight until their heartbeats expire.
-        self._store.erase(MEMBERS, (self._queue,), gone)
+        self._store.erase(MEMBERS, (self.key,), gone)
         for name in gone:
             beat = self.beats.pop(name, None)
             if beat is not None:
@@ -526,7 +527,7 @@ class Membership:
     def leave(self) -> None:
         """Erase this member's heartbeat."""
         if self._beat_us is not None:
-            self._store.erase(MEMBERS, (self._queue,), [self.member])
+            self._store.erase(MEMBERS, (self.key,), [self.member])
             self._beat_us = None
 
 

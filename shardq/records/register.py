@@ -161,8 +161,10 @@ class Register:
             StoreCorrupt: If it cannot be read.
         """
         with self._lock:
-            # A plain read may lack this process's own last change.
-            if record.version > self._record.version:
+            if record != self._record:
+                if type(record.version) is int and record.version <= self.version:
+                    # A plain read may lack this process's own last change. `refresh` tells.
+                    return
                 self._adopt(record)
             self._read_us = self._clock.boot_us()
 

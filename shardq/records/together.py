@@ -43,6 +43,10 @@ class Together:
         for table, named in (keys or {}).items():
             self._found[table, ()] = store.notes(table, (), named)
 
+    def has(self, table: Table[Any, Any], partition: Partition) -> bool:
+        """True if a partition was read."""
+        return (table, partition) in self._found
+
     def notes(
         self, table: Table[K, V], partition: Partition, keys: Iterable[K] | None = None
     ) -> dict[K, V]:

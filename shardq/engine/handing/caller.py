@@ -31,8 +31,8 @@ class Caller:
         since_us: When the call began, time since boot.
         is_over: True if it was answered.
         is_gone: True if nobody waits for its answer any more.
-        is_looked: True if a look that began after the call has found nothing for it, or if it has
-            the time to wait for the next one.
+        is_looked: True if a look that began after the call has found nothing for it, or if the
+            caller has time to wait for the next look.
     """
 
     __slots__ = (

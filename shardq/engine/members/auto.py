@@ -56,6 +56,12 @@ class AutoLanes:
         self._next_us = self._asked_us = self._below_us = 0
         self._most = 0
 
+    @property
+    def may_fall(self) -> bool:
+        """True if the queue has more lanes than the fewest: `decide` is to be called every 3 s."""
+        settings = self._register.settings
+        return settings.lanes_auto and settings.lanes_written > AUTO_LANES_MIN
+
     def decide(self, members: int) -> None:
         """Change the number of lanes if another is needed: to more at once, to fewer later.
 

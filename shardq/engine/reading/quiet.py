@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 _BEFORE_MS = 2_000
 """A minute is searched this long before it begins: polled lanes are read ahead as far."""
 _BEFORE_AT_REST_MS = 12_000
-"""The same at rest, when the next look comes 10 s later. Queues then do so at different times."""
+"""The same at rest: the next look comes 10 s later, and not all queues are to search at once."""
 _LOOK_US = 200_000
 _SETTINGS_US = 100_000
 """Shortest time between rereads of the settings on news of writes of other processes."""

@@ -60,8 +60,6 @@ _UNHELD_ROWS = 32
 """Rows of the first page of a group lane: they are reread once its lease is taken."""
 _UNKNOWN_ROWS = 4
 """The same, until the size of a body is known: a first call reads 25 group lanes at once."""
-_AWAITED_MS = 2_000
-"""How far back a read for several queues begins: the last was 1 s ago, or more after errors."""
 _DOZE_MS = 60_000
 _DOZE_US = 250_000
 """A group lane in which nothing was seen for `_DOZE_MS` is read every `_DOZE_US`."""
@@ -108,6 +106,11 @@ class Reader:
     def read_ms(self) -> int:
         """The due up to which the lane that is furthest was read, epoch milliseconds."""
         return max((lane.cursor_ms for lane in self._memory.polled), default=0)
+
+    @property
+    def since_ms(self) -> int:
+        """The due up to which all polled lanes were read, epoch milliseconds."""
+        return min((lane.cursor_ms for lane in self._memory.polled), default=0)
 
     def poll(self, back_ms: int = 0, *, ahead_ms: int = 0) -> int:
         """Read what has come due since the last poll.
@@ -188,15 +191,18 @@ class Reader:
             lane.is_current(until_ms, self._layout) for lane in self._memory.polled
         )
 
-    def awaited(self) -> Slice | None:
-        """The rows that a poll at rest would read, without late ones; None: lanes need other reads.
+    def awaited(self, back_ms: int) -> Slice | None:
+        """The rows that a poll at rest would read; None: lanes need other reads.
 
         A lane that another member holds is retried often; a group lane is read more rarely.
+
+        Args:
+            back_ms: How far before the last poll, for rows that were stored late.
         """
         now_ms, polled = self._clock.now_ms(), self._memory.polled
         if self._isolated or not polled or any(one.of_groups or one.retry_ms for one in polled):
             return None
-        after_ms = now_ms - _AWAITED_MS
+        after_ms = min(self.since_ms, now_ms) - back_ms
         return self._pages.slice(polled, after_ms, now_ms + READ_AHEAD_MS, "news", limit=1)
 
     def look_ahead(self, *, at_once: bool = False) -> None:

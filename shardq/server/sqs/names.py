@@ -107,6 +107,7 @@ class Directory:
         self.movers: dict[str, asyncio.Task[None]] = {}
         self._opened: dict[Address, Opened] = {}
         self._hashed: dict[str, Address | None] = {}
+        self._turn = asyncio.Lock()
 
     async def find(self, address: Address) -> Opened:
         """A queue.
@@ -120,7 +121,10 @@ class Directory:
             found.is_asked = True
             if now_us < found.until_us:
                 return found
-            await self._reread(found)
+            async with self._turn:
+                # Another request may have read it meanwhile.
+                if now_us >= found.until_us:
+                    await self._reread(found)
             if now_us < found.until_us and self._opened.get(address) is found:
                 return found
         endpoint = await self.site.threads.call(lambda: self._endpoint(address))
@@ -151,7 +155,8 @@ class Directory:
             one, before = wanted[name]
             # A request may have changed it since the read began.
             is_same = one.endpoint is before and before.made_ms == endpoint.made_ms
-            if is_same and not one.served.settings.dropped:
+            is_kept = self._opened.get(one.address) is one and not one.served.settings.dropped
+            if is_same and is_kept:
                 one.endpoint, one.until_us, one.is_asked = endpoint, until_us, False
                 self._on_read(self, one)
 
