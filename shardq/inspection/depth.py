@@ -42,7 +42,7 @@ SQLite."""
 _WAITS_ROWS_MAX, _WAITS_ROWS_MIN = 10_000, 100
 """Most rows of shards read for what is put off; each shard counts as so many at least."""
 _SHARDS_MAX = 10_000
-_PART = 500
+_PART_FIRST, _PART = 128, 500
 """Shards that are counted at a time; few first, for the first may hold all that is counted."""
 PURGE_MS = 10_000
 """For this long after a purge, messages that others put just before it arrive to be counted."""
@@ -358,7 +358,7 @@ class DepthCounter:
         """The shards that lie in the queue's lanes, some at a time."""
         layout = self._register.layout
         shards = (shard for shard in found if layout.has_lane(shard.lane))
-        return scan.parts(shards, _PART)
+        return scan.parts(shards, _PART, first=_PART_FIRST)
 
     def _tally(
         self,

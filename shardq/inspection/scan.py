@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from itertools import chain, islice, product
 from operator import attrgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from shardq.model.shard import Shard
 from shardq.stores.store import NEVER, Slice
@@ -33,9 +33,16 @@ _ROW_BYTES = 400
 _TOGETHER_MAX = 64
 _SHARDS_FIRST, _SHARDS_MAX = 8, 2_000
 """Shards that are looked into at a time."""
+_COUNTED_FIRST = 256
+_AREA_MIN, _EMPTY_MAX = 200, 5
+"""So many shards are asked for together, or so many for each that may have rows."""
 _OVER_MS = 600_000
 """This long after its minute and the offset a shard gets no rows: no write takes so long."""
 _FAR_MS = 1 << 52
+
+
+_Rectangle: TypeAlias = "tuple[list[int], list[int]]"
+"""Minutes and lanes."""
 
 
 def pages(
@@ -175,17 +182,17 @@ def every_shard(store: Store, register: Register, now_ms: int) -> Iterator[Shard
     yield from (shard for shard in store.indexed(register.name, range(first)) if shard not in known)
 
 
-def with_rows(store: Rows, shards: Iterable[Shard]) -> Iterator[Shard]:
+def with_rows(store: Store, shards: Iterable[Shard]) -> Iterator[Shard]:
     """Those of the shards of one queue that have a row, in their order."""
     for some in parts(shards):
         found: set[Shard] = set()
-        for minutes, lanes in _rectangles(some):
+        for minutes, lanes in _asked(store, some):
             found.update(store.occupied(some[0].queue, minutes, lanes))
         yield from (shard for shard in some if shard in found)
 
 
 def tallies(
-    store: Rows, shards: Iterable[Shard], after_ms: int, until_ms: int, *, purpose: str
+    store: Store, shards: Iterable[Shard], after_ms: int, until_ms: int, *, purpose: str
 ) -> Iterator[Mapping[Shard, Tally]]:
     """How many rows the shards of one queue hold that are due between two times, part by part.
 
@@ -194,12 +201,12 @@ def tallies(
         until_ms: What is due later is left out.
         purpose: Who counts, for the store's counters.
     """
-    for some in parts(shards):
+    for some in parts(shards, first=_COUNTED_FIRST):
         counted: dict[Shard, Tally] = {}
-        for minutes, lanes in _rectangles(some):
+        for minutes, lanes in _asked(store, some):
             wanted = Slice(some[0].queue, minutes, lanes, after_ms, until_ms, 0, purpose=purpose)
             counted |= store.count(wanted)
-        yield counted
+        yield {shard: counted[shard] for shard in some if shard in counted}
 
 
 def tallies_of(store: Store, wanted: Slice, minutes: range) -> Iterator[Mapping[Shard, Tally]]:
@@ -233,15 +240,45 @@ def forget_empty(store: Store, register: Register, now_ms: int) -> None:
         store.mend_index(gone=[shard for shard in some if shard not in there])
 
 
-def parts(shards: Iterable[Shard], most: int = _SHARDS_MAX) -> Iterator[list[Shard]]:
-    """Shards some at a time: few first, for whoever needs only the first, then up to so many."""
-    iterator, length = iter(shards), _SHARDS_FIRST
+def parts(
+    shards: Iterable[Shard], most: int = _SHARDS_MAX, *, first: int = _SHARDS_FIRST
+) -> Iterator[list[Shard]]:
+    """Shards some at a time: few first, as callers may need only those, then up to `most`."""
+    iterator, length = iter(shards), first
     while some := list(islice(iterator, length)):
         yield some
         length = min(2 * length, most)
 
 
-def _rectangles(shards: Iterable[Shard]) -> list[tuple[list[int], list[int]]]:
+def _asked(store: Store, shards: Sequence[Shard]) -> list[_Rectangle]:
+    """The minutes x lanes that are asked for, to find out about shards; maybe of others as well."""
+    found = _rectangles(shards)
+    # In a store elsewhere a request costs as much as some empty shards.
+    return found if store.is_local else _joined(found)
+
+
+def _joined(rectangles: Iterable[_Rectangle]) -> list[_Rectangle]:
+    """Fewer rectangles, which also cover other shards: empty ones, as far as is known.
+
+    >>> _joined([([7], [0, 1]), ([9], [0])])
+    [([7, 9], [0, 1])]
+    """
+    joined: list[_Rectangle] = []
+    covered = 0
+    for minutes, lanes in sorted(rectangles):
+        size = len(minutes) * len(lanes)
+        if joined:
+            both = sorted({*joined[-1][0], *minutes}), sorted({*joined[-1][1], *lanes})
+            area = len(both[0]) * len(both[1])
+            if area <= min(max(_EMPTY_MAX * (covered + size), _AREA_MIN), _SHARDS_MAX):
+                joined[-1], covered = both, covered + size
+                continue
+        joined.append((minutes, lanes))
+        covered = size
+    return joined
+
+
+def _rectangles(shards: Iterable[Shard]) -> list[_Rectangle]:
     """Shards as minutes x lanes, as few of them as either way of grouping gives.
 
     >>> _rectangles([Shard("mail", 7, 0), Shard("mail", 7, 1), Shard("mail", 9, 0)])

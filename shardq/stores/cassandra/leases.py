@@ -67,7 +67,7 @@ _ANCHOR_AT = [cells.bigint(-1), b"\0\0\0\0\0\0\x10\0" + b"\x80" + bytes(7)]
 # `due` is selected because Cassandra refuses a clustering restriction on static columns alone.
 _BESIDE = (
     'SELECT queue, minute, lane, lock, holder, "window", due FROM {}.messages '
-    "WHERE queue = ? AND minute = ? AND lane = ? AND due = ? AND id = ?"
+    "WHERE queue = ? AND minute = ? AND lane IN ? AND (due, id) IN ?"
 )
 
 _LANE_LOCKS = (
@@ -137,10 +137,21 @@ class Leases:
         decide(self._session, make)
 
     def locks(self, positions: Iterable[Position]) -> dict[Shard, LeaseState]:
-        """Lease states, read by the whole key of a row, so that no tombstone is read."""
+        """Lease states, read by the whole keys of rows, so that no tombstone is read."""
+        minutes: dict[tuple[str, int], list[Position]] = {}
+        for position in positions:
+            minutes.setdefault(position.shard[:2], []).append(position)
         statements = [
-            self._session.bound(_BESIDE, [*cells.partition(shard), cells.bigint(due_ms), row_id])
-            for shard, due_ms, row_id in positions
+            self._session.bound(
+                _BESIDE,
+                [
+                    queue.encode(),
+                    cells.bigint(minute),
+                    cells.ints(sorted({shard.lane for shard, _, _ in some})),
+                    cells.listed(cells.item([cells.bigint(due), id_]) for _, due, id_ in some),
+                ],
+            )
+            for (queue, minute), some in minutes.items()
         ]
         return {
             Shard(queue, minute, lane): LeaseState(lock, holder, window or 0)
