@@ -6,6 +6,7 @@ import pytest
 from worlds import World, on_each_store
 
 from shardq.errors import BadName
+from shardq.server.everywhere import by_id
 
 
 @on_each_store
@@ -63,3 +64,16 @@ def test_what_can_be_no_id_is_refused(message_id: object) -> None:
 
     with Stage() as stage, pytest.raises(BadName, match="message id"):
         stage.connect().queue("mail").find(message_id)  # type: ignore[arg-type]
+
+
+@on_each_store
+def test_of_many_queues_the_one_is_named_in_which_a_message_waits_where_it_was_put(
+    world: World,
+) -> None:
+    names = [world.queue_name(), world.queue_name()]
+    queues = {name: world.connect().queue(name, history="off") for name in names}
+    sent = [queues[name].put(name, group=group) for name in names for group in (None, "g")]
+    for message in sent:
+        assert by_id(queues, message.id) == [message.text]
+    queues[names[0]].cancel(sent[0])
+    assert not by_id(queues, sent[0].id)

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from shardq.errors import HistoryOff
 from shardq.inspection import choice
 from shardq.inspection.choice import Choice
 from shardq.model import ids
 from shardq.model.key import bucket_of
 from shardq.model.names import dead_queue
-from shardq.stores.store import Entry
+from shardq.stores.store import Entry, Slice
 from shardq.stores.tables import KEYS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from shardq.queue import Queue
+
+
+_PUT_AT_ONCE = 1_000
+"""Rows of a lane that are due in the same millisecond."""
 
 
 def by_key(queues: Mapping[str, Queue], name: str) -> list[str]:
@@ -40,8 +42,9 @@ def by_key(queues: Mapping[str, Queue], name: str) -> list[str]:
 def by_id(queues: Mapping[str, Queue], name: str) -> list[str] | None:
     """The queues that have a message by its id or receipt; None where each must be looked into.
 
-    Costs one read of the histories, and where the store finds rows by their ids a read of each
-    queue and of its dead.
+    Costs one read of the histories, and a read of each queue: where the store finds rows by their
+    ids, of the whole queue and its dead; else of the place of a message that was put without a
+    delay and waits since.
 
     Args:
         queues: Name -> the queue, its record read just now.
@@ -64,13 +67,25 @@ def by_id(queues: Mapping[str, Queue], name: str) -> list[str] | None:
         kept = [own, *([dead_queue(own)] if register.has_own_dead else [])]
         return own if any(store.seek(one, entry, name) for one in kept) else None
 
-    if not all(one._home.store.is_local for one in queues.values()):
+    def look_where_put(queue: Queue) -> str | None:
+        register, due_ms = queue._home.register, -(-born_us // 1_000)
+        layout = register.layout
+        minute, lanes = layout.minute_of(due_ms), layout.all_lanes()
+        wanted = Slice(register.name, [minute], lanes, due_ms - 1, due_ms, _PUT_AT_ONCE)
+        rows = queue._home.store.read(wanted._replace(bodies=False))
+        is_there = any(entry in (row.id, row.first) for row in rows)
+        return register.name if is_there else None
+
+    if all(one._home.store.is_local for one in queues.values()):
+        return list(_named(list(queues.values()), look))
+    if entry is None:
         return None
-    return list(_named(list(queues.values()), look))
+    born_us = ids.birth_us(entry)
+    return list(_named(list(queues.values()), look_where_put)) or None
 
 
 def is_near(queue: Queue, name: str, looked_max: int) -> bool:
-    """True if an id is a receipt of a queue, in its history, or of one that is due or died lately.
+    """True if an id is a receipt of a queue, or of a message that is due or died lately.
 
     Args:
         queue: The queue.
@@ -83,9 +98,6 @@ def is_near(queue: Queue, name: str, looked_max: int) -> bool:
     if home.store.is_local:
         # It is found wherever it is.
         return True
-    with suppress(HistoryOff):
-        if ids.from_text(name) and next(queue.history(name), None) is not None:
-            return True
     wanted = Choice(id=name)
     if choice.page(home, wanted, 1, looked_max=looked_max, bodies=False).rows:
         return True

@@ -44,7 +44,7 @@ LOOKED_MAX = 1_000
 _HITS_MAX = 100
 _SPENT_US_MAX = 250_000
 """After this no further queue is looked into for a text."""
-_NEAR_US_MAX = 700_000
+_NEAR_US_MAX = 200_000
 """Likewise for an id, of a store that is asked queue by queue."""
 
 
