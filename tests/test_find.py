@@ -71,7 +71,8 @@ def test_of_many_queues_the_one_is_named_in_which_a_message_waits_where_it_was_p
     world: World,
 ) -> None:
     names = [world.queue_name(), world.queue_name()]
-    queues = {name: world.connect().queue(name, history="off") for name in names}
+    db = world.connect()
+    queues = {name: db.queue(name, history="off") for name in names}
     sent = [queues[name].put(name, group=group) for name in names for group in (None, "g")]
     for message in sent:
         assert by_id(queues, message.id) == [message.text]

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from shardq.queue import Queue
 
 
-_PUT_AT_ONCE = 1_000
-"""Rows of a lane that are due in the same millisecond."""
+_BORN_MS, _PUT_MAX = 1_000, 1_000
+"""A row's id is born so long after its due at most, if many are put at once; rows of a lane."""
 
 
 def by_key(queues: Mapping[str, Queue], name: str) -> list[str]:
@@ -68,11 +68,13 @@ def by_id(queues: Mapping[str, Queue], name: str) -> list[str] | None:
         return own if any(store.seek(one, entry, name) for one in kept) else None
 
     def look_where_put(queue: Queue) -> str | None:
-        register, due_ms = queue._home.register, -(-born_us // 1_000)
-        layout = register.layout
-        minute, lanes = layout.minute_of(due_ms), layout.all_lanes()
-        wanted = Slice(register.name, [minute], lanes, due_ms - 1, due_ms, _PUT_AT_ONCE)
-        rows = queue._home.store.read(wanted._replace(bodies=False))
+        register, layout = queue._home.register, queue._home.register.layout
+        after_ms, until_ms = born_ms - _BORN_MS, born_ms + 1
+        minutes = range(layout.minute_of(after_ms), layout.minute_of(until_ms) + 1)
+        wanted = Slice(
+            register.name, minutes, layout.all_lanes(), after_ms, until_ms, _PUT_MAX, bodies=False
+        )
+        rows = queue._home.store.read(wanted)
         is_there = any(entry in (row.id, row.first) for row in rows)
         return register.name if is_there else None
 
@@ -80,7 +82,7 @@ def by_id(queues: Mapping[str, Queue], name: str) -> list[str] | None:
         return list(_named(list(queues.values()), look))
     if entry is None:
         return None
-    born_us = ids.birth_us(entry)
+    born_ms = ids.birth_us(entry) // 1_000
     return list(_named(list(queues.values()), look_where_put)) or None
 
 
