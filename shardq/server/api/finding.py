@@ -161,10 +161,10 @@ async def find_messages(call: Call[FindQuery, None]) -> Hits:
     """Find messages over all queues, by id or key, or by a text.
 
     By key all queues are asked. By id it asks the histories, and looks where the message is near:
-    in a SQLite store everywhere, on Cassandra among the 1,000 of each queue that are due first, and
-    those that died last. What is not found so, a search finds: `POST /v1/find/searches`. A text is
-    looked for among the 1,000 that are due first or died last. It takes a second at most, and says
-    where it ended.
+    in a SQLite store everywhere, on Cassandra where a message without a delay was put, and, as time
+    allows, among the 1,000 of each queue that are due first, and those that died last. What is not
+    found so, a search finds: `POST /v1/find/searches`. A text is looked for among the 1,000 that are
+    due first or died last. It takes a second at most, and says where it ended.
     """
     query, site = call.query, call.site
     level = Level.READ if query.by == "text" else Level.GET
