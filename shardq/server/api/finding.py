@@ -163,8 +163,8 @@ async def find_messages(call: Call[FindQuery, None]) -> Hits:
     By key all queues are asked. By id it asks the histories, and looks where the message is near:
     in a SQLite store everywhere, on Cassandra where a message without a delay was put, and, as time
     allows, among the 1,000 of each queue that are due first, and those that died last. What is not
-    found so, a search finds: `POST /v1/find/searches`. A text is looked for among the 1,000 that are
-    due first or died last. It takes a second at most, and says where it ended.
+    found so, a search finds: `POST /v1/find/searches`. A text is looked for among the 1,000 that
+    are due first or died last. It takes a second at most, and says where it ended.
     """
     query, site = call.query, call.site
     level = Level.READ if query.by == "text" else Level.GET
@@ -173,7 +173,7 @@ async def find_messages(call: Call[FindQuery, None]) -> Hits:
         left = some[bisect_right(some, query.after) :] if query.after else some
         return await _each(call, left, _by_text, spent_us_max=_SPENT_US_MAX)
 
-    def look() -> tuple[dict[str, str], list[str], bool]:
+    def look() -> tuple[dict[str, str], list[str], str]:
         opened = {
             name: one
             for name, one in site.connection._home.open_all(names.is_served).items()
@@ -182,13 +182,13 @@ async def find_messages(call: Call[FindQuery, None]) -> Hits:
         damaged = {name: str(one) for name, one in opened.items() if isinstance(one, ShardqError)}
         known = {name: one for name, one in opened.items() if name not in damaged}
         if found := everywhere.by_key(known, query.q):
-            return damaged, found, True
+            return damaged, found, "key"
         found_by_id = everywhere.by_id(known, query.q)
-        return damaged, list(known) if found_by_id is None else found_by_id, False
+        return (damaged, list(known), "") if found_by_id is None else (damaged, found_by_id, "id")
 
-    passed_over, left, is_key = await site.threads.call(look)
+    passed_over, left, known_by = await site.threads.call(look)
     left = left[bisect_right(left, query.after) :] if query.after else left
-    made = await _each(call, left, partial(_by_name, is_key=is_key), spent_us_max=_NEAR_US_MAX)
+    made = await _each(call, left, partial(_by_name, known_by=known_by), spent_us_max=_NEAR_US_MAX)
     made.passed_over |= passed_over
     return made
 
@@ -277,14 +277,19 @@ async def _each(
 
 
 async def _by_name(
-    call: Call[FindQuery, None], queue: ServedQueue, made: Hits, *, is_key: bool
+    call: Call[FindQuery, None], queue: ServedQueue, made: Hits, *, known_by: str
 ) -> None:
-    name, by = call.query.q, "key" if is_key else "id"
+    """Find a message of a queue.
+
+    Args:
+        known_by: `key` or `id`, by which the queue is known to have the message; empty: unknown.
+    """
+    name, by = call.query.q, known_by or "id"
 
     def look(opened: SyncQueue) -> tuple[str, FoundState, StoredMessage | None] | None:
-        message, key = (None, name) if is_key else (name, None)
+        message, key = (None, name) if by == "key" else (name, None)
         with suppress(UsageError, ReceiptError):
-            if not (is_key or everywhere.is_near(opened, name, LOOKED_MAX)):
+            if not (known_by or everywhere.is_near(opened, name, LOOKED_MAX)):
                 return None
             if (found := opened.find(message, key=key, near=True)) is not None:
                 return by, found.state, found
