@@ -152,7 +152,7 @@ class Pages:
         found = self.next_minute(minute)
         return minute if found is None else found
 
-    def occupied(self, minutes: range, lanes: Sequence[int]) -> list[Shard]:
+    def occupied(self, minutes: Sequence[int], lanes: Sequence[int]) -> list[Shard]:
         """Return the shards that have rows, or all shards if the store fails to find out."""
         if not minutes:
             return []

@@ -20,6 +20,7 @@ from shardq.engine.reading.lane import (
 )
 from shardq.engine.reading.pages import PROBE_MINUTES, QUICK_US, TURN_US
 from shardq.errors import StoreTimeout, StoreUnavailable
+from shardq.model.shard import Shard
 from shardq.stores.store import NEVER
 
 if TYPE_CHECKING:
@@ -197,7 +198,32 @@ class Sweeper:
             for lane in self._memory.lanes.values():
                 lane.swept = dict.fromkeys(SEALED_RUNGS, lane.sealed)
             return
-        together: dict[tuple[int, int], list[Lane]] = {}
+        due = self._sealed_due(now_ms)
+        # Nearly all are empty by now, and after a night in which nobody read there are thousands.
+        numbers = sorted({lane.number for lanes in due.values() for lane in lanes})
+        there = set(self._pages.occupied(sorted({minute for _, minute in due}), numbers))
+        until_us = self._clock.boot_us() + TURN_US
+        slices = min(SLICES, -(-self._layout.minute_ms // SLICE_MS_MIN))
+        for (rung, minute), lanes in sorted(due.items(), key=lambda item: sum(item[0])):
+            if self._clock.boot_us() > until_us:
+                self._sealed_next_ms = now_ms
+                break
+            ready = [one for one in lanes if self._refused_ms.get((rung, one.number), 0) <= now_ms]
+            full = [one for one in ready if Shard(self._layout.queue, minute, one.number) in there]
+            left = set[int]()
+            if full:
+                left = self._sweep_minute(full, minute, f"sweep sealed {rung} min", slices).left
+            for lane in ready:
+                if lane.number in left:
+                    # Sweep it again when its holder may have died. Later minutes of this rung wait
+                    # until then, because `swept` and the seal record only the last minute.
+                    self._refused_ms[rung, lane.number] = now_ms + self._register.settings.lease_ms
+                else:
+                    lane.swept[rung] = minute
+
+    def _sealed_due(self, now_ms: int) -> dict[tuple[int, int], list[Lane]]:
+        """(rung, minute) -> the lanes whose sealed minute is to be swept again."""
+        due: dict[tuple[int, int], list[Lane]] = {}
         # Lagging lanes as well: they may lag for long.
         for lane in self._memory.lanes.values():
             if lane.band >= self._layout.bands_used and not lane.of_groups:
@@ -205,26 +231,8 @@ class Sweeper:
                 lane.swept = dict.fromkeys(SEALED_RUNGS, lane.sealed)
                 continue
             for place in self._ladder.sealed_due(lane, now_ms):
-                together.setdefault(place, []).append(lane)
-        until_us = self._clock.boot_us() + TURN_US
-        for (rung, minute), wanted in sorted(together.items(), key=lambda item: sum(item[0])):
-            if self._clock.boot_us() > until_us:
-                self._sealed_next_ms = now_ms
-                break
-            lanes = [
-                lane for lane in wanted if self._refused_ms.get((rung, lane.number), 0) <= now_ms
-            ]
-            if not lanes:
-                continue
-            slices = min(SLICES, -(-self._layout.minute_ms // SLICE_MS_MIN))
-            swept = self._sweep_minute(lanes, minute, f"sweep sealed {rung} min", slices)
-            for lane in lanes:
-                if lane.number in swept.left:
-                    # Sweep it again when its holder may have died. Later minutes of this rung wait
-                    # until then, because `swept` and the seal record only the last minute.
-                    self._refused_ms[rung, lane.number] = now_ms + self._register.settings.lease_ms
-                else:
-                    lane.swept[rung] = minute
+                due.setdefault(place, []).append(lane)
+        return due
 
     def next_sweep_ms(self) -> int:
         """When the next rung is due, epoch milliseconds."""
