@@ -429,7 +429,7 @@ def test_the_story_of_a_message_says_where_it_is_and_why() -> None:
         assert '<span class="state">acked</span>' in html
         assert "Put a copy" not in html
         queue.pause()
-        queue.put("now", id="now")
+        queue.put("now", id="now", due="2026-01-01T00:00:00Z")
         assert "is paused and delivers nothing" in await person.see("/queues/mail/messages/now")
         html = await person.see("/queues/mail/messages/none")
         assert "nothing is known of message" in html

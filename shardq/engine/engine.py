@@ -65,7 +65,7 @@ as settings and heartbeats are due. Beside other members polls are less rare, fo
 leaves waits for the heartbeats of the others. At rest they are rarer, for those reads find new
 settings and members as well."""
 _BACK_MS, _BACK_US = 2_000, 7_000_000
-"""So far before its last poll a queue at rest awaits rows, until nothing was seen for so long."""
+"""A queue at rest awaits rows due so long before its last poll, unless it saw some lately."""
 _BARREN_US = 80_000_000
 """If nothing was seen for this long, one read reaches as far back as the deepest rung: it passes no
 tombstones."""

@@ -35,7 +35,7 @@ _SHARDS_FIRST, _SHARDS_MAX = 8, 2_000
 """Shards that are looked into at a time."""
 _COUNTED_FIRST = 256
 _AREA_MIN, _EMPTY_MAX = 200, 5
-"""So many shards are asked for together, or so many for each that may have rows."""
+"""Shards that are asked for together at most: so many, or so many for each that may have rows."""
 _OVER_MS = 600_000
 """This long after its minute and the offset a shard gets no rows: no write takes so long."""
 _FAR_MS = 1 << 52
