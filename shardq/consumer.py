@@ -473,13 +473,9 @@ class Consumer:
         """One step of an engine that has no thread; None where it is to be stepped no more."""
         try:
             if not self._stopping:
-                stepper = self._stepper
-                self._engine.news.take(
-                    is_watched=stepper is not None and stepper.is_told,
-                    is_looked_at=stepper is not None and stepper.is_looked_at(self._turns),
-                    is_regular=True,
-                    due_us=self._due_us,
-                )
+                if self._stepper is not None:
+                    news, due_us = self._engine.news, self._due_us
+                    self._stepper.prepare(self._turns, news, is_regular=True, due_us=due_us)
                 delay = self._turn()
                 self._due_us = self._clock.boot_us() + round(delay * 1e6)
                 if not self._stopping:

@@ -204,7 +204,12 @@ class News:
         self._fails = 0
 
     def take(
-        self, *, is_watched: bool, is_looked_at: bool, is_regular: bool, due_us: int = 0
+        self,
+        *,
+        is_watched: bool = False,
+        is_looked_at: bool = False,
+        is_regular: bool = False,
+        due_us: int = 0,
     ) -> None:
         """Prepare a step that begins without `wait`.
 

@@ -346,7 +346,7 @@ class Receiver:
         if not engine.reader.is_lagging():
             is_near = self._due_s() <= _NEXT_S
             for caller in looking:
-                may_end = caller.is_brief and not (is_near and not caller.is_looked)
+                may_end = caller.is_brief and (caller.is_looked or not is_near)
                 caller.is_looked = True
                 if may_end and self.leave(caller):
                     caller.give([])
@@ -418,12 +418,10 @@ class Receiver:
         return delay
 
     def _step(self, engine: Engine, *, is_regular: bool = False) -> float:
-        stepper = self._stepper
-        engine.news.take(
-            is_watched=stepper is not None and stepper.is_told,
-            is_looked_at=stepper is not None and stepper.is_looked_at(self),
-            is_regular=is_regular,
-        )
+        if self._stepper is None:
+            engine.news.take()
+        else:
+            self._stepper.prepare(self, engine.news, is_regular=is_regular)
         self._ticked_s = self._tick()
         delay = min(self._ticked_s, engine.step())
         self._step_us = self._clock.boot_us() + round(delay * 1e6)

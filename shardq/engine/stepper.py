@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from shardq.clock import Clock
-    from shardq.engine.news import Awaited
+    from shardq.engine.news import Awaited, News
     from shardq.stores.store import Store
 
 _BLIND_US = 1_000_000
@@ -102,14 +102,16 @@ class Stepper:
         self._is_running = False
         locks.in_child(self, Stepper._begin_child)
 
-    @property
-    def is_told(self) -> bool:
-        """True if a write of another process makes turns follow."""
-        return self._token is not None
-
     def is_looked_at(self, one: Stepped) -> bool:
         """True if reads for all at rest look for the news of one."""
         return one in self._looked_at
+
+    def prepare(self, one: Stepped, news: News, *, is_regular: bool, due_us: int = 0) -> None:
+        """Prepare a step of one that is stepped here; for the last arguments see `News.take`."""
+        is_told, is_looked_at = self._is_told, self.is_looked_at(one)
+        news.take(
+            is_watched=is_told, is_looked_at=is_looked_at, is_regular=is_regular, due_us=due_us
+        )
 
     def add(self, one: Stepped, seconds: float = 0.0) -> None:
         """Step one from now on, unless it is stepped already.
@@ -233,18 +235,23 @@ class Stepper:
                     look_us = self._next_look_us - self._clock.boot_us()
                     left_us = min(left_us, max(look_us, 1))
                 seconds = left_us / 1e6
-                self._clock.wait(self._news, min(seconds, NEWS_S) if self.is_told else seconds)
+                self._clock.wait(self._news, min(seconds, NEWS_S) if self._is_told else seconds)
+
+    @property
+    def _is_told(self) -> bool:
+        """True if the store reports changes."""
+        return self._token is not None
 
     @property
     def _next_look_us(self) -> int:
         """When the next look is due: if the store reports changes, upon news or after a second."""
-        is_early = self._has_news or not self.is_told
+        is_early = self._has_news or not self._is_told
         return self._look_us if is_early else max(self._look_us, self._again_us)
 
     def _look(self) -> None:
         """Look for news of those that are at rest; have those with news take turns."""
         now_us = self._clock.boot_us()
-        is_told = self.is_told
+        is_told = self._is_told
         if now_us < self._next_look_us:
             return
         # Set before the read: if its error ends this thread, the next one takes turns first.
