@@ -176,6 +176,17 @@ class Far(Walker):
         super().__init__()
         self._rows = Slice(queue, [0], [0], -1, 1_000, 1)
         self.stepped = threading.Semaphore(0)
+        self._looked = threading.Semaphore(0)
+
+    def await_look(self, stepper: Stepper) -> None:
+        """Wait until the stepper looks for its news."""
+        while not stepper.is_looked_at(self):
+            assert self._looked.acquire(timeout=WAIT_S)
+
+    def take_in(self, noted: Together) -> bool:
+        # A look has found no rows for it just now.
+        self._looked.release()
+        return super().take_in(noted)
 
     def turn(self) -> float:
         self.stepped.release()
@@ -191,8 +202,8 @@ def far_ones(stepper: Stepper) -> tuple[Far, Far]:
     for one in (mail, bills):
         stepper.add(one)
         assert one.stepped.acquire(timeout=WAIT_S)
-    while not (stepper.is_looked_at(mail) and stepper.is_looked_at(bills)):
-        threading.Event().wait(0.01)
+    for one in (mail, bills):
+        one.await_look(stepper)
     return mail, bills
 
 
@@ -221,8 +232,8 @@ def test_after_a_look_that_failed_all_are_stepped_and_looked_at_again(tmp_path: 
         assert one.stepped.acquire(timeout=WAIT_S)
         assert not stepper.is_looked_at(one)
     store.is_away = False
-    while not all(map(stepper.is_looked_at, both)):
-        threading.Event().wait(0.01)
+    for one in both:
+        one.await_look(stepper)
     stepper.close()
     store.close()
 
