@@ -210,6 +210,9 @@ MUTANTS: dict[str, Edits] = {
             "    self.outbox.park_all(counted=False)",
         ),
     ),
+    "a move does not look first": (
+        (Settler, "carry_out", "there.get(move.old)", "there.get(move.old, move.new)"),
+    ),
     "a parked claim is not moved on": (
         (Outbox, "park_overdue", "self._is_half_over(one.row.ready_ms)", "False"),
     ),
