@@ -72,6 +72,32 @@ def test_timers_of_groups_are_delivered_on_their_milliseconds(stage: Stage) -> N
     assert max(late_us) <= 2_000
 
 
+@pytest.mark.parametrize("nth", range(1, 21))
+def test_a_timer_that_comes_due_while_it_is_read_ahead_waits_for_an_earlier_one(
+    stage: Stage, nth: int
+) -> None:
+    queue = stage.connect().queue("mail", group_lanes=1)
+    seen = Recorder(stage.clock)
+    consumer = Consumer(queue, seen)
+    queue.put("first", group="g")
+    stage.drive(consumer, seconds=1)
+
+    def put_earlier() -> None:
+        write(stage, queue, stage.clock.now_ms() + 30, b"earlier", group="g")
+        stage.clock.advance(0.1)
+
+    # One of these reads looks ahead.
+    stage.faults.call(
+        "read",
+        lambda: write(stage, queue, stage.clock.now_ms() + 40, b"later", group="g"),
+        nth=nth,
+        after=False,
+    )
+    stage.faults.call("read", put_earlier, nth=nth)
+    stage.drive(consumer, seconds=5)
+    assert seen.texts == ["first", "earlier", "later"]
+
+
 def test_a_group_waits_for_a_retry_and_others_do_not(stage: Stage) -> None:
     queue = stage.connect().queue("mail", group_lanes=1)
     for number in range(3):

@@ -270,7 +270,6 @@ class Engine:
                 lost.clear()
             if read is None:
                 return 0
-            self.groups.begin_read()
             return read()
         finally:
             # An error of a read must not keep outcomes from being stored.

@@ -83,7 +83,8 @@ class GroupLanes:
         self._tidied_ms = 0
         self._wished: set[int] = set()
         self._ahead_ms: set[int] = set()
-        """Dues of rows that were read ahead, and are read again when due; 2,000 at most."""
+        """Dues of rows that were read ahead, and are reread when due; 2,000 at most."""
+        self._polled_to_ms = 0
 
     @property
     def is_idle(self) -> bool:
@@ -126,10 +127,10 @@ class GroupLanes:
             first_ms = self._heads.next_ms()
         return min(first_ms, min(self._ahead_ms, default=NEVER_MS))
 
-    def begin_read(self) -> None:
-        """Forget the rows that were read ahead and are due: the read that follows finds them."""
-        now_ms = self._clock.now_ms()
-        self._ahead_ms = {due_ms for due_ms in self._ahead_ms if due_ms > now_ms}
+    def begin_poll(self, until_ms: int) -> None:
+        """Called before the lanes are polled up to a due: that poll finds what was read ahead."""
+        self._polled_to_ms = until_ms
+        self._ahead_ms = {due_ms for due_ms in self._ahead_ms if due_ms > until_ms}
 
     def is_listed(self, lane: int, minute: int) -> bool:
         """True if a lane is owned here, and a minute is in its list."""
@@ -222,6 +223,8 @@ class GroupLanes:
             The new heads, which their caller adds to `ready`.
         """
         now_ms = self._clock.now_ms()
+        # A row may have come due since it was read ahead: the rows before it were read as early.
+        until_ms = min(now_ms, self._polled_to_ms)
         kept: list[Row] = []
         places: list[Place] = []
         with self._lock:
@@ -229,7 +232,7 @@ class GroupLanes:
             room, keep = self._room(), mine.keep
             for row in rows:
                 due_ms = row.due_ms
-                if due_ms > now_ms:
+                if due_ms > until_ms:
                     # It is reread when due: a row that is put meanwhile may come before it.
                     self._ahead_ms.add(due_ms)
                     continue

@@ -124,6 +124,7 @@ class Reader:
         """
         now_ms = self._clock.now_ms()
         until_ms = self._polled_to_ms = self._until_ms(now_ms)
+        self._groups.begin_poll(until_ms)
         current: list[Lane] = []
         lagging: list[Lane] = []
         dozing: list[Lane] = []
