@@ -123,7 +123,7 @@ if TYPE_CHECKING:
     from shardq.schedules.options import ChangeOptions, Preview, ScheduleOptions
     from shardq.schedules.policy import Policies, PolicyOptions
     from shardq.schedules.schedule import Schedule
-    from shardq.schedules.trigger import Fire, Trigger
+    from shardq.schedules.triggers.trigger import Fire, Trigger
     from shardq.stores.store import Progress
     from shardq.tasks.app import App
 else:
@@ -151,7 +151,7 @@ else:
         "schedules.options": ("ChangeOptions", "Preview", "ScheduleOptions"),
         "schedules.policy": ("Policies", "PolicyOptions"),
         "schedules.schedule": ("Schedule",),
-        "schedules.trigger": ("Fire", "Trigger"),
+        "schedules.triggers.trigger": ("Fire", "Trigger"),
         "stores.store": ("Progress",),
         "tasks.app": ("App",),
     }

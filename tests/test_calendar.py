@@ -26,8 +26,8 @@ from shardq.inspection.pace import Pace, pace_of
 from shardq.model.times import due_ms, moment_of
 from shardq.records.folded import stored_totals
 from shardq.schedules.policy import Policies
-from shardq.schedules.trigger import Trigger
-from shardq.schedules.zones import zone_of
+from shardq.schedules.triggers.trigger import Trigger
+from shardq.schedules.triggers.zones import zone_of
 from shardq.testing import Stage
 
 if TYPE_CHECKING:

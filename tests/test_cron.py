@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardq.errors import TriggerError
-from shardq.schedules.cron import MACROS, Cron
+from shardq.schedules.triggers.cron import MACROS, Cron
 
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy

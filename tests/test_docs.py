@@ -51,11 +51,11 @@ from shardq.model.times import duration_text
 from shardq.records.actions import What
 from shardq.schedules import policy, tick
 from shardq.schedules.definition import NAME_MAX
-from shardq.schedules.foreign import STATE_MAX
 from shardq.schedules.options import BODY_BYTES_MAX
-from shardq.schedules.rules import INTERVAL_MS_MIN, PARTS_MAX
 from shardq.schedules.schedule import BACKFILL_MAX
-from shardq.schedules.trigger import DEPTH_MAX
+from shardq.schedules.triggers.foreign import STATE_MAX
+from shardq.schedules.triggers.rules import INTERVAL_MS_MIN, PARTS_MAX
+from shardq.schedules.triggers.trigger import DEPTH_MAX
 from shardq.stores import sqlite
 from shardq.stores.cassandra import address as cassandra_address
 from shardq.stores.sqlite import address as sqlite_address

@@ -45,7 +45,7 @@ CATCH_ALL_ROOMS = {
     "engine/deliverer.py",
     "engine/handing/outcome.py",
     "lifecycle/producer.py",
-    "schedules/foreign.py",
+    "schedules/triggers/foreign.py",
     "server/app.py",
     "server/jobs.py",
     "tasks/executor.py",

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from shardq.errors import BadSetting, BadTime, TriggerError, UsageError
 from shardq.model.times import due_ms, moment_of
-from shardq.schedules.trigger import DEPTH_MAX, Fire, Trigger
+from shardq.schedules.triggers.trigger import DEPTH_MAX, Fire, Trigger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

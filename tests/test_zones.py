@@ -15,9 +15,9 @@ from apscheduler.triggers.cron import CronTrigger
 
 from shardq.errors import BadSetting
 from shardq.model.times import due_ms, moment_of
-from shardq.schedules.rules import Gap, Twice
-from shardq.schedules.trigger import Trigger
-from shardq.schedules.zones import zone_name, zone_of
+from shardq.schedules.triggers.rules import Gap, Twice
+from shardq.schedules.triggers.trigger import Trigger
+from shardq.schedules.triggers.zones import zone_name, zone_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

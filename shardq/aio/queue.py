@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from shardq.records.ledger import Record
     from shardq.records.stats import Totals
     from shardq.schedules.options import ScheduleOptions
-    from shardq.schedules.trigger import Trigger
+    from shardq.schedules.triggers.trigger import Trigger
     from shardq.stores.store import Progress
 
 R = TypeVar("R")

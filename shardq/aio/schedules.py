@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from shardq.model.times import Due, Duration
     from shardq.schedules.options import ChangeOptions, Preview
     from shardq.schedules.policy import Policies, PolicyOptions
-    from shardq.schedules.trigger import Trigger
+    from shardq.schedules.triggers.trigger import Trigger
     from shardq.tasks import Call, WithoutArguments
 
 R = TypeVar("R")

@@ -20,7 +20,7 @@ from shardq.model.shard import HOUR_MS, MINUTE_MS
 from shardq.model.times import duration_ms, iso, moment_of
 from shardq.pictures.drawing import check_png
 from shardq.pictures.loadmap import Panel, load_map
-from shardq.schedules.zones import zone_name, zone_of
+from shardq.schedules.triggers.zones import zone_name, zone_of
 from shardq.tasks.importing import put_here_on_path
 
 if TYPE_CHECKING:

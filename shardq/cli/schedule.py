@@ -27,7 +27,7 @@ from shardq.schedules.definition import Definition, Job
 from shardq.schedules.options import check
 from shardq.schedules.policy import Policies
 from shardq.schedules.schedule import PREVIEW_MAX
-from shardq.schedules.zones import local_moment, zone_of
+from shardq.schedules.triggers.zones import local_moment, zone_of
 from shardq.tasks.importing import put_here_on_path
 
 if TYPE_CHECKING:

@@ -10,13 +10,13 @@ import click
 from shardq.cli import options
 from shardq.schedules import policy
 from shardq.schedules.options import JobOptions, chosen, retimed
-from shardq.schedules.zones import local_moment, zone_of
+from shardq.schedules.triggers.zones import local_moment, zone_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from shardq.schedules.options import Make, Retime
-    from shardq.schedules.trigger import Trigger
+    from shardq.schedules.triggers.trigger import Trigger
 
 _F = TypeVar("_F", bound="Callable[..., Any]")
 

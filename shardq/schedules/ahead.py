@@ -12,9 +12,9 @@ from shardq.errors import TriggerError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from shardq.schedules.rules import Gap, Twice
     from shardq.schedules.tick import Tick
-    from shardq.schedules.trigger import Trigger
+    from shardq.schedules.triggers.rules import Gap, Twice
+    from shardq.schedules.triggers.trigger import Trigger
 
 
 def ahead(ticks: Iterable[Tick], after_ms: int, until_ms: int) -> Iterator[int]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardq.errors import ShardqError, StoreCorrupt, shown
 from shardq.schedules.policy import Policies
-from shardq.schedules.trigger import Trigger
+from shardq.schedules.triggers.trigger import Trigger
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

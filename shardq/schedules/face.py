@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from shardq.model.times import Due, Duration
     from shardq.schedules.options import Preview, ScheduleOptions
     from shardq.schedules.schedule import Schedule
-    from shardq.schedules.trigger import Trigger
+    from shardq.schedules.triggers.trigger import Trigger
 
 
 class Schedules:

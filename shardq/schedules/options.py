@@ -15,7 +15,7 @@ from shardq.schedules.firing import HEADERS
 from shardq.schedules.policy import Policies, PolicyOptions
 from shardq.schedules.starts import begun_at
 from shardq.schedules.tick import Tick
-from shardq.schedules.trigger import Trigger
+from shardq.schedules.triggers.trigger import Trigger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -47,7 +47,7 @@ from shardq.schedules.past import past_firings
 from shardq.schedules.policy import Policies
 from shardq.schedules.tick import PlannedFiring, Tick, headers_of, id_of
 from shardq.schedules.ticks import Ticks
-from shardq.schedules.trigger import Trigger
+from shardq.schedules.triggers.trigger import Trigger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

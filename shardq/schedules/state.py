@@ -19,7 +19,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shardq.errors import TriggerError, shown
-from shardq.schedules.zones import zone_name, zone_of
+from shardq.schedules.triggers.zones import zone_name, zone_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

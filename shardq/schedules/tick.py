@@ -21,7 +21,7 @@ from shardq.schedules.firing import NAME_HEADER, PREVIOUS_HEADER, TIME_HEADER
 from shardq.schedules.policy import MISSED_MS
 
 if TYPE_CHECKING:
-    from shardq.schedules.trigger import Fire
+    from shardq.schedules.triggers.trigger import Fire
 
 _PAUSED_MS = 5 * 365 * 86_400_000
 """The tick of a paused schedule waits this far ahead; then it is put there again."""

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from shardq.model.times import Due, Duration
     from shardq.queue import Queue
     from shardq.schedules.policy import PolicyOptions
-    from shardq.schedules.trigger import Trigger
+    from shardq.schedules.triggers.trigger import Trigger
     from shardq.tasks.declared import Reconciled
     from shardq.tasks.middleware import Middleware
     from shardq.tasks.options import TaskOptions

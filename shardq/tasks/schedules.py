@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from shardq.queue import Queue
     from shardq.schedules.policy import PolicyOptions
     from shardq.schedules.schedule import Schedule
-    from shardq.schedules.trigger import Trigger
+    from shardq.schedules.triggers.trigger import Trigger
     from shardq.tasks.registry import Registry
     from shardq.tasks.task import Call, ScheduledCall, WithoutArguments
 

@@ -15,7 +15,7 @@ from shardq.inspection.grid import By, lay_out
 from shardq.inspection.outlook import backlog, hot_minutes
 from shardq.model.grants import Level
 from shardq.model.times import duration_ms, iso
-from shardq.schedules.zones import zone_name, zone_of
+from shardq.schedules.triggers.zones import zone_name, zone_of
 from shardq.server.answers import Asked
 from shardq.server.api.route import Call, Route
 from shardq.server.api.shapes import Span, Time, Wait, within_s

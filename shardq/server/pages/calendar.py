@@ -11,7 +11,7 @@ from shardq.inspection.outlook import clock
 from shardq.model.shard import MINUTE_MS
 from shardq.model.times import due_ms, duration_ms
 from shardq.pictures.loadmap import Panel
-from shardq.schedules.zones import zone_of
+from shardq.schedules.triggers.zones import zone_of
 from shardq.server.pages.heatmap import heat_map, title_of
 from shardq.server.pages.page import Template
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shardq.model.message import JOB_HEADERS, TASK_HEADER
 from shardq.schedules.schedule import LATE_MS
-from shardq.schedules.zones import zone_of
+from shardq.schedules.triggers.zones import zone_of
 from shardq.server.pages.calendar import WITHIN
 from shardq.server.pages.markup import is_hidden, shown_body
 from shardq.server.pages.page import NotShown, Template

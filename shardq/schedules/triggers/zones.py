@@ -24,10 +24,10 @@ from zoneinfo import ZoneInfo, available_timezones
 
 from shardq.errors import BadSetting, shown
 from shardq.model.times import LATEST_MS, due_ms, moment_of
-from shardq.schedules.rules import Fire
+from shardq.schedules.triggers.rules import Fire
 
 if TYPE_CHECKING:
-    from shardq.schedules.rules import Gap, Twice
+    from shardq.schedules.triggers.rules import Gap, Twice
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND = timedelta(milliseconds=1)

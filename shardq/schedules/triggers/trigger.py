@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from shardq.errors import BadSetting, TriggerError, UsageError, shown
 from shardq.model.times import due_ms, duration_ms, is_epoch_ms, iso
-from shardq.schedules.calendar import Calendar
-from shardq.schedules.cron import Cron
-from shardq.schedules.foreign import Foreign
-from shardq.schedules.rules import PARTS_MAX, AllOf, AnyOf, Bounded, Every, Fire, Once
-from shardq.schedules.zones import Local, zone_name, zone_of
+from shardq.schedules.triggers.calendar import Calendar
+from shardq.schedules.triggers.cron import Cron
+from shardq.schedules.triggers.foreign import Foreign
+from shardq.schedules.triggers.rules import PARTS_MAX, AllOf, AnyOf, Bounded, Every, Fire, Once
+from shardq.schedules.triggers.zones import Local, zone_name, zone_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from shardq.model.times import Due, Duration
-    from shardq.schedules.rules import Rule
-    from shardq.schedules.zones import Walls
+    from shardq.schedules.triggers.rules import Rule
+    from shardq.schedules.triggers.zones import Walls
 
 __all__ = ["Fire", "Trigger"]
 

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from shardq.errors import TriggerError, UsageError, shown
 from shardq.model.times import LATEST_MS, ceil_ms, iso
-from shardq.schedules.rules import Fire
 from shardq.schedules.state import class_of, decoded, encoded
-from shardq.schedules.zones import zone_name, zone_of
+from shardq.schedules.triggers.rules import Fire
+from shardq.schedules.triggers.zones import zone_name, zone_of
 
 if TYPE_CHECKING:
     from datetime import tzinfo
 
-    from shardq.schedules.rules import Gap, Twice
+    from shardq.schedules.triggers.rules import Gap, Twice
 
 STATE_MAX = 32_768
 """Characters of a state's JSON, at most."""

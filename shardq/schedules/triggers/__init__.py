@@ -1,0 +1,11 @@
+"""When a schedule fires: values in, values out; no clock is read and nothing is stored.
+
+```
+ trigger   a trigger: made, stored as JSON, asked for its next fire time
+  ├ rules     every so long, once, any of several, all of several, within bounds
+  ├ zones     the wall clock of a zone: the hour that comes twice, the hour that is missing
+  │  ├ cron      the text of a cron, as cron(8) reads it
+  │  └ calendar  every so many days or months
+  └ foreign   triggers of classes that users have written
+```
+"""
