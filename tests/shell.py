@@ -24,7 +24,7 @@ from forked import Process
 
 from shardq import cli
 from shardq.model.ids import row_ids
-from shardq.schedules.state import TRIGGERS_VARIABLE
+from shardq.schedules.triggers.state import TRIGGERS_VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

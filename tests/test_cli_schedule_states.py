@@ -20,7 +20,7 @@ from shardq.cli.exits import Exit
 from shardq.cli.states import Finding, Level, Limits, State
 from shardq.clock import SystemClock
 from shardq.observer import LaneView, MemberView, Observer, QueueView
-from shardq.schedules.state import TRIGGERS_VARIABLE
+from shardq.schedules.triggers.state import TRIGGERS_VARIABLE
 from shardq.testing import Stage
 
 if TYPE_CHECKING:

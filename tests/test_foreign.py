@@ -16,8 +16,8 @@ from apscheduler.triggers.cron import CronTrigger
 
 from shardq.errors import TriggerError
 from shardq.model.times import due_ms, moment_of
-from shardq.schedules.state import TRIGGERS_VARIABLE, decoded, encoded
 from shardq.schedules.triggers.foreign import STATE_MAX
+from shardq.schedules.triggers.state import TRIGGERS_VARIABLE, decoded, encoded
 from shardq.schedules.triggers.trigger import Trigger
 
 if TYPE_CHECKING:

@@ -2,8 +2,6 @@
 
 ```
  triggers/ when a schedule fires: values in, values out
- starts    the start that a trigger of APScheduler has filled in itself counts as none
- state     the state of a trigger of a user's class, as JSON holds it
  policy    what a schedule does where nobody was there, a run lasts too long, or clocks change
  options   what can be chosen of a schedule, checked and previewed
  declaring what code declares, and how what is there is brought to it

@@ -6,6 +6,7 @@
   ├ zones     the wall clock of a zone: the hour that comes twice, the hour that is missing
   │  ├ cron      the text of a cron, as cron(8) reads it
   │  └ calendar  every so many days or months
-  └ foreign   triggers of classes that users have written
+  └ foreign   triggers of classes that users have written ─► state  as JSON holds it
+ starts    the start that a trigger of APScheduler has filled in itself counts as none
 ```
 """

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from shardq.errors import TriggerError, UsageError, shown
 from shardq.model.times import LATEST_MS, ceil_ms, iso
-from shardq.schedules.state import class_of, decoded, encoded
 from shardq.schedules.triggers.rules import Fire
+from shardq.schedules.triggers.state import class_of, decoded, encoded
 from shardq.schedules.triggers.zones import zone_name, zone_of
 
 if TYPE_CHECKING:
