@@ -119,8 +119,8 @@ if TYPE_CHECKING:
     from shardq.records.ledger import FailedAttempt, Record
     from shardq.records.stats import Lateness, Totals
     from shardq.schedules.face import Schedules
-    from shardq.schedules.firing import Firing
     from shardq.schedules.options import ChangeOptions, Preview, ScheduleOptions
+    from shardq.schedules.origin import Firing
     from shardq.schedules.policy import Policies, PolicyOptions
     from shardq.schedules.schedule import Schedule
     from shardq.schedules.triggers.trigger import Fire, Trigger
@@ -147,7 +147,7 @@ else:
         "records.ledger": ("FailedAttempt", "Record"),
         "records.stats": ("Lateness", "Totals"),
         "schedules.face": ("Schedules",),
-        "schedules.firing": ("Firing",),
+        "schedules.origin": ("Firing",),
         "schedules.options": ("ChangeOptions", "Preview", "ScheduleOptions"),
         "schedules.policy": ("Policies", "PolicyOptions"),
         "schedules.schedule": ("Schedule",),

@@ -40,14 +40,13 @@ from shardq.inspection.mend import Upkeep
 from shardq.model.times import Duration, duration_ms, duration_text
 from shardq.queue import Queue
 from shardq.records.membership import name_in_child
-from shardq.schedules.ticker import Ticker
+from shardq.schedules.firing.firer import Firer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from types import FrameType
 
     from shardq.engine.news import Awaited
-    from shardq.engine.rest import Rest
     from shardq.engine.storing.ending import Ending
     from shardq.lifecycle.fate import Outcome
     from shardq.model.message import Message, Row
@@ -193,8 +192,8 @@ class Consumer:
         )
         self._deliver = self._deliverer.deliver
         self._crew.add(Work(self._engine.ready, self._deliver, self._end_by))
-        self._ticker = Ticker(home, self._engine.news.on_put)
-        self._fire = self._ticker.step
+        self._firer = Firer(home, lambda: self._engine.membership, self._engine.news.on_put)
+        self._fire = self._firer.step
         self._deaths: Deaths | None = None
         if on_dead is not None:
             self._deaths = Deaths(self._clock, self._register, self._engine.failures, on_dead)
@@ -251,7 +250,7 @@ class Consumer:
         if self._is_parents:
             return
         self._stopping = True
-        self._ticker.stop()
+        self._firer.stop()
         self._engine.ready.refuse()
         self._engine.news.wake()
         if self._stepper is not None and self._is_running and not self._is_ending:
@@ -333,7 +332,7 @@ class Consumer:
         if self._closed:
             raise UsageError(f"{self._said} was closed; make another one.")
         self._stepped = True
-        ticked = self._fire()
+        fired_s = self._fire()
         failure: StoreUnavailable | StoreTimeout | None = None
         delay = 0.0
         try:
@@ -356,7 +355,7 @@ class Consumer:
                 delay = 0.0
         if failure is not None:
             raise failure
-        delay = min(delay, ticked)
+        delay = min(delay, fired_s)
         due_ms = self._engine.ready.next_due_ms()
         if due_ms is None:
             return delay
@@ -377,7 +376,7 @@ class Consumer:
         self._closed = True
         if not self._started:
             deadline_us = self._clock.boot_us() + self._deadline_us
-            self._ticker.close()
+            self._firer.close()
             try:
                 self._engine.close()
             finally:
@@ -409,9 +408,9 @@ class Consumer:
         if self._deaths is not None:
             self._deaths.tell(row)
 
-    def _along(self) -> Rest | None:
-        """The rest of the engine of the schedules, which is stepped along."""
-        return self._ticker.rest()
+    def _along(self) -> Firer:
+        """The firer of the schedules, which is stepped along."""
+        return self._firer
 
     def _hold(self) -> Ending:
         """See `Deliverer.hold`."""
@@ -500,7 +499,7 @@ class Consumer:
     def _one_turn(self) -> float:
         if self._deaths is not None:
             self._deaths.watch()
-        self._ticker.follow()
+        self._firer.follow()
         try:
             delay = self._engine.step()
             if self._company and self._are_empty():
@@ -529,7 +528,7 @@ class Consumer:
         engine = self._engine
         self._stopping = True
         self._upkeep.stop()
-        self._ticker.stop()
+        self._firer.stop()
         engine.ready.stop()
         deadline_us = self._clock.boot_us() + self._deadline_us
         try:
@@ -538,7 +537,7 @@ class Consumer:
             self._end_by(error)
             raise
         finally:
-            self._ticker.join(max(deadline_us - self._clock.boot_us(), _LEAST_US) / 1e6)
+            self._firer.join(max(deadline_us - self._clock.boot_us(), _LEAST_US) / 1e6)
             engine.courier.stop()
             if self._deaths is not None:
                 self._deaths.end(deadline_us, self._hurried.is_set)

@@ -42,7 +42,7 @@ from shardq.model.times import due_ms, duration_ms, moment_of
 from shardq.records.ledger import Record
 from shardq.records.register import check_dead
 from shardq.schedules.face import Scheduled
-from shardq.schedules.ticker import Ticker
+from shardq.schedules.firing.firer import Firer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from shardq.model.message import Row
     from shardq.model.settings import QueueOptions, Settings
     from shardq.model.times import Due, Duration
+    from shardq.records.membership import Membership
     from shardq.records.register import Register
     from shardq.records.stats import Totals
     from shardq.stores.store import Progress
@@ -95,7 +96,7 @@ class Queue(Scheduled):
             store, clock, register, store_own=self._store_totals, own=self._home.stats
         )
         self._receiver = Receiver(
-            self._home, stepper=stepper, make_ticker=self._ticker, put_back=self._put_back
+            self._home, stepper=stepper, make_firer=self._firer, put_back=self._put_back
         )
         self._home.lookers.append(self._receiver.looks_at)
         self._home.listeners.append(self._receiver.on_put)
@@ -944,7 +945,6 @@ class Queue(Scheduled):
         if self._dead is not None:
             self._dead.close()
         self._receiver.close()
-        self.schedules._home.close()
         self._home.close()
 
     # Details --------------------------------------------------------------------------------------
@@ -1065,8 +1065,8 @@ class Queue(Scheduled):
         # Without a margin: what has only a moment left must not cost an attempt either.
         self._receipts.settle([message], Outcome(Fate.SNOOZE, 0), margin_ms=0)
 
-    def _ticker(self) -> Ticker:
-        return Ticker(self._home, self._receiver.on_put)
+    def _firer(self, members: Callable[[], Membership | None]) -> Firer:
+        return Firer(self._home, members, self._receiver.on_put)
 
     def _store_totals(self) -> None:
         self._home.stats.store()

@@ -159,7 +159,7 @@ def test_a_signal_s_handler_may_stop_a_consumer_while_its_thread_begins_to_wait(
 ) -> None:
     consumer = Consumer(busy.connect().queue("mail"), nothing, threads=1)
     engine = consumer._engine
-    engine._membership.beats = {"other": Heartbeat()}
+    engine.membership.beats = {"other": Heartbeat()}
     worker = threading.Thread(target=lambda: engine.ready.wait(lambda: False), daemon=True)
 
     def stop_in_the_middle() -> None:

@@ -102,7 +102,7 @@ def test_a_lane_is_adopted_though_all_before_one_in_line_are_open_and_read_nothi
     consumer = Consumer(queue, seen, member="last")
     stage.drive(consumer, seconds=2)
     lanes = queue._home.register.layout.lanes()
-    ranks = consumer._engine._membership.ranks(lanes, stage.clock.now_ms())
+    ranks = consumer._engine.membership.ranks(lanes, stage.clock.now_ms())
     rank, lane = max((rank, lane) for lane, rank in ranks.items() if rank <= 6)
     assert rank > 2
     write(stage, queue, stage.clock.now_ms() + 10, b"x", lane=lane)

@@ -170,7 +170,7 @@ def test_heartbeats_that_parks_hurry_are_no_storm(stage: Stage) -> None:
         before = stage.faults.calls["note members"]
         for _ in range(100):
             stage.clock.advance(0.02)
-            consumer._engine._membership.hurry()
+            consumer._engine.membership.hurry()
             consumer._engine.step()
         beats.append(stage.faults.calls["note members"] - before)
 

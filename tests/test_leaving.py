@@ -242,7 +242,7 @@ def test_lanes_that_are_new_are_tried_twenty_times_a_second_and_later_four(stage
         stage.drive(two, seconds=1)
         tries.append(stage.faults.calls.get("locks", 0) - before)
         one._engine.leases.renew()
-        one._engine._membership.beat(one._engine._told, demand=True)
+        one._engine.membership.beat(one._engine._told, demand=True)
     assert 10 <= tries[1] <= 45
     assert tries[5] <= 10
 
@@ -285,7 +285,7 @@ def test_a_member_that_tells_nothing_holds_up_no_end_for_long() -> None:
         with stage.ticking():
             consumer.start()
             for _ in range(200):
-                if consumer._engine._membership.others:
+                if consumer._engine.membership.others:
                     break
                 stage.clock.sleep(0.1)
             since_us = stage.clock.boot_us()

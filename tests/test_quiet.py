@@ -207,7 +207,7 @@ def test_rows_in_quiet_lanes_of_a_member_that_only_beats_are_delivered_by_anothe
         stage.drive(one, other, seconds=400, stride=0.05)
 
         def only_beat() -> float:
-            other._engine._membership.beat(other._engine._told, demand=True)
+            other._engine.membership.beat(other._engine._told, demand=True)
             return 0.5
 
         other.step = only_beat  # type: ignore[method-assign]

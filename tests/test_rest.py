@@ -66,7 +66,7 @@ def test_what_waits_for_the_lease_of_another_is_to_be_done_now() -> None:
         for _ in range(3):
             other.step()
         stage.clock.advance(4)
-        dead._engine._membership.leave()
+        dead._engine.membership.leave()
         for _ in range(3):
             other.step()
         assert rest_of(other).until_ms() == stage.clock.true_ms()
@@ -184,5 +184,5 @@ def test_steps_beside_another_member_are_whole_whatever_was_vouched_for() -> Non
         stage.clock.advance(4)
         for _ in range(2):
             consumer.step()
-        assert consumer._engine._membership.beats
+        assert consumer._engine.membership.beats
         assert not rest_of(consumer).was_brief

@@ -34,7 +34,7 @@ from shardq.engine.reading.lanes import Lanes
 from shardq.engine.reading.pages import Pages
 from shardq.engine.reading.reader import Reader
 from shardq.engine.reading.sweeper import Sweeper
-from shardq.engine.rest import Rest
+from shardq.engine.rest import Along, Rest
 from shardq.engine.storing.outbox import Outbox
 from shardq.errors import SchemaNewer, ShardqError, StoreCorrupt, UnknownQueue, UsageError
 from shardq.model.ids import row_ids
@@ -93,7 +93,7 @@ class Engine:
         on_wake: Called with the seconds until the next step is needed; None if `News.wait` is used.
         on_dead: Called with each row that a burial here has made in the dead-letter queue.
         put_rate: Returns how many messages are put a second.
-        along: Returns the `Rest` of an engine that is stepped along with this one; None without.
+        along: Returns what fires the queue's schedules and is stepped along; None without.
         waiters: The handlers' threads, if they wait for rows of other queues too.
     """
 
@@ -109,7 +109,7 @@ class Engine:
         on_wake: Callable[[float], None] | None = None,
         on_dead: Callable[[Row], object] | None = None,
         put_rate: Callable[[], float] = lambda: 0.0,
-        along: Callable[[], Rest | None] = lambda: None,
+        along: Callable[[], Along | None] = lambda: None,
         waiters: Waiters | None = None,
     ) -> None:
         self.home = home
@@ -131,7 +131,7 @@ class Engine:
             on_wake=on_wake,
             waiters=waiters,
         )
-        self._membership, self._presence = member.membership, member.presence
+        self.membership, self._presence = member.membership, member.presence
         self.news, self.memory, self.ready = member.news, member.memory, member.ready
         self.leases, self.courier, self.failures = member.leases, member.courier, member.failures
         # Each part uses parts that are made before it.
@@ -204,12 +204,12 @@ class Engine:
         is_wanted = is_open and away_us < _EXPECTED_US
         # Without a caller take no more lanes, as their rows would wait. Keep those that are held,
         # as the next caller is likely to come soon.
-        self.lanes.only_keeps = away_us > 0 and bool(self._membership.others)
+        self.lanes.only_keeps = away_us > 0 and bool(self.membership.others)
         self._presence.keep()
         is_anew = self._beat(demand=is_wanted and not (self._is_new() or self._is_leaving))
         if self._bury_dead() or is_anew or self.lanes.turn_has_changed():
             # A member without demand gives its lanes to members that have it.
-            self.lanes.assign(is_reading=is_wanted or (is_open and not self._membership.others))
+            self.lanes.assign(is_reading=is_wanted or (is_open and not self.membership.others))
         if self._register.settings is not self._settings:
             # The heartbeats led to newer settings. The rest of a step may be long: apply these now.
             return 0.0
@@ -347,7 +347,7 @@ class Engine:
             self._measure()
         happened = self.outbox.flush(everything=everything)
         if happened.has_parked:
-            self._membership.hurry()
+            self.membership.hurry()
         if self._on_dead is not None:
             for row in happened.dead:
                 self._on_dead(row)
@@ -381,7 +381,7 @@ class Engine:
         except (SchemaNewer, StoreCorrupt):
             # The step meets the same error, and reports it.
             return True
-        return self._membership.take_in(noted) or register.settings is not self._settings
+        return self.membership.take_in(noted) or register.settings is not self._settings
 
     def awaited(self) -> Awaited | None:
         """Where the news of a queue at rest would be.
@@ -400,7 +400,7 @@ class Engine:
         rows = self.reader.awaited(RUNGS[1].depth_ms if is_long else _BACK_MS)
         if rows is None:
             return None
-        return Awaited(rows, self._register.name, self._membership.key)
+        return Awaited(rows, self._register.name, self.membership.key)
 
     def is_quiet(self) -> bool:
         """True if all rows that are due in this member's lanes have been read and settled."""
@@ -418,8 +418,8 @@ class Engine:
     @property
     def is_relied_on(self) -> bool:
         """True until all open members have assigned the lanes without this one, which leaves."""
-        beats = self._membership.beats
-        told = (beats[name] for name in self._membership.others)
+        beats = self.membership.beats
+        told = (beats[name] for name in self.membership.others)
         return any(self.home.member not in one.parted for one in told)
 
     def retire(self) -> None:
@@ -431,7 +431,7 @@ class Engine:
             self.starts.close()
             # Others may try every 50 ms: first release the leases that need no park.
             self.release_idle()
-            self._membership.leave()
+            self.membership.leave()
         except ShardqError as error:
             log.info("queue %s: others take over a little later: %s", self._register.name, error)
 
@@ -468,7 +468,7 @@ class Engine:
         # group lanes.
         self.flush(everything=True)
         self.leases.release([lease.shard for lease in self.leases.held()])
-        self._membership.leave()
+        self.membership.leave()
         self._presence.leave()
         self.home.stats.close()
         self.log_rest()
@@ -493,7 +493,7 @@ class Engine:
         idle = [lease.shard for lease in held if lease.shard not in running]
         try:
             self.leases.release(idle)
-            self._membership.leave()
+            self.membership.leave()
         except ShardqError as error:
             log.info("queue %s: others take over later: %s", self._register.name, error)
         return sum(one.stage is not STORED for one in begun)
@@ -502,7 +502,7 @@ class Engine:
 
     def _beat(self, *, demand: bool) -> bool:
         """Write a heartbeat and read the others'; True if lanes are to be assigned anew."""
-        sharing, membership = self.sharing, self._membership
+        sharing, membership = self.sharing, self.membership
         sharing.look()
         has_changed = membership.beat(
             self._told,
@@ -529,8 +529,8 @@ class Engine:
         """
         now_us = self._clock.boot_us()
         if self._arrived_us is None:
-            self._membership.look()
-            self._arrived_us, self._is_arriving = now_us, bool(self._membership.others)
+            self.membership.look()
+            self._arrived_us, self._is_arriving = now_us, bool(self.membership.others)
         elif self._is_arriving:
             polled = self.memory.polled
             has_read = all(lane.retry_ms or self.reader.is_current(lane) for lane in polled)
@@ -545,7 +545,7 @@ class Engine:
 
     def _bury_dead(self) -> bool:
         """Remove members of this machine that are dead; True if there were any."""
-        members = self._membership
+        members = self.membership
         for holder in members.take_returned():
             self._presence.doubt(holder)
         dead = self._presence.dead_of({name: beat.holder for name, beat in members.beats.items()})
@@ -582,7 +582,7 @@ class Engine:
             not self._is_stuck
             and stuck_us >= _STUCK_US
             and (stuck_us >= _STUCK_LONG_US or self.sharing.is_barred)
-            and self._membership.others
+            and self.membership.others
             and self.ready.has_due()
         ):
             log.info(
@@ -632,7 +632,7 @@ class Engine:
             return 0.0
         if new:
             self.news.seen_us = self.news.stepped_us
-        if is_open and self._membership.is_awaited:
+        if is_open and self.membership.is_awaited:
             return 0.0
         is_busy = (
             new
@@ -680,8 +680,8 @@ class Engine:
             renew_s = min(renew_s, settings.visibility_ms / 6_000)
         rests = self._rests
         if self.news.is_watched or rests:
-            idle_s = _IDLE_BESIDE_S if self._membership.others else _IDLE_TOLD_S
-            may_rest = self._membership.may_rest and not self._membership.others
+            idle_s = _IDLE_BESIDE_S if self.membership.others else _IDLE_TOLD_S
+            may_rest = self.membership.may_rest and not self.membership.others
             if rests and may_rest and not self.lanes.auto.may_fall:
                 # Quiet lanes are searched by steps, and lanes are awaited for a minute at most.
                 half_s = self._register.layout.minute_ms / 2_000

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from shardq.lifecycle.home import QueueHome
     from shardq.model.message import Message
     from shardq.model.shard import Position
+    from shardq.records.membership import Membership
     from shardq.records.together import Together
 
 _PREFETCH = 1_000
@@ -63,14 +64,14 @@ _GONE_S = 0.05
 log = logging.getLogger(__name__)
 
 
-class Ticking(Protocol):
-    """A ticker, stepped beside the engine while there are callers, and closed with it."""
+class Firing(Protocol):
+    """Fires schedules: stepped beside the engine while there are callers, and closed with it."""
 
     def step(self) -> float:
         """Do what is to be done now; returns seconds until the next step is needed."""
 
     def close(self) -> None:
-        """Release what is held. Idempotent; it may be stepped again."""
+        """Forget what was read. Idempotent; it may be stepped again."""
 
 
 class Receiver:
@@ -79,7 +80,8 @@ class Receiver:
     Args:
         stepper: Steps the engine while callers wait, and keeps and releases the leases between
             calls; None: each caller steps, and `close` must be called.
-        make_ticker: Makes the ticker that fires the queue's schedules, once the queue has some.
+        make_firer: Makes the object that fires the queue's schedules, once the queue has some.
+            Given a function that returns the queue's members, or None while there is no engine.
         put_back: Puts a claimed message back at once, without the use of an attempt.
     """
 
@@ -88,7 +90,7 @@ class Receiver:
         home: QueueHome,
         *,
         stepper: Stepper | None,
-        make_ticker: Callable[[], Ticking],
+        make_firer: Callable[[Callable[[], Membership | None]], Firing],
         put_back: Callable[[Message], object],
     ) -> None:
         self._home = home
@@ -97,14 +99,14 @@ class Receiver:
         self._stepper = stepper
         self._put_back = put_back
         self._lock = locks.new()
-        self._make_ticker = make_ticker
-        self._ticker: Ticking | None = None
+        self._make_firer = make_firer
+        self._firer: Firing | None = None
         self._engine: Engine | None = None
         self._was_interrupted = False
         self._called_us = 0
         self._step_us = 0
-        self._ticked_s = _KEEP_S
-        """Seconds from a step of the ticker to its next one."""
+        self._fired_s = _KEEP_S
+        """Seconds from a step of the firer to its next one."""
         self._line: dict[Caller, None] = {}
         """The waiting callers, in order. Two threads may take a caller out: the one that claims for
         it, and its own as it leaves. `pop` decides which was first."""
@@ -280,7 +282,7 @@ class Receiver:
                     self._release()
                     return None
                 self._step(engine)
-                return _SHARE_S if engine.sharing.is_awake else min(self._ticked_s, _KEEP_S)
+                return _SHARE_S if engine.sharing.is_awake else min(self._fired_s, _KEEP_S)
             except (StoreUnavailable, StoreTimeout) as error:
                 return self._back_off(error)
             except ShardqError as error:
@@ -422,8 +424,8 @@ class Receiver:
             engine.news.take()
         else:
             self._stepper.prepare(self, engine.news, is_regular=is_regular)
-        self._ticked_s = self._tick()
-        delay = min(self._ticked_s, engine.step())
+        self._fired_s = self._fire()
+        delay = min(self._fired_s, engine.step())
         self._step_us = self._clock.boot_us() + round(delay * 1e6)
         return delay
 
@@ -444,13 +446,16 @@ class Receiver:
         if engine is not None and (delay := self._next_s(seconds)):
             engine.news.wait(delay)
 
-    def _tick(self) -> float:
-        """Fire the queue's schedules, if it has any; returns the ticker's delay in seconds."""
-        if self._ticker is None:
+    def _fire(self) -> float:
+        """Fire the queue's schedules, if it has any; returns the firer's delay in seconds."""
+        if self._firer is None:
             if not self._register.settings.schedules_used:
                 return math.inf
-            self._ticker = self._make_ticker()
-        return self._ticker.step()
+            self._firer = self._make_firer(self._members)
+        return self._firer.step()
+
+    def _members(self) -> Membership | None:
+        return None if self._engine is None else self._engine.membership
 
     def _return_unwanted(self) -> None:
         """Put back the messages that were claimed for callers that have gone."""
@@ -508,8 +513,8 @@ class Receiver:
     def _release(self) -> None:
         """Release the leases, and stop firing schedules, until the next call."""
         engine, self._engine = self._engine, None
-        if self._ticker is not None:
-            self._ticker.close()
+        if self._firer is not None:
+            self._firer.close()
         if engine is not None:
             engine.close()
 
@@ -524,7 +529,7 @@ class Receiver:
     def _begin_child(self) -> None:
         """Leave the engine and its leases to the parent, and fail the child's waiting callers."""
         self._engine, self._was_interrupted = None, False
-        self._ticker = None
+        self._firer = None
         line, self._line = self._line, {}
         self._unwanted = []
         for caller in line:

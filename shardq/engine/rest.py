@@ -12,7 +12,7 @@ steps are brief: heartbeats, sweeps and seals serve a queue that several process
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from shardq.engine.reading.lane import RUNGS
 from shardq.engine.reading.sweeper import NEWS_BACK_MS
@@ -32,14 +32,24 @@ if TYPE_CHECKING:
     from shardq.engine.storing.outbox import Outbox
 
 
+class Along(Protocol):
+    """What is stepped along with an engine: it fires the queue's schedules."""
+
+    def next_ms(self) -> int | None:
+        """When it has something to do next, epoch milliseconds; None: never."""
+
+    def hurry(self) -> None:
+        """Let its next step read what has changed."""
+
+
 class Rest:
     """Finds out until when an engine may rest, and prepares it. From the thread that steps it.
 
     Args:
-        along: Returns the `Rest` of an engine that is stepped along with this one; None without.
+        along: Returns what is stepped along with the engine; None without.
 
     Attributes:
-        along: Returns the `Rest` of that engine; None without.
+        along: Returns what is stepped along with the engine; None without.
         was_brief: True if the last step was brief.
         is_alone: True if the caller of the steps vouches that no other process uses the store. It
             then calls `note` for each row that is placed, and `hurry` when settings have changed.
@@ -55,7 +65,7 @@ class Rest:
         outbox: Outbox,
         groups: GroupLanes,
         sweeper: Sweeper,
-        along: Callable[[], Rest | None],
+        along: Callable[[], Along | None],
     ) -> None:
         self.along = along
         self._memory = member.memory
@@ -126,8 +136,7 @@ class Rest:
         own_ms = None if self._next_ms == NEVER else self._next_ms
         if (along := self.along()) is None:
             return own_ms
-        along.is_alone = self.is_alone
-        other_ms = along.until_ms()
+        other_ms = along.next_ms()
         return min((ms for ms in (own_ms, other_ms) if ms is not None), default=None)
 
     def _look_ms(self, now_ms: int) -> int:
@@ -185,11 +194,6 @@ class Rest:
         Raises:
             StoreUnavailable, StoreTimeout: The leases are not released, and run out.
         """
-        self._release(until_ms)
-        if (along := self.along()) is not None:
-            along.begin(until_ms)
-
-    def _release(self, until_ms: int) -> None:
         if not (held := self._leases.held()):
             return
         after_us = self.clock.boot_us() + until_ms * 1_000 - self.clock.now_us()
@@ -204,18 +208,15 @@ class Rest:
         """
         polled = self._memory.polled
         cursors_ms = [lane.cursor_ms for lane in polled]
-        self._release(until_ms)
+        self.begin(until_ms)
         if self.is_alone and self._next_ms >= until_ms and not self._membership.beats:
             for lane, cursor_ms in zip(polled, cursors_ms, strict=True):
                 # A cursor that went back stays before rows of groups, which wait in place.
                 if lane.behind is None and not lane.full and lane.cursor_ms >= cursor_ms:
                     lane.advance(until_ms - 1)
             self._sweeper.was_swept(RUNGS[-1], until_ms)
-        if (along := self.along()) is not None:
-            along.pass_to(until_ms)
 
     @property
     def begun(self) -> int:
-        """How many deliveries have begun, with those of the engine that is stepped along."""
-        along = self.along()
-        return self._outbox.begun + (0 if along is None else along.begun)
+        """How many deliveries have begun."""
+        return self._outbox.begun

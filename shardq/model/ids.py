@@ -136,21 +136,13 @@ def fixed(at_us: int, name: str) -> bytes:
     return _head(birth) + tail.to_bytes(8)
 
 
-def fixed_after(row_id: bytes, at_us: int, name: str) -> bytes:
-    """Make an id as `fixed` does, for a row that moves: born 1 us or more after the id that it has.
+def named(at_us: int, name: str) -> bytes:
+    """The one id of a name, born at a time: as `fixed`, without the spread over a second.
 
-    Args:
-        row_id: The one that it has.
-        at_us: Epoch microseconds, UTC; at least 0.
-        name: Any text, without lone surrogates.
-
-    >>> before = fixed(5_000_000, "order-7")
-    >>> birth_us(fixed_after(before, 1_000_000, "order-8")) - birth_us(before)
-    1
+    >>> birth_us(named(1_000_000, "order-7"))
+    1000000
     """
-    made = fixed(at_us, name)
-    least_us = birth_us(row_id) + 1
-    return made if birth_us(made) >= least_us else _head(least_us) + made[8:]
+    return _head(at_us) + fixed(at_us, name)[8:]
 
 
 def bound(at_us: int) -> bytes:

@@ -1,4 +1,4 @@
-"""What the schedules of a queue will put: a pure look at their ticks."""
+"""What the schedules of a queue will put: a pure look at their records."""
 
 from __future__ import annotations
 
@@ -12,62 +12,64 @@ from shardq.errors import TriggerError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from shardq.schedules.tick import Tick
+    from shardq.schedules.stored import StoredSchedule
     from shardq.schedules.triggers.rules import Gap, Twice
     from shardq.schedules.triggers.trigger import Trigger
 
 
-def ahead(ticks: Iterable[Tick], after_ms: int, until_ms: int) -> Iterator[int]:
+def ahead(records: Iterable[StoredSchedule], after_ms: int, until_ms: int) -> Iterator[int]:
     """When the jobs ahead will be due, epoch milliseconds, first ones first but for their jitter.
 
     As far as is known now: what an overlap skips is among them, and of fire times that were missed
     none is. A schedule whose trigger fails has none from there on.
 
     Args:
-        ticks: Of the schedules.
+        records: Of the schedules.
         after_ms: Only later ones.
         until_ms: Only those no later.
     """
     # Of a cron a fire time takes 0.1 ms, and many schedules may share one.
     known: dict[tuple[Trigger, Twice | None, Gap], dict[int, int | None]] = {}
     each = []
-    for tick in ticks:
-        policies = tick.definition.policies
-        shared = known.setdefault((tick.definition.trigger, policies.twice, policies.gap), {})
-        if not tick.definition.paused:
-            each.append(_ahead(tick, after_ms, until_ms, shared))
+    for record in records:
+        policies = record.definition.policies
+        shared = known.setdefault((record.definition.trigger, policies.twice, policies.gap), {})
+        if not record.definition.paused:
+            each.append(_ahead(record, after_ms, until_ms, shared))
     return merge(*each)
 
 
 def ahead_by(
-    ticks: Iterable[Tick], stretches: Sequence[tuple[int, int]]
+    records: Iterable[StoredSchedule], stretches: Sequence[tuple[int, int]]
 ) -> Iterator[tuple[int, int]]:
     """(begin of a stretch, how many jobs will be due in it) of each schedule and stretch.
 
     As `ahead`, but the fire times of an interval or a cron are counted, and not visited.
 
     Args:
-        ticks: Of the schedules.
+        records: Of the schedules.
         stretches: (begin, end) in epoch milliseconds, one after the other; the end is excluded,
             and so is the begin of the first one.
     """
     starts = [start_ms for start_ms, _ in stretches]
     visited = []
-    for tick in ticks:
-        definition = tick.definition
+    for record in records:
+        definition = record.definition
         is_counted = definition.count is None and not definition.policies.latest_ms
         if not (is_counted and definition.trigger.is_counted):
-            visited.append(tick)
+            visited.append(record)
         elif not definition.paused:
-            yield from _counted(tick, stretches)
+            yield from _counted(record, stretches)
     for due_ms in ahead(visited, starts[0], stretches[-1][1] - 1):
         yield starts[bisect_right(starts, due_ms) - 1], 1
 
 
-def _counted(tick: Tick, stretches: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+def _counted(
+    record: StoredSchedule, stretches: Sequence[tuple[int, int]]
+) -> Iterator[tuple[int, int]]:
     """Those of one schedule."""
-    next_ms = tick.next_ms
-    trigger, (twice, gap) = tick.definition.trigger, tick.definition.policies.of_hours
+    next_ms = record.next_ms
+    trigger, (twice, gap) = record.definition.trigger, record.definition.policies.of_hours
     for start_ms, end_ms in stretches:
         if next_ms is None or next_ms >= end_ms:
             continue
@@ -84,31 +86,31 @@ def _count(trigger: Trigger, twice: Twice | None, gap: Gap, from_ms: int, end_ms
 
 
 def _ahead(
-    tick: Tick, after_ms: int, until_ms: int, following: dict[int, int | None]
+    record: StoredSchedule, after_ms: int, until_ms: int, following: dict[int, int | None]
 ) -> Iterator[int]:
     """Those of one schedule.
 
     Args:
         following: Fire time -> the next one; what is not known yet is added.
     """
-    count, next_ms = tick.definition.count, tick.next_ms
-    left = None if count is None else count - tick.fired
+    count, next_ms = record.definition.count, record.next_ms
+    left = None if count is None else count - record.fired
     try:
-        from_ms = after_ms - tick.definition.policies.latest_ms
+        from_ms = after_ms - record.definition.policies.latest_ms
         if next_ms is not None and next_ms < from_ms:
             # Nobody was there: they are missed.
-            next_ms = _after(tick, from_ms - 1)
+            next_ms = _after(record, from_ms - 1)
         while next_ms is not None and next_ms <= until_ms and left != 0:
-            if after_ms < (due_ms := tick.at_ms(next_ms)) <= until_ms:
+            if after_ms < (due_ms := record.at_ms(next_ms)) <= until_ms:
                 yield due_ms
             if next_ms not in following:
-                following[next_ms] = _after(tick, next_ms)
+                following[next_ms] = _after(record, next_ms)
             next_ms = following[next_ms]
             left = None if left is None else left - 1
     except TriggerError:
         return
 
 
-def _after(tick: Tick, time_ms: int) -> int | None:
-    found = tick.after(time_ms)
+def _after(record: StoredSchedule, time_ms: int) -> int | None:
+    found = record.after(time_ms)
     return None if found is None else found.at_ms

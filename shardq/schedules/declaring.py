@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from shardq.schedules.definition import Definition
     from shardq.schedules.options import Make, ScheduleOptions
     from shardq.schedules.schedule import Book
-    from shardq.schedules.ticks import Found
+    from shardq.schedules.stored import StoredSchedule
 
 Answer: TypeAlias = Literal["made", "changed", "same", "older", "ended", "removed", "past", "other"]
 
@@ -53,7 +53,7 @@ def declare(
     *,
     name: str,
     revision: int,
-    found: Found | None = None,
+    found: StoredSchedule | None = None,
     **options: Unpack[ScheduleOptions],
 ) -> Declared:
     """Bring a schedule to what code declares, where that is newer than what is there.
@@ -67,7 +67,7 @@ def declare(
         body: What it puts.
         name: Its name.
         revision: Of the code, from 1.
-        found: What `Book.found` has found of it a moment ago.
+        found: Its record, as `Book.found_any` has read it a moment ago.
         options: What else it chooses.
 
     Raises:
@@ -79,23 +79,19 @@ def declare(
     if not is_past:
         check(asked, asked.made_ms)
     book.open()
-    while found is None and (found := book.present(name)) is None:
-        listed = book.listing.read([name]).get(name)
-        if listed is not None and listed.ended >= revision:
+    there = found
+    while True:
+        there = there or book.found_any([name]).get(name)
+        if there is not None and not there.has_ended:
+            return _brought(book, asked, there.definition, make)
+        if there is not None and there.definition.revision >= revision:
             may_end = is_past or asked.count is not None
             return Declared("ended" if may_end else "removed", asked)
-        if listed is not None and (lost := listed.definition) is not None:
-            # Its tick is not to be found right now, and is put again from what is listed.
-            if lost.revision > revision:
-                return Declared("older", asked, lost)
-            asked = replace(asked, paused=lost.paused)
         if is_past:
             return Declared("past", asked)
-        if book.write(asked):
+        if book.write(asked, there):
             return Declared("made", asked)
-    if found.tick.next_ms is None:
-        return _after_an_end(book, asked, found.tick.definition)
-    return _brought(book, asked, found.tick.definition, make)
+        there = None
 
 
 def undeclare(book: Book, name: str) -> Literal["removed", "other", "absent"]:
@@ -104,29 +100,12 @@ def undeclare(book: Book, name: str) -> Literal["removed", "other", "absent"]:
     Returns:
         Whether it was `removed`; `other` is one that was made at run time, which stays.
     """
-    ticks = book.ticks()
-    there = book.present(schedule_name(name))
-    if ticks is None or there is None:
-        return "absent"
-    definition = there.tick.definition
-    if definition.revision == 0:
-        return "other"
-    # Who was not the first to declare it, or to change it, may have listed a later version.
-    listed = book.listing.read([name]).get(name)
-    version = max(definition.version, 0 if listed is None else listed.written)
-    book.listing.end(replace(definition, version=version))
-    ticks.cancel(name)
-    if (left := book.left_over(name)) is not None:
-        book.listing.end(replace(definition, version=left))
-    return "removed"
-
-
-def _after_an_end(book: Book, asked: Definition, there: Definition) -> Declared:
-    """Judge a schedule that only ends: no consumer has seen to that yet."""
-    if there.revision >= asked.revision:
-        return Declared("ended", asked, there)
-    book.open().cancel(asked.name)
-    return Declared("made" if book.write(asked) else "same", asked, there)
+    while (there := book.found([schedule_name(name)]).get(name)) is not None:
+        if there.definition.revision == 0:
+            return "other"
+        if book.end(there):
+            return "removed"
+    return "absent"
 
 
 def _brought(book: Book, asked: Definition, there: Definition, make: Make) -> Declared:

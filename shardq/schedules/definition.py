@@ -53,7 +53,6 @@ class Definition:
         count: How often it fires; None: for ever.
         revision: Of the code that declares it; 0 of one that was made at run time.
         paused: Whether it does not fire.
-        version: When it was changed last, epoch microseconds; no two changes have the same.
         made_ms: As of when its trigger was made, epoch milliseconds: where one without a start
             begins.
         declared: As code declares it, where it was changed at run time since; None where not.
@@ -66,7 +65,6 @@ class Definition:
     count: int | None = None
     revision: int = 0
     paused: bool = False
-    version: int = 0
     made_ms: int = 0
     declared: Definition | None = None
 
@@ -87,7 +85,6 @@ class Definition:
             "count": self.count,
             "revision": self.revision,
             "paused": self.paused,
-            "version": self.version,
             "made_ms": self.made_ms,
             **declared,
         }

@@ -37,11 +37,11 @@ class Schedules:
         return self._home.the(name)
 
     def __len__(self) -> int:
-        """How many there are: one read, of the list alone."""
+        """How many there are: a read for each 16th of them, without their definitions."""
         return self._home.count()
 
     def get(self, name: str) -> Schedule | None:
-        """A schedule as it is now; None if there is none. Three or four reads."""
+        """A schedule as it is now; None if there is none. One read."""
         return self._home.get(name)
 
     def remove(self, name: str) -> bool:

@@ -11,9 +11,9 @@ from shardq.model import names
 from shardq.model.message import body_bytes, headers_json
 from shardq.model.times import due_ms, duration_ms, duration_text, moment_of
 from shardq.schedules.definition import NAME_MAX, Definition, Job
-from shardq.schedules.firing import HEADERS
+from shardq.schedules.origin import HEADERS
 from shardq.schedules.policy import Policies, PolicyOptions
-from shardq.schedules.tick import Tick
+from shardq.schedules.stored import StoredSchedule
 from shardq.schedules.triggers.starts import begun_at
 from shardq.schedules.triggers.trigger import Trigger
 
@@ -338,9 +338,9 @@ def has_ended(definition: Definition, make: Make) -> bool:
     Raises:
         TriggerError: If a user's trigger does not say.
     """
-    if Tick(definition, None).after(definition.made_ms) is not None:
+    if StoredSchedule(definition, None).after(definition.made_ms) is not None:
         return False
-    return Tick(replace(definition, trigger=make(0)), None).after(-1) is not None
+    return StoredSchedule(replace(definition, trigger=make(0)), None).after(-1) is not None
 
 
 def check(definition: Definition, now_ms: int) -> None:
@@ -353,18 +353,18 @@ def check(definition: Definition, now_ms: int) -> None:
     latest_ms = definition.policies.latest_ms
     if not latest_ms:
         return
-    tick = Tick(definition, None).aimed(now_ms)
+    record = StoredSchedule(definition, None).aimed(now_ms)
     for _ in range(_LOOKED_AT):
-        if tick.next_ms is None:
+        if record.next_ms is None:
             return
-        after = tick.aimed(tick.next_ms)
-        if after.next_ms is not None and after.next_ms - tick.next_ms < latest_ms:
+        after = record.aimed(record.next_ms)
+        if after.next_ms is not None and after.next_ms - record.next_ms < latest_ms:
             raise BadSetting(
                 f"schedule {definition.name!r}: {_late_text(definition.policies)} longer than the "
-                f"{duration_text(after.next_ms - tick.next_ms)} between two fire times; choose "
+                f"{duration_text(after.next_ms - record.next_ms)} between two fire times; choose "
                 f"less."
             )
-        tick = after
+        record = after
 
 
 def _late_text(policies: Policies) -> str:
@@ -391,13 +391,13 @@ def previewed(
     made: list[Preview] = []
     if definition.count is not None:
         count = min(count, definition.count - fired)
-    tick = Tick(definition, None)
+    record = StoredSchedule(definition, None)
     zone = definition.trigger.tzinfo
-    found = tick.after(after_ms)
+    found = record.after(after_ms)
     while found is not None and len(made) < count:
-        due = moment_of(tick.at_ms(found.at_ms))
+        due = moment_of(record.at_ms(found.at_ms))
         made.append(
             Preview(moment_of(found.at_ms).astimezone(zone), due.astimezone(zone), found.why)
         )
-        found = tick.after(found.at_ms)
+        found = record.after(found.at_ms)
     return made

@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, NamedTuple
 from shardq.errors import UsageError
 from shardq.model.times import due_ms
 from shardq.schedules.policy import MISSED_MS
-from shardq.schedules.tick import id_of
+from shardq.schedules.stored import id_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from shardq.records.ledger import Ledger, Record
-    from shardq.schedules.tick import Tick
+    from shardq.schedules.stored import StoredSchedule
 
 _EARLY_MS = 3_000
-"""A message enters up to this long before its fire time: longer than a tick's lead."""
+"""A message enters up to this long before its fire time: longer than a schedule's lead."""
 _SPAN_MS = 60_000
 _WIDER = 8
 RECORDS_MAX = 20_000
@@ -41,19 +41,19 @@ class PastFiring(NamedTuple):
     record: Record | None
 
 
-def past_times(tick: Tick, first_ms: int, now_ms: int, count: int) -> list[int]:
+def past_times(schedule: StoredSchedule, first_ms: int, now_ms: int, count: int) -> list[int]:
     """The last fire times until now, the last one first.
 
     Args:
-        tick: The schedule's.
+        schedule: The schedule.
         first_ms: Only those from here on, epoch milliseconds.
         now_ms: Until when.
         count: How many at most.
     """
-    policies, span_ms = tick.definition.policies, _SPAN_MS
+    policies, span_ms = schedule.definition.policies, _SPAN_MS
     while True:
         from_ms = max(first_ms, now_ms - span_ms)
-        fires = tick.definition.trigger.fires(
+        fires = schedule.definition.trigger.fires(
             from_ms - 1, now_ms, twice=policies.twice, gap=policies.gap
         )
         found = deque((fire.at_ms for fire in fires), maxlen=count)
@@ -62,11 +62,13 @@ def past_times(tick: Tick, first_ms: int, now_ms: int, count: int) -> list[int]:
         span_ms *= _WIDER
 
 
-def past_firings(tick: Tick, ledger: Ledger, now_ms: int, count: int) -> list[PastFiring]:
+def past_firings(
+    schedule: StoredSchedule, ledger: Ledger, now_ms: int, count: int
+) -> list[PastFiring]:
     """The last firings, the last one first.
 
     Args:
-        tick: The schedule's.
+        schedule: The schedule.
         ledger: Its queue's.
         now_ms: Now, epoch milliseconds.
         count: How many at most.
@@ -76,12 +78,12 @@ def past_firings(tick: Tick, ledger: Ledger, now_ms: int, count: int) -> list[Pa
         TriggerError: If a user's trigger does not say.
     """
     first_ms = ledger.first_ms()
-    times = past_times(tick, max(first_ms, tick.definition.made_ms), now_ms, count)
+    times = past_times(schedule, max(first_ms, schedule.definition.made_ms), now_ms, count)
     found: dict[int, Record | None] = dict.fromkeys(times)
     left = RECORDS_MAX
-    for from_ms, until_ms in _spans(times, tick.definition.policies.latest_ms):
+    for from_ms, until_ms in _spans(times, schedule.definition.policies.latest_ms):
         for record in ledger.records(None, from_ms, until_ms):
-            time_ms = _time_of(record.id, tick.definition.name)
+            time_ms = _time_of(record.id, schedule.definition.name)
             if time_ms is not None:
                 found[time_ms] = record
             left -= 1

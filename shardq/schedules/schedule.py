@@ -1,14 +1,13 @@
 """The schedules of one queue, as their users hold them.
 
 ```
- made, declared ──► waiting ──► firing ──► waiting .. ──► done: it is off the list
-                      └─ pause ─► paused ─ resume ─┘
+ made, declared ──► waiting ─┬─ fires ──► waiting .. ──► ended: not among the schedules any more
+                             └─ pause ─► paused ─ resume ─► waiting
 ```
 """
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias, Unpack
@@ -20,17 +19,17 @@ from shardq.errors import (
     StoreUnavailable,
     UnknownSchedule,
     UsageError,
-    begun,
     not_pickled,
     shown,
 )
-from shardq.model import names
+from shardq.lifecycle.pauses import Pauses
+from shardq.model import names, settings
 from shardq.model.message import JOB_HEADERS
 from shardq.model.times import due_ms as epoch_ms
 from shardq.model.times import iso, moment_of
 from shardq.schedules.ahead import ahead, ahead_by
 from shardq.schedules.definition import Definition
-from shardq.schedules.listing import Listing
+from shardq.schedules.firing.firing import Firing
 from shardq.schedules.options import (
     ChangeOptions,
     Preview,
@@ -45,8 +44,8 @@ from shardq.schedules.options import (
 )
 from shardq.schedules.past import past_firings
 from shardq.schedules.policy import Policies
-from shardq.schedules.tick import PlannedFiring, Tick, headers_of, id_of
-from shardq.schedules.ticks import Ticks
+from shardq.schedules.stored import PlannedFiring, StoredSchedule, headers_of, id_of
+from shardq.schedules.table import ScheduleTable, Written
 from shardq.schedules.triggers.trigger import Trigger
 
 if TYPE_CHECKING:
@@ -61,12 +60,14 @@ if TYPE_CHECKING:
     from shardq.records.ledger import Ledger
     from shardq.schedules.options import Make, Retime
     from shardq.schedules.past import PastFiring
-    from shardq.schedules.ticks import Found
 
-State: TypeAlias = Literal["waiting", "firing", "paused"]
+State: TypeAlias = Literal["waiting", "paused"]
 
 PREVIEW_MAX = 10_000
 BACKFILL_MAX = 100_000
+_TRIES = 200
+_SOON_MS = 1_000
+"""Longer than a member takes to write the jobs of a record that it has read."""
 LATE_MS = 60_000
 """A schedule whose message should have been there for longer is overdue."""
 
@@ -79,7 +80,7 @@ class Schedule:
         name: Its name, unique in its queue.
         queue: The name of the queue that it puts into.
         trigger: When it fires.
-        state: `waiting` for its next fire time, `firing`, or `paused`.
+        state: `waiting` for its next fire time, or `paused`.
         next: Its next fire time, UTC; None where it is paused, or never fires again.
         previous: The last fire time for which it has put a message, UTC; None before the first.
         fired: For how many fire times it has put messages.
@@ -144,7 +145,7 @@ class Schedule:
 
         What is not given stays: the zone, start and end too where only the times are changed.
 
-        What is due within 1.75 s, on SQLite 0.15 s, may be put already.
+        What is due within 2.5 s, on SQLite 0.1 s, may be put already.
 
         Args:
             body: What it puts.
@@ -229,9 +230,6 @@ class Book:
 
     Args:
         home: The queue's.
-
-    Attributes:
-        listing: The list that is kept beside the ticks.
     """
 
     def __init__(self, home: QueueHome) -> None:
@@ -239,31 +237,30 @@ class Book:
         self._clock = home.clock
         self._producer = home.producer
         self._queue = home.register.name
-        self.listing: Listing = Listing(home.store, home.clock, self._queue)
-        self._ticks: Ticks | None = None
+        self._is_local = home.store.is_local
+        self._stored = ScheduleTable(home.store, self._queue)
+        self._firing = Firing(home)
 
     # Reading --------------------------------------------------------------------------------------
 
     def get(self, name: str) -> Schedule | None:
-        """A schedule as it is now; None if there is none. Three or four reads."""
-        found = self._read([names.label(name, what="schedule name")])
-        return self._schedule(name, found[name]) if name in found else None
+        """A schedule as it is now; None if there is none. One read."""
+        found = self.found([names.label(name, what="schedule name")])
+        return self._schedule(found[name]) if name in found else None
 
     def all(self) -> list[Schedule]:
-        """All schedules, by name: a few reads for each 16th of them."""
-        listed = self.names()
-        found = self._read(listed)
-        return [self._schedule(name, found[name]) for name in listed if name in found]
+        """All schedules, by name: a read for each 16th of them."""
+        return [self._schedule(one) for one in self._records().values()]
 
     def readable(self) -> tuple[list[Schedule], list[str]]:
-        """All that are not damaged, by name, and a sentence of each that is; as `all`."""
+        """All that are not damaged, by name, and a sentence for each that is; as `all`."""
         damaged: dict[str, str] = {}
-        found = self._read(self.names(), damaged)
-        return [self._schedule(name, found[name]) for name in sorted(found)], [*damaged.values()]
+        found = self._records(damaged)
+        return [self._schedule(one) for one in found.values()], [*damaged.values()]
 
     def names(self) -> list[str]:
-        """The names of all schedules: one read, of the list alone."""
-        return [] if self.ticks() is None else self.listing.names()
+        """The names of all schedules, damaged ones too, as `all`, without their definitions."""
+        return self._stored.names() if self._has_any() else []
 
     def the(self, name: str) -> Schedule:
         """A schedule as it is now.
@@ -277,12 +274,12 @@ class Book:
         return found
 
     def count(self) -> int:
-        """How many there are: one read, of the list alone."""
+        """How many there are, as `names`."""
         return len(self.names())
 
     def definitions(self) -> list[Definition]:
-        """What each is that is not damaged, by name, as the list has it: one read."""
-        return [] if self.ticks() is None else self.listing.definitions()
+        """The definitions of all that are not damaged, by name, as `all`."""
+        return [one.definition for one in self._records({}).values()]
 
     def firings(self, after_ms: int, until_ms: int) -> Iterator[tuple[int, int]]:
         """(due, 1) of each message that they will put, first ones first but for their jitter.
@@ -294,8 +291,7 @@ class Book:
             after_ms: Of those that are due later, epoch milliseconds.
             until_ms: Of those that are due no later.
         """
-        ticks = [found.tick for found in self._read(self.names(), {}).values()]
-        for due_ms in ahead(ticks, after_ms, until_ms):
+        for due_ms in ahead(self._records({}).values(), after_ms, until_ms):
             yield due_ms, 1
 
     def firings_by(self, stretches: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
@@ -306,16 +302,15 @@ class Book:
         Args:
             stretches: (begin, end) in epoch milliseconds, one after the other.
         """
-        ticks = [found.tick for found in self._read(self.names(), {}).values()]
-        return ahead_by(ticks, stretches)
+        return ahead_by(self._records({}).values(), stretches)
 
     def preview(self, name: str, count: int = 10, after: Due | None = None) -> list[Preview]:
         """See `Schedule.preview`."""
         if type(count) is not int or not 1 <= count <= PREVIEW_MAX:
             raise BadSetting(f"count must be 1 to {PREVIEW_MAX:,}, not {shown(count)}.")
-        tick = self._tick(name)
+        record = self._record(name)
         now_ms = self._clock.now_ms() if after is None else epoch_ms(after, name="after")
-        return previewed(tick.definition, now_ms, count, fired=tick.fired)
+        return previewed(record.definition, now_ms, count, fired=record.fired)
 
     def past(self, name: str, ledger: Ledger, count: int) -> list[PastFiring]:
         """What became of the last firings of a schedule, the last one first.
@@ -329,7 +324,7 @@ class Book:
             UnknownSchedule: If there is none.
             HistoryOff: If the queue keeps no history.
         """
-        return past_firings(self._tick(name), ledger, self._clock.now_ms(), count)
+        return past_firings(self._record(name), ledger, self._clock.now_ms(), count)
 
     # Making ---------------------------------------------------------------------------------------
 
@@ -360,19 +355,18 @@ class Book:
         check(definition, definition.made_ms)
         self.open()
         for _ in range(3):
-            present = self.present(definition.name)
-            if present is not None and present.tick.next_ms is not None:
-                there = present.tick.definition
-                if not unlike(there, definition, make):
-                    return self._schedule(definition.name, present)
+            there = self.found_any([definition.name]).get(definition.name)
+            if there is not None and not there.has_ended:
+                if not unlike(there.definition, definition, make):
+                    return self._schedule(there)
                 raise KeyTaken(
                     f"queue {self._queue!r} has another schedule {definition.name!r}, "
-                    f"{there.trigger}; change that one, or give this another "
+                    f"{there.definition.trigger}; change that one, or give this another "
                     f"name."
                 )
-            if self.write(definition):
+            if self.write(definition, there):
                 break
-        return self._now(definition.name)
+        return self.the(definition.name)
 
     # Changing -------------------------------------------------------------------------------------
 
@@ -398,35 +392,33 @@ class Book:
             check(made, now_ms)
             return replace(made, declared=now.declared or (now if now.revision else None))
 
-        fired, count = self._tick(name).fired, options.get("count")
+        fired, count = self._record(name).fired, options.get("count")
         if isinstance(count, int) and 0 < count <= fired:
             raise UsageError(
                 f"schedule {name!r} has fired {fired:,} times, so its count must be more than "
                 f"that; or remove it."
             )
-        self.apply(name, changed)
-        return self._now(name)
+        return self._schedule(self.apply(name, changed))
 
     def set_paused(self, name: str, *, paused: bool) -> Schedule:
         """See `Schedule.pause` and `Schedule.resume`."""
-        self.apply(name, lambda now: replace(now, paused=paused))
-        return self._now(name)
+        return self._schedule(self.apply(name, lambda now: replace(now, paused=paused)))
 
     def run(self, name: str) -> Message:
         """See `Schedule.run`."""
-        tick = self._tick(name)
+        record = self._record(name)
         now_ms = self._clock.now_ms()
-        firing = PlannedFiring(now_ms, tick.previous_ms, now_ms)
-        return self._producer.put(**self._arguments(tick, firing))
+        firing = PlannedFiring(now_ms, record.previous_ms, now_ms)
+        return self._producer.put(**self._arguments(record, firing))
 
     def backfill(self, name: str, after: Due, until: Due, *, dry_run: bool = False) -> int:
         """See `Schedule.backfill`."""
-        tick = self._tick(name)
+        record = self._record(name)
         after_ms, until_ms = epoch_ms(after, name="after"), epoch_ms(until, name="until")
         if until_ms <= after_ms:
             raise BadTime(f"until, {iso(until_ms)}, must be later than after, {iso(after_ms)}.")
         firings: list[PlannedFiring] = []
-        found, before_ms = tick.after(after_ms - 1), None
+        found, before_ms = record.after(after_ms - 1), None
         while found is not None and found.at_ms < until_ms:
             if len(firings) == BACKFILL_MAX:
                 raise BadTime(
@@ -434,103 +426,57 @@ class Book:
                     f"{BACKFILL_MAX:,} fire times; ask for a shorter span."
                 )
             firings.append(PlannedFiring(found.at_ms, before_ms, found.at_ms))
-            before_ms, found = found.at_ms, tick.after(found.at_ms)
+            before_ms, found = found.at_ms, record.after(found.at_ms)
         if dry_run:
             return len(firings)
-        return self._producer.put_many(self._arguments(tick, one) for one in firings)
+        return self._producer.put_many(self._arguments(record, one) for one in firings)
 
     def remove(self, name: str) -> bool:
         """See `Schedule.remove`."""
-        ticks = self.ticks()
-        if ticks is None:
-            return False
-        # Of one that is made anew meanwhile nothing is removed.
-        version = self.listing.removal(names.label(name, what="schedule name"))
-        is_there, row = ticks.has(name), ticks.find(name)
-        if version is not None:
-            # First: a process that dies here is followed by whoever minds the list.
-            self.listing.remove(name, version)
-        if row is None and not is_there:
-            return False
-        is_done = ticks.cancel(name, row)
-        if (left := self.left_over(name)) is not None:
-            self.listing.remove(name, left)
-        return is_done
-
-    def left_over(self, name: str) -> int | None:
-        """The version by which to remove what a change has listed that found its tick still there.
-
-        To be asked once the tick is cancelled. None: nothing is left, or it was made anew.
-        """
-        if not self.listing.names([name]) or self.found([name], {}):
-            return None
-        return self.listing.removal(name)
+        return self._has_any() and self._stored.remove(names.label(name, what="schedule name"))
 
     def drop(self) -> None:
         """Remove all, as the queue is dropped."""
-        if (ticks := self.ticks()) is None:
-            return
-        for name in self.listing.noted():
-            self.remove(name)
-        ticks.drop()
-
-    def close(self) -> None:
-        """Store what is counted."""
-        if self._ticks is not None:
-            self._ticks.close()
+        if self._has_any():
+            for name in self._stored.names(ended=True):
+                self._stored.remove(name)
 
     # Steps of these, and of `declaring` -----------------------------------------------------------
 
-    def ticks(self) -> Ticks | None:
-        """The ticks of the queue, where it has ever had schedules."""
-        if self._ticks is None or self._ticks.register.settings.dropped:
-            self._ticks = Ticks.found(self._home)
-        return self._ticks
-
-    def open(self) -> Ticks:
-        """The ticks of the queue, which has schedules from now on.
+    def open(self) -> None:
+        """Let the queue have schedules from now on.
 
         Raises:
             UsageError: If it can have none.
         """
-        if names.is_schedules_queue(self._queue) or names.is_dead_queue(self._queue):
+        register = self._home.register
+        if names.is_dead_queue(self._queue):
             raise UsageError(f"queue {self._queue!r} can have no schedules; choose another.")
-        if self.ticks() is None:
-            self._ticks = Ticks.made(self._home)
-        if self._ticks is None:
+        register.refresh()
+        if register.settings.dropped:
             raise UsageError(f"queue {self._queue!r} has been dropped.")
-        return self._ticks
+        if not register.settings.schedules_used:
+            register.change(settings.use_schedules)
 
     def found(
         self, asked: Iterable[str], damaged: dict[str, str] | None = None
-    ) -> dict[str, Found]:
-        """Those of these names that are there, also those that only end: a few reads.
-
-        Args:
-            asked: Names.
-            damaged: Given a sentence of each that is damaged; None: the first one raises.
+    ) -> dict[str, StoredSchedule]:
+        """The records of those of these names that have not ended; see `ScheduleTable.read`.
 
         Raises:
             StoreCorrupt: If one is damaged.
         """
-        ticks, asked = self.ticks(), list(asked)
-        if ticks is None or not asked:
+        found = self.found_any(asked, damaged)
+        return {name: one for name, one in found.items() if not one.has_ended}
+
+    def found_any(
+        self, asked: Iterable[str], damaged: dict[str, str] | None = None
+    ) -> dict[str, StoredSchedule]:
+        """As `found`, and those that have ended and that code has declared."""
+        if not self._has_any():
             return {}
         self._clock.measure(self._home.store)
-        return ticks.read(asked, damaged)
-
-    def present(self, name: str) -> Found | None:
-        """Find one as `found` does, and put its tick again where that is lost.
-
-        What a removal that was begun has left of it is removed.
-        """
-        found = self.found([name]).get(name) or self._put_again(name)
-        if found is None or found.tick.next_ms is None or self.listing.names([name]):
-            return found
-        ticks = self.open()
-        if (row := ticks.find(name)) is not None:
-            ticks.cancel(name, row)
-        return None
+        return self._stored.read(asked, damaged)
 
     def drafted(
         self,
@@ -551,69 +497,62 @@ class Book:
         self._check_priority(made)
         return made
 
-    def write(self, definition: Definition) -> bool:
-        """Write a schedule that is not there; False where another was quicker."""
-        ticks = self.open()
-        self._use_lane_of(definition)
-        listed = self.listing.read([definition.name]).get(definition.name)
-        made = replace(definition, version=self.listing.next_version(listed))
-        self.listing.write(made)
-        try:
-            with begun("the schedule is listed"):
-                # A fire time that comes right now counts where the trigger begins with it.
-                ticks.put(Tick(made, None).aimed(made.made_ms - 1))
-        except KeyTaken:
-            self._relist(made.name)
-            return False
-        if not self.listing.names([made.name]):
-            # Who removed the one before has taken this for what that left.
-            listed = self.listing.read([made.name]).get(made.name)
-            self.listing.write(replace(made, version=self.listing.next_version(listed)))
-        return True
+    def write(self, definition: Definition, before: StoredSchedule | None) -> bool:
+        """Write a schedule that is not there; False if another was quicker.
 
-    def apply(self, name: str, change: Callable[[Definition], Definition]) -> None:
-        """Change a schedule, its list first; whatever fires meanwhile is heeded.
+        Args:
+            definition: The schedule.
+            before: The record of one of its name that has ended; None: there is none.
+        """
+        self._use_lane_of(definition)
+        lanes = self._home.register.settings.lanes_agreed
+        # A fire time that comes right now counts if the trigger begins with it.
+        made = (
+            StoredSchedule(definition, lanes=lanes).anew(definition).aimed(definition.made_ms - 1)
+        )
+        self._stored.announce(definition.name)
+        return not self._stored.write([Written(definition.name, before, made)])
+
+    def end(self, record: StoredSchedule) -> bool:
+        """End a schedule: code of its revision does not make it again; False if it has changed."""
+        definition = replace(record.definition, paused=False)
+        ended = record.anew(definition)._replace(next_ms=None)
+        return not self._stored.write([Written(definition.name, record, ended)])
+
+    def apply(self, name: str, change: Callable[[Definition], Definition]) -> StoredSchedule:
+        """Change a schedule; a firing meanwhile is kept. Returns its record.
 
         Raises:
-            UsageError: If there is none, or what comes of it cannot be used.
-            StoreUnavailable: If it is fired all the time, or its tick is lost.
+            UsageError: If there is none, or the changed one cannot be used.
+            StoreUnavailable: If it is fired or changed all the time.
         """
-        ticks = self.open()
-        version = self.listing.next_version(self.listing.read([name]).get(name))
+        pauses, is_announced = Pauses(self._clock), False
+        for _ in range(_TRIES):
+            record = self._record(name)
+            made = change(record.definition)
+            if self._fires_soon(record):
+                # Another member may be writing these jobs, and a changed schedule has others.
+                self._firing.fire([name], ahead_ms=_SOON_MS)
+                continue
+            self._use_lane_of(made)
+            if not is_announced:
+                self._stored.announce(name)
+                is_announced = True
+            after = record.changed(made, self._clock.now_ms())
+            if not self._stored.write([Written(name, record, after)]):
+                return self._record(name)
+            pauses.wait()
+        raise StoreUnavailable(
+            f"schedule {name!r} of queue {self._queue!r} could not be changed: it is being fired "
+            f"or changed all the time; try again."
+        )
 
-        def changed(tick: Tick) -> Tick:
-            made = replace(change(tick.definition), version=version)
-            now_ms = self._clock.now_ms()
-            new = tick.of(made)
-            was = tick.definition
-            is_kept = made.trigger == was.trigger and not (was.paused or new.is_spent)
-            if is_kept and made.policies.of_hours == was.policies.of_hours:
-                return new
-            return new.aimed(max(now_ms, tick.previous_ms or 0))
-
-        # Whether it can be, before it is listed.
-        wanted = changed(self._tick(name)).definition
-        self._use_lane_of(wanted)
-        self.listing.write(wanted)
-        with begun("the change is listed"):
-            made = ticks.change(name, changed)
-        if made is None:
-            if ticks.is_lost(name):
-                # It stays on the list, from which its tick is put again.
-                raise StoreUnavailable(
-                    f"schedule {name!r} of queue {self._queue!r} has lost its tick, which is put "
-                    f"again within a minute; try again then."
-                )
-            self.listing.withdraw(name, version)
-            raise self._gone(name)
-        listed = self.listing.read([name]).get(name)
-        if listed is None or listed.written == version:
-            return
-        # Another command has listed its own, and was carried out before this one.
-        if made.next_ms is None:
-            self.listing.end(replace(made.definition, version=listed.written))
-        else:
-            self._relist(name)
+    def _fires_soon(self, record: StoredSchedule) -> bool:
+        """True if a member may be about to fire it; on SQLite a firing is one transaction."""
+        begin_ms = record.begin_ms(is_local=self._is_local)
+        if self._is_local or begin_ms is None or not record.is_plain:
+            return False
+        return begin_ms <= self._clock.now_ms() + _SOON_MS
 
     # Details --------------------------------------------------------------------------------------
 
@@ -632,63 +571,44 @@ class Book:
                 f"{self._queue!r}, not {priority}."
             )
 
-    def _read(self, asked: list[str], damaged: dict[str, str] | None = None) -> dict[str, Found]:
-        """Those of these names that are there, and are to fire."""
-        found = self.found(asked, damaged)
-        return {name: one for name, one in found.items() if one.tick.next_ms is not None}
+    def _has_any(self) -> bool:
+        """True if the queue ever had a schedule, and was not dropped."""
+        register = self._home.register
+        # Another process may have made the first one just now.
+        register.refresh(force=not register.settings.schedules_used)
+        return register.settings.schedules_used
 
-    def _now(self, name: str) -> Schedule:
-        found = self._read([name]).get(name)
+    def _records(self, damaged: dict[str, str] | None = None) -> dict[str, StoredSchedule]:
+        """The records of all schedules, by name."""
+        found = self._stored.all(damaged) if self._has_any() else {}
+        return {name: one for name, one in found.items() if not one.has_ended}
+
+    def _record(self, name: str) -> StoredSchedule:
+        found = self.found([names.label(name, what="schedule name")]).get(name)
         if found is None:
             raise self._gone(name)
-        return self._schedule(name, found)
-
-    def _tick(self, name: str) -> Tick:
-        found = self.found([names.label(name, what="schedule name")]).get(name)
-        found = found or self._put_again(name)
-        if found is None or found.tick.next_ms is None:
-            raise self._gone(name)
-        return found.tick
-
-    def _put_again(self, name: str) -> Found | None:
-        """Put the tick again of a schedule that is on the list, and has none."""
-        ticks = self.ticks()
-        listed = None if ticks is None else self.listing.read([name]).get(name)
-        if ticks is None or listed is None or listed.definition is None:
-            return None
-        with suppress(KeyTaken):
-            ticks.put_again(listed.definition)
-        found = self.found([name]).get(name)
-        if found is None or not found.tick.is_again or self.listing.names([name]):
-            return found
-        # A change had listed it once it was removed, and has found none.
-        if (row := ticks.find(name)) is not None:
-            ticks.cancel(name, row)
-        return None
+        return found
 
     def _gone(self, name: str) -> UnknownSchedule:
         return unknown(f"queue {self._queue!r} has no schedule {name!r}", name, self.names())
 
-    def _schedule(self, name: str, found: Found) -> Schedule:
-        tick, definition = found.tick, found.tick.definition
+    def _schedule(self, record: StoredSchedule) -> Schedule:
+        definition, next_ms = record.definition, record.next_ms
         job, held_ms = definition.job, definition.job.unique_for_ms
-        state: State = "firing" if found.is_firing else "waiting"
-        paused = definition.paused
-        next_ms = None if paused else tick.next_ms
         return Schedule(
-            name=name,
+            name=definition.name,
             queue=self._queue,
             trigger=definition.trigger,
-            state="paused" if paused else state,
+            state="paused" if definition.paused else "waiting",
             next=None if next_ms is None else moment_of(next_ms),
-            previous=None if tick.previous_ms is None else moment_of(tick.previous_ms),
-            fired=tick.fired,
-            skipped=tick.skipped,
+            previous=None if record.previous_ms is None else moment_of(record.previous_ms),
+            fired=record.fired,
+            skipped=record.skipped,
             count=definition.count,
             revision=definition.revision,
             changed=definition.declared is not None,
             policies=definition.policies,
-            error=found.error,
+            error=record.error,
             body=job.body,
             headers=job.headers,
             priority=job.priority,
@@ -699,25 +619,14 @@ class Book:
             _of=self,
         )
 
-    def _relist(self, name: str) -> None:
-        """List what the tick of a name is: a change of it that was refused has listed another."""
-        found = self._read([name]).get(name)
-        if found is None:
-            return
-        listed = self.listing.read([name]).get(name)
-        # Not one that has been removed, or has ended, meanwhile.
-        if listed is not None and listed.definition is not None:
-            # Only in the place of this: a removal that comes before it is written has a later one.
-            self.listing.write(replace(found.tick.definition, version=listed.written + 1))
-
-    def _arguments(self, tick: Tick, firing: PlannedFiring) -> dict[str, Any]:
-        job = tick.definition.job
+    def _arguments(self, record: StoredSchedule, firing: PlannedFiring) -> dict[str, Any]:
+        job = record.definition.job
         given: dict[str, Any] = {
             "body": job.body,
-            "headers": headers_of(tick, firing),
+            "headers": headers_of(record, firing),
             "priority": job.priority,
             "group": job.group,
-            "id": id_of(tick.definition.name, firing.time_ms),
+            "id": id_of(record.definition.name, firing.time_ms),
         }
         if job.key is not None:
             held_ms = job.unique_for_ms

@@ -326,14 +326,40 @@ RESULTS: Final[Table[tuple[str, str], ResultNote]] = Table(
 )
 """(): queue, message id -> the result, always with a time to live."""
 
-SCHEDULES: Final[Table[str, tuple[str, int]]] = Table(
+
+class ScheduleRecord(NamedTuple):
+    """A row of `schedules`.
+
+    Attributes:
+        definition: JSON, as `schedules/definition.py` explains it.
+        state: JSON, as `schedules/stored.py` explains it.
+        next: The next fire time, epoch milliseconds; None: it does not fire.
+    """
+
+    definition: str | None
+    state: str | None
+    next: int | None
+
+
+SCHEDULES: Final[Table[str, ScheduleRecord]] = Table(
     "schedules",
-    partition=(_QUEUE,),
+    partition=_BUCKET,
     key=(Column("name"),),
-    values=(Column("definition"), Column("written", Kind.BIGINT)),
-    latest="written",
+    values=(Column("definition"), Column("state"), Column("next", Kind.BIGINT)),
+    has_records=True,
+    shape=ScheduleRecord._make,
 )
-"""(queue): name -> a schedule's definition, JSON, and when it was written, epoch microseconds."""
+"""(queue, bucket): name -> a schedule. The bucket after the others has notes: bucket -> a number,
+`next`, that is drawn anew before a command changes a schedule of this bucket."""
+
+NEXTS: Final[Table[str, int | None]] = Table(
+    SCHEDULES.name,
+    partition=SCHEDULES.partition,
+    key=SCHEDULES.key,
+    values=(Column("next", Kind.BIGINT),),
+    has_notes=False,
+)
+"""Reads the fire times alone of `SCHEDULES`."""
 
 
 class AccountRecord(NamedTuple):
@@ -449,3 +475,5 @@ TABLES: Final[tuple[Table[Any, Any], ...]] = (
     ENDPOINTS, SENT
 )  # fmt: skip
 """All tables of notes and records."""
+VIEWS: Final[tuple[Table[Any, Any], ...]] = (NEXTS,)
+"""Some columns of a table, to be read."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from shardq.errors import BadSetting, shown
 from shardq.model.message import JOB_HEADERS
 from shardq.model.times import moment_of
-from shardq.schedules.firing import HEADERS, Firing
+from shardq.schedules.origin import HEADERS, Firing
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from shardq.queue import Queue
     from shardq.schedules.definition import Definition
     from shardq.schedules.options import Make
-    from shardq.schedules.ticks import Found
+    from shardq.schedules.stored import StoredSchedule
     from shardq.tasks.definition import Definition as Task
     from shardq.tasks.registry import Registry
     from shardq.tasks.task import ScheduledCall, WithoutArguments
@@ -219,7 +219,7 @@ class Declarations:
 
     def _bring_all(self, queue: Queue, done: Reconciled, conflicts: list[_Conflict]) -> None:
         declared = [made for made in self._declared.values() if made.call.queue == queue.name]
-        there = queue.schedules._home.found([made.name for made in declared], {})
+        there = queue.schedules._home.found_any([made.name for made in declared], {})
         for made in declared:
             with _damage_logged():
                 found = self._bring(queue, made, there.get(made.name))
@@ -230,7 +230,7 @@ class Declarations:
                 elif found.answer == "other" and found.there is not None:
                     conflicts.append(_Conflict(made, found, found.there))
 
-    def _bring(self, queue: Queue, made: Declaration, there: Found | None) -> Declared:
+    def _bring(self, queue: Queue, made: Declaration, there: StoredSchedule | None) -> Declared:
         job = made.call
         check_attempts(job.task.name, job.attempts, queue)
         found = declare(

@@ -31,7 +31,7 @@ from shardq.logs import handled
 from shardq.model.message import first_line, spent_reason
 from shardq.model.times import duration_text
 from shardq.records import results
-from shardq.schedules.firing import NAME_HEADER
+from shardq.schedules.origin import NAME_HEADER
 from shardq.tasks.batches import errors_of
 from shardq.tasks.cancelling import cancelled_by_key
 from shardq.tasks.context import Context, running

@@ -9,7 +9,6 @@ from shardq.errors import StoreTimeout, StoreUnavailable
 
 if TYPE_CHECKING:
     from shardq.consumer import Consumer
-    from shardq.engine.rest import Rest
     from shardq.testing.clock import SandboxClock
     from shardq.testing.memory import MemoryStore
 
@@ -44,17 +43,13 @@ class Actor:
         self.wake_us = 0
         self.is_firing = False
         # A firing that waits must not begin another.
-        self._step_ticker, consumer._fire = consumer._fire, self._fire  # noqa: SLF001 - it is ours
+        self._step_firer, consumer._fire = consumer._fire, self._fire  # noqa: SLF001 - it is ours
         self._engine.rest.is_alone = True
 
-    def note(self, queue: str, due_ms: int) -> None:
-        """A row has been placed in its queue, or in that of its schedules, due then."""
+    def note(self, due_ms: int) -> None:
+        """Note that a row was placed in its queue, due at `due_ms`, epoch milliseconds."""
         self.wake_us = min(self.wake_us, due_ms * 1_000)
-        rest: Rest | None = self._engine.rest
-        if queue != self.queue:
-            rest = self._engine.rest.along()
-        if rest is not None:
-            rest.note(due_ms)
+        self._engine.rest.note(due_ms)
 
     def hurry(self) -> None:
         """Let it be stepped now, and look at all there is."""
@@ -89,24 +84,21 @@ class Actor:
         return min(pace_us << (self._fruitless // _AT_PACE), _PACE_US_MAX)
 
     @property
-    def tick_us(self) -> int:
+    def fires_us(self) -> int:
         """When a schedule of its queue fires next, epoch microseconds; `NEVER` without any."""
-        rest = self._engine.rest.along()
-        until_ms = None if rest is None else rest.until_ms()
-        return NEVER if until_ms is None else until_ms * 1_000
+        along = self._engine.rest.along()
+        next_ms = None if along is None else along.next_ms()
+        return NEVER if next_ms is None else next_ms * 1_000
 
-    def tick(self, at_us: int) -> None:
+    def fire(self, at_us: int) -> None:
         """Let time pass until then, epoch microseconds, and fire the schedules of its queue."""
-        if (rest := self._engine.rest.along()) is not None:
-            with suppress(StoreUnavailable, StoreTimeout):
-                rest.pass_to(at_us // 1_000)
         self._clock.advance_to(at_us)
         self._fire()
 
     def _fire(self) -> float:
         self.is_firing = True
         try:
-            return self._step_ticker()
+            return self._step_firer()
         finally:
             self.is_firing = False
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from shardq.engine.handing.outcome import Request
 from shardq.errors import UsageError, shown
 from shardq.lifecycle.fate import Fate
-from shardq.model.names import is_dead_queue, is_schedules_queue
+from shardq.model.names import is_dead_queue
 from shardq.model.times import moment_of
 from shardq.tasks.task import Bound
 from shardq.testing import jobs
@@ -100,7 +100,7 @@ class Journal:
     def note_row(self, store: MemoryStore, row: Row, at_ms: int, *, is_move: bool) -> None:
         """A row has been placed: it is a put, unless it is another place of what was put before."""
         queue = row.shard.queue
-        if is_dead_queue(queue) or is_schedules_queue(queue):
+        if is_dead_queue(queue):
             return
         entry = _Entry(_Message(store, queue, row.message_id), row, at_ms)
         # What has died is put back under its id.

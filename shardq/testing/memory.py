@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from shardq.clock import BootTime
 from shardq.connection import Connection
-from shardq.model.names import is_dead_queue, is_schedules_queue
+from shardq.model.names import is_dead_queue
 from shardq.stores.sqlite import SqliteStore
 from shardq.stores.store import NEVER, Slice
-from shardq.stores.tables import QUEUES
+from shardq.stores.tables import QUEUES, SCHEDULES
 
 if TYPE_CHECKING:
     import sqlite3
@@ -41,7 +41,7 @@ class MemoryStore(SqliteStore):
     Args:
         clock: Of the machine.
         on_rows: Told rows that have been written.
-        on_settings: Told when settings of a queue may have changed.
+        on_settings: Called when settings of a queue, or its schedules, may have changed.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class MemoryStore(SqliteStore):
     def write_records(self, table: Table[Any, Any], changes: Sequence[Change]) -> Refused:
         """See `SqliteStore.write_records`."""
         refused = super().write_records(table, changes)
-        if table is QUEUES:
+        if table in (QUEUES, SCHEDULES):
             self._on_settings()
         return refused
 
@@ -107,9 +107,9 @@ class MemoryStore(SqliteStore):
         return self.next_minute(queue, 0) == NEVER
 
     def rows_waiting(self) -> Iterator[Row]:
-        """All rows of all queues, but for those of the dead and of schedules."""
+        """All rows of all queues, but for those of the dead."""
         for queue in self.notes(QUEUES, ()):
-            if not (is_dead_queue(queue) or is_schedules_queue(queue)):
+            if not is_dead_queue(queue):
                 for shard in self.shards(queue):
                     yield from self._rows_of(shard)
 

@@ -24,9 +24,8 @@ from shardq.errors import BadSetting, BadTime, UsageError, shown
 from shardq.lifecycle.fate import Fate, decided
 from shardq.model.ids import row_ids
 from shardq.model.message import read_headers
-from shardq.model.names import SCHEDULES_SUFFIX
 from shardq.model.times import due_ms, duration_ms, moment_of
-from shardq.schedules.firing import NAME_HEADER
+from shardq.schedules.origin import NAME_HEADER
 from shardq.stores.url import shown as shown_url
 from shardq.tasks.app import App
 from shardq.tasks.registry import guarded
@@ -456,10 +455,10 @@ class Sandbox:
         if not self._is_running or any(one.is_firing for one in actors):
             return
         for _ in range(_FIRED_MAX):
-            at_us, actor = min(((one.tick_us, one) for one in actors), key=itemgetter(0))
+            at_us, actor = min(((one.fires_us, one) for one in actors), key=itemgetter(0))
             if at_us > until_us:
                 break
-            actor.tick(at_us)
+            actor.fire(at_us)
 
     # Beginning ------------------------------------------------------------------------------------
 
@@ -539,11 +538,8 @@ class Sandbox:
         now_ms = self._clock.now_ms()
         for row in rows:
             self._journal.note_row(store, row, now_ms, is_move=is_move)
-            # By the name of the queue whose schedules it keeps.
-            queue = row.shard.queue
-            place = _Place(store, queue.removesuffix(SCHEDULES_SUFFIX))
-            for actor in self._by_queue.get(place, ()):
-                actor.note(queue, row.due_ms)
+            for actor in self._by_queue.get(_Place(store, row.shard.queue), ()):
+                actor.note(row.due_ms)
 
     def _note_put(self) -> None:
         if self.inline and not self._is_running:

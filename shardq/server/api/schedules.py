@@ -11,7 +11,7 @@ from shardq.model.grants import Level
 from shardq.model.times import duration_ms, duration_text, iso
 from shardq.records.actions import What
 from shardq.schedules.schedule import LATE_MS, late_ms
-from shardq.schedules.tick import id_of
+from shardq.schedules.stored import id_of
 from shardq.schedules.triggers.zones import local_moment
 from shardq.server.answers import Asked
 from shardq.server.api.problem import Refused

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from shardq.stores.tables import TABLES, Kind
+from shardq.stores.tables import TABLES, VIEWS, Kind
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -93,5 +93,5 @@ def _read(column: Column) -> str:
 
 
 STATEMENTS: Final[dict[Table[Any, Any], Statements]] = {
-    table: statements_of(table) for table in TABLES
+    table: statements_of(table) for table in (*TABLES, *VIEWS)
 }

@@ -12,7 +12,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from shardq.errors import begun
-from shardq.stores.tables import LANES, TABLES, Kind, Lapse
+from shardq.stores.tables import LANES, TABLES, VIEWS, Kind, Lapse
 
 if TYPE_CHECKING:
     import sqlite3
@@ -184,7 +184,7 @@ def _where(*conditions: str) -> str:
 
 
 STATEMENTS: Final[dict[Table[Any, Any], Statements]] = {
-    table: statements_of(table) for table in TABLES
+    table: statements_of(table) for table in (*TABLES, *VIEWS)
 }
 
 

@@ -166,10 +166,12 @@ CREATE TABLE results (
     """\
 CREATE TABLE schedules (
     queue      TEXT    NOT NULL, -- the queue that the schedules put into
+    bucket     INTEGER NOT NULL, -- crc32(name) % 16; 16: which buckets commands have changed
     name       TEXT    NOT NULL,
-    definition TEXT    NOT NULL, -- JSON: its trigger and its messages; empty once removed
-    written    INTEGER NOT NULL, -- when, epoch microseconds; it never falls
-    PRIMARY KEY (queue, name)
+    definition TEXT    NOT NULL, -- JSON: its trigger, its messages and its policies
+    state      TEXT    NOT NULL, -- JSON: its generation, and what it has fired
+    next       INTEGER,          -- next fire time, epoch milliseconds; unset: it does not fire
+    PRIMARY KEY (queue, bucket, name)
 ) WITHOUT ROWID""",
     """\
 CREATE TABLE accounts (

@@ -1,0 +1,218 @@
+"""Fires the schedules of one queue for as long as a member of it runs.
+
+```
+ step ─► upcoming ── due names ─► firing ─► when to look at each again ─► upcoming
+```
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import TYPE_CHECKING
+
+from shardq import locks
+from shardq.engine.handing.hanging import span_text
+from shardq.errors import ShardqError, StoreTimeout, StoreUnavailable, UnknownQueue
+from shardq.model.key import BUCKETS
+from shardq.schedules.firing.firing import Firing
+from shardq.schedules.firing.upcoming import NEVER_MS, Upcoming
+from shardq.schedules.stored import LEAD_LOCAL_MS, LEAD_MS
+from shardq.schedules.table import ScheduleTable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from shardq.lifecycle.home import QueueHome
+    from shardq.records.membership import Membership
+
+log = logging.getLogger(__name__)
+
+_OPEN_S = 1.0
+"""How often the settings, which are in memory, are asked whether the queue has schedules by now."""
+_LOOK_S = 1.0
+_LOOK_LOCAL_S = 0.25
+_AGAIN_US = 5_000_000
+"""After this time a thread that could not be started is tried again."""
+_HANGS_US = 10_000_000
+"""A trigger that takes longer is reported as hanging."""
+_TURN_MAX = 500
+"""Schedules of one turn, so that their records are fresh when they fire."""
+_PAUSE_MIN_S = 0.1
+_PAUSE_MAX_S = 5.0
+_BUCKETS = range(BUCKETS)
+
+
+class Firer:
+    """Fires the schedules of one queue.
+
+    Args:
+        home: The queue's.
+        membership: Returns the queue's members, who divide the schedules; None: there is no engine.
+        on_put: Called with the first and the last due, epoch milliseconds, of what was put.
+    """
+
+    def __init__(
+        self,
+        home: QueueHome,
+        membership: Callable[[], Membership | None],
+        on_put: Callable[[int], object],
+    ) -> None:
+        self._membership = membership
+        self._clock = home.clock
+        self._register = home.register
+        self._firing = Firing(home, on_put, self._note_asked)
+        is_local = home.store.is_local
+        self._look_s = _LOOK_LOCAL_S if is_local else _LOOK_S
+        self._upcoming = Upcoming(
+            ScheduleTable(home.store, home.register.name),
+            home.clock,
+            lead_ms=LEAD_LOCAL_MS if is_local else LEAD_MS,
+            every_us=round(self._look_s * 1e6),
+        )
+        self._pause_s = 0.0
+        self._is_stopping = False
+        self._thread: threading.Thread | None = None
+        self._again_us = 0
+        self._asked: tuple[str, int] | None = None
+        """The schedule whose trigger is asked right now, and since when."""
+        self._reported: tuple[str, int] | None = None
+        self._idle = locks.condition(locks.new())
+
+    # Its thread -----------------------------------------------------------------------------------
+
+    def follow(self) -> None:
+        """Step in a thread of its own until `stop`, once the queue has schedules: most have none.
+
+        To be called with each turn of the consumer. A thread that cannot be started, or that a
+        fault has ended, is tried again.
+        """
+        if self._is_stopping or not self._register.settings.schedules_used:
+            return
+        self._report_hanging()
+        if self._thread is not None and not self._thread.is_alive():
+            self._thread, self._again_us = None, self._clock.boot_us() + _AGAIN_US
+            log.error(
+                "schedules of queue %s: their thread has ended by an error of its own, and is "
+                "started again in %s.",
+                self._register.name,
+                span_text(_AGAIN_US),
+            )
+        if self._thread is not None or self._clock.boot_us() < self._again_us:
+            return
+        name = f"shardq-{self._register.name}-schedules"
+        thread = threading.Thread(target=self._run, name=name, daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            self._again_us = self._clock.boot_us() + _AGAIN_US
+            log.error(  # noqa: TRY400 - the message is complete
+                "schedules of queue %s do not fire in this process: %s; lower `threads`, or raise "
+                "what limits it (ulimit -u, ulimit -v).",
+                self._register.name,
+                error,
+            )
+        else:
+            self._thread = thread
+
+    def _note_asked(self, name: str | None) -> None:
+        self._asked = None if name is None else (name, self._clock.boot_us())
+
+    def _report_hanging(self) -> None:
+        """Log a trigger that does not return, once."""
+        if (asked := self._asked) is None or asked is self._reported:
+            return
+        name, since_us = asked
+        if self._clock.boot_us() - since_us >= _HANGS_US:
+            self._reported = asked
+            log.warning(
+                "schedule %s of queue %s: its trigger has not said for %s when it fires next, and "
+                "the others of this queue wait for that; mend it, or remove the schedule and start "
+                "this process again.",
+                name,
+                self._register.name,
+                span_text(_HANGS_US),
+            )
+
+    def stop(self) -> None:
+        """Ask for an end. A signal's handler may do so."""
+        self._is_stopping = True
+
+    def join(self, seconds: float) -> None:
+        """Wait for the end of its thread.
+
+        Args:
+            seconds: At most so long: a user's trigger may never return.
+        """
+        thread = self._thread
+        if thread is not None and thread.ident is not None:
+            with self._idle:
+                self._idle.notify()
+            thread.join(seconds)
+
+    def _run(self) -> None:
+        while not self._is_stopping:
+            delay = self.step()
+            with self._idle:
+                if not self._is_stopping:
+                    self._clock.wait(self._idle, delay)
+
+    # Turns ----------------------------------------------------------------------------------------
+
+    def step(self) -> float:
+        """Fire what is due.
+
+        Returns:
+            Seconds until the next turn is needed.
+        """
+        if not self._register.settings.schedules_used or self._membership() is None:
+            return _OPEN_S
+        try:
+            return self._step()
+        except (StoreUnavailable, StoreTimeout) as error:
+            self._pause_s = min(max(2 * self._pause_s, _PAUSE_MIN_S), _PAUSE_MAX_S)
+            log.warning(
+                "schedules of queue %s: tried again in %.1f s: %s",
+                self._register.name,
+                self._pause_s,
+                error,
+            )
+            return self._pause_s
+        except UnknownQueue as error:
+            log.info("schedules of queue %s: %s", self._register.name, error)
+        except ShardqError as error:
+            log.warning("schedules of queue %s do not fire: %s", self._register.name, error)
+        return _OPEN_S
+
+    def _step(self) -> float:
+        self._upcoming.look()
+        while due := self._upcoming.due(self._ranks(), self._clock.now_ms(), _TURN_MAX):
+            try:
+                for name, when_ms in self._firing.fire(due).items():
+                    self._upcoming.put(name, when_ms)
+            except (StoreUnavailable, StoreTimeout):
+                for name in due:
+                    self._upcoming.put(name, 0)
+                raise
+            if len(due) < _TURN_MAX:
+                break
+        self._pause_s = 0.0
+        until_ms = self._upcoming.next_ms(self._ranks())
+        return max(0.0, min(self._look_s, until_ms / 1e3 - self._clock.now_us() / 1e6))
+
+    def next_ms(self) -> int | None:
+        """When this member looks at a schedule next, epoch milliseconds; None: never."""
+        next_ms = self._upcoming.next_ms(self._ranks())
+        return None if next_ms == NEVER_MS else next_ms
+
+    def hurry(self) -> None:
+        """Let the next step read what commands have announced."""
+        self._upcoming.hurry()
+
+    def close(self) -> None:
+        """Forget what was read. Idempotent."""
+        self._upcoming.forget()
+
+    def _ranks(self) -> Mapping[int, int]:
+        members = self._membership()
+        return {} if members is None else members.ranks(_BUCKETS, self._clock.now_ms())

@@ -1,0 +1,299 @@
+"""Fires schedules: writes the jobs of their next fire times, and where they go on.
+
+```
+ fresh read ─► missed? ── `aim` is written ─┐
+           └─────────────────────────────────┴─► jobs' rows ─► record: next, IF as read
+                                                                  └─ refused: another has fired it
+```
+
+On SQLite jobs and record are one transaction. On Cassandra the jobs are written first: who repeats
+that, after a crash or at the same time, writes the very same rows.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from contextlib import suppress
+from typing import TYPE_CHECKING, NamedTuple
+
+from shardq.errors import (
+    KeyTaken,
+    ShardqError,
+    StoreTimeout,
+    StoreUnavailable,
+    UnknownQueue,
+)
+from shardq.lifecycle.keyed import Keyed
+from shardq.model.message import write_headers
+from shardq.model.times import moment_of
+from shardq.schedules.stored import headers_of, id_of
+from shardq.schedules.table import ScheduleTable, Written
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from shardq.lifecycle.home import QueueHome
+    from shardq.model.message import Row
+    from shardq.schedules.stored import PlannedFiring, StoredSchedule
+
+log = logging.getLogger(__name__)
+
+_SWEPT_MS = 400
+"""A row that is less late is found by the next sweep of the last half second."""
+_FRESH_US = 500_000
+"""Jobs are written no later than this after the fresh read: a command may follow it."""
+_AGAIN_MS = 10_000
+"""A trigger that has failed, or a record that is damaged, is tried again so much later."""
+_HELD = "1h"
+"""The key of a run is held so long after its end: longer than a firing can be repeated."""
+
+
+class _Fired(NamedTuple):
+    """A firing, planned.
+
+    Attributes:
+        name: The schedule's name.
+        before: The record as it was read.
+        after: The record after it.
+        rows: The rows of its jobs, for a plain schedule.
+    """
+
+    name: str
+    before: StoredSchedule
+    after: StoredSchedule
+    rows: tuple[Row, ...] = ()
+
+
+class Firing:
+    """Fires the schedules of one queue.
+
+    Args:
+        home: The queue's.
+        on_put: Called with the first and the last due, epoch milliseconds, of what was put.
+        on_ask: Called with the name of a schedule before its trigger is asked, and with None after.
+    """
+
+    def __init__(
+        self,
+        home: QueueHome,
+        on_put: Callable[[int], object] | None = None,
+        on_ask: Callable[[str | None], object] | None = None,
+    ) -> None:
+        self._home = home
+        self._on_put = on_put
+        self._on_ask = on_ask
+        self._clock = home.clock
+        self._register = home.register
+        self._is_local = home.store.is_local
+        self._stored = ScheduleTable(home.store, home.register.name)
+        self._keyed = Keyed(home)
+        self._damaged: dict[str, str] = {}
+
+    def fire(self, names: Sequence[str], *, ahead_ms: int = 0) -> dict[str, int | None]:
+        """Fire those of these schedules whose next firing has begun.
+
+        Args:
+            names: The schedules.
+            ahead_ms: Fire also those whose next firing begins within this time.
+
+        Returns:
+            Name -> when to look at it again, epoch milliseconds; None: never, as far as is known.
+
+        Raises:
+            StoreTimeout, StoreUnavailable: Some may have fired; repeating is safe.
+        """
+        read_us = self._clock.boot_us()
+        damaged: dict[str, str] = {}
+        found = self._stored.read(names, damaged)
+        now_ms, lanes = self._clock.now_ms(), self._register.settings.lanes_agreed
+        self._warn_of(damaged)
+        when: dict[str, int | None] = dict.fromkeys(names)
+        when |= dict.fromkeys(damaged, now_ms + _AGAIN_MS)
+        fired: list[_Fired] = []
+        others: list[Written] = []
+        for name, record in found.items():
+            when[name] = begin_ms = record.begin_ms(is_local=self._is_local)
+            if begin_ms is None or begin_ms > now_ms + ahead_ms:
+                continue
+            when[name] = now_ms
+            if (made := record.prepared(now_ms, lanes)) is not record:
+                others.append(Written(name, record, made))
+                continue
+            try:
+                fired.append(self._plan(name, record))
+            except (StoreTimeout, StoreUnavailable, UnknownQueue):
+                raise
+            except ShardqError as error:
+                log.warning("schedule %s of queue %s: %s", name, self._register.name, error)
+                when[name] = now_ms + _AGAIN_MS
+                if record.error != str(error):
+                    others.append(Written(name, record, record._replace(error=str(error))))
+        self._stored.write(others)
+        if self._is_local or self._clock.boot_us() - read_us <= _FRESH_US:
+            self._write(fired, when)
+        return when
+
+    def _plan(self, name: str, record: StoredSchedule) -> _Fired:
+        """Plan a firing; if it depends on what is still there, its jobs are put at once."""
+        if self._on_ask is not None:
+            self._on_ask(name)
+        try:
+            firings, after = record.fire()
+        finally:
+            if self._on_ask is not None:
+                self._on_ask(None)
+        if not record.is_plain:
+            return _Fired(name, record, self._put_all(record, firings, after))
+        layout, now_ms = self._register.layout, self._clock.now_ms()
+        if self._is_local:
+            # Nobody repeats a transaction, so late jobs may be due from now on.
+            firings = [
+                one._replace(at_ms=max(one.at_ms, now_ms + place))
+                for place, one in enumerate(firings)
+            ]
+        rows = [record.job(one, layout, self._headers(record, one)) for one in firings]
+        return _Fired(name, record, after, tuple(rows))
+
+    def _headers(self, record: StoredSchedule, firing: PlannedFiring) -> str:
+        """The headers of a firing's job; only a repeat's trace differs."""
+        headers, traces = headers_of(record, firing), self._home.traces
+        if traces is not None:
+            name = id_of(record.definition.name, firing.time_ms)
+            headers = traces.created(self._register.name, name, headers)
+        return write_headers(headers)
+
+    def _write(self, fired: Sequence[_Fired], when: dict[str, int | None]) -> None:
+        """Write jobs and records; notes when to look at each schedule again."""
+        if not self._is_local:
+            self._home.store.insert([row for one in fired for row in one.rows])
+        refused = self._stored.write(
+            [
+                Written(one.name, one.before, _kept(one.after), one.rows if self._is_local else ())
+                for one in fired
+            ]
+        )
+        done = [one for one in fired if one.name not in refused]
+        for one in done:
+            when[one.name] = one.after.begin_ms(is_local=self._is_local)
+        if rows := [row for one in done for row in one.rows]:
+            self._enter(rows)
+        if refused and not self._is_local:
+            self._take_back([one for one in fired if one.name in refused])
+
+    def _take_back(self, refused: Sequence[_Fired]) -> None:
+        """Delete jobs of fire times that a command has changed since the record was read."""
+        found = self._stored.read([one.name for one in refused], {})
+        unwanted: list[Row] = []
+        for one in refused:
+            now, before = found.get(one.name), one.before
+            if now is not None and now.generation != before.generation:
+                # Those that fired before the command are in the past of the record.
+                after_ms = -1 if now.previous_ms is None else now.previous_ms
+                if before.next_ms is not None and before.next_ms > after_ms:
+                    unwanted += one.rows
+        if unwanted:
+            self._home.settler.delete([row.position for row in unwanted])
+
+    def _enter(self, rows: Sequence[Row]) -> None:
+        """Count and record jobs, and let polls find those that were written late.
+
+        Jobs of a process that dies before this are recorded by the member that ends them.
+        """
+        home = self._home
+        home.settler.ledger.enter(rows)
+        home.stats.add(put=len(rows))
+        self._to_now(rows)
+        dues_ms = [row.due_ms for row in rows]
+        for due_ms in {min(dues_ms), max(dues_ms)}:
+            home.on_put(due_ms)
+            if self._on_put is not None:
+                self._on_put(due_ms)
+
+    def _to_now(self, rows: Sequence[Row]) -> None:
+        """Move rows that were written late to now; a row of a group stays, and a note names it."""
+        settler = self._home.settler
+        late = [row for row in rows if row.due_ms < self._clock.now_ms() - _SWEPT_MS]
+        settler.tell([row for row in late if row.group is not None])
+        share = settler.planner.share
+        settler.carry_out(
+            [share(row, row.shard.lane, after_ms=0) for row in late if row.group is None]
+        )
+
+    # Jobs with keys -------------------------------------------------------------------------------
+
+    def _put_all(
+        self, record: StoredSchedule, firings: Sequence[PlannedFiring], after: StoredSchedule
+    ) -> StoredSchedule:
+        """Put each job unless a message that is still there forbids it; returns the record after.
+
+        A repeat meets its own messages under their keys, and changes nothing.
+        """
+        fired, last_key, previous_ms = record.fired, record.last_key, record.previous_ms
+        for firing in firings:
+            key = id_of(record.definition.name, firing.time_ms)
+            if self._is_in_the_way(record, last_key, key):
+                continue
+            self._put(record, firing._replace(previous_ms=previous_ms), key)
+            last_key = key if record.definition.job.key is None else None
+            fired, previous_ms = fired + 1, firing.time_ms
+        after = after._replace(
+            fired=fired,
+            skipped=after.skipped + after.fired - fired,
+            last_key=last_key,
+            previous_ms=previous_ms,
+        )
+        # The last job of a count was not put.
+        is_cut = after.next_ms is None and not after.is_spent
+        return after.aimed(firings[-1].time_ms) if is_cut and firings else after
+
+    def _is_in_the_way(self, record: StoredSchedule, last_key: str | None, key: str) -> bool:
+        """True if a fire time is skipped as the last run is still there; or cancels that run.
+
+        A fire time whose own run is there has fired in a try before.
+        """
+        overlap = record.definition.policies.overlap
+        if last_key in (None, key) or overlap not in ("skip", "cancel"):
+            return False
+        last = self._keyed.get(str(last_key))
+        if last is None or last.state == "dead":
+            return False
+        if overlap == "cancel":
+            self._keyed.cancel(str(last_key))
+            return False
+        return self._keyed.get(key) is None
+
+    def _put(self, record: StoredSchedule, firing: PlannedFiring, name: str) -> None:
+        """Put the job of a firing under a key.
+
+        A repeat meets its own message, or the hold that this has left. The key of a dead message is
+        free, so the message is looked up first.
+        """
+        job = record.definition.job
+        if job.key is None and self._keyed.get(name) is not None:
+            return
+        unique_for = _HELD if job.key is None else job.unique_for_ms and f"{job.unique_for_ms}ms"
+        with suppress(KeyTaken):
+            self._home.producer.put(
+                job.body,
+                due=moment_of(firing.at_ms),
+                priority=job.priority,
+                group=job.group,
+                headers=json.loads(self._headers(record, firing)),
+                id=name,
+                key=job.key or name,
+                on_conflict=job.on_conflict,  # type: ignore[arg-type] # checked when it was chosen
+                unique_for=unique_for or None,
+            )
+
+    def _warn_of(self, damaged: Mapping[str, str]) -> None:
+        """Log each damaged record once."""
+        for name, text in damaged.items():
+            if self._damaged.get(name) != text:
+                log.warning("schedule %s of queue %s: %s", name, self._register.name, text)
+        self._damaged |= damaged
+
+
+def _kept(after: StoredSchedule) -> StoredSchedule | None:
+    """The record that is kept; None: it has ended, and no code has declared it."""
+    return None if after.has_ended and not after.definition.revision else after

@@ -1,0 +1,132 @@
+"""When a member has to look at which schedule of a queue.
+
+```
+ announced? ─► the bucket's nexts are reread ─► heap of (when, name) ─► due names ─► fresh reads
+```
+
+The heaps only tell when to look: a firing begins with a fresh read of the record. The member that
+ranks first for a bucket looks in time; the next ones look 3 s later, each after the other, and find
+that it has fired, or fire in its place.
+"""
+
+from __future__ import annotations
+
+import heapq
+from typing import TYPE_CHECKING
+
+from shardq.model.key import BUCKETS, bucket_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from shardq.clock import Clock
+    from shardq.schedules.table import ScheduleTable
+
+NEVER_MS = 1 << 62
+_RANK_MS = 3_000
+"""The member that ranks next fires schedules that are so late."""
+_RANKS = 3
+_SETTLED_US = 10_000_000
+"""A command has written its record so long after its announcement, or never will."""
+
+
+class Upcoming:
+    """The schedules of one queue by the time at which this member looks at them.
+
+    Args:
+        lead_ms: The longest time before its fire time at which a schedule is fired.
+        every_us: How often announcements are read.
+    """
+
+    def __init__(self, stored: ScheduleTable, clock: Clock, *, lead_ms: int, every_us: int) -> None:
+        self._stored = stored
+        self._clock = clock
+        self._lead_ms = lead_ms
+        self._every_us = every_us
+        self.forget()
+
+    def forget(self) -> None:
+        """Let the next look read all schedules."""
+        self._look_us = 0
+        self._announced: Mapping[str, int | None] = {}
+        self._reread_until_us = dict.fromkeys(range(BUCKETS), 0)
+        self._unread = set(range(BUCKETS))
+        self._heaps: list[list[tuple[int, str]]] = [[] for _ in range(BUCKETS)]
+        self._when: dict[str, int] = {}
+        """Name -> when to look at it; entries of the heaps that say otherwise are outdated."""
+
+    def hurry(self) -> None:
+        """Let the next look read what was announced."""
+        self._look_us = 0
+
+    def look(self) -> None:
+        """Read what was announced, if it is time, and reread the buckets that may have changed."""
+        now_us = self._clock.boot_us()
+        if now_us < self._look_us:
+            return
+        announced = self._stored.announced()
+        for bucket in range(BUCKETS):
+            if announced.get(str(bucket)) != self._announced.get(str(bucket)):
+                self._reread_until_us[bucket] = now_us + _SETTLED_US
+        self._unread.update(b for b, until_us in self._reread_until_us.items() if now_us < until_us)
+        self._announced = announced
+        while self._unread:
+            bucket = min(self._unread)
+            self._reread(bucket)
+            self._unread.discard(bucket)
+        self._look_us = now_us + self._every_us
+
+    def _reread(self, bucket: int) -> None:
+        nexts = self._stored.nexts(bucket)
+        gone = {name for _, name in self._heaps[bucket]} - nexts.keys()
+        for name in gone:
+            self._when.pop(name, None)
+        self._heaps[bucket] = []
+        for name, next_ms in nexts.items():
+            self.put(name, None if next_ms is None else next_ms - self._lead_ms)
+
+    def put(self, name: str, when_ms: int | None) -> None:
+        """Look at a schedule at a time, epoch milliseconds, and not before; None: never."""
+        if when_ms is None:
+            self._when.pop(name, None)
+        else:
+            self._when[name] = when_ms
+            heapq.heappush(self._heaps[bucket_of(name)], (when_ms, name))
+
+    def due(self, ranks: Mapping[int, int], now_ms: int, count: int) -> list[str]:
+        """Take out names that are due, first ones first of each bucket.
+
+        Args:
+            ranks: Bucket -> this member's place in line.
+            now_ms: Now, epoch milliseconds.
+            count: Return so many at most.
+        """
+        due: list[str] = []
+        for bucket, heap in enumerate(self._heaps):
+            late_ms = self._late_ms(ranks, bucket)
+            while len(due) < count and (first := self._first(heap)) is not None:
+                if first[0] + late_ms > now_ms:
+                    break
+                heapq.heappop(heap)
+                del self._when[first[1]]
+                due.append(first[1])
+        return due
+
+    def next_ms(self, ranks: Mapping[int, int]) -> int:
+        """When the next name is due, epoch milliseconds; `NEVER_MS`: none is."""
+        firsts = (
+            first[0] + self._late_ms(ranks, bucket)
+            for bucket, heap in enumerate(self._heaps)
+            if (first := self._first(heap)) is not None
+        )
+        return min(firsts, default=NEVER_MS)
+
+    def _first(self, heap: list[tuple[int, str]]) -> tuple[int, str] | None:
+        while heap and self._when.get(heap[0][1]) != heap[0][0]:
+            heapq.heappop(heap)
+        return heap[0] if heap else None
+
+    @staticmethod
+    def _late_ms(ranks: Mapping[int, int], bucket: int) -> int:
+        rank = ranks.get(bucket, 0)
+        return rank * _RANK_MS if rank < _RANKS else NEVER_MS
