@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import partial
-from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from keyed import as_elsewhere
-from keyed_steps import row_of
 
 from shardq import Consumer, Message, errors
-from shardq.model import ids
-from shardq.model.key import bucket_of
 from shardq.model.times import iso
 from shardq.schedules import declaring
 from shardq.schedules import options as options_of
-from shardq.stores.tables import KEYS, Change
+from shardq.schedules.firing.firing import Firing
 from shardq.testing import Stage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from shardq import Queue
-    from shardq.stores.store import Move
 
 
 @pytest.fixture
@@ -63,147 +56,95 @@ def at(stage: Stage, seconds: float) -> str:
     return iso(stage.clock.true_ms() + round(seconds * 1_000))
 
 
-def lose_tick(stage: Stage, queue: Queue) -> None:
-    ticks = stage.connect().queue("mail.schedules")
-    queue._home.store.delete([one._row.position for one in ticks.peek()])
+# Between the steps of a firing --------------------------------------------------------------------
+
+STEPS = ["records schedules", "insert", "write_records schedules"]
+COMMANDS: dict[str, Callable[[Queue], object]] = {
+    "pause and resume": lambda queue: queue.schedules["crm"].pause().resume(),
+    "change": lambda queue: queue.schedules["crm"].change(body="other"),
+    "fire": lambda queue: Firing(queue._home).fire(["crm"]),
+    "read": lambda queue: queue.schedules["crm"],
+}
 
 
-# Made again ---------------------------------------------------------------------------------------
-
-
-def test_a_schedule_that_is_removed_while_it_fires_is_not_taken_for_there(
-    stage: Stage, queue: Queue
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("command", COMMANDS)
+def test_each_fire_time_has_one_run_whatever_comes_between_the_steps_of_a_firing(
+    stage: Stage, queue: Queue, command: str, step: str, *, after: bool
 ) -> None:
-    start = at(stage, 10)
-    queue.every("10s", b"", name="crm", start=start)
+    queue.every("10s", b"", name="crm", start=at(stage, 10))
     other, runs = stage.connect().queue("mail"), Runs(stage, queue)
+    assert runs.drive(8) == []
+    begun: list[str] = []
+
+    def act() -> None:
+        begun.append(command)
+        COMMANDS[command](other)
+
+    stage.faults.call(step, act, after=after)
+    assert runs.drive(35) == ["08:00:10", "08:00:20", "08:00:30", "08:00:40"]
+    assert begun
+
+
+@pytest.mark.parametrize("applied", [False, True])
+@pytest.mark.parametrize("step", STEPS)
+def test_each_fire_time_has_one_run_though_a_step_of_its_firing_had_no_answer(
+    stage: Stage, queue: Queue, step: str, *, applied: bool
+) -> None:
+    queue.every("10s", b"", name="crm", start=at(stage, 10))
+    runs = Runs(stage, queue)
+    assert runs.drive(8) == []
+    stage.faults.fail(step, applied=applied)
+    assert runs.drive(35) == ["08:00:10", "08:00:20", "08:00:30", "08:00:40"]
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_schedule_that_is_removed_and_made_again_as_it_fires_fires_as_the_new_one(
+    stage: Stage, queue: Queue, step: str
+) -> None:
+    queue.every("10s", b"", name="crm", start=at(stage, 10))
+    other, runs = stage.connect().queue("mail"), Runs(stage, queue)
+    assert runs.drive(8) == []
 
     def make_again() -> None:
         assert other.schedules.remove("crm")
-        with pytest.raises(errors.StoreUnavailable, match="fired"):
-            # Time passes here alone: who fires it does not come to its end.
-            other.every("10s", b"", name="crm", start=start)
+        other.every("10s", b"new", name="crm", start=at(stage, 20))
 
-    stage.faults.call("move", make_again, after=False)
-    runs.drive(10.5)
-    other.every("10s", b"", name="crm", start=start)
-    assert runs.drive(30) == ["08:00:20", "08:00:30", "08:00:40"]
+    stage.faults.call(step, make_again, after=False)
+    runs.drive(35)
+    news = [one for one in runs.messages if one.body == b"new"]
+    assert len(news) == len({time_of(one) for one in news}) >= 2
 
 
-def test_a_schedule_whose_removal_has_begun_may_be_made_again(stage: Stage, queue: Queue) -> None:
+def test_a_schedule_that_two_make_at_once_is_one(stage: Stage, queue: Queue) -> None:
+    other = stage.connect().queue("mail")
     start = at(stage, 10)
-    made = queue.every("10s", b"", name="crm", start=start)
-    stage.faults.fail("write_records keys", times=100)
-    with pytest.raises(errors.StoreUnavailable):
-        made.remove()
-    stage.faults.heal()
+
+    def make_another() -> None:
+        other.every("10s", b"", name="crm", start=start)
+
+    stage.faults.call("write_records schedules", make_another, after=False)
     queue.every("10s", b"", name="crm", start=start)
-    runs = Runs(stage, queue)
-    assert len(runs.drive(95)) == 9
-    assert queue.schedules.get("crm") is not None
+    assert Runs(stage, queue).drive(35) == ["08:00:10", "08:00:20", "08:00:30"]
 
 
-@pytest.mark.parametrize(
-    ("verb", "nth"), [("notes schedules", 1), ("records keys", 1), ("records keys", 2)]
-)
-def test_what_is_made_as_a_removal_finds_none_is_removed_or_stays(
-    stage: Stage, queue: Queue, verb: str, nth: int
-) -> None:
-    other, runs = stage.connect().queue("mail"), Runs(stage, queue)
-    queue.every("10s", b"", name="crm").remove()
-    stage.faults.call(verb, lambda: other.every("10s", b"", name="crm"), nth=nth)
-    is_removed = queue.schedules.remove("crm")
-    stage.faults.heal()
-    assert len(runs.drive(85)) == (0 if is_removed else 8)
-    assert [one.name for one in queue.schedules] == ([] if is_removed else ["crm"])
-
-
-def test_a_schedule_may_be_made_again_as_it_ends(stage: Stage, queue: Queue) -> None:
-    queue.every("10s", b"", name="crm", count=1)
-    other, runs = stage.connect().queue("mail"), Runs(stage, queue)
-    made = []
-
-    def make_again() -> None:
-        with pytest.raises(errors.StoreTimeout):
-            other.every("10s", b"", name="crm", count=2)
-        made.append(True)
-
-    # As its last tick is about to be taken off the list.
-    stage.faults.call("note schedules", make_again, nth=1, after=False)
-    runs.drive(15)
-    assert made
-    other.every("10s", b"", name="crm", count=2)
-    assert len(runs.drive(40)) == 2
-
-
-def test_a_schedule_that_was_listed_again_for_another_ends(stage: Stage, queue: Queue) -> None:
-    other, runs = stage.connect().queue("mail"), Runs(stage, queue)
-    make = partial(other.every, "10s", b"", name="crm", count=1)
-    stage.faults.call("note schedules", make, after=False)
-    with pytest.raises(errors.KeyTaken):
-        queue.every("5s", b"", name="crm")
-    assert len(runs.drive(20)) == 1
-    # From there its tick would be put again.
-    assert len(queue.schedules) == 0
+def test_a_change_that_meets_a_removal_finds_no_schedule(stage: Stage, queue: Queue) -> None:
+    made, other = queue.every("10s", b"", name="crm"), stage.connect().queue("mail")
+    stage.faults.call("note schedules", lambda: other.schedules.remove("crm"))
+    with pytest.raises(errors.UnknownSchedule):
+        made.change(every="20s")
+    assert Runs(stage, queue).drive(30) == []
 
 
 def test_a_schedule_that_is_paused_as_it_ends_leaves_its_name(stage: Stage, queue: Queue) -> None:
     made, runs = queue.every("10s", b"", name="crm", count=1), Runs(stage, queue)
-
-    def fire() -> None:
-        # But it cannot be taken off the list.
-        stage.faults.fail("note schedules", times=1_000)
-        assert len(runs.drive(10.5)) == 1
-        stage.faults.heal()
-
-    stage.faults.call("note schedules", fire)
+    stage.faults.call("note schedules", lambda: runs.drive(10.5))
     with pytest.raises(errors.UnknownSchedule):
         made.pause()
-    runs.drive(60)
+    assert len(runs.messages) == 1
     queue.every("10s", b"", name="crm")
     assert len(runs.drive(60)) == 6
-
-
-# Under way ----------------------------------------------------------------------------------------
-
-
-def test_a_schedule_is_there_while_a_command_on_it_is_under_way(stage: Stage, queue: Queue) -> None:
-    made = queue.every("10s", b"", name="crm")
-    stage.faults.fail("insert")
-    with pytest.raises(errors.StoreError):
-        made.change(every="20s", start=at(stage, 20))
-    assert queue.schedules.get("crm") is not None
-    made.change(every="30s", start=at(stage, 30))
-    runs = Runs(stage, queue)
-    assert len(runs.drive(65)) == 2
-
-
-# A chain that is broken ---------------------------------------------------------------------------
-
-
-def test_a_removed_schedule_is_not_put_again_by_who_has_read_the_list_before(
-    stage: Stage, queue: Queue
-) -> None:
-    queue.every("10s", b"", name="crm")
-    lose_tick(stage, queue)
-    other, runs = stage.connect().queue("mail"), Runs(stage, queue)
-    stage.clock.advance(60)
-    stage.faults.call("notes schedules", lambda: other.schedules.remove("crm"))
-    assert runs.drive(30) == []
-    assert queue.schedules.get("crm") is None
-
-
-def test_a_schedule_that_is_made_again_is_not_removed_by_who_has_read_the_list_before(
-    stage: Stage, queue: Queue
-) -> None:
-    made = queue.every("10s", b"", name="crm")
-    stage.faults.fail("write_records keys", times=100)
-    with pytest.raises(errors.StoreUnavailable):
-        made.remove()
-    stage.faults.heal()
-    other, runs = stage.connect().queue("mail"), Runs(stage, queue)
-    stage.faults.call("notes schedules", lambda: other.every("7s", b"", name="crm") and None)
-    assert len(runs.drive(30)) >= 3
 
 
 def declare(queue: Queue, revision: int, **options: Any) -> str:
@@ -212,148 +153,34 @@ def declare(queue: Queue, revision: int, **options: Any) -> str:
     return declaring.declare(book, make, b"", name="crm", revision=revision, **options).answer
 
 
-def test_a_lost_tick_hides_no_newer_declaration_from_older_code_nor_a_pause(
+def test_a_schedule_that_code_removes_while_another_changes_it_stays_removed(
     stage: Stage, queue: Queue
 ) -> None:
-    assert declare(queue, 2, headers={"by": "2"}) == "made"
-    queue.schedules["crm"].pause()
-    lose_tick(stage, queue)
-    assert declare(queue, 1, headers={"by": "1"}) == "older"
-    assert declare(queue, 2, headers={"by": "2"}) == "made"
-    now = queue.schedules["crm"]
-    assert (now.revision, now.state, now.headers) == (2, "paused", {"by": "2"})
-
-
-def test_a_lost_tick_keeps_no_schedule_from_being_changed_or_removed_by_code(
-    stage: Stage, queue: Queue
-) -> None:
-    declare(queue, 1)
-    lose_tick(stage, queue)
-    stage.clock.advance(60)
-    queue.schedules.get("crm")
+    assert declare(queue, 1) == "made"
+    other = stage.connect().queue("mail")
+    stage.faults.call("records schedules", lambda: other.schedules["crm"].change(body="x"))
     assert declaring.undeclare(queue.schedules._home, "crm") == "removed"
     assert Runs(stage, queue).drive(70) == []
-    assert queue.schedules.get("crm") is None
-
-
-def test_what_another_has_listed_after_a_tick_was_made_does_not_outlive_a_removal_by_code(
-    stage: Stage, queue: Queue
-) -> None:
-    declare(queue, 1)
-    book = queue.schedules._home
-    there = book.found(["crm"])["crm"].tick.definition
-    book.listing.write(replace(there, version=there.version + 1_000_000))
-    assert declaring.undeclare(book, "crm") == "removed"
-    assert Runs(stage, queue).drive(70) == []
     assert declare(queue, 1) == "removed"
+    assert declare(queue, 2) == "made"
 
 
-def test_a_damaged_key_keeps_no_other_tick_from_being_put_again(
-    stage: Stage, queue: Queue, caplog: pytest.LogCaptureFixture
-) -> None:
-    bucket = bucket_of("crm")
-    other = next(name for n in count() if bucket_of(name := f"other {n}") == bucket)
-    queue.every("10s", b"", name="crm")
-    queue.every("10s", b"", name=other)
-    lose_tick(stage, queue)
-    store, partition = queue._home.store, ("mail.schedules", bucket)
-    live, _ = store.records(KEYS, partition, ["crm"])["crm"]
-    damaged = Change(partition, ("crm",), {"live": live}, {"live": live, "state": "?"})
-    assert not any(store.write_records(KEYS, [damaged]))
-    runs = Runs(stage, queue)
-    runs.drive(70)
-    assert {one.headers["schedule"] for one in runs.messages} == {other}
-    assert "schedule crm of queue mail: " in caplog.text
-
-
-def test_a_schedule_that_is_made_again_as_a_change_finds_it_removed_stays(
-    stage: Stage, queue: Queue
-) -> None:
-    made, other = queue.every("10s", b"", name="crm"), stage.connect().queue("mail")
-    stage.faults.call("note schedules", lambda: other.schedules.remove("crm"))
-    # The change has read the list once, and the removal twice.
-    make_again = partial(other.every, "7s", b"", name="crm")
-    stage.faults.call("notes schedules", make_again, nth=4, after=False)
-    with pytest.raises(errors.UnknownSchedule):
-        made.change(every="20s")
-    assert other.schedules.get("crm") is not None
-    assert len(Runs(stage, queue).drive(60)) == 8
-
-
-def test_a_schedule_whose_tick_another_has_put_for_its_maker_fires_all_that_comes_due(
-    stage: Stage, queue: Queue
-) -> None:
-    other = stage.connect().queue("mail")
-
-    def make_another() -> None:
-        with pytest.raises(errors.KeyTaken, match="crm"):
-            other.every("7s", b"", name="crm")
-
-    stage.faults.call("note schedules", make_another)
-    queue.every("10s", b"", name="crm", start=at(stage, 10))
-    stage.clock.advance(25)
-    assert Runs(stage, queue).drive(10) == ["08:00:10", "08:00:20", "08:00:30"]
-
-
-def test_a_schedule_whose_tick_is_lost_while_it_is_changed_comes_back_as_changed(
-    stage: Stage, queue: Queue
-) -> None:
-    made = queue.every("10s", b"", name="crm")
-    stage.clock.advance(5)
-    stage.faults.call("note schedules", lambda: lose_tick(stage, queue))
-    with pytest.raises(errors.StoreUnavailable, match="lost its tick"):
-        made.change(every="7s")
-    runs = Runs(stage, queue)
-    runs.drive(60)
-    assert len(runs.drive(70)) == 10
-
-
-# Copies -------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("late_s", [0, 20])
-def test_two_copies_of_a_tick_put_the_very_same_runs(
-    stage: Stage, queue: Queue, late_s: int
-) -> None:
-    queue.every("10s", b"", name="crm")
-    ticks = stage.connect().queue("mail.schedules")
-    row = row_of(ticks, "crm")
-    copy = row._replace(
-        id=ids.after(row.id, ids.birth_us(row.id)),
-        due_ms=row.due_ms + 700,
-        shard=row.shard._replace(lane=ticks._home.register.layout.next_lane(row.shard.lane)),
-        first=row.id,
-    )
-    queue._home.store.insert([copy])
-    runs = Runs(stage, queue)
-    stage.clock.advance(late_s)
-    times = runs.drive(45 - late_s)
-    assert sorted(times) == sorted(set(times))
-    assert len(times) == 4
-    assert len(ticks.peek()) == 1
-
-
-def test_who_wakes_when_a_tick_was_placed_anew_puts_nothing_of_it(
-    stage: Stage, queue: Queue
-) -> None:
-    queue.every("10s", b"", name="crm", missed="all")
+def test_the_next_member_fires_what_the_first_leaves(stage: Stage, queue: Queue) -> None:
+    for number in range(20):
+        queue.every("10s", b"", name=f"crm {number}", start=at(stage, 10))
     asleep, awake = Runs(stage, queue), Runs(stage, stage.connect().queue("mail"))
-    written: list[Move] = []
-    sqlite, move = stage._sqlite, stage._sqlite.move
-
-    def stand_still(moves: Any) -> None:
-        written.extend(moves)
-        raise errors.StoreUnavailable("it stands still")
-
-    sqlite.move = stand_still  # type: ignore[method-assign]
-    asleep.drive(10)
-    assert any(one.beside for one in written)
-    sqlite.move = move  # type: ignore[method-assign]
-    stage.clock.advance(100)
-    times = awake.drive(20)
-    sqlite.insert(row for one in written for row in one.beside)
-    times += awake.drive(60)
-    assert len(times) == len(set(times)) > 8
+    for _ in range(50):
+        asleep.drive(0.1)
+        awake.drive(0.1)
+    # It is a member, but fires nothing, as one without the data of a zone.
+    asleep.consumer._fire = lambda: 1.0
+    for _ in range(40):
+        asleep.drive(0.1)
+        awake.drive(0.1)
+    runs = [*asleep.messages, *awake.messages]
+    assert sorted(one.headers["schedule"] for one in runs) == sorted(
+        f"crm {number}" for number in range(20)
+    )
 
 
 # What a run says ----------------------------------------------------------------------------------

@@ -14,9 +14,10 @@ from apscheduler.triggers.interval import IntervalTrigger
 from own_triggers import Hanging
 
 from shardq import Consumer, Message, errors
+from shardq.model.key import bucket_of
 from shardq.model.times import iso, moment_of
-from shardq.schedules.ticker import Ticker
-from shardq.stores.tables import KEYS
+from shardq.schedules.firing.firer import Firer
+from shardq.stores.tables import SCHEDULES, Change
 from shardq.testing import Stage
 
 if TYPE_CHECKING:
@@ -522,76 +523,50 @@ def test_a_purge_takes_no_schedule_along(stage: Stage, queue: Queue) -> None:
     assert run.drive(20) == ["08:00:20", "08:00:30"]
 
 
-def test_a_queue_of_ticks_and_its_dead_take_no_bodies(stage: Stage, queue: Queue) -> None:
-    queue.every("10s", b"", name="crm")
-    db = stage.connect()
-    ticks = db.queue("mail.schedules")
-    [tick] = ticks.peek()
-    assert tick.key is not None
-    key = tick.key
-    for put in (
-        lambda: ticks.put("x"),
-        lambda: ticks.put_many(["x"]),
-        lambda: ticks.edit(key, body="x"),
-        lambda: ticks.edit(key, headers={"x": "y"}),
-        lambda: ticks.dead.put("x"),
-        lambda: db.queue("mail.schedules.dead").put_many(["x"]),
-    ):
-        with pytest.raises(errors.BadName, match=r"keeps the ticks of schedules .*of 'mail'\."):
-            put()
-    assert [one.body for one in ticks.peek()] == [tick.body]
-    assert ticks.dead.peek() == []
+# Half done ----------------------------------------------------------------------------------------
 
 
-def test_a_tick_that_was_buried_is_put_back_and_fires(stage: Stage, queue: Queue) -> None:
-    queue.every("10s", b"", name="crm")
-    ticks = stage.connect().queue("mail.schedules")
-    ticks.bury(ticks.peek()[0])
-    assert ticks.redrive() == 1
-    assert Run(stage, queue).drive(15) == ["08:00:10"]
+@pytest.mark.parametrize("applied", [False, True])
+@pytest.mark.parametrize("verb", ["note schedules", "write_records schedules"])
+def test_a_schedule_whose_write_had_no_answer_may_be_made_again(
+    stage: Stage, queue: Queue, verb: str, *, applied: bool
+) -> None:
+    start = moment_of(stage.clock.now_ms() + 10_000)
+    stage.faults.fail(verb, applied=applied)
+    with pytest.raises(errors.StoreError):
+        queue.every("10s", b"", name="crm", start=start)
+    queue.every("10s", b"", name="crm", start=start)
+    assert len(Run(stage, queue).drive(45)) == 4
 
 
-# A chain that is broken ---------------------------------------------------------------------------
-
-
-def test_a_tick_whose_row_is_lost_is_put_again_within_a_minute(stage: Stage, queue: Queue) -> None:
-    queue.every("10s", b"", name="crm", missed="all")
-    run = Run(stage, queue)
-    run.drive(11)
-    store = queue._home.store
-    ticks = stage.connect().queue("mail.schedules")
-    store.delete([one._row.position for one in ticks.peek()])
-    fired = run.drive(75)
-    assert fired[0] == "08:00:20"
-    assert fired[-1] >= "08:01:20"
-    assert fired == sorted(set(fired))
-
-
-def test_a_schedule_that_was_listed_and_has_no_tick_gets_one(stage: Stage, queue: Queue) -> None:
-    faulty = stage.connect().queue("mail")
-    queue.every("1h", b"", name="other")
-    stage.faults.fail("write_records keys", times=100)
-    with pytest.raises(errors.StoreTimeout):
-        faulty.every("10s", b"", name="crm")
-    stage.faults.heal()
-    assert queue.schedules.get("crm") is None
-    run = Run(stage, queue)
-    run.drive(70)
-    assert queue.schedules.get("crm") is not None
-    assert run.messages
-
-
-def test_a_removal_that_was_interrupted_is_completed(stage: Stage, queue: Queue) -> None:
+@pytest.mark.parametrize("applied", [False, True])
+def test_a_removal_that_had_no_answer_may_be_repeated(
+    stage: Stage, queue: Queue, *, applied: bool
+) -> None:
     made = queue.every("10s", b"", name="crm")
-    stage.faults.fail("write_records keys", times=100)
-    with pytest.raises(errors.StoreUnavailable):
+    stage.faults.fail("write_records schedules", applied=applied)
+    with pytest.raises(errors.StoreError):
         made.remove()
-    stage.faults.heal()
-    run = Run(stage, queue)
-    run.drive(65)
-    assert run.drive(60) == []
+    assert made.remove() != applied
+    assert Run(stage, queue).drive(60) == []
     assert queue.schedules.get("crm") is None
-    assert queue._home.store.records(KEYS, ("mail.schedules", 0)) is not None
+
+
+def test_a_damaged_schedule_is_logged_and_removed_and_others_fire(
+    stage: Stage, queue: Queue, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue.every("10s", b"", name="crm")
+    queue.every("10s", b"", name="other")
+    partition = "mail", bucket_of("crm")
+    before = queue._home.store.records(SCHEDULES, partition, ["crm"])["crm"]
+    damaged = Change(partition, ("crm",), {"state": before.state}, {"state": "?"})
+    assert not queue._home.store.write_records(SCHEDULES, [damaged])
+    assert len(Run(stage, queue).drive(25)) == 2
+    assert "schedule crm of queue mail: schedule 'crm' of queue 'mail' is damaged" in caplog.text
+    with pytest.raises(errors.StoreCorrupt, match="remove the schedule, and make it again"):
+        queue.schedules["crm"]
+    assert queue.schedules.remove("crm")
+    assert [one.name for one in queue.schedules] == ["other"]
 
 
 # Ahead --------------------------------------------------------------------------------------------
@@ -601,7 +576,7 @@ def test_a_forecast_counts_firings_ahead_beside_what_waits(stage: Stage, queue: 
     queue.put(b"", delay="90s")
     queue.every("20s", b"", name="crm")
     queue.every("30s", b"", name="twice", count=2)
-    queue.every("1s", b"", name="still").pause()
+    queue.every("5s", b"", name="still").pause()
     counts = [count for _, count in queue.forecast("2m")]
     # The last minute is counted to its end.
     assert counts == [2 + 1, 3 + 1 + 1, 3]
@@ -649,7 +624,7 @@ class Heard(logging.Handler):
 
 def test_a_trigger_that_does_not_return_is_told_of() -> None:
     heard = Heard("schedule s of queue mail: its trigger has not said for 10s when it fires next")
-    log = logging.getLogger("shardq.schedules.ticker")
+    log = logging.getLogger("shardq.schedules.firing.firer")
     log.addHandler(heard)
     with Stage(threaded=True) as busy:
         queue = busy.connect().queue("mail")
@@ -669,14 +644,14 @@ def test_a_trigger_that_does_not_return_is_told_of() -> None:
 def test_a_fault_that_ends_the_thread_of_schedules_is_logged_and_it_starts_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    fire, faults = Ticker._fire, [ZeroDivisionError("a fault")]
+    step, faults = Firer.step, [ZeroDivisionError("a fault")]
 
-    def fire_at_times(self: Ticker, engine: Any, due: Any) -> None:
+    def step_at_times(self: Firer) -> float:
         if faults:
             raise faults.pop()
-        fire(self, engine, due)
+        return step(self)
 
-    monkeypatch.setattr(Ticker, "_fire", fire_at_times)
+    monkeypatch.setattr(Firer, "step", step_at_times)
     with Stage(threaded=True) as busy:
         queue = busy.connect().queue("mail")
         queue.every("1s", b"", name="s")

@@ -3,7 +3,7 @@
 ```
  next ─┬─ to come ──────────────► a job for each fire time from `next` on, within a quarter second,
        │                          due at its own time          └─ next: the first fire time after it
-       └─ missed by a minute ───► `aim` is written first: the time as of which the missed ones fire
+       └─ late ─────────────────► `aim` is written first: the time as of which the late ones fire
 ```
 
 All that a firing writes follows from the record as it was read: a repeat writes the very same.
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 FIRES_MAX = 100
 """Most fire times of one firing; the next firing, which follows at once, has the others."""
+LATE_MS = 400
+"""The jobs of fire times that are later are due at `aim_ms`. A sweep finds others in time."""
 TOGETHER_MS = 250
 """Fire times so close to the first are fired with it."""
 _MISSED_MAX = 1_000
@@ -92,8 +94,8 @@ class StoredSchedule(NamedTuple):
         fired: For how many fire times jobs were put.
         skipped: How many fire times its policies skipped.
         last_key: The key of the last job, if its end matters to the next.
-        aim_ms: As of when missed fire times are fired, epoch milliseconds; None: none is missed.
-        since_ms: The first fire time that was fired after fire times had last been missed.
+        aim_ms: As of when late fire times are fired, epoch milliseconds; None: none is late.
+        since_ms: The first fire time that was fired when fire times had last been late.
         spent: The first and last fire time that were fired by a clock which was ahead, and are
             skipped when the clock comes to them; None: there are none.
         error: Why its trigger failed last; None if it has not.
@@ -233,8 +235,8 @@ class StoredSchedule(NamedTuple):
     def prepared(self, now_ms: int, lanes: int) -> StoredSchedule:
         """The record as it is to be stored before its next firing; the same if it is stored so."""
         made = self if self.lanes == lanes else self._replace(lanes=lanes)
-        is_missed = made.next_ms is not None and made.at_ms(made.next_ms) < now_ms - MISSED_MS
-        return made._replace(aim_ms=now_ms) if is_missed and made.aim_ms is None else made
+        is_late = made.next_ms is not None and made.at_ms(made.next_ms) < now_ms - LATE_MS
+        return made._replace(aim_ms=now_ms) if is_late and made.aim_ms is None else made
 
     def fire(self) -> tuple[list[PlannedFiring], StoredSchedule]:
         """What the next firing puts, and the record after it.
@@ -246,18 +248,22 @@ class StoredSchedule(NamedTuple):
             TriggerError: If a user's trigger fails.
         """
         firings: list[PlannedFiring] = []
-        made, until_ms = self._replace(error=None), None
-        if made.aim_ms is not None:
-            made = made.make_up(firings, made.aim_ms - MISSED_MS, made.aim_ms)
-            first_ms = firings[0].time_ms if firings else made.next_ms
-            return firings, made._replace(aim_ms=None, since_ms=first_ms)
+        made, aim_ms, until_ms = self._replace(error=None, aim_ms=None), self.aim_ms, None
+        if aim_ms is not None:
+            made = made.make_up(firings, aim_ms - MISSED_MS, aim_ms)
+            until_ms = aim_ms + TOGETHER_MS
         while (time_ms := made.next_ms) is not None and len(firings) < FIRES_MAX:
             at_ms = made.at_ms(time_ms)
             if until_ms is None:
                 until_ms = at_ms + TOGETHER_MS
             if at_ms >= until_ms:
                 break
+            if aim_ms is not None:
+                # No two are due at the same time, so a group has them in order.
+                at_ms = max(at_ms, aim_ms + len(firings))
             made = made.put_next(firings, at_ms)
+        if aim_ms is not None:
+            made = made._replace(since_ms=firings[0].time_ms if firings else made.next_ms)
         return firings, made
 
     def put_next(

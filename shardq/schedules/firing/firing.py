@@ -27,7 +27,7 @@ from shardq.errors import (
 from shardq.lifecycle.keyed import Keyed
 from shardq.model.message import write_headers
 from shardq.model.times import moment_of
-from shardq.schedules.stored import headers_of, id_of
+from shardq.schedules.stored import LATE_MS, headers_of, id_of
 from shardq.schedules.table import ScheduleTable, Written
 
 if TYPE_CHECKING:
@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_SWEPT_MS = 400
-"""A row that is less late is found by the next sweep of the last half second."""
 _FRESH_US = 500_000
 """Jobs are written no later than this after the fresh read: a command may follow it."""
 _AGAIN_MS = 10_000
@@ -213,7 +211,7 @@ class Firing:
     def _to_now(self, rows: Sequence[Row]) -> None:
         """Move rows that were written late to now; a row of a group stays, and a note names it."""
         settler = self._home.settler
-        late = [row for row in rows if row.due_ms < self._clock.now_ms() - _SWEPT_MS]
+        late = [row for row in rows if row.due_ms < self._clock.now_ms() - LATE_MS]
         settler.tell([row for row in late if row.group is not None])
         share = settler.planner.share
         settler.carry_out(
