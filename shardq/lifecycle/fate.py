@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from shardq.model import names
 
 if TYPE_CHECKING:
-    from shardq.model.message import Row
     from shardq.records.register import Register
 
 OUT_OF_ATTEMPTS = "out of attempts"
@@ -47,18 +46,6 @@ FAILED = (Fate.RETRY, Fate.BURY)
 """Fates of attempts that failed."""
 
 
-class Step(NamedTuple):
-    """The next row of a message, planned by its handler.
-
-    Attributes:
-        new: The new row of the same message, with a fixed id.
-        beside: Rows that are written with it, with fixed ids.
-    """
-
-    new: Row
-    beside: tuple[Row, ...] = ()
-
-
 class Outcome(NamedTuple):
     """How a delivery ended, and what it asks for.
 
@@ -69,7 +56,6 @@ class Outcome(NamedTuple):
         traceback: The handler's traceback, if it raised.
         attempts: The attempts that the message has, for the log, if not those of the queue.
         is_for_others: For a snooze: True to pass the message on, as this member cannot run it.
-        step: For a snooze: the next row, in place of a delay.
         is_reported: True if a listener of its runs was given it: its worker's line says why.
         ran_ms: When its run ended, epoch milliseconds, and how long it took; None: not measured.
     """
@@ -80,7 +66,6 @@ class Outcome(NamedTuple):
     traceback: str = ""
     attempts: int | None = None
     is_for_others: bool = False
-    step: Step | None = None
     is_reported: bool = False
     ran_ms: tuple[int, int] | None = None
 

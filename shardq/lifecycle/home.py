@@ -125,8 +125,6 @@ class QueueHome(Home):
         register: The queue's record.
         member: The name under which it is worked on; made up where None.
         is_timed: True if an engine stores in time what is counted; else the keeper does.
-        on_beside: Called with the rows beside moves, once these are done.
-        on_found_beside: Called with those that a try before has written.
 
     Attributes:
         register: The queue's record.
@@ -147,8 +145,6 @@ class QueueHome(Home):
         member: str | None = None,
         *,
         is_timed: bool = False,
-        on_beside: Callable[[list[Row]], object] | None = None,
-        on_found_beside: Callable[[list[Row]], object] | None = None,
     ) -> None:
         store, clock = home.store, home.clock
         super().__init__(
@@ -188,8 +184,6 @@ class QueueHome(Home):
             self.member,
             self.stats.note_farthest,
             lookers=self.lookers,
-            on_beside=on_beside,
-            on_found_beside=on_found_beside,
         )
         self._producer: Producer | None = None
 

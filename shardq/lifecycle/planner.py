@@ -119,10 +119,6 @@ class Planner:
             outcome: The outcome that was asked for.
             delivery: The delivery's number; 0 without one, for a message that was only read.
         """
-        if outcome.step is not None:
-            self._note_far(outcome.step.new.due_ms, self._clock.now_us())
-            move = Move(row.position, outcome.step.new, beside=outcome.step.beside)
-            return Settlement(outcome.fate, move)
         attempt = counted(row, delivery)
         outcome = decided(outcome, attempt, self._register)
         if outcome.fate is Fate.BURY:

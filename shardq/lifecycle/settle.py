@@ -55,8 +55,6 @@ class Settler:
         on_far: Called with each due of a move that is more than `NEAR_MS` ahead.
         lookers: Have a receiver of this process reread a row, or forget one that was deleted; False
             if it does not own the row's group lane.
-        on_beside: Called with the rows beside moves (`Move.beside`) once the moves are done.
-        on_found_beside: Called with those rows beside that an earlier try has written.
 
     Attributes:
         planner: Plans the changes of rows.
@@ -73,15 +71,11 @@ class Settler:
         on_far: Callable[[int], object] | None = None,
         *,
         lookers: Sequence[Callable[[Position, bool], bool]] = (),
-        on_beside: Callable[[list[Row]], object] | None = None,
-        on_found_beside: Callable[[list[Row]], object] | None = None,
     ) -> None:
         self._store = store
         self._clock = clock
         self._register = register
         self._lookers = lookers
-        self._on_beside = on_beside
-        self._on_found_beside = on_found_beside
         self.planner: Planner = Planner(clock, register, on_far)
         self.ledger: Ledger = Ledger(store, clock, register, member)
         self.keys: Keys = Keys(store, clock, register)
@@ -100,7 +94,6 @@ class Settler:
         if not moves:
             return set(), {}
         there = {row.position: row for row in self._store.find([move.old for move in moves])}
-        live: list[Move] = []
         in_steps: list[Move] = []
         at_once: list[Move] = []
         gone: set[Position] = set()
@@ -109,20 +102,10 @@ class Settler:
             if row is None:
                 gone.add(move.old)
                 continue
-            live.append(move)
             (in_steps if self._goes_in_steps(move, row) else at_once).append(move)
         if in_steps:
             self._transfer(noted(in_steps, there), [there[move.old] for move in in_steps])
-        if left_out := self._store.move(noted(at_once, there)):
-            gone |= left_out
-            live = [move for move in live if move.old not in left_out]
-        if self._on_beside and (beside := [row for move in live for row in move.beside]):
-            self._on_beside(beside)
-        if maybe := [row for move in moves if move.old in gone for row in move.beside]:
-            found = self.still_there(row.position for row in maybe)
-            written = [row for row in maybe if row.position in found]
-            if self._on_found_beside and written:
-                self._on_found_beside(written)
+        self._store.move(noted(at_once, there))
         return gone, self.repair([move.new for move in moves])
 
     def carry_out_surely(self, moves: Sequence[Move]) -> set[Position]:

@@ -59,8 +59,8 @@ def move_once(
 
 
 def move_noted(store: _Parts, moves: Sequence[Move]) -> None:
-    """Write new rows and those beside them, then their notes, then delete the old rows."""
-    store.insert([row for move in moves for row in (*move.beside, move.new)])
+    """Write new rows, then their notes, then delete the old rows."""
+    store.insert([move.new for move in moves])
     with begun("the new rows are written"):
         _note(store, moves)
         store.delete([move.old for move in moves])

@@ -79,14 +79,11 @@ class Move(NamedTuple):
         new: The row after the move.
         note: Written after the new row and before the old row's delete. On Cassandra such a move is
             never one batch: a batch half applied shows neither row for a while.
-        beside: Further rows, of any queue, that are written with the new one. Their ids are fixed,
-            so that a repeated move writes the same rows. Only a move with a note has them.
     """
 
     old: Position
     new: Row
     note: Note | None = None
-    beside: tuple[Row, ...] = ()
 
 
 class LeaseState(NamedTuple):
@@ -326,14 +323,10 @@ class Rows(Protocol):
     def find(self, positions: Iterable[Position]) -> list[Row]:
         """The rows that exist at these positions, in any order; one read a shard."""
 
-    def move(self, moves: Iterable[Move]) -> set[Position]:
+    def move(self, moves: Iterable[Move]) -> None:
         """Write each new row and its note, and delete the old row; atomically, or in that order.
 
-        Repeating it is safe. The caller has checked that the old rows exist. SQLite checks again
-        for moves with rows `beside`, in the transaction, and leaves out those whose row is gone.
-
-        Returns:
-            The old positions of the moves left out. On Cassandra none.
+        Repeating it is safe. The caller has checked that the old rows exist.
         """
 
     def move_once(

@@ -77,15 +77,11 @@ class MemoryStore(SqliteStore):
             self._on_rows(self, rows, is_move=False)
         return before
 
-    def move(self, moves: Iterable[Move]) -> set[Position]:
+    def move(self, moves: Iterable[Move]) -> None:
         """See `SqliteStore.move`."""
         asked = tuple(moves)
-        gone = super().move(asked)
-        done = [move for move in asked if move.old not in gone]
-        self._on_rows(self, [move.new for move in done], is_move=True)
-        if beside := [row for move in done for row in move.beside]:
-            self._on_rows(self, beside, is_move=False)
-        return gone
+        super().move(asked)
+        self._on_rows(self, [move.new for move in asked], is_move=True)
 
     def move_once(
         self, moves: Sequence[Move], marks: Mapping[Position, Sequence[Mark]], ttl_ms: int

@@ -14,6 +14,7 @@ from shardq.model.message import last_error
 from shardq.model.shard import FIRST_GROUP_LANE, LANE_LEASE
 from simulation.history import LATE_WRITER, is_tried
 from simulation.plan import lease_ms, machine_of
+from simulation.runs import is_run
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
 QUEUE = "mail"
 DEAD = f"{QUEUE}.dead"
-TICKS = f"{QUEUE}.schedules"
 STEWARD = "steward"
 """Who makes the queue, and does to it what people do: alters, purges, redrives."""
 FAULT = "fault"
@@ -248,7 +248,7 @@ class Case:
             mine = self.shares.intersection(about)
             mine = {i for i in mine if self.history.written[i].process != LATE_WRITER}
             mine |= {self.history.came_from[i] for i in mine}
-            ids = [i for i in about if i not in mine and i not in self.history.ticks]
+            ids = [i for i in about if i not in mine]
             if verb == "delete":
                 for token in {self.token_of[i] for i in moved.intersection(ids)}:
                     self.unknown_halves.setdefault(token, []).append(us)
@@ -295,9 +295,10 @@ class Case:
     def is_brought_to_now(self, source: Written, new: Written) -> bool:
         """Whether a run was moved to now by who had put it, by then too late for the next sweep."""
         planned_us = self.born_us(new.row.id) + DRIFT_US
-        return source.row.due_ms * 1_000 < planned_us - _SWEPT_US and any(
+        is_late = is_run(source.row) and source.row.due_ms * 1_000 < planned_us - _SWEPT_US
+        return is_late and any(
             us <= planned_us and process == new.sender
-            for us, process in self.history.fired.get(source.row.id, ())
+            for us, process in self.history.inserted.get(source.row.id, ())
         )
 
     def _is_mail(self, row_id: bytes) -> bool:

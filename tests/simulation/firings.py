@@ -17,7 +17,6 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from shardq.model.ids import birth_us
-from shardq.schedules.tick import Tick
 from simulation.books import reason_to_go
 from simulation.calm import disturbances, merged
 from simulation.case import QUEUE, Breach
@@ -37,7 +36,7 @@ _SLACK_US = 300_000
 """How far a process's corrected clock may be off, and what a call takes."""
 _MISSED_US = 60_000_000
 """So long after its fire time a run may still be put; later it is missed."""
-_MENDED_US = 60_000_000
+_FIRED_US = 30_000_000
 _NEVER_US = 1 << 62
 
 
@@ -105,11 +104,6 @@ class Account:
         since_us, until_us = self._shown(time_ms)
         return self.timeline.between(since_us - self._lead_us - _SLACK_US, until_us + _SLACK_US)
 
-    def is_lost_in(self, since_us: int, until_us: int) -> bool:
-        """Whether its tick was lost in a stretch of time."""
-        lost = self._case.history.lost
-        return any(name == self.name and since_us < us <= until_us for us, name in lost)
-
     def is_asked_at(self, time_ms: int) -> bool:
         """Whether a command was under way at a fire time, or when that was decided."""
         since_us, until_us = self._shown(time_ms)
@@ -138,20 +132,6 @@ class Account:
     def run_at(self, time_ms: int) -> Run | None:
         """The first run of a fire time; None where it has none."""
         return self.runs[time_ms][0] if time_ms in self.runs else None
-
-    def has_copies_at(self, time_ms: int) -> bool:
-        """Whether a copy of the tick went past a fire time before its run was there, or after it.
-
-        Of two, which a process leaves that dies or stands still between, each tells what it knows.
-        """
-        put_us = self.runs[time_ms][0].at_us
-        near = range(put_us - _MISSED_US, put_us + _MISSED_US)
-        ticks = [w for w in self._case.history.ticks.values() if w.row.name == self.name]
-        nexts = [(w.at_us, Tick.read(w.row.body, self.name).next_ms) for w in ticks]
-        return any(
-            at_us in near and next_ms is not None and (at_us < put_us) == (next_ms > time_ms)
-            for at_us, next_ms in nexts
-        )
 
     def between(self, after_ms: int, until_ms: int) -> list[int]:
         """Fire times that have runs, after one and before another."""
@@ -249,9 +229,6 @@ def _twice(case: Case, account: Account) -> Iterator[Breach]:
         if runs[0].is_keyed or any(case.may_be_purged(birth_us(entries[0][0]), runs[-1].at_us)):
             # The first one was purged, where none has begun, and the process died that put it.
             entries = [(entry, run) for entry, run in entries if entry in begun]
-        # Of a tick that is lost as it is begun, its key may tell of one before.
-        if account.is_lost_in(runs[0].at_us, runs[-1].at_us):
-            continue
         if len(entries) > 1 and not account.is_asked_at(time_ms):
             text = f"has {len(entries)} runs, " + ", ".join(
                 f"{entry.hex()} by {run.process}" for entry, run in entries
@@ -264,9 +241,6 @@ def _unasked(_case: Case, account: Account) -> Iterator[Breach]:
     for time_ms, runs in account.runs.items():
         states = account.states_at(time_ms)
         for run in runs:
-            if any(state.has_ended for state in states) and account.is_lost_in(0, run.at_us):
-                # Nobody knows how often it had fired.
-                states |= account.timeline.between(0, run.at_us)
             if not any(
                 state.spec == run.spec
                 and (account.fires_at(state, time_ms) or account.is_by_a_try(state, run))
@@ -287,10 +261,8 @@ def _misdue(case: Case, account: Account) -> Iterator[Breach]:
                 yield _breach(account, "misdue", time_ms, text)
 
 
-def _previous(case: Case, account: Account) -> Iterator[Breach]:
+def _previous(_case: Case, account: Account) -> Iterator[Breach]:
     """A run says which fire time before it had a run."""
-    if any(name == account.name for _, name in case.history.lost):
-        return
     for owed in account.owed:
         run = account.run_at(owed.time_ms)
         if run is None:
@@ -307,9 +279,6 @@ def _previous(case: Case, account: Account) -> Iterator[Breach]:
             text = f"says that {account.at(previous_ms)} was before it, which has none"
             yield _breach(account, "previous", owed.time_ms, text)
         elif before and (previous_ms is None or previous_ms < before[-1]):
-            unsaid = [time_ms for time_ms in before if time_ms > (previous_ms or 0)]
-            if all(account.has_copies_at(time_ms) for time_ms in unsaid):
-                continue
             said = "nothing" if previous_ms is None else account.at(previous_ms)
             text = f"says that {said} was before it, and not {account.at(before[-1])}"
             yield _breach(account, "previous", owed.time_ms, text)
@@ -330,10 +299,6 @@ def _passed(case: Case, account: Account) -> Iterator[Breach]:
         spec = account.spec(owed.state)
         fired_us = min(account.runs[one.time_ms][0].at_us for one in later)
         if spec.overlap == "skip" and _was_there_before(case, account, owed.time_ms, fired_us):
-            continue
-        # What a tick was behind with is lost with it, and where it was changed just before, what
-        # comes due until it is put again.
-        if account.is_lost_in(owed.us - _MENDED_US, fired_us):
             continue
         late_us = fired_us - owed.us
         next_run = account.runs[later[0].time_ms][0]
@@ -382,10 +347,10 @@ def _was_there_before(case: Case, account: Account, time_ms: int, until_us: int)
 
 
 def _broken(case: Case, account: Account) -> Iterator[Breach]:
-    """While all goes well for a minute and a lease, what is to fire has fired."""
+    """While all goes well for half a minute, what is to fire has fired."""
     if not account.owed:
         return
-    bound_us = _MENDED_US + 2 * case.lease_us
+    bound_us = _FIRED_US
     spans = merged(disturbances(case))
     for owed in account.owed:
         later = [
@@ -414,9 +379,8 @@ def _may_be_over(case: Case, account: Account, owed: Owed) -> bool:
     if count is None:
         return False
     made = case.history.commands[owed.state.made]
-    is_lost = any(name == account.name for _, name in case.history.lost)
     fired = [time for time, runs in account.runs.items() if runs[0].at_us >= made.begun_us]
-    return is_lost or len(fired) >= count
+    return len(fired) >= count
 
 
 def _gaps(spans: list[tuple[int, int]], begin_us: int, end_us: int) -> list[tuple[int, int]]:
@@ -445,8 +409,6 @@ def _overcounted(_case: Case, account: Account) -> Iterator[Breach]:
 
 def _overlapped(case: Case, account: Account) -> Iterator[Breach]:
     """Where the run before is still there, another is put only if that was asked for."""
-    if any(name == account.name for _, name in case.history.lost):
-        return
     for before, owed in pairwise(one for one in account.owed if one.time_ms in account.runs):
         spec = account.spec(owed.state)
         is_one = before.state == owed.state and not account.between(before.time_ms, owed.time_ms)

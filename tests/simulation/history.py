@@ -200,10 +200,8 @@ class History:
         beat_us: Process -> when its first heartbeat was there.
         errands: Errand -> the call that it came to.
         commands: Command -> likewise.
-        ticks: The rows of the schedules' own queue, by their ids.
         runs: What schedules have put, by the messages' numbers.
-        fired: Row -> when, and by whom, it was written beside a tick.
-        lost: When the tick of a schedule was lost, and its name.
+        inserted: Row -> when, and by whom, it was asked to be inserted.
         is_cut: Whether the run was ended as one that would never end.
     """
 
@@ -248,10 +246,8 @@ class History:
     beat_us: dict[str, int] = field(default_factory=dict)
     errands: dict[int, ByKey] = field(default_factory=dict)
     commands: dict[int, Asked] = field(default_factory=dict)
-    ticks: dict[bytes, Written] = field(default_factory=dict)
     runs: dict[int, Run] = field(default_factory=dict)
-    fired: dict[bytes, list[tuple[int, str]]] = field(default_factory=dict)
-    lost: list[tuple[int, str]] = field(default_factory=list)
+    inserted: dict[bytes, list[tuple[int, str]]] = field(default_factory=dict)
     healed_us: int = 0
     left_us: int = 0
     came_us: int = 0

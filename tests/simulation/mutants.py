@@ -46,11 +46,10 @@ from shardq.records.keys import Keys
 from shardq.records.membership import Membership
 from shardq.records.register import Register
 from shardq.records.standing import View
-from shardq.schedules.minder import Minder
+from shardq.schedules.firing.firing import Firing
 from shardq.schedules.schedule import Book
-from shardq.schedules.tick import Tick
-from shardq.schedules.ticker import Ticker
-from shardq.schedules.ticks import Ticks
+from shardq.schedules.stored import StoredSchedule
+from shardq.schedules.table import ScheduleTable
 from shardq.stores.sqlite import SqliteStore
 from shardq.testing.simulation.client import SimulatedStore
 
@@ -404,30 +403,38 @@ MUTANTS: dict[str, Edits] = {
     ),
     "a run has another id each time": (
         (
-            Ticker, "_job", 'ids.fixed(born_us, f"{self._register.name}/{definition.version}/{name}")',
-            "ids.row_ids.next(self._clock.now_us())",
+            StoredSchedule, "job",
+            'ids.named(firing.at_ms * 1_000, f"{layout.queue}/{self.generation}/{name}")',
+            "ids.row_ids.next(firing.at_ms * 1_000)",
         ),
     ),
-    "nobody minds the list of schedules": (
-        (Minder, "look", "if now_us < self._next_us or", "if True or"),
+    "a schedule goes on before its runs are written": (
+        (
+            Firing, "_write",
+            "        if not self._is_local:\n"
+            "            self._home.store.insert([row for one in fired for row in one.rows])\n",
+            "",
+        ),
+        (
+            Firing, "_write", "        if rows := [row for one in done for row in one.rows]:\n",
+            "        if rows := [row for one in done for row in one.rows]:\n"
+            "            if not self._is_local:\n"
+            "                self._home.store.insert(rows)\n",
+        ),
     ),
     "a change of a schedule does not hold": (
         (
-            Ticks, "change", "answer = self._keyed.replace(name, plan)",
-            "row = self.find(name)\n"
-            "        answer = Answer.DONE if row and plan(row) else Answer.NOT_THERE",
+            Book, "apply", "if not self._stored.write([Written(name, record, after)]):", "if True:",
         ),
     ),
     "a pause of a schedule is not heeded": (
-        (Tick, "due_ms", "if self.definition.paused:", "if False:"),
-        (Ticker, "_draft", "if tick.next_ms is None or tick.definition.paused:",
-         "if tick.next_ms is None:"),
+        (StoredSchedule, "changed", "return made._replace(next_ms=None)", "return made"),
     ),
-    "a removal is left to who minds the list": (
-        (Book, "remove", "is_done = ticks.cancel(name, row)", "is_done = True"),
+    "a removal of a schedule does not hold": (
+        (ScheduleTable, "remove", "if not self._store.write_records(SCHEDULES, [change]):", "if True:"),
     ),
     "overlap is not looked at": (
-        (Ticker, "_is_in_the_way", "return self._keyed.get(key) is None", "return False"),
+        (Firing, "_is_in_the_way", "return self._keyed.get(key) is None", "return False"),
     ),
 }  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""What producers do to schedules, and what they are answered; and what befalls ticks."""
+"""What producers do to schedules, and what they are answered; and what befalls firings."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from shardq.errors import ClockError, KeyTaken, StoreError, UnknownSchedule, UsageError
-from shardq.records.keyrow import own_key
-from shardq.stores.tables import MEMBERS
-from simulation.case import STEWARD, TICKS
+from simulation.case import STEWARD
 from simulation.clerk import Clerk
 from simulation.roles import TRIES
 from simulation.timeline import Asked
@@ -141,15 +139,15 @@ class Registrar(Clerk):
             one.ended_us is None and not processes[one.process].dead for one in asked.values()
         )
 
-    # What befalls ticks ---------------------------------------------------------------------------
+    # What befalls firings -------------------------------------------------------------------------
 
     @property
-    def of_ticks(self) -> dict[str, Callable[[Event], None]]:
-        """What befalls ticks, by the kind of the event."""
-        return {"untick": self.lose_tick, "break": self._breaks.append}
+    def of_firings(self) -> dict[str, Callable[[Event], None]]:
+        """What befalls firings, by the kind of the event."""
+        return {"break": self._breaks.append}
 
     def on_firing(self, process: Process) -> None:
-        """A process is about to write a firing: in the middle of it, it dies or stands still."""
+        """A process is about to fire: in the middle of that, it dies or stands still."""
         if not self._breaks or self.ending:
             return
         event, after_us = self._breaks.pop(), process.chance.randrange(_BREAKS_US)
@@ -166,25 +164,3 @@ class Registrar(Clerk):
         now_us = self.simulation.now_us
         self.simulation.freeze(process, event.seconds)
         self.history.freezes.append((now_us, process.frozen_until_us, process.name))
-
-    def lose_tick(self, event: Event) -> None:
-        """Lose the rows of a schedule's tick behind everybody's back."""
-        cells, now_us = self.simulation.cells, self.simulation.now_us
-        for row in cells.rows(TICKS):
-            if own_key(row).name == event.target:
-                cells.drop(row.position)
-                tick = self.history.ticks[row.id]
-                tick.deleted_us, tick.deleted_by = now_us, STEWARD
-                self.history.lost.append((now_us, event.target))
-                self.history.reached.add("tick lost")
-
-    def fork_ticker(self, process: str) -> None:
-        """Let a fork of a process end the membership of what fires schedules there."""
-        consumer, queue = self.consumers.get(process), self.queues.get(process)
-        ticker: Any = consumer._ticker if consumer is not None else None
-        if queue is not None:
-            ticker = queue._receiver._ticker
-        engine = ticker._engine if ticker is not None else None
-        if engine is not None:
-            now_us = self.simulation.now_us
-            self.simulation.cells.note(MEMBERS, (TICKS,), engine.home.member, None, now_us)

@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from shardq.model.message import key_of, read_headers
-from shardq.schedules.firing import NAME_HEADER, PREVIOUS_HEADER, TIME_HEADER
+from shardq.schedules.origin import NAME_HEADER, PREVIOUS_HEADER, TIME_HEADER
 from simulation.history import Put
 from simulation.parts import Act, Letter
 from simulation.timetables import acts_of

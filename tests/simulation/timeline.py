@@ -20,9 +20,6 @@ if TYPE_CHECKING:
     from simulation.timetables import Command, Spec
 
 _NEVER_US = 1 << 62
-_MENDED_US = 60_000_000
-_HELD_US = 2_000_000
-"""So long before it is due a reader may know a row."""
 
 
 @dataclass(slots=True)
@@ -199,7 +196,7 @@ class Timeline:
         return found
 
     def _outcomes(self, one: Asked, state: State) -> Iterator[State]:
-        """What a command may make of a schedule; one whose tick is lost may not be found."""
+        """What a command may make of a schedule."""
         if _fits(one, state) and (one.answer != "refused" or self._may_be_spent(one, state)):
             yield _after(one, state)
         if one.tries > 1:
@@ -217,10 +214,6 @@ class Timeline:
         if one.answer == "taken" and state.spec is None and self._meets(one, "change"):
             # It was made, and looked at when it was changed already.
             yield _after_done(one, state)
-        if self._is_lost(one) and _fits(one, ABSENT):
-            yield _after(one, ABSENT) if one.command.does == "make" else state
-        if self._is_undone(one):
-            yield state
 
     def _meets(self, one: Asked, does: str) -> bool:
         """Whether another command, of a kind, was under way while one was."""
@@ -246,24 +239,6 @@ class Timeline:
             return one.ended_us
         return self._case.crash_us.get(one.process, _NEVER_US)
 
-    def _is_lost(self, one: Asked) -> bool:
-        """Whether a schedule was not to be found, for its tick had been lost."""
-        mended_us = _MENDED_US + 2 * self._case.lease_us
-        return any(
-            name == self._name and us <= self._over_us(one) and one.begun_us <= us + mended_us
-            for us, name in self._case.history.lost
-        )
-
-    def _is_undone(self, one: Asked) -> bool:
-        """Whether its tick was lost while a command had it replaced, or just after: who holds the
-        one before brings that back.
-        """
-        after_us = 0 if one.command.does == "make" else _HELD_US
-        return any(
-            name == self._name and one.begun_us <= us <= self._over_us(one) + after_us
-            for us, name in self._case.history.lost
-        )
-
     def _may_be_spent(self, one: Asked, state: State) -> bool:
         """Whether a schedule may have fired as often by now as a command was to let it."""
         history = self._case.history
@@ -275,8 +250,7 @@ class Timeline:
             for run in history.runs.values()
             if run.name == self._name and since_us <= run.at_us <= until_us
         }
-        is_lost = any(name == self._name for _, name in history.lost)
-        return count is not None and (is_lost or len(fired) >= count)
+        return count is not None and len(fired) >= count
 
     def _ended(self, state: State) -> State:
         """What a schedule may have come to by itself."""

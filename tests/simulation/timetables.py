@@ -2,7 +2,7 @@
 
 ```
  made ──► changed, paused, resumed, made again; near its fire times, or at any ──► removed, or not
-          └ who fires it is cut off, stands still, is not answered ; its tick is lost
+          └ who fires it is cut off, stands still, or is not answered
 ```
 """
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 SHARE = 0.13
 """The share of worlds in which a queue has schedules."""
-LEAD_S, LEAD_LOCAL_S = 1.75, 0.15
+LEAD_S, LEAD_LOCAL_S = 2.75, 0.35
 """How long before its fire time a message is put, at the most."""
 _COUNT = (1, 4)
 _EVERY_S = (1, 1, 2, 2, 3, 4, 5, 7, 10, 15, 20)
@@ -38,16 +38,14 @@ _EVENTS = (2, 10)
 _FAULTS = ("cut", "cut", "stall", "fail", "drag", "freeze")
 _STOPS_S = (0.4, 2.0, 7.0, 12.0, 33.0)
 _DRAGS_S = (0.05, 0.4, 2.0, 6.0)
-_FIRED_BY = ("insert", "insert", "note places", "delete", "write_records keys", "find", "record")
-_FIRED_BY_LOCALLY = ("move", "move", "write_records keys", "find")
-_ASKED_BY = ("write_records keys", "insert", "delete", "note schedules", "notes schedules",
-             "records keys", "find")  # fmt: skip
-_LOSES = 0.3
+_FIRED_BY = ("insert", "insert", "records schedules", "write_records schedules",
+             "write_records schedules", "write_records keys", "find", "record")  # fmt: skip
+_FIRED_BY_LOCALLY = ("records schedules", "write_records schedules", "write_records keys", "find")
+_ASKED_BY = ("write_records schedules", "write_records schedules", "records schedules",
+             "note schedules", "insert")  # fmt: skip
 _RESTS_S = (0.0, 15.0, 40.0, 95.0)
 _LEAVES = 0.2
 _ABSENT_S = (20.0, 110.0)
-_MENDED_S = (105.0, 125.0)
-"""How long all goes on where a tick was lost: that is mended within a minute and a lease."""
 
 
 @dataclass(frozen=True)
@@ -140,10 +138,7 @@ class Timetable:
         self._number = self._specs = 0
         count = chance.randint(*_COUNT)
         self.commands = tuple(one for place in range(count) for one in self._story(f"r{place}"))
-        self._names = sorted({one.name for one in self.commands})
-        losses = chance.randint(1, 2) if chance.random() < _LOSES else 0
-        self._lost_s = [chance.uniform(4, active_s) for _ in range(losses)]
-        self.rest_s = chance.uniform(*_MENDED_S) if losses else chance.choice(_RESTS_S)
+        self.rest_s = chance.choice(_RESTS_S)
         self.absent_s = chance.uniform(*_ABSENT_S) if chance.random() < _LEAVES else 0.0
 
     @staticmethod
@@ -236,10 +231,7 @@ class Timetable:
             event: An event, of which they differ.
         """
         chance = self._chance
-        for at_s in self._lost_s:
-            name = chance.choice(self._names)
-            yield replace(event, at_s=round(at_s, 4), kind="untick", target=name)
-        # By whoever fires then, between the run and the tick's next row.
+        # By the member that fires then, between the runs and the record.
         breaks = random.Random(f"schedules/{self._seed}/breaks")
         for _ in range(breaks.randint(1, 5)):
             at_s = round(breaks.uniform(3, self._active_s), 4)

@@ -16,7 +16,7 @@ from shardq.records.keyrow import KeyRow
 from shardq.stores.tables import KEYS, LANES, MEMBERS, QUEUES
 from shardq.testing.simulation import Simulation
 from shardq.testing.simulation.network import DONE, TWICE, Weather
-from simulation.case import DEAD, LOOK_US, QUEUE, STEWARD, TICKS, token_of
+from simulation.case import DEAD, LOOK_US, QUEUE, STEWARD, token_of
 from simulation.history import LATE_WRITER, Heard, History, Recorded, Written, is_tried
 from simulation.plan import bands_of
 from simulation.runs import Runs, is_run
@@ -117,6 +117,12 @@ class Watch:
             self.history.failed.setdefault(process.name, []).append(self.simulation.now_us)
         if verb == "notes members":
             self._look_for_ghosts()
+        if verb == "insert" and isinstance(about, list):
+            for row_id in about:
+                at = self.simulation.now_us, process.name
+                self.history.inserted.setdefault(row_id, []).append(at)
+        if verb == "records schedules" and process.name[0] in "crj":
+            self.on_firing(process)
         if verb == "edit" and isinstance(about, list):
             for row_id in about:
                 asked = self.history.recording.setdefault((process.name, row_id), [])
@@ -159,7 +165,7 @@ class Watch:
 
     def _on_found(self, process: Process, purpose: str, found: list[Row]) -> None:
         found = [row for row in found if not row.is_note]
-        rows = [self.runs.told(row) for row in found if row.shard.queue != TICKS]
+        rows = [self.runs.told(row) for row in found]
         self.seen_us.update(
             ((process.name, self.as_placed(row).id), self.simulation.now_us)
             for row in rows
@@ -247,13 +253,7 @@ class Watch:
         return Heard(self.simulation.now_us, settings["paused"], settings["purged_before_us"])
 
     def _on_move(self, asked: Sequence[Move]) -> None:
-        now_us = self.simulation.now_us
-        fired = [row for move in asked for row in move.beside]
-        for row in fired:
-            self.history.fired.setdefault(row.id, []).append((now_us, self._here()))
-        if fired:
-            self.on_firing(self._scheduler.here())
-        moves = [move for move in asked if move.old.shard.queue != TICKS]
+        moves = asked
         self.history.came_from.update((move.new.id, move.old.id) for move in moves)
         self._surplus.update(move.new.id for move in moves if move.new.since_ms is not None)
         self._moved_in_need.update(
@@ -261,7 +261,7 @@ class Watch:
         )
 
     def on_firing(self, process: Process) -> None:
-        """A process is about to write the runs and the next row of a tick."""
+        """A process reads the schedules that it is about to fire."""
 
     def _need_of(self, shard: Shard, process: str) -> tuple[bool, bool]:
         """Whether a process reads a lane that has no room; whether it is seconds behind with it."""
@@ -307,11 +307,6 @@ class Watch:
         if row.is_note:
             self.history.reached.add("note written")
             return
-        if row.shard.queue == TICKS:
-            self.history.ticks[row.id] = Written(
-                row, self.simulation.now_us, self._here(), sender=self._sender()
-            )
-            return
         if is_run(row):
             is_put_back = row.shard.queue == DEAD or self._sender() == STEWARD
             row = self.runs.written(
@@ -341,11 +336,8 @@ class Watch:
         if row.is_note:
             return
         row = self._latest.pop(row.id, row)
-        is_tick = row.shard.queue == TICKS
-        written = (self.history.ticks if is_tick else self.history.written)[row.id]
+        written = self.history.written[row.id]
         written.deleted_us, written.deleted_by = self.simulation.now_us, self._here()
-        if is_tick:
-            return
         token = token_of(written.row.body)
         self._rows[token] -= not is_tried(row)
         if not self._rows[token] and not is_tried(row):

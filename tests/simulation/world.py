@@ -75,7 +75,7 @@ class World(Registrar):
                 simulation.scheduler.at(at_us, partial(self.start, machine))
             for event in plan.events:
                 at_us = self._start_us + round(event.at_s * 1e6)
-                befall = self.of_ticks.get(event.kind, self._befall)
+                befall = self.of_firings.get(event.kind, self._befall)
                 simulation.scheduler.at(at_us, partial(befall, event))
             try:
                 simulation.run(plan.active_s)
@@ -407,7 +407,6 @@ class World(Registrar):
         engine = self._engine_of(name)
         if engine is not None:
             cells.note(MEMBERS, (QUEUE,), engine.home.member, None, now_us)
-        self.fork_ticker(name)
 
     def _beat(self, stranger: Process, event: Event) -> None:
         """Heartbeat for one that does not work."""

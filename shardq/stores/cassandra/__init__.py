@@ -153,13 +153,12 @@ class CassandraStore(Rows, Leases, Registers, History):
         steps.follow(self, done)
         return refused
 
-    def move(self, moves: Iterable[Move]) -> set[Position]:
+    def move(self, moves: Iterable[Move]) -> None:
         """Write new rows and delete old ones; moves with a note step by step."""
         noted: list[Move] = []
-        gone = super().move(_without_notes(moves, noted))
+        super().move(_without_notes(moves, noted))
         if noted:
             steps.move_noted(self, noted)
-        return gone
 
     def clocks(self) -> Mapping[str, Callable[[], int]]:
         """`address:port` of each live node -> a function that reads its clock.

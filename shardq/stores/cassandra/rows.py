@@ -162,7 +162,7 @@ class Rows:
         """Delete rows a second after their births."""
         self._session.write(self._deletes(positions))
 
-    def move(self, moves: Iterable[Move]) -> set[Position]:
+    def move(self, moves: Iterable[Move]) -> None:
         """Write new rows and delete old ones: in logged batches or, if too large, in that order."""
         large: list[Move] = []
         noted: set[Shard] = set()
@@ -172,7 +172,6 @@ class Rows:
             self.insert(move.new for move in large)
             with begun("the new rows are written"):
                 self.delete(move.old for move in large)
-        return set()
 
     def edit(self, rows: Iterable[Row]) -> None:
         """Write the states of rows, each at the row's birth + its serial in microseconds."""

@@ -312,38 +312,16 @@ class SqliteStore(SqliteRegisters, SqliteHistory):
             self._count_read(len(found), "find")
         return found
 
-    def move(self, moves: Iterable[Move]) -> set[Position]:
+    def move(self, moves: Iterable[Move]) -> None:
         """Write each new row and delete its old one, in one transaction. Idempotent."""
-        gone: set[Position] = set()
         for batch in _cut(moves, _move_bytes):
-            plain = [move for move in batch if not move.beside]
-            inserts = _inserts(move.new for move in plain)
-            left = [_placed(move.old) for move in plain]
+            inserts = _inserts(move.new for move in batch)
+            left = [_placed(move.old) for move in batch]
             with self._database.transaction() as connection:
                 self.counters["batches"] += 1
-                if len(plain) < len(batch):
-                    gone |= self._move_with(connection, [move for move in batch if move.beside])
                 _insert(connection, inserts)
-                self._note_all(connection, [move.note for move in plain if move.note is not None])
+                self._note_all(connection, [move.note for move in batch if move.note is not None])
                 connection.executemany(_DELETE, left)
-        return gone
-
-    def _move_with(self, connection: sqlite3.Connection, moves: Sequence[Move]) -> set[Position]:
-        """Do the moves that have rows beside them, if their old rows still exist.
-
-        Returns:
-            The places of the old rows that were gone.
-        """
-        done: list[Move] = []
-        gone: set[Position] = set()
-        for move in moves:
-            if connection.execute(_DELETE, _placed(move.old)).rowcount:
-                done.append(move)
-            else:
-                gone.add(move.old)
-        _insert(connection, _inserts(row for move in done for row in (*move.beside, move.new)))
-        self._note_all(connection, [move.note for move in done if move.note is not None])
-        return gone
 
     def move_once(
         self,
@@ -650,7 +628,7 @@ def _row_bytes(row: Row) -> int:
 
 
 def _move_bytes(move: Move) -> int:
-    return sum(map(_row_bytes, (move.new, *move.beside)))
+    return _row_bytes(move.new)
 
 
 def _edit_bytes(row: Row) -> int:

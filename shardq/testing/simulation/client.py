@@ -111,7 +111,7 @@ class SimulatedStore(Calls, SimulatedHistory):
             "delete", positions, _position_id, lambda one: self._cells.delete(one, at_us[one.shard])
         )
 
-    def move(self, moves: Iterable[Move]) -> set[Position]:
+    def move(self, moves: Iterable[Move]) -> None:
         """Write new rows and delete old ones: one batch, or where too large, in that order."""
         small: list[Move] = []
         large: list[Move] = []
@@ -128,7 +128,6 @@ class SimulatedStore(Calls, SimulatedHistory):
             self._move_large(large)
         if self._process is not None:
             self._network.on_moved(self._process, asked)
-        return set()
 
     def _move_large(self, moves: list[Move]) -> None:
         self._insert([move.new for move in moves])

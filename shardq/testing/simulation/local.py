@@ -248,17 +248,16 @@ class LocalStore(Calls):
         asked = list(positions)
         self._write_all("delete", [one.id for one in asked], lambda: self._store.delete(asked))
 
-    def move(self, moves: Iterable[Move]) -> set[Position]:
+    def move(self, moves: Iterable[Move]) -> None:
         """Write each new row and delete its old one, in one transaction."""
         asked = list(moves)
         self._network.on_move(asked)
         if not asked:
-            return set()
+            return
         about = [row_id for move in asked for row_id in (move.old.id, move.new.id)]
-        gone = self._write("move", about, lambda: self._store.move(asked))
+        self._write("move", about, lambda: self._store.move(asked))
         if self._process is not None:
-            self._network.on_moved(self._process, [move for move in asked if move.old not in gone])
-        return gone
+            self._network.on_moved(self._process, asked)
 
     def move_once(
         self,
