@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from shardq.model.ids import order_key
 from shardq.model.shard import Shard
 from shardq.stores.store import LeaseState, Tally
+from shardq.stores.tables import VIEWS
 from shardq.testing.simulation.marks import MarkCells
 
 if TYPE_CHECKING:
@@ -45,6 +46,13 @@ class _Note(NamedTuple):
 
 def _silent(*_: object) -> None:
     pass
+
+
+def _viewed(table: Table[Any, V], values: Any) -> V:
+    """The values that a table shows of a row; a view shows some of the columns."""
+    if table not in VIEWS:
+        return values  # type: ignore[no-any-return] # of this table
+    return table.values_of([getattr(values, column.name) for column in table.values])
 
 
 def _shard_of(row: Row) -> Shard:
@@ -356,7 +364,7 @@ class Cells:
         now_us = self.machine_us()
         with self._lock:
             return {
-                key: note.values
+                key: _viewed(table, note.values)
                 for key, note in self._notes.get((table.name, partition), {}).items()
                 if _is_there(note, now_us) and (wanted is None or key in wanted)
             }
