@@ -236,23 +236,27 @@ class StoredSchedule(NamedTuple):
         """The record as it is to be stored before its next firing; the same if it is stored so."""
         made = self if self.lanes == lanes else self._replace(lanes=lanes)
         is_late = made.next_ms is not None and made.at_ms(made.next_ms) < now_ms - LATE_MS
-        return made._replace(aim_ms=now_ms) if is_late and made.aim_ms is None else made
+        if is_late and made.aim_ms is None:
+            return made._replace(aim_ms=now_ms, since_ms=None)
+        return made
 
     def fire(self) -> tuple[list[PlannedFiring], StoredSchedule]:
         """What the next firing puts, and the record after it.
 
         Returns:
-            The fire times for which jobs are to be put, first ones first, at most `FIRES_MAX`.
+            The fire times for which jobs are to be put, first ones first. At most `FIRES_MAX`; one
+            if its job depends on what is still there, as each such decision is stored.
 
         Raises:
             TriggerError: If a user's trigger fails.
         """
         firings: list[PlannedFiring] = []
+        count = FIRES_MAX if self.is_plain else 1
         made, aim_ms, until_ms = self._replace(error=None, aim_ms=None), self.aim_ms, None
         if aim_ms is not None:
-            made = made.make_up(firings, aim_ms - MISSED_MS, aim_ms)
+            made = made.make_up(firings, aim_ms - MISSED_MS, aim_ms, count)
             until_ms = aim_ms + TOGETHER_MS
-        while (time_ms := made.next_ms) is not None and len(firings) < FIRES_MAX:
+        while (time_ms := made.next_ms) is not None and len(firings) < count:
             at_ms = made.at_ms(time_ms)
             if until_ms is None:
                 until_ms = at_ms + TOGETHER_MS
@@ -262,8 +266,12 @@ class StoredSchedule(NamedTuple):
                 # No two are due at the same time, so a group has them in order.
                 at_ms = max(at_ms, aim_ms + len(firings))
             made = made.put_next(firings, at_ms)
-        if aim_ms is not None:
+        if aim_ms is None:
+            return firings, made
+        if made.since_ms is None:
             made = made._replace(since_ms=firings[0].time_ms if firings else made.next_ms)
+        if made.next_ms is not None and made.at_ms(made.next_ms) < aim_ms:
+            made = made._replace(aim_ms=aim_ms + len(firings))
         return firings, made
 
     def put_next(
@@ -276,7 +284,9 @@ class StoredSchedule(NamedTuple):
         firings.append(PlannedFiring(time_ms, self.previous_ms, at_ms, is_missed))
         return self._replace(previous_ms=time_ms, fired=self.fired + 1).aimed(time_ms)
 
-    def make_up(self, firings: list[PlannedFiring], missed_ms: int, aim_ms: int) -> StoredSchedule:
+    def make_up(
+        self, firings: list[PlannedFiring], missed_ms: int, aim_ms: int, count: int
+    ) -> StoredSchedule:
         """Skip missed fire times, or fire them, as the policy says."""
         policies = self.definition.policies
         window_ms, made = policies.window_ms, self
@@ -285,7 +295,7 @@ class StoredSchedule(NamedTuple):
         while (time_ms := made.next_ms) is not None and (at_ms := made.at_ms(time_ms)) < missed_ms:
             is_of_use = first_ms is None or at_ms >= first_ms
             if policies.missed == "all" and is_of_use:
-                if len(firings) >= FIRES_MAX:
+                if len(firings) >= count:
                     break
                 made = made.put_next(firings, aim_ms + len(firings), is_missed=True)
                 continue

@@ -108,41 +108,61 @@ class Firing:
         self._warn_of(damaged)
         when: dict[str, int | None] = dict.fromkeys(names)
         when |= dict.fromkeys(damaged, now_ms + _AGAIN_MS)
-        fired: list[_Fired] = []
-        others: list[Written] = []
+        plain: list[_Fired] = []
+        others: list[StoredSchedule] = []
+        writes: list[Written] = []
         for name, record in found.items():
             when[name] = begin_ms = record.begin_ms(is_local=self._is_local)
             if begin_ms is None or begin_ms > now_ms + ahead_ms:
                 continue
             when[name] = now_ms
             if (made := record.prepared(now_ms, lanes)) is not record:
-                others.append(Written(name, record, made))
-                continue
-            try:
-                fired.append(self._plan(name, record))
-            except (StoreTimeout, StoreUnavailable, UnknownQueue):
-                raise
-            except ShardqError as error:
-                log.warning("schedule %s of queue %s: %s", name, self._register.name, error)
-                when[name] = now_ms + _AGAIN_MS
-                if record.error != str(error):
-                    others.append(Written(name, record, record._replace(error=str(error))))
-        self._stored.write(others)
+                writes.append(Written(name, record, made))
+            elif not record.is_plain:
+                others.append(record)
+            elif one := self._guarded(record, self._plan, when):
+                plain.append(one)
+        self._stored.write(writes)
         if self._is_local or self._clock.boot_us() - read_us <= _FRESH_US:
-            self._write(fired, when)
+            self._write(plain, when)
+        for record in others:
+            if one := self._guarded(record, self._put_all, when):
+                self._write([one], when)
         return when
 
-    def _plan(self, name: str, record: StoredSchedule) -> _Fired:
-        """Plan a firing; if it depends on what is still there, its jobs are put at once."""
-        if self._on_ask is not None:
-            self._on_ask(name)
+    def _guarded(
+        self,
+        record: StoredSchedule,
+        work: Callable[[StoredSchedule], _Fired],
+        when: dict[str, int | None],
+    ) -> _Fired | None:
+        """Do something for a firing; None: it failed, which the record says until it succeeds."""
+        name = record.definition.name
         try:
-            firings, after = record.fire()
+            return work(record)
+        except (StoreTimeout, StoreUnavailable, UnknownQueue):
+            raise
+        except ShardqError as error:
+            log.warning("schedule %s of queue %s: %s", name, self._register.name, error)
+            when[name] = self._clock.now_ms() + _AGAIN_MS
+            if record.error != str(error):
+                failed = record._replace(error=str(error))
+                self._stored.write([Written(name, record, failed)])
+            return None
+
+    def _fire(self, record: StoredSchedule) -> tuple[list[PlannedFiring], StoredSchedule]:
+        """What the next firing puts, and the record after it; a user's trigger may hang."""
+        if self._on_ask is None:
+            return record.fire()
+        self._on_ask(record.definition.name)
+        try:
+            return record.fire()
         finally:
-            if self._on_ask is not None:
-                self._on_ask(None)
-        if not record.is_plain:
-            return _Fired(name, record, self._put_all(record, firings, after))
+            self._on_ask(None)
+
+    def _plan(self, record: StoredSchedule) -> _Fired:
+        """Plan the firing of a plain schedule."""
+        firings, after = self._fire(record)
         layout, now_ms = self._register.layout, self._clock.now_ms()
         if self._is_local:
             # Nobody repeats a transaction, so late jobs may be due from now on.
@@ -151,7 +171,7 @@ class Firing:
                 for place, one in enumerate(firings)
             ]
         rows = [record.job(one, layout, self._headers(record, one)) for one in firings]
-        return _Fired(name, record, after, tuple(rows))
+        return _Fired(record.definition.name, record, after, tuple(rows))
 
     def _headers(self, record: StoredSchedule, firing: PlannedFiring) -> str:
         """The headers of a firing's job; only a repeat's trace differs."""
@@ -220,16 +240,16 @@ class Firing:
 
     # Jobs with keys -------------------------------------------------------------------------------
 
-    def _put_all(
-        self, record: StoredSchedule, firings: Sequence[PlannedFiring], after: StoredSchedule
-    ) -> StoredSchedule:
-        """Put each job unless a message that is still there forbids it; returns the record after.
+    def _put_all(self, record: StoredSchedule) -> _Fired:
+        """Put jobs unless a message that is still there forbids it.
 
         A repeat meets its own messages under their keys, and changes nothing.
         """
+        name = record.definition.name
+        firings, after = self._fire(record)
         fired, last_key, previous_ms = record.fired, record.last_key, record.previous_ms
         for firing in firings:
-            key = id_of(record.definition.name, firing.time_ms)
+            key = id_of(name, firing.time_ms)
             if self._is_in_the_way(record, last_key, key):
                 continue
             self._put(record, firing._replace(previous_ms=previous_ms), key)
@@ -241,9 +261,10 @@ class Firing:
             last_key=last_key,
             previous_ms=previous_ms,
         )
-        # The last job of a count was not put.
-        is_cut = after.next_ms is None and not after.is_spent
-        return after.aimed(firings[-1].time_ms) if is_cut and firings else after
+        if firings and after.next_ms is None and not after.is_spent:
+            # The last job of a count was not put.
+            after = after.aimed(firings[-1].time_ms)
+        return _Fired(name, record, after)
 
     def _is_in_the_way(self, record: StoredSchedule, last_key: str | None, key: str) -> bool:
         """True if a fire time is skipped as the last run is still there; or cancels that run.
