@@ -1,11 +1,15 @@
-"""The schedules of a queue, and what fires them.
+"""When a queue's schedules fire, and that they do.
 
 ```
- triggers/ when a schedule fires: values in, values out
- policy    what a schedule does where nobody was there, a run lasts too long, or clocks change
- options   what can be chosen of a schedule, checked and previewed
- declaring what code declares, and how what is there is brought to it
- firing    which firing has put a message
- ahead     what all of a queue's will put
+ schedule   the schedules of a queue, as users hold them ─► face: the methods of `Queue`
+  ├ declaring  what code declares, and how the records are brought to it
+  ├ options    what can be chosen of a schedule     policy  what it does if things go otherwise
+  ├ past       what became of its last firings      ahead   what all of a queue's will put
+  ├ firing/    which schedules are due, and their jobs
+  └ table      the records, in the store
+      └ stored     one of them, and what its next firing puts
+          ├ definition  when it fires, what it puts, and how
+          └ origin      the firing that has put a message, in its headers
+ triggers/  when a schedule fires: pure
 ```
 """
