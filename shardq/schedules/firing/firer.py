@@ -36,8 +36,8 @@ _AGAIN_US = 5_000_000
 """After this time a thread that could not be started is tried again."""
 _HANGS_US = 10_000_000
 """A trigger that takes longer is reported as hanging."""
-_TURN_MAX = 500
-"""Schedules of one turn, so that their records are fresh when they fire."""
+_TURN_MAX = 1_000
+"""Most schedules of one turn; fewer if their records are outdated by the time they are planned."""
 _PAUSE_MIN_S = 0.1
 _PAUSE_MAX_S = 5.0
 _BUCKETS = range(BUCKETS)
@@ -71,6 +71,7 @@ class Firer:
             every_us=round(self._look_s * 1e6),
         )
         self._pause_s = 0.0
+        self._turn = _TURN_MAX
         self._is_stopping = False
         self._thread: threading.Thread | None = None
         self._again_us = 0
@@ -186,7 +187,7 @@ class Firer:
 
     def _step(self) -> float:
         self._upcoming.look()
-        while due := self._upcoming.due(self._ranks(), self._clock.now_ms(), _TURN_MAX):
+        while due := self._upcoming.due(self._ranks(), self._clock.now_ms(), self._turn):
             try:
                 for name, when_ms in self._firing.fire(due).items():
                     self._upcoming.put(name, when_ms)
@@ -194,7 +195,9 @@ class Firer:
                 for name in due:
                     self._upcoming.put(name, 0)
                 raise
-            if len(due) < _TURN_MAX:
+            is_whole = len(due) < self._turn
+            self._turn = max(self._turn // 2, 1) if self._firing.was_slow else _TURN_MAX
+            if is_whole:
                 break
         self._pause_s = 0.0
         until_ms = self._upcoming.next_ms(self._ranks())

@@ -27,7 +27,7 @@ from shardq.errors import (
 from shardq.lifecycle.keyed import Keyed
 from shardq.model.message import write_headers
 from shardq.model.times import moment_of
-from shardq.schedules.stored import LATE_MS, headers_of, id_of
+from shardq.schedules.stored import headers_of, id_of
 from shardq.schedules.table import ScheduleTable, Written
 
 if TYPE_CHECKING:
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_SWEPT_MS = 5_000
+"""A job that is less late is found by a sweep within 2.5 s, which may have handed it out by now."""
 _FRESH_US = 500_000
 """Jobs are written no later than this after the fresh read: a command may follow it."""
 _AGAIN_MS = 10_000
@@ -70,6 +72,10 @@ class Firing:
         home: The queue's.
         on_put: Called with the first and the last due, epoch milliseconds, of what was put.
         on_ask: Called with the name of a schedule before its trigger is asked, and with None after.
+
+    Attributes:
+        was_slow: True if the last call took so long to plan that the records were outdated: it has
+            fired nothing on Cassandra, and should be given fewer schedules.
     """
 
     def __init__(
@@ -87,6 +93,7 @@ class Firing:
         self._stored = ScheduleTable(home.store, home.register.name)
         self._keyed = Keyed(home)
         self._damaged: dict[str, str] = {}
+        self.was_slow = False
 
     def fire(self, names: Sequence[str], *, ahead_ms: int = 0) -> dict[str, int | None]:
         """Fire those of these schedules whose next firing has begun.
@@ -123,7 +130,8 @@ class Firing:
             elif one := self._guarded(record, self._plan, when):
                 plain.append(one)
         self._stored.write(writes)
-        if self._is_local or self._clock.boot_us() - read_us <= _FRESH_US:
+        self.was_slow = self._clock.boot_us() - read_us > _FRESH_US
+        if self._is_local or not self.was_slow:
             self._write(plain, when)
         for record in others:
             if one := self._guarded(record, self._put_all, when):
@@ -231,7 +239,7 @@ class Firing:
     def _to_now(self, rows: Sequence[Row]) -> None:
         """Move rows that were written late to now; a row of a group stays, and a note names it."""
         settler = self._home.settler
-        late = [row for row in rows if row.due_ms < self._clock.now_ms() - LATE_MS]
+        late = [row for row in rows if row.due_ms < self._clock.now_ms() - _SWEPT_MS]
         settler.tell([row for row in late if row.group is not None])
         share = settler.planner.share
         settler.carry_out(
