@@ -66,6 +66,8 @@ State: TypeAlias = Literal["waiting", "paused"]
 PREVIEW_MAX = 10_000
 BACKFILL_MAX = 100_000
 _TRIES = 200
+_SLOW_US = 3_000_000
+"""A write that took longer is announced once more."""
 _OVERDUE_MS = 10_000
 _SOON_MS = 1_000
 """Longer than a member takes to write the jobs of a record that it has read."""
@@ -511,14 +513,13 @@ class Book:
         made = (
             StoredSchedule(definition, lanes=lanes).anew(definition).aimed(definition.made_ms - 1)
         )
-        self._stored.announce(definition.name)
-        return not self._stored.write([Written(definition.name, before, made)])
+        return self._write(Written(definition.name, before, made))
 
     def end(self, record: StoredSchedule) -> bool:
         """End a schedule: code of its revision does not make it again; False if it has changed."""
         definition = replace(record.definition, paused=False)
         ended = record.anew(definition)._replace(next_ms=None)
-        return not self._stored.write([Written(definition.name, record, ended)])
+        return self._write(Written(definition.name, record, ended))
 
     def apply(self, name: str, change: Callable[[Definition], Definition]) -> StoredSchedule:
         """Change a schedule; a firing meanwhile is kept. Returns its record.
@@ -527,7 +528,7 @@ class Book:
             UsageError: If there is none, or the changed one cannot be used.
             StoreUnavailable: If it is fired or changed all the time.
         """
-        pauses, is_announced = Pauses(self._clock), False
+        pauses = Pauses(self._clock)
         for _ in range(_TRIES):
             record = self._record(name)
             made = change(record.definition)
@@ -536,17 +537,23 @@ class Book:
                 self._firing.fire([name], ahead_ms=_SOON_MS)
                 continue
             self._use_lane_of(made)
-            if not is_announced:
-                self._stored.announce(name)
-                is_announced = True
             after = record.changed(made, self._clock.now_ms())
-            if not self._stored.write([Written(name, record, after)]):
+            if self._write(Written(name, record, after)):
                 return self._record(name)
             pauses.wait()
         raise StoreUnavailable(
             f"schedule {name!r} of queue {self._queue!r} could not be changed: it is being fired "
             f"or changed all the time; try again."
         )
+
+    def _write(self, written: Written) -> bool:
+        """Announce and write a record; False if it has changed since it was read."""
+        begun_us = self._clock.boot_us()
+        self._stored.announce(written.name)
+        is_done = not self._stored.write([written])
+        if self._clock.boot_us() - begun_us > _SLOW_US:
+            self._stored.announce(written.name)
+        return is_done
 
     def _fires_soon(self, record: StoredSchedule) -> bool:
         """True if a member may be about to fire it; on SQLite a firing is one transaction."""

@@ -424,7 +424,7 @@ MUTANTS: dict[str, Edits] = {
     ),
     "a change of a schedule does not hold": (
         (
-            Book, "apply", "if not self._stored.write([Written(name, record, after)]):", "if True:",
+            Book, "apply", "if self._write(Written(name, record, after)):", "if True:",
         ),
     ),
     "a pause of a schedule is not heeded": (

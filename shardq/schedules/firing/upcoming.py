@@ -27,7 +27,9 @@ _RANK_MS = 3_000
 """The member that ranks next fires schedules that are so late."""
 _RANKS = 3
 _SETTLED_US = 10_000_000
-"""A command has written its record so long after its announcement, or never will."""
+"""A command writes its record no later than this after its announcement, or announces it again."""
+_REREAD_US = 300_000_000
+"""Each bucket is reread so often: a process may die between a late write and its announcement."""
 
 
 class Upcoming:
@@ -50,6 +52,7 @@ class Upcoming:
         self._look_us = 0
         self._announced: Mapping[str, int | None] = {}
         self._reread_until_us = dict.fromkeys(range(BUCKETS), 0)
+        self._reread_us = dict.fromkeys(range(BUCKETS), 0)
         self._unread = set(range(BUCKETS))
         self._heaps: list[list[tuple[int, str]]] = [[] for _ in range(BUCKETS)]
         self._when: dict[str, int] = {}
@@ -69,10 +72,14 @@ class Upcoming:
             if announced.get(str(bucket)) != self._announced.get(str(bucket)):
                 self._reread_until_us[bucket] = now_us + _SETTLED_US
         self._unread.update(b for b, until_us in self._reread_until_us.items() if now_us < until_us)
+        oldest = min(self._reread_us, key=self._reread_us.__getitem__)
+        if now_us - self._reread_us[oldest] >= _REREAD_US:
+            self._unread.add(oldest)
         self._announced = announced
         while self._unread:
             bucket = min(self._unread)
             self._reread(bucket)
+            self._reread_us[bucket] = now_us
             self._unread.discard(bucket)
         self._look_us = now_us + self._every_us
 
