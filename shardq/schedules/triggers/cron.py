@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from shardq.errors import TriggerError, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
 Fields: TypeAlias = tuple[tuple[str, str], ...]
 """APScheduler's arguments: names of fields, and what they hold."""
@@ -56,10 +56,10 @@ _DAY_MS = 86_400_000
 _EVALUATORS_KEPT = 4_096
 _BLOCK_YEARS = 50
 _YEAR_MAX = 9_900
-"""Later times are no times of ours; APScheduler (3.11) fails where it passes the year 9999."""
+"""No schedule fires later; APScheduler (3.11) fails if it passes the year 9999."""
 _LETTERS = 3
 """Letters of the name of a month or a day of the week."""
-_ITEM = re.compile(r"(\*|[a-z]+|\d+)(?:-([a-z]+|\d+))?(?:/(\d+))?\Z", re.ASCII)
+_ITEM = re.compile(r"(?:\*|([a-z]+|\d+)(?:-([a-z]+|\d+))?)(?:/(\d+))?\Z", re.ASCII)
 _LAST = "l"
 """The last day of a month; cron(8) has no such thing."""
 _HINTS = (
@@ -74,11 +74,11 @@ _HINTS = (
     (r"h(\(.*\))?(/\d+)?|\d*~\d*", "write a number, and choose a spread or a jitter"),
     (r"(19|20)\d\d", "for a year choose start and end, or APScheduler's CronTrigger(year=2030)"),
 )
-"""Patterns of what other crons have, and the way to it here."""
+"""Patterns of what other crons have, and what to write here instead."""
 _KEYS = ("year", "month", "day", "week", "day_of_week", "hour", "minute", "second")
 """APScheduler's fields."""
 _DAYS = ["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
-"""The names of APScheduler (3.11), which counts from Monday; cron counts from Sunday."""
+"""The names of APScheduler (3.11) for 1 to 7 of cron; the 0 of cron, Sunday, is the last one."""
 
 
 class Field(NamedTuple):
@@ -89,7 +89,7 @@ class Field(NamedTuple):
         key: What APScheduler calls it.
         low: Its smallest value.
         high: Its largest one.
-        names: Of its values from `low` on, if they have names.
+        names: The names of its values from `low` on, if they have names.
     """
 
     name: str
@@ -97,6 +97,53 @@ class Field(NamedTuple):
     low: int
     high: int
     names: tuple[str, ...] = ()
+
+    def compiled(self, item: str) -> str:
+        """An item of the field's list as APScheduler reads it: a range, or weekdays by name.
+
+        Raises:
+            ValueError: If it cannot be read, with a hint, which may be empty.
+        """
+        if item == "*":
+            return item
+        if item == _LAST and self.key == "day":
+            return "last"
+        values = self._values(item)
+        if self.key == "day_of_week":
+            return ",".join(_DAYS[value - 1] for value in values)
+        if len(values) == 1:
+            return str(values[0])
+        return f"{values[0]}-{values[-1]}/{values.step}"
+
+    def _values(self, item: str) -> range:
+        match = _ITEM.match(item)
+        if match is None:
+            raise ValueError
+        first, last, given_step = match.groups()
+        low = self.low if first is None else self._number(first)
+        high = self.high if first is None else self._number(last or first)
+        step = int(given_step or 1)
+        if last == "sun" and low:
+            # As the end of a range Sunday is the last day of a week: `fri-sun`.
+            high = self.high
+        if low > high:
+            raise ValueError(f"a range begins with the smaller value, unlike {item}")
+        if step == 0:
+            raise ValueError("a step is at least 1")
+        if first and given_step and not last:
+            raise ValueError(f"write {first}-{self.high}/{step}")
+        if first is None and step > high - low + 1:
+            raise ValueError(f"a step of {step} fits {low} alone")
+        return range(low, high + 1, step)
+
+    def _number(self, value: str) -> int:
+        if value in self.names:
+            return self.names.index(value) + self.low
+        if value[:_LETTERS] in self.names and value[_LETTERS:] != _LAST:
+            raise ValueError(f"write {value[:_LETTERS]} for {value}")
+        if not value.isdigit() or not self.low <= int(value) <= self.high:
+            raise ValueError
+        return int(value)
 
 
 FIELDS = (
@@ -120,9 +167,9 @@ class Cron:
     """Local times that fit a cron; made by `Cron.of` of its text, or of APScheduler's fields.
 
     Attributes:
-        text: As it was given, but in small letters, without macros and needless spaces; empty
-            where it was made of fields.
-        fields: APScheduler's arguments; where there are several, a time that fits one is enough.
+        text: The text in small letters, without macros and needless spaces; empty if the cron was
+            made of fields.
+        fields: APScheduler's arguments. If there are several sets, a time has to fit one of them.
     """
 
     text: str
@@ -140,17 +187,15 @@ class Cron:
         """
         given = _fields_of(text)
         known = FIELDS[-len(given) :]
-        values = {
-            one.key: _compiled(one, held, text) for one, held in zip(known, given, strict=True)
-        }
-        values = {"second": "0"} | values
+        values = {"second": "0"}
+        for one, held in zip(known, given, strict=True):
+            values[one.key] = _compiled(one, held, text)
         day, weekday = given[-3], given[-1]
+        ways = [values]
+        if not (day.startswith("*") or weekday.startswith("*")):
+            ways = [values | {"day_of_week": "*"}, values | {"day": "*"}]
         given[-3] = day.upper()
-        if day.startswith("*") or weekday.startswith("*"):
-            return cls(" ".join(given), _pairs(values))
-        by_day = values | {"day_of_week": "*"}
-        by_weekday = values | {"day": "*"}
-        return cls(" ".join(given), _pairs(by_day, by_weekday))
+        return cls(" ".join(given), _pairs(*ways))
 
     @classmethod
     def of_fields(cls, fields: Mapping[str, str]) -> Cron:
@@ -172,7 +217,7 @@ class Cron:
 
     @property
     def is_wild(self) -> bool:
-        """True if it goes by elapsed time: as in cron(8), where minutes or hours begin with `*`."""
+        """True if minutes or hours begin with `*`: then cron(8) goes by elapsed time."""
         if self.text:
             minute, hour = self.text.split()[-5:-3]
         else:
@@ -181,7 +226,7 @@ class Cron:
         return minute.startswith("*") or hour.startswith("*")
 
     def first_from(self, wall_ms: int) -> int | None:
-        """The first that fits at or after a local time; None where none does in fifty years."""
+        """The first time at or after a local time that fits; None if none does in fifty years."""
         whole_ms = -(-wall_ms // _SECOND_MS) * _SECOND_MS
         wall = _EPOCH + timedelta(milliseconds=whole_ms)
         if wall.year > _YEAR_MAX:
@@ -192,7 +237,10 @@ class Cron:
         return None if first is None else (first - _EPOCH) // timedelta(milliseconds=1)
 
     def count(self, from_ms: int, until_ms: int) -> int:
-        """How many fit from a local time to another, which is excluded: a step for each day."""
+        """The number of times that fit from a local time to another, which is excluded.
+
+        It takes a step for each day.
+        """
         total, at_ms = 0, self.first_from(from_ms)
         while at_ms is not None and at_ms < until_ms:
             day_ms = at_ms - at_ms % _DAY_MS
@@ -202,8 +250,8 @@ class Cron:
         return total
 
     def _before(self, time_ms: int) -> int:
-        """How many times of a day that fits are before one of them, milliseconds from midnight."""
-        # What is chosen of a day of month or of week leaves the time of day alone.
+        """The number of fitting times of a day before a time, milliseconds from midnight."""
+        # Several sets of fields differ in their days alone.
         hours, minutes, seconds = _times_of_day(self.fields[0])
         minute, second = divmod(-(-time_ms // _SECOND_MS), 60)
         hour, minute = divmod(minute, 60)
@@ -233,8 +281,8 @@ def _pairs(*fields: Mapping[str, str]) -> tuple[Fields, ...]:
 def _evaluator(fields: Fields, block: int) -> Any:
     """APScheduler's trigger, which looks no further than the end of the next fifty years.
 
-    Without that bound it takes seconds until it finds that a cron never fits. It is kept, as it
-    takes ten times as long to make as to ask, and schedules are read anew each time they fire.
+    Without that bound APScheduler needs seconds to find that a cron never fits. Triggers are kept:
+    making one takes ten times as long as asking it, and each firing reads its schedule anew.
     """
     # Here, because it takes longer to import than all of shardq.
     from apscheduler.triggers.cron import CronTrigger
@@ -286,74 +334,17 @@ def _fields_of(text: object) -> list[str]:
 
 
 def _compiled(one: Field, held: str, text: str) -> str:
-    """A field as APScheduler reads it: numbers and ranges, weekdays by name."""
-    values: set[int] = set()
+    """What a field of a cron holds, as APScheduler reads it."""
     items = held.split(",")
-    days = [item for item in items if item != _LAST] if one.key == "day" else items
-    for item in days:
-        values.update(_values(one, item, held, text))
-    if len(days) < len(items):
-        return ",".join([*_ranges(sorted(values)), "last"])
-    if one.key == "day_of_week":
-        # Both 0 and 7 are Sunday.
-        return ",".join(_DAYS[value] for value in sorted({(value - 1) % 7 for value in values}))
-    return ",".join(_ranges(sorted(values))) if len(values) <= one.high - one.low else "*"
-
-
-def _values(one: Field, item: str, held: str, text: str) -> range:
-    match = _ITEM.match(item)
-    if match is None:
-        raise _refused(one, held, text)
-    first, last, step = match.groups()
-    if first == "*":
-        low, high = one.low, one.high
-        if last is not None:
-            raise _refused(one, held, text)
-        if step is not None and int(step) > high - low + 1:
-            raise _refused(one, held, text, f"a step of {step} fits {low} alone")
-    else:
-        low = high = _number(one, first, held, text)
-        if last is not None:
-            high = _number(one, last, held, text)
-            # As the end of a range Sunday is the last day of a week: `fri-sun`.
-            high = 7 if last == "sun" and low else high
-        elif step is not None:
-            raise _refused(one, held, text, f"write {first}-{one.high}/{step}")
-    if low > high:
-        raise _refused(one, held, text, f"a range begins with the smaller value, unlike {item}")
-    if step is not None and int(step) == 0:
-        raise _refused(one, held, text, "a step is at least 1")
-    return range(low, high + 1, int(step or 1))
-
-
-def _number(one: Field, value: str, held: str, text: str) -> int:
-    if value in one.names:
-        return one.names.index(value) + one.low
-    if value[:_LETTERS] in one.names and value[_LETTERS:] != _LAST:
-        raise _refused(one, held, text, f"write {value[:_LETTERS]} for {value}")
-    if not value.isdigit() or not one.low <= int(value) <= one.high:
-        raise _refused(one, held, text)
-    return int(value)
-
-
-def _refused(one: Field, held: str, text: str, hint: str = "") -> TriggerError:
-    items = held.split(",")
-    hints = (told for way, told in _HINTS for item in items if re.fullmatch(way, item))
-    hint = hint or next(hints, "")
+    try:
+        return ",".join(map(one.compiled, items))
+    except ValueError as error:
+        hints = (hint for way, hint in _HINTS for item in items if re.fullmatch(way, item))
+        hint = str(error) or next(hints, "")
     names = f" or {one.names[0]}-{one.names[-1]}" if one.names else ""
     last = ", L for the last" if one.key == "day" else ""
-    return TriggerError(
+    raise TriggerError(
         f"the {one.name} of cron {shown(text)} is {shown(held)}; it may hold {one.low}-{one.high}"
         f"{names}{last}, *, ranges a-b, lists a,b and steps */n and a-b/n"
         f"{'; ' + hint if hint else ''}."
     )
-
-
-def _ranges(values: list[int]) -> Iterator[str]:
-    """Numbers in order, neighbours as ranges: APScheduler tries each part of a list."""
-    start = 0
-    for end in range(1, len(values) + 1):
-        if end == len(values) or values[end] != values[end - 1] + 1:
-            first, last = values[start], values[end - 1]
-            yield str(first) if first == last else f"{first}-{last}"
-            start = end
