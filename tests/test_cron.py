@@ -143,6 +143,81 @@ def test_the_last_day_of_a_month_is_a_day_of_the_month() -> None:
     assert Cron.of(Cron.of("0 18 L * *").text) == Cron.of("0 18 l * *")
 
 
+@pytest.mark.parametrize(
+    ("text", "asked", "expected"),
+    [
+        ("1 1 1-7 * */7", "2020-01-01", "01-05 01:01, 02-02 01:01, 03-01 01:01, 04-05 01:01"),
+        ("1 1 */31,1-7 * MON", "2020-01-01", "01-06 01:01, 02-03 01:01, 03-02 01:01"),
+        ("1 1 * * */3", "2020-01-01", "01-01 01:01, 01-04 01:01, 01-05 01:01, 01-08 01:01"),
+        ("0 0 */3 * *", "2010-02-24T12:09", "02-25 00:00, 02-28 00:00, 03-01 00:00"),
+        ("0 0 1 * wed", "2010-01-25", "01-27 00:00, 02-01 00:00, 02-03 00:00"),
+        ("0 0 31 2 0", "2026-01-01", "02-01 00:00, 02-08 00:00, 02-15 00:00"),
+        ("0 0 31 4 0", "2026-01-01", "04-05 00:00, 04-12 00:00, 04-19 00:00"),
+        ("0 0 1 Jan-Aug/4 *", "2024-01-02", "05-01 00:00, 01-01 00:00, 05-01 00:00"),
+        ("0 0 l * *", "2100-02-01", "02-28 00:00, 03-31 00:00, 04-30 00:00"),
+        ("0 0 l * *", "2400-02-01", "02-29 00:00, 03-31 00:00"),
+        ("1 1 7,14,21,L * *", "2018-10-22", "10-31 01:01, 11-07 01:01"),
+        ("00 03 16,30 * *", "2013-03-01T12:17:34.257", "03-16 03:00, 03-30 03:00, 04-16 03:00"),
+        ("1-9/2 0 1 * *", "2013-03-04", "04-01 00:01, 04-01 00:03, 04-01 00:05, 04-01 00:07"),
+        ("30 22 * * sun-thu", "2010-08-26T22:31", "08-29 22:30, 08-30 22:30"),
+        ("0 0 * * Sun-Tue", "2024-01-01T00:01", "01-02 00:00, 01-07 00:00, 01-08 00:00"),
+    ],
+)
+def test_a_cron_fits_what_it_fits_in_other_libraries(text: str, asked: str, expected: str) -> None:
+    # From the tests of cronsim and croniter, as far as they agree with cron(8).
+    cron, at, found = Cron.of(text), datetime.fromisoformat(asked).replace(tzinfo=UTC), []
+    for _ in expected.split(", "):
+        fit = first(cron, at)
+        assert fit is not None
+        found.append(f"{fit:%m-%d %H:%M}")
+        at = fit + timedelta(minutes=1)
+    assert ", ".join(found) == expected
+
+
+BAD_VALUES = [
+    "-1",
+    "61",
+    "ABC",
+    "2/",
+    "/2",
+    "2#",
+    "#2",
+    "1##1",
+    "1//2",
+    "\u00b9",
+    "LL",
+    "LWX",
+    "1_0",
+]
+"""What no field may hold, by the tests of cronsim."""
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        "{} * * * *",
+        "* {} * * *",
+        "* * {} * *",
+        "* * * {} *",
+        "* * * * {}",
+        "{} * * * * *",
+        "1-{} * * * *",
+        "{}-60 * * * *",
+        "* * 1-{} * *",
+        "* * 1,{} * *",
+        "* * {}/1 * *",
+        "* * * {}-DEC *",
+        "* * * JAN-{} *",
+        "* * * * {}-SUN",
+        "* * * * MON-{}",
+    ],
+)
+def test_a_value_that_no_field_may_hold_is_refused_wherever_it_is(frame: str) -> None:
+    for value in BAD_VALUES:
+        with pytest.raises(TriggerError, match="it may hold"):
+            Cron.of(frame.format(value))
+
+
 HOLDS = "it may hold {}, *, ranges a-b, lists a,b and steps */n and a-b/n"
 
 
