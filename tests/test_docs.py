@@ -54,8 +54,7 @@ from shardq.schedules.definition import NAME_MAX
 from shardq.schedules.options import BODY_BYTES_MAX
 from shardq.schedules.schedule import BACKFILL_MAX
 from shardq.schedules.triggers.foreign import STATE_MAX
-from shardq.schedules.triggers.rules import INTERVAL_MS_MIN, PARTS_MAX
-from shardq.schedules.triggers.trigger import DEPTH_MAX
+from shardq.schedules.triggers.rules import DEPTH_MAX, INTERVAL_MS_MIN, PARTS_MAX
 from shardq.stores import sqlite
 from shardq.stores.cassandra import address as cassandra_address
 from shardq.stores.sqlite import address as sqlite_address

@@ -19,7 +19,7 @@ import shardq
 from shardq import Consumer
 from shardq.model.times import due_ms, iso, moment_of
 from shardq.records.masterkey import FILE_VARIABLE, MASTER_VARIABLE
-from shardq.schedules.triggers.zones import changes
+from shardq.schedules.triggers.clocks import changes
 from shardq.server.access import Access
 from shardq.server.site import Options
 

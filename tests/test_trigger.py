@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 
 from shardq.errors import BadSetting, BadTime, TriggerError, UsageError
 from shardq.model.times import due_ms, moment_of
-from shardq.schedules.triggers.trigger import DEPTH_MAX, Fire, Trigger
+from shardq.schedules.triggers.rules import DEPTH_MAX
+from shardq.schedules.triggers.trigger import Fire, Trigger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -322,7 +323,7 @@ def endless(depth: int) -> OrTrigger:
             lambda: CalendarIntervalTrigger(years=101, timezone=UTC),
             "of 1,212 months must be between",
         ),
-        (lambda: OrTrigger([]), r"1 to 100 triggers may be put together, not \[\]"),
+        (lambda: OrTrigger([]), r"1 to 100 triggers may be put together, not 0"),
         (lambda: endless(DEPTH_MAX + 1), "triggers may be put together 10 deep at most"),
         (lambda: "0 0 * * *", "a trigger must be one of APScheduler's, not '0 0"),
         (lambda: CronTrigger, "a trigger must be one of APScheduler's, not <class"),
@@ -403,13 +404,41 @@ def test_a_trigger_that_fires_however_rarely_is_not_refused(trigger: Trigger) ->
 
 
 def deep(depth: int) -> Any:
-    given: Any = {"at_ms": 0}
+    given: Any = {"type": "once", "at_ms": 0}
     for _ in range(depth):
-        given = {"any_of": [given]}
+        given = {"type": "any", "parts": [given]}
     return given
 
 
-CALENDAR = {"months": 0, "days": 1, "time": "09:00:00", "start": "2027-01-01"}
+EVERY = {"type": "every", "every_ms": 60_000, "first_ms": 0}
+ONCE = {"type": "once", "at_ms": 0}
+CRON = {"type": "cron", "text": "0 0 * * *"}
+LOCAL = {"type": "local", "zone": "UTC"}
+CALENDAR = {
+    "type": "calendar",
+    "months": 0,
+    "days": 1,
+    "time": "09:00:00",
+    "start": "2027-01-01",
+}
+BOUNDED = {"type": "bounded", "start_ms": 0}
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        EVERY,
+        ONCE,
+        LOCAL | {"walls": CRON},
+        LOCAL | {"walls": CALENDAR},
+        BOUNDED | {"rule": ONCE},
+        deep(DEPTH_MAX),
+    ],
+    ids=lambda given: str(given)[:50],
+)
+def test_a_stored_trigger_is_read(given: object) -> None:
+    trigger = stored(Trigger.from_json(given))
+    assert json.loads(json.dumps(trigger.to_json())) == given
 
 
 @pytest.mark.parametrize(
@@ -419,32 +448,36 @@ CALENDAR = {"months": 0, "days": 1, "time": "09:00:00", "start": "2027-01-01"}
         [],
         "0 0 * * *",
         {},
-        {"every_ms": 60_000},
-        {"every_ms": 1, "first_ms": 0},
-        {"every_ms": "x", "first_ms": 0},
-        {"every_ms": None, "first_ms": 0},
-        {"at_ms": []},
-        {"at_ms": True},
-        {"at_ms": 10**30},
-        {"every_ms": 60_000, "first_ms": -1},
-        {"cron": "0 0 * * *"},
-        {"cron": "0 0 * *", "tz": "UTC"},
-        {"cron": 5, "tz": "UTC"},
-        {"cron": "0 0 * * *", "tz": "Mars/Olympus"},
-        {"cron": "0 0 * * *", "tz": None},
-        {"cron": "0 0 * * *", "tz": "UTC", "start_ms": "soon"},
-        {"fields": {"hour": "25"}, "tz": "UTC"},
-        {"fields": {"jitter": "5"}, "tz": "UTC"},
-        {"fields": ["hour"], "tz": "UTC"},
-        {"calendar": {}, "tz": "UTC"},
-        {"calendar": CALENDAR | {"days": 0}, "tz": "UTC"},
-        {"calendar": CALENDAR | {"time": "25:00"}, "tz": "UTC"},
-        {"calendar": CALENDAR | {"start": "soon"}, "tz": "UTC"},
-        {"class": "a:b", "tz": "UTC"},
-        {"any_of": []},
-        {"any_of": [{}]},
-        {"any_of": 5},
-        {"all_of": [{"at_ms": 0}] * 101},
+        {"type": "yearly"},
+        {"type": "every", "every_ms": 60_000},
+        EVERY | {"every_ms": 1},
+        EVERY | {"every_ms": "x"},
+        EVERY | {"every_ms": None},
+        EVERY | {"first_ms": -1},
+        ONCE | {"at_ms": []},
+        ONCE | {"at_ms": True},
+        ONCE | {"at_ms": 10**30},
+        CRON,
+        {"type": "local", "walls": CRON},
+        LOCAL | {"walls": {"type": "cron"}},
+        LOCAL | {"walls": CRON | {"text": ""}},
+        LOCAL | {"walls": CRON | {"text": "0 0 * *"}},
+        LOCAL | {"walls": CRON | {"text": 5}},
+        LOCAL | {"walls": CRON, "zone": "Mars/Olympus"},
+        LOCAL | {"walls": CRON, "zone": None},
+        LOCAL | {"walls": CRON | {"fields": [["hour", "25"]]}},
+        LOCAL | {"walls": CRON | {"fields": [["jitter", "5"]]}},
+        LOCAL | {"walls": CRON | {"fields": ["hour"]}},
+        LOCAL | {"walls": {"type": "calendar"}},
+        LOCAL | {"walls": CALENDAR | {"days": 0}},
+        LOCAL | {"walls": CALENDAR | {"time": "25:00"}},
+        LOCAL | {"walls": CALENDAR | {"start": "soon"}},
+        BOUNDED | {"rule": LOCAL | {"walls": CRON}, "start_ms": "soon"},
+        {"type": "class", "kind": "a:b", "zone": "UTC"},
+        {"type": "any", "parts": []},
+        {"type": "any", "parts": [{}]},
+        {"type": "any", "parts": 5},
+        {"type": "all", "parts": [ONCE] * 101},
         deep(DEPTH_MAX + 1),
         deep(200),
     ],
@@ -462,21 +495,33 @@ def test_an_unknown_zone_is_refused_with_the_nearest_one() -> None:
         Trigger.cron("@daily", tz="Europe/Berln")
 
 
+NAMES = [
+    "every_ms",
+    "first_ms",
+    "at_ms",
+    "parts",
+    "rule",
+    "text",
+    "fields",
+    "zone",
+    "walls",
+    "kind",
+]
+TYPES = ["every", "once", "bounded", "any", "all", "local", "class", "cron", "calendar"]
+
+
 @bounded(200)
 @given(
     st.recursive(
-        st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+        st.none() | st.booleans() | st.integers() | st.text(max_size=5) | st.just("UTC"),
         lambda inner: (
             st.lists(inner, max_size=3)
-            | st.dictionaries(
-                st.sampled_from(
-                    ["every_ms", "first_ms", "at_ms", "any_of", "all_of", "cron", "tz", "fields"]
-                )
-                | st.sampled_from(
-                    ["calendar", "class", "state", "start_ms", "end_ms", "hour", "days"]
+            | st.builds(
+                lambda type_, held: {"type": type_, **held},
+                st.sampled_from(TYPES),
+                st.dictionaries(
+                    st.sampled_from([*NAMES, "walls", "kind", "state"]), inner, max_size=4
                 ),
-                inner,
-                max_size=4,
             )
         ),
         max_leaves=8,

@@ -15,7 +15,7 @@ from apscheduler.triggers.cron import CronTrigger
 
 from shardq.errors import BadSetting
 from shardq.model.times import due_ms, moment_of
-from shardq.schedules.triggers.rules import Gap, Twice
+from shardq.schedules.triggers.fire import Gap, Twice
 from shardq.schedules.triggers.trigger import Trigger
 from shardq.schedules.triggers.zones import zone_name, zone_of
 

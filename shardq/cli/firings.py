@@ -21,7 +21,8 @@ from rich.text import Text
 
 from shardq.model.times import due_ms, iso, moment_of
 from shardq.schedules.options import previewed
-from shardq.schedules.triggers.zones import Change, changes, zone_name
+from shardq.schedules.triggers.clocks import Change, changes
+from shardq.schedules.triggers.zones import zone_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from shardq.schedules.stored import StoredSchedule
-    from shardq.schedules.triggers.rules import Gap, Twice
+    from shardq.schedules.triggers.fire import Gap, Twice
     from shardq.schedules.triggers.trigger import Trigger
 
 

@@ -2,11 +2,13 @@
 
 ```
  trigger   a trigger: made, stored as JSON, asked for its next fire time
-  ├ rules     every so long, once, any of several, all of several, within bounds
-  ├ zones     the wall clock of a zone: the hour that comes twice, the hour that is missing
-  │  ├ cron      the text of a cron, as cron(8) reads it
-  │  └ calendar  every so many days or months
-  └ foreign   triggers of classes that users have written ─► state  as JSON holds it
+  └ rules     every so long, once, any of several, all of several, within bounds
+     ├ clocks    the wall clock of a zone: the hour that comes twice, the hour that is missing
+     │  ├ cron      the text of a cron, as cron(8) reads it
+     │  ├ calendar  every so many days or months
+     │  └ zones     the zones by their names
+     └ foreign   triggers of classes that users have written ─► state  as JSON holds it
+ fire      a fire time
  starts    the start that a trigger of APScheduler has filled in itself counts as none
 ```
 """

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
-from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
 
 from shardq.errors import TriggerError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MONTHS_MAX = 12 * 100
@@ -19,8 +16,7 @@ _STEPS_MAX = 20_000
 """A hundred years in months, and as many steps to a month that has the day as there can be."""
 
 
-@dataclass(frozen=True, slots=True)
-class Calendar:
+class Calendar(Struct, frozen=True, tag="calendar", omit_defaults=True):
     """Dates that lie so many months and then so many days apart, at a time of day.
 
     Months are added until the date exists, as in APScheduler: monthly from 31 January, only months
@@ -29,16 +25,16 @@ class Calendar:
     Attributes:
         months: 0 to 1,200.
         days: 0 to 36,600; one of both is more than 0.
-        time: Naive, in whole seconds.
-        start: The first date.
+        time: Of the day, in whole seconds, `09:00:00`.
+        start: The first date, `2027-01-31`.
         end: The last one; None without.
     """
 
     months: int
     days: int
-    time: time
-    start: date
-    end: date | None = None
+    time: str
+    start: str
+    end: str | None = None
 
     def __post_init__(self) -> None:
         for name, value, most in (
@@ -51,22 +47,9 @@ class Calendar:
                 )
         if not self.months and not self.days:
             raise TriggerError("a calendar interval must be at least one day long.")
-
-    @classmethod
-    def of_json(cls, given: Mapping[str, Any]) -> Calendar:
-        """Read what `to_json` gave.
-
-        Raises:
-            ValueError: If it is of none; KeyError and TypeError likewise.
-        """
-        end = given.get("end")
-        return cls(
-            int(given["months"]),
-            int(given["days"]),
-            time.fromisoformat(given["time"]),
-            date.fromisoformat(given["start"]),
-            None if end is None else date.fromisoformat(end),
-        )
+        time.fromisoformat(self.time)
+        date.fromisoformat(self.end or self.start)
+        date.fromisoformat(self.start)
 
     @property
     def is_wild(self) -> bool:
@@ -74,7 +57,7 @@ class Calendar:
         return False
 
     def first_from(self, wall_ms: int) -> int | None:
-        """The first at or after a local time."""
+        """The first time at or after a local time."""
         asked = _EPOCH + timedelta(milliseconds=wall_ms)
         least = asked.date()
         if least.year > _YEAR_MAX:
@@ -82,25 +65,25 @@ class Calendar:
         at = self._first_date(least)
         if at is not None and at == least and self._wall(at) < asked:
             at = self._first_date(least + timedelta(1))
-        if at is None or (self.end is not None and at > self.end):
+        if at is None or (self.end is not None and at > date.fromisoformat(self.end)):
             return None
         return (self._wall(at) - _EPOCH) // timedelta(milliseconds=1)
 
     def count(self, from_ms: int, until_ms: int) -> int:
-        """How many there are from a local time to another, which is excluded."""
+        """The number of times from a local time to another, which is excluded."""
         total, at_ms = 0, self.first_from(from_ms)
         while at_ms is not None and at_ms < until_ms:
             total, at_ms = total + 1, self.first_from(at_ms + 1)
         return total
 
     def _wall(self, at: date) -> datetime:
-        return datetime.combine(at, self.time, UTC)
+        return datetime.combine(at, time.fromisoformat(self.time), UTC)
 
     def _first_date(self, least: date) -> date | None:
+        at = date.fromisoformat(self.start)
         if self.months == 0:
-            rounds = max(0, -(-(least - self.start).days // self.days))
-            return self.start + timedelta(rounds * self.days)
-        at = self.start
+            rounds = max(0, -(-(least - at).days // self.days))
+            return at + timedelta(rounds * self.days)
         if self.days == 0:
             # The last step that can be early enough; its month may lack the day.
             passed = (least.year - at.year) * 12 + least.month - at.month
@@ -116,16 +99,6 @@ class Calendar:
                 return None
             at = after + timedelta(self.days)
         return None
-
-    def to_json(self) -> dict[str, Any]:
-        """`calendar`: months, days, time, start and, where there is one, end."""
-        held: dict[str, Any] = {
-            "months": self.months,
-            "days": self.days,
-            "time": self.time.isoformat(),
-            "start": self.start.isoformat(),
-        }
-        return {"calendar": held if self.end is None else held | {"end": self.end.isoformat()}}
 
     def __str__(self) -> str:
         parts = [f"{n} {unit}" for n, unit in ((self.months, "months"), (self.days, "days")) if n]

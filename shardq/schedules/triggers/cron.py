@@ -19,17 +19,21 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
+
+from msgspec import Struct
 
 from shardq.errors import TriggerError, shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-Fields: TypeAlias = tuple[tuple[str, str], ...]
+FieldName: TypeAlias = Literal[
+    "year", "month", "day", "week", "day_of_week", "hour", "minute", "second"
+]
+Fields: TypeAlias = tuple[tuple[FieldName, str], ...]
 """APScheduler's arguments: names of fields, and what they hold."""
 
 MACROS = {
@@ -75,8 +79,6 @@ _HINTS = (
     (r"(19|20)\d\d", "for a year choose start and end, or APScheduler's CronTrigger(year=2030)"),
 )
 """Patterns of what other crons have, and what to write here instead."""
-_KEYS = ("year", "month", "day", "week", "day_of_week", "hour", "minute", "second")
-"""APScheduler's fields."""
 _DAYS = ["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
 """The names of APScheduler (3.11) for 1 to 7 of cron; the 0 of cron, Sunday, is the last one."""
 
@@ -93,7 +95,7 @@ class Field(NamedTuple):
     """
 
     name: str
-    key: str
+    key: FieldName
     low: int
     high: int
     names: tuple[str, ...] = ()
@@ -162,18 +164,19 @@ FIELDS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Cron:
-    """Local times that fit a cron; made by `Cron.of` of its text, or of APScheduler's fields.
+class Cron(Struct, frozen=True, tag="cron", omit_defaults=True):
+    """Local times that fit a cron: a text, or fields of APScheduler; made by `of` and `of_fields`.
 
     Attributes:
-        text: The text in small letters, without macros and needless spaces; empty if the cron was
-            made of fields.
-        fields: APScheduler's arguments. If there are several sets, a time has to fit one of them.
+        text: The text in small letters, without macros and needless spaces.
+        fields: APScheduler's arguments, if there is no text.
     """
 
     text: str
-    fields: tuple[Fields, ...]
+    fields: Fields = ()
+
+    def __post_init__(self) -> None:
+        _ = self._ways
 
     @classmethod
     def of(cls, text: str) -> Cron:
@@ -186,16 +189,9 @@ class Cron:
             TriggerError: Naming the field, what it holds and what it may hold.
         """
         given = _fields_of(text)
-        known = FIELDS[-len(given) :]
-        values = {"second": "0"}
-        for one, held in zip(known, given, strict=True):
-            values[one.key] = _compiled(one, held, text)
-        day, weekday = given[-3], given[-1]
-        ways = [values]
-        if not (day.startswith("*") or weekday.startswith("*")):
-            ways = [values | {"day_of_week": "*"}, values | {"day": "*"}]
-        given[-3] = day.upper()
-        return cls(" ".join(given), _pairs(*ways))
+        _ways_of(text)  # An error quotes the text as it was given.
+        given[-3] = given[-3].upper()
+        return cls(" ".join(given))
 
     @classmethod
     def of_fields(cls, fields: Mapping[str, str]) -> Cron:
@@ -204,24 +200,20 @@ class Cron:
         Raises:
             TriggerError: If APScheduler does not take them.
         """
-        if unknown := fields.keys() - set(_KEYS):
-            raise TriggerError(
-                f"a cron has no field {shown(min(unknown))}; it has {', '.join(_KEYS)}."
-            )
-        made = cls("", _pairs({key: str(fields[key]) for key in _KEYS if key in fields}))
-        try:
-            _evaluator(made.fields[0], 0)
-        except (TypeError, ValueError) as error:
-            raise TriggerError(f"{shown(fields)} are no fields of a cron: {error}") from error
-        return made
+        return cls("", tuple((key, fields[key]) for key in get_args(FieldName) if key in fields))
+
+    @property
+    def _ways(self) -> tuple[Fields, ...]:
+        """Sets of APScheduler's arguments; a time has to fit one of them."""
+        return (_checked(self.fields),) if self.fields else _ways_of(self.text)
 
     @property
     def is_wild(self) -> bool:
         """True if minutes or hours begin with `*`: then cron(8) goes by elapsed time."""
         if self.text:
-            minute, hour = self.text.split()[-5:-3]
+            minute, hour = _fields_of(self.text)[-5:-3]
         else:
-            held = {one.name: str(one) for one in _evaluator(self.fields[0], 0).fields}
+            held = {one.name: str(one) for one in _evaluator(self.fields, 0).fields}
             minute, hour = held["minute"], held["hour"]
         return minute.startswith("*") or hour.startswith("*")
 
@@ -231,7 +223,7 @@ class Cron:
         wall = _EPOCH + timedelta(milliseconds=whole_ms)
         if wall.year > _YEAR_MAX:
             return None
-        made = (_evaluator(one, wall.year // _BLOCK_YEARS) for one in self.fields)
+        made = (_evaluator(one, wall.year // _BLOCK_YEARS) for one in self._ways)
         fits = (one.get_next_fire_time(None, wall) for one in made)
         first = min((one for one in fits if one is not None), default=None)
         return None if first is None else (first - _EPOCH) // timedelta(milliseconds=1)
@@ -252,7 +244,7 @@ class Cron:
     def _before(self, time_ms: int) -> int:
         """The number of fitting times of a day before a time, milliseconds from midnight."""
         # Several sets of fields differ in their days alone.
-        hours, minutes, seconds = _times_of_day(self.fields[0])
+        hours, minutes, seconds = _times_of_day(self._ways[0])
         minute, second = divmod(-(-time_ms // _SECOND_MS), 60)
         hour, minute = divmod(minute, 60)
         total = bisect_left(hours, hour) * len(minutes) * len(seconds)
@@ -262,19 +254,32 @@ class Cron:
                 total += bisect_left(seconds, second)
         return total
 
-    def to_json(self) -> dict[str, Any]:
-        """`cron`, its text, or `fields`, APScheduler's."""
-        return {"cron": self.text} if self.text else {"fields": dict(self.fields[0])}
-
     def __str__(self) -> str:
         if self.text:
             return f"cron {self.text}"
-        set_ = (f"{key}={value!r}" for key, value in self.fields[0] if value != "*")
+        set_ = (f"{key}={value!r}" for key, value in self.fields if value != "*")
         return f"cron {' '.join(set_)}"
 
 
-def _pairs(*fields: Mapping[str, str]) -> tuple[Fields, ...]:
-    return tuple(tuple(one.items()) for one in fields)
+@lru_cache(maxsize=_EVALUATORS_KEPT)
+def _ways_of(text: str) -> tuple[Fields, ...]:
+    given = _fields_of(text)
+    values: dict[FieldName, str] = {"second": "0"}
+    for one, held in zip(FIELDS[-len(given) :], given, strict=True):
+        values[one.key] = _compiled(one, held, text)
+    ways = [values]
+    if not (given[-3].startswith("*") or given[-1].startswith("*")):
+        ways = [values | {"day_of_week": "*"}, values | {"day": "*"}]
+    return tuple(tuple(way.items()) for way in ways)
+
+
+@lru_cache(maxsize=_EVALUATORS_KEPT)
+def _checked(fields: Fields) -> Fields:
+    try:
+        _evaluator(fields, 0)
+    except (TypeError, ValueError) as error:
+        raise TriggerError(f"{shown(dict(fields))} are no fields of a cron: {error}") from error
+    return fields
 
 
 @lru_cache(maxsize=_EVALUATORS_KEPT)

@@ -7,20 +7,21 @@ it is asked, so that what it remembers of one question never changes its next an
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+from msgspec import Struct
+
 from shardq.errors import TriggerError, UsageError, shown
 from shardq.model.times import LATEST_MS, ceil_ms, iso
-from shardq.schedules.triggers.rules import Fire
+from shardq.schedules.triggers.fire import Fire
 from shardq.schedules.triggers.state import class_of, decoded, encoded
 from shardq.schedules.triggers.zones import zone_name, zone_of
 
 if TYPE_CHECKING:
     from datetime import tzinfo
 
-    from shardq.schedules.triggers.rules import Gap, Twice
+    from shardq.schedules.triggers.fire import Gap, Twice
 
 STATE_MAX = 32_768
 """Characters of a state's JSON, at most."""
@@ -28,8 +29,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 
 
-@dataclass(frozen=True, slots=True)
-class Foreign:
+class Foreign(Struct, frozen=True, tag="class"):
     """A trigger of a user's class.
 
     Attributes:
@@ -41,6 +41,9 @@ class Foreign:
     kind: str
     state: str
     zone: str
+
+    def __post_init__(self) -> None:
+        zone_of(self.zone)
 
     @classmethod
     def of(cls, trigger: Any, zone: tzinfo | None, now_ms: int) -> Foreign:
@@ -71,11 +74,6 @@ class Foreign:
                 f"{_text(stored)}; its state must hold all that it answers by."
             )
         return made
-
-    @classmethod
-    def of_json(cls, kind: object, state: object, zone: str) -> Foreign:
-        """Read a stored trigger; its class is looked for when it is first asked."""
-        return cls(str(kind), json.dumps(state, sort_keys=True), zone)
 
     def after(self, after_ms: int, *, twice: Twice | None, gap: Gap) -> Fire | None:  # noqa: ARG002 - its own
         """What the trigger, made anew of its state, says comes next after an instant.
@@ -129,10 +127,6 @@ class Foreign:
                 f"trigger {self.kind} returns {found.isoformat()}, which has no time zone."
             )
         return ceil_ms((found - _EPOCH) // _MICROSECOND)
-
-    def to_json(self) -> dict[str, Any]:
-        """`class`, `state` and `tz`."""
-        return {"class": self.kind, "state": json.loads(self.state), "tz": self.zone}
 
     def __str__(self) -> str:
         return f"{self.kind} {self.zone}"

@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from datetime import datetime, time, tzinfo
+from datetime import time, tzinfo
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
 
+from msgspec import ValidationError, convert, to_builtins
+from msgspec.structs import replace
+
 from shardq.errors import BadSetting, TriggerError, UsageError, shown
-from shardq.model.times import due_ms, duration_ms, is_epoch_ms, iso
+from shardq.model.times import due_ms, duration_ms, iso
 from shardq.schedules.triggers.calendar import Calendar
+from shardq.schedules.triggers.clocks import Local
 from shardq.schedules.triggers.cron import Cron
+from shardq.schedules.triggers.fire import Fire
 from shardq.schedules.triggers.foreign import Foreign
-from shardq.schedules.triggers.rules import PARTS_MAX, AllOf, AnyOf, Bounded, Every, Fire, Once
-from shardq.schedules.triggers.zones import Local, zone_name, zone_of
+from shardq.schedules.triggers.rules import AllOf, AnyOf, Bounded, Combined, Every, Once, Rule
+from shardq.schedules.triggers.zones import zone_name, zone_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from shardq.model.times import Due, Duration
-    from shardq.schedules.triggers.rules import Rule
-    from shardq.schedules.triggers.zones import Walls
 
 __all__ = ["Fire", "Trigger"]
 
 COUNTED_MAX = 10_000
-DEPTH_MAX = 10
-"""How deep triggers may be put together."""
 
 
 class Trigger:
@@ -120,7 +120,7 @@ class Trigger:
             UsageError: If it cannot be stored.
         """
         zone = None if tz is None else zone_of(tz)
-        rule = _rule_of(trigger, zone, now_ms, DEPTH_MAX)
+        rule = _rule_of(trigger, zone, now_ms)
         return cls(_bounded(rule, _bound_ms(start, "start"), _bound_ms(end, "end")))
 
     @classmethod
@@ -130,11 +130,17 @@ class Trigger:
         Raises:
             UsageError: If it is of no trigger, or of one whose class or zone is gone.
         """
-        return cls(_read(given, DEPTH_MAX))
+        try:
+            return cls(convert(given, Rule))
+        except ValidationError as error:
+            if isinstance(error.__cause__, UsageError):
+                raise error.__cause__ from None
+            raise TriggerError(f"{shown(given)} is no stored trigger: {error}") from error
 
     def to_json(self) -> dict[str, Any]:
         """The trigger as JSON can hold it; times are epoch milliseconds."""
-        return self._rule.to_json()
+        made: dict[str, Any] = to_builtins(self._rule)
+        return made
 
     @property
     def zone(self) -> str:
@@ -306,7 +312,7 @@ def _bounded(rule: Rule, start_ms: int | None, end_ms: int | None) -> Rule:
 
 
 def _rezoned(rule: Rule, zone: str) -> Rule:
-    if isinstance(rule, AnyOf | AllOf):
+    if isinstance(rule, Combined):
         return replace(rule, parts=tuple(_rezoned(part, zone) for part in rule.parts))
     if isinstance(rule, Bounded):
         return replace(rule, rule=_rezoned(rule.rule, zone))
@@ -314,7 +320,7 @@ def _rezoned(rule: Rule, zone: str) -> Rule:
 
 
 def _check_bounds(rule: Rule) -> None:
-    if isinstance(rule, AnyOf | AllOf):
+    if isinstance(rule, Combined):
         for part in rule.parts:
             _check_bounds(part)
     if not isinstance(rule, Bounded) or rule.end_ms is None:
@@ -329,7 +335,7 @@ def _check_bounds(rule: Rule) -> None:
         )
 
 
-def _rule_of(trigger: Any, zone: tzinfo | None, now_ms: int, depth: int) -> Rule:
+def _rule_of(trigger: Any, zone: tzinfo | None, now_ms: int) -> Rule:
     # Here, because it takes longer to import than all of shardq.
     from apscheduler.triggers.base import BaseTrigger
     from apscheduler.triggers.calendarinterval import CalendarIntervalTrigger
@@ -351,8 +357,9 @@ def _rule_of(trigger: Any, zone: tzinfo | None, now_ms: int, depth: int) -> Rule
     kind = type(trigger)
     if kind in (AndTrigger, OrTrigger):
         made = AllOf if kind is AndTrigger else AnyOf
-        _check_parts(trigger.triggers, depth)
-        return made(tuple(_rule_of(one, zone, now_ms, depth - 1) for one in trigger.triggers))
+        if not isinstance(trigger.triggers, list | tuple):
+            raise TriggerError(f"{shown(trigger.triggers)} are no triggers.")
+        return made(tuple(_rule_of(one, zone, now_ms) for one in trigger.triggers))
     if kind is DateTrigger:
         return Once(due_ms(trigger.run_date, name="run_date"))
     if kind is IntervalTrigger:
@@ -380,60 +387,11 @@ def _interval(trigger: Any, now_ms: int) -> Rule:
 def _calendar(trigger: Any) -> Calendar:
     state = trigger.__getstate__()
     years, months, weeks, days = state["interval"]
-    start, end = (
-        day.date() if isinstance(day, datetime) else day
-        for day in (state["start_date"], state["end_date"])
+    start, end = state["start_date"], state["end_date"]
+    return Calendar(
+        12 * years + months,
+        7 * weeks + days,
+        time(*state["time"]).isoformat(),
+        start.isoformat()[:10],
+        None if end is None else end.isoformat()[:10],
     )
-    return Calendar(12 * years + months, 7 * weeks + days, time(*state["time"]), start, end)
-
-
-def _check_parts(parts: object, depth: int) -> None:
-    if not isinstance(parts, list | tuple) or not 1 <= len(parts) <= PARTS_MAX:
-        raise TriggerError(f"1 to {PARTS_MAX} triggers may be put together, not {shown(parts)}.")
-    if depth == 0:
-        raise TriggerError(f"triggers may be put together {DEPTH_MAX} deep at most.")
-
-
-def _read(given: object, depth: int) -> Rule:
-    if not isinstance(given, dict):
-        raise TriggerError(f"{shown(given)} is no stored trigger.")
-    try:
-        rule = _read_rule(given, depth)
-        start_ms, end_ms = (
-            None if name not in given else _epoch_ms(given, name) for name in ("start_ms", "end_ms")
-        )
-        return _bounded(rule, start_ms, end_ms)
-    except UsageError:
-        raise
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise TriggerError(f"{shown(given)} is no stored trigger: {error!r}") from error
-
-
-def _read_rule(given: Mapping[str, Any], depth: int) -> Rule:
-    if "every_ms" in given:
-        return Every(_epoch_ms(given, "every_ms"), _epoch_ms(given, "first_ms"))
-    if "at_ms" in given:
-        return Once(_epoch_ms(given, "at_ms"))
-    for name, made in (("any_of", AnyOf), ("all_of", AllOf)):
-        if name in given:
-            _check_parts(given[name], depth)
-            return made(tuple(_read(one, depth - 1) for one in given[name]))
-    zone = zone_name(zone_of(given["tz"]))
-    if "class" in given:
-        return Foreign.of_json(given["class"], given["state"], zone)
-    return Local(_read_walls(given), zone)
-
-
-def _read_walls(given: Mapping[str, Any]) -> Walls:
-    if "cron" in given:
-        return Cron.of(given["cron"])
-    if "fields" in given:
-        return Cron.of_fields(given["fields"])
-    return Calendar.of_json(given["calendar"])
-
-
-def _epoch_ms(given: Mapping[str, Any], name: str) -> int:
-    at_ms = given[name]
-    if not is_epoch_ms(at_ms):
-        raise ValueError(f"{name} must be whole milliseconds, not {shown(at_ms)}")
-    return int(at_ms)
