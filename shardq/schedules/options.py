@@ -13,8 +13,8 @@ from shardq.model.times import due_ms, duration_ms, duration_text, moment_of
 from shardq.schedules.definition import NAME_MAX, Definition, Job
 from shardq.schedules.origin import HEADERS
 from shardq.schedules.policy import Policies, PolicyOptions
+from shardq.schedules.starts import begun_at
 from shardq.schedules.stored import StoredSchedule
-from shardq.schedules.triggers.starts import begun_at
 from shardq.schedules.triggers.trigger import Trigger
 
 if TYPE_CHECKING:

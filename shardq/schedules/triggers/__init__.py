@@ -9,6 +9,5 @@
      │  └ zones     the zones by their names
      └ foreign   triggers of classes that users have written ─► state  as JSON holds it
  fire      a fire time
- starts    the start that a trigger of APScheduler has filled in itself counts as none
 ```
 """

@@ -15,7 +15,7 @@ before its start come again:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from bisect import bisect_left
 from datetime import UTC, datetime, timedelta, timezone, tzinfo
 from functools import lru_cache
 from typing import NamedTuple, TypeAlias
@@ -189,30 +189,28 @@ def next_fire(walls: Walls, zone: tzinfo, after_ms: int, *, twice: Twice, gap: G
         twice: Which of two instants fire that show the same local time.
         gap: Whether local times that do not exist fire.
     """
-    ahead = _Ahead(walls)
     from_ms = after_ms + 1
     for _ in range(_STRETCHES_MAX):
         if from_ms > LATEST_MS - _MARGIN_MS:
             return None
         stretch = stretch_of(zone, from_ms)
-        found: Fire | None = None
+        found = []
         for window in _windows(stretch, twice, gap):
             start_ms = max(from_ms, window.start_ms)
             if start_ms >= window.end_ms:
                 continue
-            wall_ms = ahead.first_from(start_ms + window.offset_ms)
-            if wall_ms is None:
-                continue
-            at_ms = wall_ms - window.offset_ms
-            if at_ms < window.end_ms and (found is None or at_ms < found.at_ms):
-                found = Fire(at_ms, _why(stretch, window, at_ms))
-        if found is not None:
-            return found
-        from_ms = stretch.end_ms
-        if ahead.covers(from_ms + stretch.after_ms):
-            if ahead.wall_ms is None:
-                return None
-            from_ms = max(from_ms, ahead.wall_ms - _MARGIN_MS)
+            wall_ms = walls.first_from(start_ms + window.offset_ms)
+            if wall_ms is not None and wall_ms - window.offset_ms < window.end_ms:
+                at_ms = wall_ms - window.offset_ms
+                found.append(Fire(at_ms, _why(stretch, window, at_ms)))
+        if found:
+            return min(found, key=lambda fire: fire.at_ms)
+        # Years may pass without one: begin again shortly before the next.
+        least_ms = min(stretch.offset_ms, stretch.after_ms)
+        wall_ms = walls.first_from(stretch.end_ms + least_ms)
+        if wall_ms is None:
+            return None
+        from_ms = max(stretch.end_ms, wall_ms - _MARGIN_MS)
     return None
 
 
@@ -257,26 +255,6 @@ def _wall_text(wall_ms: int, has_date: bool = False) -> str:
     return f"{wall:%Y-%m-%d} {text}" if has_date else text
 
 
-@dataclass(slots=True)
-class _Ahead:
-    """Asks for local times, once for each stretch of them in which there are none."""
-
-    walls: Walls
-    from_ms: int | None = None
-    wall_ms: int | None = None
-
-    def covers(self, wall_ms: int) -> bool:
-        """Whether the first from a local time on is known."""
-        if self.from_ms is None or wall_ms < self.from_ms:
-            return False
-        return self.wall_ms is None or wall_ms <= self.wall_ms
-
-    def first_from(self, wall_ms: int) -> int | None:
-        if not self.covers(wall_ms):
-            self.from_ms, self.wall_ms = wall_ms, self.walls.first_from(wall_ms)
-        return self.wall_ms
-
-
 def _offset_ms(zone: tzinfo, at_ms: int) -> int:
     offset = (_EPOCH + timedelta(milliseconds=at_ms)).astimezone(zone).utcoffset()
     return 0 if offset is None else offset // _MILLISECOND
@@ -302,12 +280,6 @@ def _changes(zone: tzinfo, chunk: int) -> tuple[tuple[int, int, int], ...]:
 
 def _change_ms(zone: tzinfo, low_ms: int, high_ms: int) -> int:
     """The first instant with the later offset; zones change at whole seconds."""
-    low, high = low_ms // 1_000, high_ms // 1_000
-    old_ms = _offset_ms(zone, low_ms)
-    while high - low > 1:
-        middle = (low + high) // 2
-        if _offset_ms(zone, middle * 1_000) == old_ms:
-            low = middle
-        else:
-            high = middle
-    return high * 1_000
+    later_ms = _offset_ms(zone, high_ms)
+    instants = range(low_ms, high_ms + 1, 1_000)
+    return instants[bisect_left(instants, True, key=lambda ms: _offset_ms(zone, ms) == later_ms)]
