@@ -1,4 +1,4 @@
-"""What the schedules of a queue will put: a pure look at their records."""
+"""The jobs that the schedules of a queue will put: a pure look at their records."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 
 
 def ahead(records: Iterable[StoredSchedule], after_ms: int, until_ms: int) -> Iterator[int]:
-    """When the jobs ahead will be due, epoch milliseconds, first ones first but for their jitter.
+    """The dues of the jobs ahead, epoch milliseconds, in order but for their jitter.
 
-    As far as is known now: what an overlap skips is among them, and of fire times that were missed
-    none is. A schedule whose trigger fails has none from there on.
+    Fire times that an overlap will skip are among them, missed ones are not. A schedule whose
+    trigger fails has none from there on.
 
     Args:
-        records: Of the schedules.
-        after_ms: Only later ones.
-        until_ms: Only those no later.
+        records: The records of the schedules.
+        after_ms: Only later dues.
+        until_ms: Only dues up to here, included.
     """
-    # Of a cron a fire time takes 0.1 ms, and many schedules may share one.
+    # A fire time of a cron takes up to 0.1 ms, and many schedules may share one.
     known: dict[tuple[Trigger, Twice | None, Gap], dict[int, int | None]] = {}
     each = []
     for record in records:
@@ -42,12 +42,12 @@ def ahead(records: Iterable[StoredSchedule], after_ms: int, until_ms: int) -> It
 def ahead_by(
     records: Iterable[StoredSchedule], stretches: Sequence[tuple[int, int]]
 ) -> Iterator[tuple[int, int]]:
-    """(begin of a stretch, how many jobs will be due in it) of each schedule and stretch.
+    """Pairs of each schedule and stretch: its begin, and how many jobs will be due in it.
 
-    As `ahead`, but the fire times of an interval or a cron are counted, and not visited.
+    The same jobs as of `ahead`, but fire times of an interval or a cron are counted, not visited.
 
     Args:
-        records: Of the schedules.
+        records: The records of the schedules.
         stretches: (begin, end) in epoch milliseconds, one after the other; the end is excluded,
             and so is the begin of the first one.
     """
@@ -64,10 +64,8 @@ def ahead_by(
         yield starts[bisect_right(starts, due_ms) - 1], 1
 
 
-def _counted(
-    record: StoredSchedule, stretches: Sequence[tuple[int, int]]
-) -> Iterator[tuple[int, int]]:
-    """Those of one schedule."""
+def _counted(record: StoredSchedule, stretches: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """The pairs of one schedule."""
     next_ms = record.next_ms
     trigger, (twice, gap) = record.definition.trigger, record.definition.policies.of_hours
     for start_ms, end_ms in stretches:
@@ -81,24 +79,24 @@ def _counted(
 
 @lru_cache(100_000)
 def _count(trigger: Trigger, twice: Twice | None, gap: Gap, from_ms: int, end_ms: int) -> int:
-    """Fire times of a day that is asked for again and again, and by many schedules."""
+    """The number of fire times of a day: many schedules ask for the same, again and again."""
     return trigger.count(from_ms - 1, end_ms - 1, twice=twice, gap=gap)
 
 
 def _ahead(
     record: StoredSchedule, after_ms: int, until_ms: int, following: dict[int, int | None]
 ) -> Iterator[int]:
-    """Those of one schedule.
+    """The dues of one schedule.
 
     Args:
-        following: Fire time -> the next one; what is not known yet is added.
+        following: Fire time -> the next one; those not known yet are added.
     """
     count, next_ms = record.definition.count, record.next_ms
     left = None if count is None else count - record.fired
     try:
         from_ms = after_ms - record.definition.policies.latest_ms
         if next_ms is not None and next_ms < from_ms:
-            # Nobody was there: they are missed.
+            # Fire times before that are missed.
             next_ms = _after(record, from_ms - 1)
         while next_ms is not None and next_ms <= until_ms and left != 0:
             if after_ms < (due_ms := record.at_ms(next_ms)) <= until_ms:

@@ -1,4 +1,4 @@
-"""What can be chosen of a schedule, and how it is checked and previewed."""
+"""The options of a schedule, and how they are checked and previewed."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ _HEADER_BYTES_MAX = 15 << 10
 """Bytes of the headers that a schedule puts, beside its own: its name and two times."""
 _BOUNDS = ("start", "end")
 _LOOKED_AT = 100
-"""How many fire times are looked at for the shortest time between two."""
+"""The number of fire times that are looked at for the shortest time between two."""
 
 
 class JobOptions(TypedDict, total=False):
-    """What can be chosen of what a schedule puts: arguments of `Queue.put`.
+    """The options of the messages that a schedule puts: arguments of `Queue.put`.
 
     Attributes:
         headers: Names and texts that travel with each message, beside those that say which firing
@@ -61,7 +61,7 @@ class JobOptions(TypedDict, total=False):
 
 
 class ScheduleOptions(PolicyOptions, JobOptions, total=False):
-    """What can be chosen of a schedule.
+    """The options of a schedule.
 
     Attributes:
         count: How often it fires; None: for ever.
@@ -71,7 +71,7 @@ class ScheduleOptions(PolicyOptions, JobOptions, total=False):
 
 
 class ChangeOptions(ScheduleOptions, total=False):
-    """What can be changed of a schedule, beside its trigger and its body.
+    """The options that a change of a schedule takes, beside its trigger and its body.
 
     Attributes:
         start: It fires no sooner; with an interval, then for the first time. None takes it back.
@@ -152,9 +152,9 @@ def retimed(
     tz: str | tzinfo | None = None,
     bounds: Mapping[str, Due | None],
 ) -> Retime | None:
-    """What gives a schedule another trigger, zone, start or end; None where none was given.
+    """A function that gives a schedule another trigger, zone, start or end; None if none is given.
 
-    What is not given stays; a trigger of APScheduler has a zone of its own, and may have bounds.
+    Those not given stay; a trigger of APScheduler has a zone of its own, and may have bounds.
 
     Args:
         trigger: When it fires; or instead:
@@ -317,19 +317,19 @@ _OTHERS = (*JobOptions.__annotations__, "count")
 
 
 def anchored(asked: Definition, make: Make, there: Definition) -> Definition:
-    """What is asked for, begun when another was where its trigger has no start of its own."""
+    """The schedule asked for; if its trigger has no start, it begins when the other one did."""
     return replace(asked, trigger=make(there.made_ms), made_ms=there.made_ms)
 
 
 def unlike(there: Definition, asked: Definition, make: Make) -> list[str]:
-    """What a schedule has otherwise than one that is asked for, whenever each was begun."""
+    """The names of what differs from a schedule that is asked for, whenever each was begun."""
     if replace(asked, made_ms=there.made_ms).is_same(there):
         return []
     return anchored(asked, make, there).unlike(there)
 
 
 def has_ended(definition: Definition, make: Make) -> bool:
-    """Whether all fire times of a schedule that is to be made are past, though it has had some.
+    """True if all fire times of a schedule that is to be made are past, though it had some.
 
     Args:
         definition: The schedule.
@@ -347,7 +347,7 @@ def check(definition: Definition, now_ms: int) -> None:
     """Refuse a schedule that could not do what it is to do.
 
     Raises:
-        UsageError: If it never fires, or is put off by longer than the time between two fire times.
+        UsageError: If it never fires, or its delay exceeds the time between two fire times.
     """
     definition.trigger.check(now_ms)
     latest_ms = definition.policies.latest_ms
@@ -368,7 +368,7 @@ def check(definition: Definition, now_ms: int) -> None:
 
 
 def _late_text(policies: Policies) -> str:
-    """How much later than its fire time a firing may be, and why."""
+    """The delay that a firing may have, and its reason."""
     jitter_ms, spread_ms = policies.jitter_ms, policies.spread_ms
     if jitter_ms and spread_ms:
         return f"jitter and spread, together {duration_text(jitter_ms + spread_ms)}, are"

@@ -1,9 +1,9 @@
-"""What a schedule does where nobody was there, a run lasts too long, or clocks change."""
+"""The policies of a schedule for missed fire times, long runs and changes of clocks."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, get_args
 from zlib import crc32
 
 from shardq.errors import BadSetting, shown
@@ -23,27 +23,26 @@ Gap: TypeAlias = Literal["shift", "skip"]
 MISSED_MS = 60_000
 """A firing that comes later than this is missed: a worker that dies is replaced sooner."""
 _CHOICES: dict[str, tuple[str, ...]] = {
-    "missed": ("skip", "once", "all"),
-    "overlap": ("allow", "skip", "queue", "cancel"),
-    "twice": ("first", "last", "both"),
-    "gap": ("shift", "skip"),
+    "missed": get_args(Missed),
+    "overlap": get_args(Overlap),
+    "twice": get_args(Twice),
+    "gap": get_args(Gap),
 }
 _SPANS = ("window", "jitter", "spread")
 
 
 class PolicyOptions(TypedDict, total=False):
-    """What can be chosen of a schedule beside its trigger and what it puts.
+    """The options of a schedule beside its trigger and what it puts.
 
     Attributes:
-        missed: What becomes of fire times that nobody was there for within a minute: `skip` fires
-            none of them, `once` the last one, `all` each; `once` unless given.
-        window: Of those missed, only the ones at most so long ago; None: however long.
-        overlap: What to do while the run before is not done: `allow` another beside it, `skip` the
-            fire time, `queue` it behind that run, or `cancel` that run; `allow` unless given.
-        twice: At which of them a local time fires that comes twice: `first`, `last` or `both`.
-            Unless given, a cron whose minutes or hours begin with `*` fires at both, any other at
-            the first.
-        gap: What becomes of a local time that does not exist: `shift` it by the gap, or `skip` it.
+        missed: What to do if no worker fired within a minute of fire times: `skip` fires none of
+            them, `once` the last one, `all` each; `once` unless given.
+        window: Missed fire times of longer ago are not fired; None: no limit.
+        overlap: What to do while the run before has not ended: `allow` another beside it, `skip`
+            the fire time, `queue` it behind that run, or `cancel` that run; `allow` unless given.
+        twice: When to fire if a local time comes twice: `first`, `last` or `both`. Unless given, a
+            cron whose minutes or hours begin with `*` fires at both, any other at the first.
+        gap: What to do if a local time does not exist: `shift` it by the gap, or `skip` it.
             An interval, which knows no local times, takes neither of the two.
         jitter: Each firing is up to so long late, by a number that follows from schedule and fire
             time.
@@ -61,10 +60,10 @@ class PolicyOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Policies:
-    """What was chosen, checked; `PolicyOptions` says what each means.
+    """Policies that were checked; `PolicyOptions` says what each means.
 
     Attributes:
-        window_ms: None: however long.
+        window_ms: None: no limit.
         jitter_ms: 0: none.
         spread_ms: 0: none.
     """
@@ -107,16 +106,16 @@ class Policies:
 
     @property
     def latest_ms(self) -> int:
-        """How much later than its fire time a firing is at the most, milliseconds."""
+        """The most milliseconds by which a firing is later than its fire time."""
         return max(self.jitter_ms - 1, 0) + max(self.spread_ms - 1, 0)
 
     @property
     def of_hours(self) -> tuple[Twice | None, Gap]:
-        """What of them decides the fire times, where clocks are set."""
+        """The two policies that decide the fire times where clocks are set."""
         return self.twice, self.gap
 
     def late_ms(self, name: str, time_ms: int) -> int:
-        """How much later than its fire time a schedule fires, the same whoever asks.
+        """The milliseconds by which a schedule fires later than its fire time, always the same.
 
         >>> Policies(spread_ms=60_000).late_ms("report", 0)
         25124
@@ -129,7 +128,7 @@ class Policies:
         return late_ms
 
     def to_json(self) -> dict[str, Any]:
-        """Those that are not the usual ones, as JSON."""
+        """The policies that are not the usual ones, as JSON."""
         usual = Policies()
         return {
             name: value

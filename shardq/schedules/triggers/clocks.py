@@ -39,7 +39,7 @@ Nor, since 1970, twice within four days (tzdata 2026).
 """
 _CHUNKS_KEPT = 2_048
 _STRETCHES_MAX = 1_000
-"""How many stretches are searched for a fire time: two hundred years of them or more."""
+"""The number of stretches that are searched for a fire time: at least 200 years of them."""
 
 Walls: TypeAlias = Cron | Calendar
 """Local times at which a schedule fires, whatever the zone: a frozen value."""
@@ -65,7 +65,7 @@ class Local(Struct, frozen=True, tag="local"):
         return next_fire(self.walls, zone_of(self.zone), after_ms, twice=twice, gap=gap)
 
     def count(self, after_ms: int, until_ms: int, *, twice: Twice | None, gap: Gap) -> int:
-        """How many fire times there are after an instant, to another, which is included."""
+        """The number of fire times after an instant, to another, which is included."""
         zone, chosen = zone_of(self.zone), self._twice(twice)
         total, from_ms = 0, after_ms + 1
         while from_ms <= until_ms:
@@ -115,17 +115,17 @@ class Stretch(NamedTuple):
 
     @property
     def repeats_ms(self) -> int:
-        """How much of its beginning repeats local times of the stretch before."""
+        """The milliseconds at its start that repeat local times of the stretch before."""
         return max(0, self.before_ms - self.offset_ms)
 
     @property
     def repeated_ms(self) -> int:
-        """How much of its end is repeated by the stretch after it."""
+        """The milliseconds at its end that the stretch after it repeats."""
         return max(0, self.offset_ms - self.after_ms)
 
     @property
     def skipped_ms(self) -> int:
-        """How much local time was skipped at its start."""
+        """The milliseconds of local time that were skipped at its start."""
         return max(0, self.offset_ms - self.before_ms)
 
 
@@ -169,7 +169,7 @@ class Change(NamedTuple):
 def changes(zone: tzinfo, after_ms: int, until_ms: int) -> list[Change]:
     """All changes of a zone's clocks after an instant, to another, which is included."""
     found = {
-        Change(*one)
+        one
         for chunk in range(after_ms // _CHUNK_MS, until_ms // _CHUNK_MS + 1)
         for one in _changes(zone, chunk)
     }
@@ -186,8 +186,8 @@ def next_fire(walls: Walls, zone: tzinfo, after_ms: int, *, twice: Twice, gap: G
         walls: The local times.
         zone: Whose clock.
         after_ms: Epoch milliseconds, UTC.
-        twice: Which of two instants fire that show the same local time.
-        gap: Whether local times that do not exist fire.
+        twice: The instants that fire if two show the same local time.
+        gap: What becomes of local times that do not exist.
     """
     from_ms = after_ms + 1
     for _ in range(_STRETCHES_MAX):
@@ -261,8 +261,8 @@ def _offset_ms(zone: tzinfo, at_ms: int) -> int:
 
 
 @lru_cache(maxsize=_CHUNKS_KEPT)
-def _changes(zone: tzinfo, chunk: int) -> tuple[tuple[int, int, int], ...]:
-    """When a zone's offset changes in a chunk and near it: instant, offset before, offset after."""
+def _changes(zone: tzinfo, chunk: int) -> tuple[Change, ...]:
+    """The changes of a zone's clocks in a chunk and near it."""
     if isinstance(zone, timezone):
         return ()
     start_ms = max(0, chunk * _CHUNK_MS - _MARGIN_MS)
@@ -273,7 +273,7 @@ def _changes(zone: tzinfo, chunk: int) -> tuple[tuple[int, int, int], ...]:
     for day_ms in range(start_ms + _DAY_MS, end_ms + 1, _DAY_MS):
         new_ms = _offset_ms(zone, day_ms)
         if new_ms != old_ms:
-            found.append((_change_ms(zone, day_ms - _DAY_MS, day_ms), old_ms, new_ms))
+            found.append(Change(_change_ms(zone, day_ms - _DAY_MS, day_ms), old_ms, new_ms))
             old_ms = new_ms
     return tuple(found)
 

@@ -339,7 +339,7 @@ def _fields_of(text: object) -> list[str]:
 
 
 def _compiled(one: Field, held: str, text: str) -> str:
-    """What a field of a cron holds, as APScheduler reads it."""
+    """The text of a field as APScheduler reads it."""
     items = held.split(",")
     try:
         return ",".join(map(one.compiled, items))

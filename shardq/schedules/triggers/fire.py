@@ -1,13 +1,13 @@
-"""A fire time, and what decides it where clocks are set."""
+"""Fire times, and the policies that decide them where clocks are set."""
 
 from __future__ import annotations
 
 from typing import Literal, NamedTuple, TypeAlias
 
 Twice: TypeAlias = Literal["first", "last", "both"]
-"""At which of them a local time fires that comes twice."""
+"""The instants at which a local time fires that comes twice."""
 Gap: TypeAlias = Literal["shift", "skip"]
-"""What becomes of a local time that does not exist: it fires later, or not at all."""
+"""The fate of a local time that does not exist: it fires later, or not at all."""
 
 
 class Fire(NamedTuple):

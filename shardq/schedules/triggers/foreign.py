@@ -35,7 +35,7 @@ class Foreign(Struct, frozen=True, tag="class"):
     Attributes:
         kind: Its class, `module:Class`.
         state: The JSON of its state.
-        zone: In which it is told the time.
+        zone: The zone of the times that it is asked for.
     """
 
     kind: str
@@ -51,8 +51,8 @@ class Foreign(Struct, frozen=True, tag="class"):
 
         Args:
             trigger: Of a subclass of APScheduler's `BaseTrigger`.
-            zone: In which it is told the time; without, its own `timezone`, or UTC.
-            now_ms: Epoch milliseconds: what it says comes next must be the same once it is stored.
+            zone: The zone of the times that it is asked for; without, its own `timezone`, or UTC.
+            now_ms: Epoch milliseconds. Its next time after now must be the same once it is stored.
 
         Raises:
             TriggerError: If other processes cannot import its class, or JSON cannot hold its state.
@@ -76,7 +76,7 @@ class Foreign(Struct, frozen=True, tag="class"):
         return made
 
     def after(self, after_ms: int, *, twice: Twice | None, gap: Gap) -> Fire | None:  # noqa: ARG002 - its own
-        """What the trigger, made anew of its state, says comes next after an instant.
+        """The next time after an instant, by the trigger made anew of its state.
 
         Raises:
             TriggerError: If it cannot be made or fails, or what it returns is no aware datetime
@@ -85,12 +85,12 @@ class Foreign(Struct, frozen=True, tag="class"):
         return self.asked(_revived(self.kind, self.state), after_ms)
 
     def asked(self, trigger: Any, after_ms: int) -> Fire | None:
-        """What a trigger of this class says comes next after an instant.
+        """The next time after an instant, by a trigger of this class.
 
-        It is told that it fired last at that instant, and that it is a microsecond later now: so
-        those that count from their last time and those that look ahead from now find what is
-        strictly after. One that knows no time after another, as it fires but once, is asked
-        again as if it had not fired yet.
+        The instant is given as its last fire time, and a microsecond later as now. Triggers that
+        count from their last time and triggers that look ahead from now both answer with a later
+        time. A trigger that fires once knows no time after another: it is asked again as if it had
+        not fired yet.
 
         Raises:
             TriggerError: As `after`.

@@ -1,6 +1,6 @@
-"""What repeats on the time line itself, and what is put together of other rules.
+"""The rules that repeat on the time line itself, and those that combine other rules.
 
-What a wall clock decides is in `cron` and `calendar`, by way of `clocks`.
+Rules of a wall clock are in `cron` and `calendar`, by way of `clocks`.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ EpochMs: TypeAlias = Annotated[int, Meta(ge=0, le=LATEST_MS)]
 INTERVAL_MS_MIN = 1_000
 """The shortest interval, one second: as often as a cron can fire."""
 PARTS_MAX = 100
-"""How many triggers may be put together into one."""
+"""The most triggers that may be combined into one."""
 DEPTH_MAX = 10
-"""How deep triggers may be put together."""
+"""The depth to which triggers may be combined."""
 _MEETINGS_MAX = 2_000
-"""In how many steps the parts of an `AllOf` must have met; an interval's may never."""
+"""The steps in which the parts of an `AllOf` must have met; those of intervals may never."""
 
 
 class Every(Struct, frozen=True, tag="every"):
@@ -79,7 +79,7 @@ class Once(Struct, frozen=True, tag="once"):
         return "UTC"
 
     def after(self, after_ms: int, *, twice: Twice | None, gap: Gap) -> Fire | None:  # noqa: ARG002 - no wall clock
-        """That time, where it is after the instant."""
+        """The time, if it is after the instant."""
         return Fire(self.at_ms) if self.at_ms > after_ms else None
 
     def __str__(self) -> str:
@@ -95,7 +95,7 @@ class Bounded(Struct, frozen=True, tag="bounded", omit_defaults=True):
 
     @property
     def zone(self) -> str:
-        """That of the rule."""
+        """The zone of the rule."""
         return self.rule.zone
 
     def after(self, after_ms: int, *, twice: Twice | None, gap: Gap) -> Fire | None:
@@ -130,7 +130,7 @@ class Combined(Struct, frozen=True):
 
     @property
     def zone(self) -> str:
-        """That of its parts, `UTC` where they have several."""
+        """The zone of its parts, `UTC` if they have several."""
         zones = {part.zone for part in self.parts}
         return zones.pop() if len(zones) == 1 else "UTC"
 
@@ -183,5 +183,5 @@ class AllOf(Combined, frozen=True, tag="all"):
 
 
 Rule: TypeAlias = Every | Once | Bounded | AnyOf | AllOf | Local | Foreign
-"""What a trigger is made of: a frozen value, stored as JSON, that has a `zone` and, by `after`,
-the next fire time of any instant."""
+"""The value that a trigger consists of: frozen, stored as JSON. It has a `zone`, and `after` gives
+the next fire time after any instant."""

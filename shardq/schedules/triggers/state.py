@@ -34,7 +34,7 @@ _MICROSECOND = timedelta(microseconds=1)
 
 
 def encoded(trigger: Any) -> Any:
-    """What `__getstate__` gives of a trigger, as JSON.
+    """The state of a trigger, by `__getstate__`, as JSON.
 
     Raises:
         TriggerError: If JSON cannot hold it.
@@ -164,7 +164,7 @@ def _decoded(held: Any) -> Any:
 
 
 def _moment_parts(moment: datetime) -> list[Any]:
-    """Its local time, zone and fold; an offset would forget when the zone's clocks change."""
+    """The local time, zone and fold; an offset would forget when the zone's clocks change."""
     return [moment.replace(tzinfo=None).isoformat(), moment.tzinfo, moment.fold]
 
 

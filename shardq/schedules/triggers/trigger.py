@@ -33,7 +33,7 @@ class Trigger:
     """When a schedule fires: a value, equal to another that is stored as the same JSON.
 
     Made by `every`, `cron`, `of` and `from_json`. It remembers nothing: the fire time after an
-    instant is the same whoever asks, and when.
+    instant is always the same.
     """
 
     __slots__ = ("_rule",)
@@ -51,7 +51,7 @@ class Trigger:
         at_start: bool = False,
         now_ms: int,
     ) -> Trigger:
-        """Each time that so much time has passed, whatever the clocks show.
+        """Fires each time that an interval has passed, whatever the clocks show.
 
         Args:
             interval: One second or more.
@@ -81,7 +81,7 @@ class Trigger:
         start: Due | None = None,
         end: Due | None = None,
     ) -> Trigger:
-        """Whenever the clock of a zone shows a time that fits a cron.
+        """Fires whenever the clock of a zone shows a time that fits a cron.
 
         Args:
             text: Five fields as cron(8) reads them, six with seconds first, or `@hourly` and such.
@@ -105,7 +105,7 @@ class Trigger:
         end: Due | None = None,
         now_ms: int,
     ) -> Trigger:
-        """When a trigger of APScheduler fires, of its own classes or a user's.
+        """Fires when a trigger of APScheduler does, of its own classes or a user's.
 
         Those that it calls interval and calendar interval fill in their start when they are made.
 
@@ -149,15 +149,17 @@ class Trigger:
 
     @property
     def is_interval(self) -> bool:
-        """Whether it is an interval, which no wall clock touches."""
-        rule = self._rule.rule if isinstance(self._rule, Bounded) else self._rule
-        return isinstance(rule, Every)
+        """True if it is an interval, which no wall clock touches."""
+        return isinstance(self._unbounded, Every)
 
     @property
     def is_counted(self) -> bool:
         """True if `count` does not ask for each fire time: of an interval or a cron."""
-        rule = self._rule.rule if isinstance(self._rule, Bounded) else self._rule
-        return isinstance(rule, Every | Local)
+        return isinstance(self._unbounded, Every | Local)
+
+    @property
+    def _unbounded(self) -> Rule:
+        return self._rule.rule if isinstance(self._rule, Bounded) else self._rule
 
     def bounds(self, made_ms: int) -> tuple[int | None, int | None]:
         """The start and the end that it was given, epoch milliseconds; None where it has none.
@@ -165,16 +167,16 @@ class Trigger:
         Args:
             made_ms: When it was made: an interval that began then was given no start.
         """
-        rule, start_ms, end_ms = self._rule, None, None
-        if isinstance(rule, Bounded):
-            start_ms, end_ms, rule = rule.start_ms, rule.end_ms, rule.rule
+        rule, start_ms, end_ms = self._unbounded, None, None
+        if isinstance(self._rule, Bounded):
+            start_ms, end_ms = self._rule.start_ms, self._rule.end_ms
         if isinstance(rule, Every) and rule.first_ms not in (made_ms, made_ms + rule.every_ms):
             start_ms = max(rule.first_ms, start_ms or 0)
         return start_ms, end_ms
 
     def within(self, start_ms: int | None, end_ms: int | None, made_ms: int) -> Trigger:
         """The same with another start and end; an interval without a start began at `made_ms`."""
-        rule = self._rule.rule if isinstance(self._rule, Bounded) else self._rule
+        rule = self._unbounded
         if isinstance(rule, Every):
             first_ms = made_ms if rule.first_ms == made_ms else made_ms + rule.every_ms
             first_ms = first_ms if start_ms is None else start_ms
@@ -200,7 +202,7 @@ class Trigger:
 
     @property
     def tzinfo(self) -> tzinfo:
-        """That zone, to show times in."""
+        """The zone, to show times in."""
         return zone_of(self._rule.zone)
 
     def after(
@@ -214,11 +216,11 @@ class Trigger:
 
         Args:
             after_ms: Epoch milliseconds, excluded.
-            twice: At which of them a local time fires that comes twice; where it is not said, a
-                cron whose minutes or hours begin with `*` at both, and any other at the first. An
-                interval knows no such time.
-            gap: Whether a local time that does not exist fires as long after the gap's start as
-                if no clock had been changed, or not at all; once where another fires then anyway.
+            twice: The instants at which a local time fires that comes twice. None: both for a cron
+                whose minutes or hours begin with `*`, the first for any other.
+            gap: `shift`: a local time that does not exist fires as long after the start of the gap
+                as if no clock had been changed; once if another fires then anyway. `skip`: it does
+                not fire.
 
         Returns:
             None where it never fires again, or not for fifty years.
@@ -250,16 +252,15 @@ class Trigger:
         twice: Literal["first", "last", "both"] | None = None,
         gap: Literal["shift", "skip"] = "shift",
     ) -> int:
-        """How many fire times there are after an instant, to another, which is included.
+        """The number of fire times after an instant, to another, which is included.
 
-        Of a trigger of a user's class, or of several, `COUNTED_MAX` at most: they are asked for
-        each. Of a cron it takes some 0.1 ms for each day that fits.
+        A trigger of a user's class, or of several parts, is asked for each, so `COUNTED_MAX` is the
+        most. A cron takes some 0.1 ms for each day that fits.
         """
-        rule = self._rule
-        if isinstance(rule, Bounded):
-            after_ms = max(after_ms, (rule.start_ms or 0) - 1)
-            until_ms = until_ms if rule.end_ms is None else min(until_ms, rule.end_ms)
-            rule = rule.rule
+        rule = self._unbounded
+        if isinstance(self._rule, Bounded):
+            after_ms = max(after_ms, (self._rule.start_ms or 0) - 1)
+            until_ms = min(until_ms, until_ms if self._rule.end_ms is None else self._rule.end_ms)
         if after_ms >= until_ms:
             return 0
         if isinstance(rule, Every):

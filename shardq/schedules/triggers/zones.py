@@ -10,13 +10,13 @@ from shardq.errors import BadSetting, shown
 from shardq.model.times import due_ms, moment_of
 
 _NEAR = 0.8
-"""How much of two names is the same where one is taken for the other; `PST` is not `MST`."""
+"""The similarity from which one name is taken for another; `PST` is not `MST`."""
 _OFFSET = re.compile(r"(?:UTC|GMT)? ?([+-])(\d{1,2})(?::?(\d\d))?\Z", re.ASCII | re.IGNORECASE)
 _ABBREVIATION = re.compile(r"[A-Z]{2,4}\Z")
 _SIGNED = re.compile(r"[+-]\d")
 _EXAMPLES = "take one such as 'Europe/Berlin', or an offset such as '+02:00'."
 _NOT_PORTABLE = ("posix/", "right/", "localtime", "posixrules", "Factory")
-"""What a machine's own database of zones has beside zones."""
+"""Entries of a machine's own database that are no zones."""
 
 
 def zone_of(given: object) -> tzinfo:
