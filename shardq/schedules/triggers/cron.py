@@ -13,6 +13,11 @@
 Where both the day of month and the day of week are restricted, a day that fits one of them is
 enough. As in cron, a field that begins with `*` restricts nothing in this sense: `*/2` too. Beyond
 cron(8) a day of month may be `L`, the last one.
+
+No library reads the text. APScheduler (3.11) counts weekdays from Monday and wants both days to
+fit; croniter (7.0) takes `7-7` for the whole week, and `*/2` with a weekday for either. cronsim
+(2.8) fits the same times as this, but not `fri-sun`. It also takes `5/15`, `5L` and `*/61`, and
+its errors say no more than the name of the field.
 """
 
 from __future__ import annotations
