@@ -64,7 +64,9 @@ def ahead_by(
         yield starts[bisect_right(starts, due_ms) - 1], 1
 
 
-def _counted(record: StoredSchedule, stretches: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+def _counted(
+    record: StoredSchedule, stretches: Sequence[tuple[int, int]]
+) -> Iterator[tuple[int, int]]:
     """The pairs of one schedule."""
     next_ms = record.next_ms
     trigger, (twice, gap) = record.definition.trigger, record.definition.policies.of_hours

@@ -3,7 +3,7 @@
 ```
  next ─┬─ to come ──────────────► a job for each fire time from `next` on, within a quarter second,
        │                          due at its own time          └─ next: the first fire time after it
-       └─ late ─────────────────► `aim` is written first: the time as of which the late ones fire
+       └─ missed by a minute ───► `aim` is written first: the time as of which the missed ones fire
 ```
 
 All that a firing writes follows from the record as it was read: a repeat writes the very same.
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
 FIRES_MAX = 100
 """Most fire times of one firing; the next firing, which follows at once, has the others."""
-LATE_MS = 400
-"""The jobs of fire times that are later are due at `aim_ms`. A sweep finds others in time."""
 TOGETHER_MS = 250
 """Fire times so close to the first are fired with it."""
 _MISSED_MAX = 1_000
@@ -94,8 +92,8 @@ class StoredSchedule(NamedTuple):
         fired: For how many fire times jobs were put.
         skipped: How many fire times its policies skipped.
         last_key: The key of the last job, if its end matters to the next.
-        aim_ms: As of when late fire times are fired, epoch milliseconds; None: none is late.
-        since_ms: The first fire time that was fired when fire times had last been late.
+        aim_ms: As of when missed fire times are fired, epoch milliseconds; None: none is missed.
+        since_ms: The first fire time that was fired when fire times had last been missed.
         spent: The first and last fire time that were fired by a clock which was ahead, and are
             skipped when the clock comes to them; None: there are none.
         error: Why its trigger failed last; None if it has not.
@@ -232,13 +230,16 @@ class StoredSchedule(NamedTuple):
 
     # Firing ---------------------------------------------------------------------------------------
 
-    def prepared(self, now_ms: int, lanes: int) -> StoredSchedule:
-        """The record as it is to be stored before its next firing; the same if it is stored so."""
-        made = self if self.lanes == lanes else self._replace(lanes=lanes)
-        is_late = made.next_ms is not None and made.at_ms(made.next_ms) < now_ms - LATE_MS
-        if is_late and made.aim_ms is None:
-            return made._replace(aim_ms=now_ms, since_ms=None)
-        return made
+    def is_missed(self, now_ms: int) -> bool:
+        """True if its next fire time was missed by a minute, and that is not stored yet."""
+        next_ms = self.next_ms
+        return (
+            next_ms is not None and self.aim_ms is None and self.at_ms(next_ms) < now_ms - MISSED_MS
+        )
+
+    def aimed_at(self, now_ms: int) -> StoredSchedule:
+        """The record by which missed fire times are fired as of now."""
+        return self._replace(aim_ms=now_ms, since_ms=None)
 
     def fire(self) -> tuple[list[PlannedFiring], StoredSchedule]:
         """What the next firing puts, and the record after it.

@@ -1,9 +1,9 @@
 """Fires schedules: writes the jobs of their next fire times, and where they go on.
 
 ```
- fresh read ─► missed? ── `aim` is written ─┐
-           └─────────────────────────────────┴─► jobs' rows ─► record: next, IF as read
-                                                                  └─ refused: another has fired it
+ fresh read ─┬─ missed ─► `aim` is written, and the record is reread
+            └─ due ────► jobs' rows ─► record: next, IF as read
+                                         └─ refused: another member has fired it
 ```
 
 On SQLite jobs and record are one transaction. On Cassandra the jobs are written first: who repeats
@@ -22,6 +22,7 @@ from shardq.errors import (
     ShardqError,
     StoreTimeout,
     StoreUnavailable,
+    TriggerError,
     UnknownQueue,
 )
 from shardq.lifecycle.keyed import Keyed
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
     from shardq.lifecycle.home import QueueHome
     from shardq.model.message import Row
+    from shardq.model.shard import Position
     from shardq.schedules.stored import PlannedFiring, StoredSchedule
 
 log = logging.getLogger(__name__)
@@ -111,32 +113,57 @@ class Firing:
         read_us = self._clock.boot_us()
         damaged: dict[str, str] = {}
         found = self._stored.read(names, damaged)
-        now_ms, lanes = self._clock.now_ms(), self._register.settings.lanes_agreed
+        now_ms = self._clock.now_ms()
         self._warn_of(damaged)
         when: dict[str, int | None] = dict.fromkeys(names)
         when |= dict.fromkeys(damaged, now_ms + _AGAIN_MS)
-        plain: list[_Fired] = []
-        others: list[StoredSchedule] = []
-        writes: list[Written] = []
+        due: list[StoredSchedule] = []
         for name, record in found.items():
             when[name] = begin_ms = record.begin_ms(is_local=self._is_local)
-            if begin_ms is None or begin_ms > now_ms + ahead_ms:
-                continue
-            when[name] = now_ms
-            if (made := record.prepared(now_ms, lanes)) is not record:
-                writes.append(Written(name, record, made))
-            elif not record.is_plain:
-                others.append(record)
-            elif one := self._guarded(record, self._plan, when):
-                plain.append(one)
-        self._stored.write(writes)
+            if begin_ms is not None and begin_ms <= now_ms + ahead_ms:
+                when[name] = now_ms
+                due.append(record)
+        ready = self._ready(due, now_ms)
+        planned = [self._guarded(one, self._plan, when) for one in ready if one.is_plain]
         self.was_slow = self._clock.boot_us() - read_us > _FRESH_US
         if self._is_local or not self.was_slow:
-            self._write(plain, when)
-        for record in others:
-            if one := self._guarded(record, self._put_all, when):
+            self._write([one for one in planned if one is not None], when)
+        for record in ready:
+            if not record.is_plain and (one := self._guarded(record, self._put_all, when)):
                 self._write([one], when)
         return when
+
+    def _ready(self, due: Sequence[StoredSchedule], now_ms: int) -> list[StoredSchedule]:
+        """The schedules that can be fired as they are stored; the others are written for that."""
+        lanes = self._register.settings.lanes_agreed
+        missed = [record for record in due if record.is_missed(now_ms)]
+        begun = self._begun(missed)
+        ready: list[StoredSchedule] = []
+        writes: list[Written] = []
+        for record in due:
+            name, made = record.definition.name, record
+            if name not in begun:
+                made = record if record.lanes == lanes else record._replace(lanes=lanes)
+                made = made.aimed_at(now_ms) if made.is_missed(now_ms) else made
+            if made is record:
+                ready.append(record)
+            else:
+                writes.append(Written(name, record, made))
+        self._stored.write(writes)
+        return ready
+
+    def _begun(self, missed: Sequence[StoredSchedule]) -> set[str]:
+        """The names of schedules of whose next firing a job exists: a member died as it fired."""
+        if self._is_local:
+            return set()
+        names: dict[Position, str] = {}
+        for record in missed:
+            if record.is_plain:
+                with suppress(TriggerError):
+                    for firing in record.fire()[0]:
+                        job = record.job(firing, self._register.layout, "")
+                        names[job.position] = record.definition.name
+        return {names[place] for place in self._home.settler.still_there(names)} if names else set()
 
     def _guarded(
         self,
