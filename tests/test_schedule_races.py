@@ -117,6 +117,21 @@ def test_a_schedule_that_is_removed_and_made_again_as_it_fires_fires_as_the_new_
     assert len(news) == len({time_of(one) for one in news}) >= 2
 
 
+def test_a_run_that_was_written_by_a_member_that_died_is_not_made_up_for(
+    stage: Stage, queue: Queue
+) -> None:
+    queue.every("10s", b"", name="crm", start=at(stage, 10), missed="all")
+    stage.faults.fail("write_records schedules")
+    with pytest.raises(errors.StoreUnavailable):
+        Firing(queue._home).fire(["crm"], ahead_ms=10_000)
+    assert len(queue.peek()) == 1
+    stage.clock.advance(100)
+    times = Runs(stage, queue).drive(20)
+    assert sorted(times) == [
+        f"08:0{second // 60}:{second % 60:02}" for second in range(10, 121, 10)
+    ]
+
+
 def test_a_schedule_that_two_make_at_once_is_one(stage: Stage, queue: Queue) -> None:
     other = stage.connect().queue("mail")
     start = at(stage, 10)
