@@ -37,6 +37,7 @@ class Runs:
 
     def __init__(self, stage: Stage, queue: Queue) -> None:
         self._stage = stage
+        self.queue = queue
         self.messages: list[Message] = []
         self.consumer = Consumer(queue, self.messages.append)
 

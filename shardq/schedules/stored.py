@@ -38,7 +38,7 @@ _MISSED_MAX = 1_000
 """Most missed fire times that are visited; further ones are only counted."""
 _BACK_MS = 1_000
 _CACHED_CHARS_MAX = 2_000
-_AHEAD_MS = 5_000
+AHEAD_MS = 5_000
 """A job is put no longer than this before its fire time, if clocks are right."""
 LEAD_LOCAL_MS = 100
 """On SQLite consumers notice within 13 ms what others write."""
@@ -220,8 +220,8 @@ class StoredSchedule(NamedTuple):
         was, made = self.definition, self.anew(definition)
         if definition.paused:
             return made._replace(next_ms=None)
-        if (last_ms := self.previous_ms) is not None and last_ms > now_ms + _AHEAD_MS:
-            spent = last_ms if self.since_ms is None else self.since_ms, last_ms
+        if (last_ms := self.previous_ms) is not None and last_ms > now_ms + AHEAD_MS:
+            spent = self.since_ms or 0, last_ms
             return made._replace(previous_ms=None, since_ms=None, spent=spent).aimed(now_ms)
         is_kept = definition.trigger == was.trigger and not (was.paused or made.is_spent)
         if is_kept and definition.policies.of_hours == was.policies.of_hours:
@@ -274,6 +274,18 @@ class StoredSchedule(NamedTuple):
         if made.next_ms is not None and made.at_ms(made.next_ms) < aim_ms:
             made = made._replace(aim_ms=aim_ms + len(firings))
         return firings, made
+
+    def fire_late(self, firings: list[PlannedFiring], aim_ms: int) -> StoredSchedule:
+        """Add the fire times until a time, of which the first ones were missed, in their order."""
+        made = self.make_up(firings, aim_ms - MISSED_MS, aim_ms)
+        if made.skipped > self.skipped:
+            made = made._replace(since_ms=firings[0].time_ms if firings else made.next_ms)
+        while made.next_ms is not None and made.at_ms(made.next_ms) <= aim_ms:
+            if len(firings) == FIRES_MAX:
+                # Those of the next firing are due after these.
+                return made._replace(aim_ms=aim_ms + len(firings))
+            made = made.put_next(firings, aim_ms + len(firings))
+        return made._replace(aim_ms=None)
 
     def put_next(
         self, firings: list[PlannedFiring], at_ms: int, *, is_missed: bool = False

@@ -205,6 +205,8 @@ class Firing:
                 one._replace(at_ms=max(one.at_ms, now_ms + place))
                 for place, one in enumerate(firings)
             ]
+            if after.aim_ms is not None and firings:
+                after = after._replace(aim_ms=max(after.aim_ms, firings[-1].at_ms + 1))
         rows = [record.job(one, layout, self._headers(record, one)) for one in firings]
         return _Fired(record.definition.name, record, after, tuple(rows))
 
