@@ -612,7 +612,7 @@ def test_a_count_that_it_has_fired_by_now_is_refused_and_it_goes_on(
 def test_a_change_of_a_policy_leaves_fire_times_that_are_due(stage: Stage, queue: Queue) -> None:
     made = queue.every("10s", b"", name="s", missed="all")
     stage.clock.advance(35)
-    made.change(missed="all", window="1h")
+    assert made.change(missed="all", window="1h").next == made.next
     run = Run(stage, queue)
     assert run.drive(1) == ["08:00:10", "08:00:20", "08:00:30"]
 

@@ -221,7 +221,8 @@ class StoredSchedule(NamedTuple):
         if definition.paused:
             return made._replace(next_ms=None)
         if (last_ms := self.previous_ms) is not None and last_ms > now_ms + AHEAD_MS:
-            spent = self.since_ms or 0, last_ms
+            is_same = definition.trigger == was.trigger
+            spent = (self.since_ms or 0, last_ms) if is_same else None
             return made._replace(previous_ms=None, since_ms=None, spent=spent).aimed(now_ms)
         is_kept = definition.trigger == was.trigger and not (was.paused or made.is_spent)
         if is_kept and definition.policies.of_hours == was.policies.of_hours:
@@ -274,18 +275,6 @@ class StoredSchedule(NamedTuple):
         if made.next_ms is not None and made.at_ms(made.next_ms) < aim_ms:
             made = made._replace(aim_ms=aim_ms + len(firings))
         return firings, made
-
-    def fire_late(self, firings: list[PlannedFiring], aim_ms: int) -> StoredSchedule:
-        """Add the fire times until a time, of which the first ones were missed, in their order."""
-        made = self.make_up(firings, aim_ms - MISSED_MS, aim_ms)
-        if made.skipped > self.skipped:
-            made = made._replace(since_ms=firings[0].time_ms if firings else made.next_ms)
-        while made.next_ms is not None and made.at_ms(made.next_ms) <= aim_ms:
-            if len(firings) == FIRES_MAX:
-                # Those of the next firing are due after these.
-                return made._replace(aim_ms=aim_ms + len(firings))
-            made = made.put_next(firings, aim_ms + len(firings))
-        return made._replace(aim_ms=None)
 
     def put_next(
         self, firings: list[PlannedFiring], at_ms: int, *, is_missed: bool = False
