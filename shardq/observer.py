@@ -18,7 +18,7 @@ from shardq.inspection.calendar import forecast, forecast_ms, no_firings
 from shardq.inspection.depth import DepthCounter
 from shardq.inspection.whereabouts import run_of
 from shardq.model.message import priority_of
-from shardq.model.names import is_dead_queue, is_served, schedules_queue
+from shardq.model.names import is_dead_queue
 from shardq.model.settings import expected_lanes, layout_of
 from shardq.model.shard import Shard, spans
 from shardq.model.times import iso
@@ -27,6 +27,7 @@ from shardq.records.membership import heartbeats, member_of
 from shardq.records.register import settings_in
 from shardq.records.stats import Totals
 from shardq.records.together import Together
+from shardq.schedules.schedule import Outlook
 from shardq.stores.store import Slice, Tally
 from shardq.stores.tables import MEMBERS, QUEUES, STATS
 
@@ -64,6 +65,9 @@ _IN_FLIGHT_MAX = 256
 """Rows of a lane that are read at most to find one that is ready."""
 _CLAIMS_US = 20_000_000
 """Claims among what waits are counted so often; a change of its number, at each look."""
+_NO_SCHEDULES = Outlook()
+_SCHEDULES_SHARE = 20
+"""Counting schedules takes one part in so many of the time."""
 _DEAD_SHARE = 20
 """Likewise: on Cassandra the dead are counted in each of their hours since the last purge."""
 _TOGETHER = 64
@@ -163,6 +167,7 @@ class QueueView:
         producers: Processes that have put into it in this minute and the four before: (name,
             messages) of each, who has put the most first.
         forecast: (minute, messages and firings due in it).
+        schedules: Its schedules; `soon` are those that fire within the forecast.
     """
 
     name: str
@@ -181,6 +186,7 @@ class QueueView:
     members: tuple[MemberView, ...]
     producers: tuple[tuple[str, int], ...]
     forecast: tuple[tuple[datetime, int], ...]
+    schedules: Outlook = _NO_SCHEDULES
 
     @property
     def busy(self) -> int:
@@ -247,6 +253,8 @@ class QueueView:
             ],
             "producers": [{"member": name, "put": put} for name, put in self.producers],
             "forecast": [[minute.isoformat(), count] for minute, count in self.forecast],
+            "schedules": self.schedules.count,
+            "schedules_lag_ms": self.schedules.lag_ms,
         }
 
 
@@ -257,7 +265,7 @@ class Observer:
         db: The connection.
         names: Queues to look at; all of the store, as they are made and dropped, where None.
         horizon: How far ahead the forecast goes; None: there is none.
-        beside: False: without dead-letter queues and those of schedules, which stand beside theirs.
+        beside: False: without dead-letter queues, which stand beside theirs.
 
     Attributes:
         newer: Queues of the store that the last look passed over, since they need a newer release
@@ -360,7 +368,7 @@ class Observer:
         return shown
 
     def _is_shown(self, name: str) -> bool:
-        return self._beside or is_served(name)
+        return self._beside or not is_dead_queue(name)
 
     def _in_turn(self, first: Sequence[str]) -> list[str]:
         """The queues in the order in which to look at them: the longest not looked at first."""
@@ -463,6 +471,7 @@ class _Found:
         rates: Its rates.
         forecast: What is ahead of it.
         due: Lane -> the first of its due rows.
+        schedules: Its schedules.
     """
 
     watch: _Watch
@@ -476,6 +485,7 @@ class _Found:
     rates: _Rates
     forecast: tuple[tuple[datetime, int], ...]
     due: dict[int, list[Row]]
+    schedules: Outlook
 
     @property
     def first(self) -> list[Row]:
@@ -505,6 +515,7 @@ class _Found:
             members=tuple(_member(name, beat, self.layout, self.now_ms) for name, beat in members),
             producers=tuple(self.stored.recent_producers(self.now_ms).most_common()),
             forecast=self.forecast,
+            schedules=self.schedules,
         )
 
     def _lanes(self, locks: Mapping[Shard, LeaseState]) -> Iterable[LaneView]:
@@ -590,6 +601,7 @@ class _Watch:
         )
         self._depth: _Paced[Depth] = _Paced(self._clock, _DEPTH_SHARE)
         self._dead: _Paced[int] = _Paced(self._clock, _DEAD_SHARE)
+        self._schedules: _Paced[Outlook] = _Paced(self._clock, _SCHEDULES_SHARE)
         self._totals_key = queue._home.register.totals_key
 
     def look(self, noted: Together, others: Mapping[str, Settings] | None) -> _Found:
@@ -630,6 +642,9 @@ class _Watch:
             rates,
             ahead,
             self._due(layout, beats, depth, now_ms, boot_us),
+            self._schedules.at(boot_us, self._outlook)
+            if settings.schedules_used
+            else _NO_SCHEDULES,
         )
 
     def holders(self, lanes: Sequence[int]) -> dict[int, str | None]:
@@ -702,9 +717,12 @@ class _Watch:
         home, queue = self.queue._home, self.queue
         if others is None:
             home.register.refresh(force=home.register.has_unused_lanes)
-        has_schedules = others is None or schedules_queue(queue.name) in others
+        has_schedules = queue.settings.schedules_used
         firings = queue.schedules._home.firings if has_schedules else no_firings
         return tuple(forecast(self._store, self._clock, home.register, horizon_ms, stored, firings))
+
+    def _outlook(self) -> Outlook:
+        return self.queue.schedules._home.outlook(self._horizon_ms or 0)
 
     def _due(
         self,

@@ -189,7 +189,6 @@ class Queue(Scheduled):
             StoreTimeout: Maybe stored; it carries the message, to be put again.
             StoreUnavailable: Not stored.
         """
-        names.check_puts(self.name)
         return self._producer.put(
             body,
             due=due,
@@ -251,7 +250,6 @@ class Queue(Scheduled):
                 and a note says how many were put before them. Items after them were not read: if
                 `items` is an iterator, put `itertools.chain(error.messages, items)`.
         """
-        names.check_puts(self.name)
         if partial:
             return self._producer.put_each(items)
         if not ids:
@@ -655,9 +653,8 @@ class Queue(Scheduled):
             What it came to. Where it was `done`, it does not run as it was before.
 
         Raises:
-            BadName: If the key is none, or the queue keeps the ticks of schedules.
+            BadName: If the key is none.
         """
-        names.check_puts(self.name)
         return self._keyed.edit(key, body, headers)
 
     # Looking --------------------------------------------------------------------------------------
@@ -1000,7 +997,6 @@ class Queue(Scheduled):
                 f"messages of queue {name!r} cannot be forwarded to itself: give another queue, or "
                 f"let them be due at another time by move()."
             )
-        names.check_puts(name)
         return self._home.target(name)
 
     def _target_of(self, target: QueueHome | None, row: Row) -> QueueHome | None:

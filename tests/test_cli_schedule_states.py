@@ -17,9 +17,9 @@ from shell import Shell, shell
 import shardq
 from shardq.cli import states
 from shardq.cli.exits import Exit
-from shardq.cli.states import Finding, Level, Limits, State
+from shardq.cli.states import Level, Limits, State
 from shardq.clock import SystemClock
-from shardq.observer import LaneView, MemberView, Observer, QueueView
+from shardq.observer import MemberView, Observer, QueueView
 from shardq.schedules.triggers.state import TRIGGERS_VARIABLE
 from shardq.testing import Stage
 
@@ -63,7 +63,7 @@ def found(shell: Shell, *options: str) -> dict[str, dict[str, Any]]:
 # queues -------------------------------------------------------------------------------------------
 
 
-def test_a_queue_tells_of_its_schedules_and_what_keeps_them_is_not_listed(shell: Shell) -> None:
+def test_a_queue_tells_of_its_schedules(shell: Shell) -> None:
     for name in ("a", "b"):
         add(shell, name)
     shell.ok("queues", "create", "post")
@@ -96,31 +96,17 @@ def test_a_purged_queue_keeps_its_schedules_and_that_is_said(shell: Shell) -> No
     assert shell.ok("queues", "--json").lines[0]["schedules"] == 1
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        ["queues", "drop", "mail.schedules", "--yes"],
-        ["queues", "purge", "mail.schedules", "--yes"],
-        ["consume", "mail.schedules", "--until-empty"],
-        ["put", "mail.schedules", "x"],
-        ["cancel", "mail.schedules", "--key", "a"],
-        ["move", "mail.schedules", "--key", "a", "--delay", "1h"],
-        ["edit", "mail.schedules", "--key", "a", "--body", "x"],
-    ],
-    ids=lambda command: command[0],
-)
-def test_what_keeps_schedules_is_touched_by_schedule_alone(
-    shell: Shell, command: list[str]
-) -> None:
+def test_a_queue_may_be_named_like_the_schedules_of_another(shell: Shell) -> None:
     add(shell, "a")
-    told = shell.fails(Exit.USAGE, *command)
-    assert "queue 'mail.schedules' keeps the schedules of 'mail', whose consumers fire them" in told
+    shell.ok("put", "mail.schedules", "x")
+    told = shell.ok("queues", "--json").lines
+    assert [(one["queue"], one["schedules"]) for one in told] == [
+        ("mail", 1),
+        ("mail.schedules", 0),
+    ]
+    assert shell.ok("consume", "mail.schedules", "--until-empty").out == "x\n"
+    shell.ok("queues", "drop", "mail.schedules", "--yes")
     assert [one["name"] for one in shell.ok("schedule", "list", "--json").lines] == ["a"]
-
-
-def test_a_name_for_schedules_is_no_name_of_a_queue_of_messages(shell: Shell) -> None:
-    told = shell.fails(Exit.USAGE, "put", "my.schedules", "x")
-    assert "queue 'my.schedules' keeps the ticks of schedules and takes no messages" in told
 
 
 # check --------------------------------------------------------------------------------------------
@@ -135,10 +121,6 @@ def test_schedules_that_nobody_fires_are_told_of_their_queue(shell: Shell) -> No
         assert (one["what"], one["level"], one["schedules"]) == ("queue mail", "warning", 1)
         assert one["text"] == "1 schedule, and no consumer that fires them; none is due."
         assert "`shardq consume mail`." in one["advice"]
-    shell.ok("queues", "pause", "mail.schedules")
-    one = found(shell)["paused"]
-    assert one["text"] == "1 schedule; all are paused, and none fires."
-    assert "`shardq queues resume mail.schedules`" in one["advice"]
 
 
 def test_a_trigger_that_fails_is_told_as_its_schedule_s(
@@ -213,9 +195,7 @@ def test_a_damaged_schedule_is_wrong_and_hides_no_other(shell: Shell) -> None:
     for name in ("bad", "good"):
         add(shell, name)
     with sqlite3.connect(shell.directory / "jobs.db") as other:
-        other.execute(
-            "UPDATE messages SET body = X'7b' WHERE queue = 'mail.schedules' AND name = 'bad'"
-        )
+        other.execute("UPDATE schedules SET state = '{' WHERE name = 'bad'")
     other.close()
     told = found(shell)
     assert "schedule 'bad' of queue 'mail' is damaged" in told["damaged"]["text"]
@@ -237,26 +217,20 @@ def test_a_schedule_that_consumers_do_not_fire_is_overdue_and_named() -> None:
             queue.every(every, b"x", name=name)
         stage.clock.advance(240)
         views = looked(stage)
-        schedules = [*queue.schedules]
-        mail, ticks = views["mail"], views["mail.schedules"]
-
-        def findings(view: QueueView, *given: Any) -> list[Finding]:
-            return states.findings(mail, Limits(), view, *given)
-
-        [one] = findings(ticks, schedules)
+        schedules, view = [*queue.schedules], views["mail"]
+        [one] = states.findings(view, Limits(), schedules)
         assert (one.level, one.state) == (Level.WRONG, State.NO_CONSUMERS)
-        served = replace(ticks, members=(member(),))
-        [one] = findings(served, schedules)
+        served = replace(view, members=(member(),))
+        [one] = states.findings(served, Limits(), schedules)
         assert (one.level, one.state, one.what) == (Level.WRONG, State.OVERDUE, "queue mail")
         assert re.match(
             r"2 schedules; schedule fast should have fired 3m ago, and 1 other schedule since",
             one.text,
         )
-        [one] = findings(served)
+        [one] = states.findings(served, Limits())
         assert re.match(r"2 schedules; the first should have fired 3m(\ds)? ago\.", one.text)
-        on_time = replace(served, lanes=(LaneView(0, 0, "a", 1_000),))
-        [one] = findings(on_time, schedules)
-        assert (one.state, one.text.endswith("0 consumers; 2 schedules")) == (State.OK, True)
+        [one] = states.findings(served, Limits(lag_ms=240_000), schedules)
+        assert (one.state, one.text.endswith("1 consumer; 2 schedules")) == (State.OK, True)
 
 
 def test_many_schedules_that_fail_have_five_findings() -> None:
@@ -266,7 +240,7 @@ def test_many_schedules_that_fail_have_five_findings() -> None:
             queue.every("1h", b"x", name=f"{number}")
         views = looked(stage)
         failing = [replace(one, error="no") for one in queue.schedules]
-        found = states.findings(views["mail"], Limits(), views["mail.schedules"], failing)
+        found = states.findings(views["mail"], Limits(), failing)
         told = [one for one in found if one.state == State.FAILING]
         assert [one.text for one in told] == ["no"] * 4 + ["no (And 2 more fail.)"]
 
@@ -278,7 +252,6 @@ def test_observe_shows_schedules_at_their_queue(shell: Shell) -> None:
     add(shell, "a", every="5m")
     for options in ((), ("mail",)):
         text = shell.ok("observe", *options, "--once").out
-        assert "mail.schedules" not in text
         assert re.search(r"^mail +no consumers ", text, re.MULTILINE)
         assert "start one with: shardq consume mail" in text
     with shardq.connect(shell.url) as db:
@@ -286,12 +259,10 @@ def test_observe_shows_schedules_at_their_queue(shell: Shell) -> None:
         consumer.step()
         text = shell.ok("observe", "--once").out
         consumer.close()
-    assert "mail.schedules" not in text
     assert re.search(r"^mail +ok ", text, re.MULTILINE)
     assert "  1 schedule; 1 to fire in the next 11 minutes\n" in text
-    names = [one["queue"] for one in shell.ok("observe", "--once", "--json").lines]
-    assert names == ["mail", "mail.schedules"]
-    assert len(shell.ok("observe", "mail", "--once", "--json").lines) == 1
+    [told] = shell.ok("observe", "--once", "--json").lines
+    assert (told["queue"], told["schedules"], told["schedules_lag_ms"]) == ("mail", 1, 0)
 
 
 def test_the_calendar_counts_firings_at_their_queue_alone(shell: Shell) -> None:

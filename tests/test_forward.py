@@ -9,7 +9,6 @@ from worlds import World, on_each_store
 
 from shardq import Consumer
 from shardq.errors import (
-    BadName,
     BadSetting,
     KeyTaken,
     StaleReceipt,
@@ -192,8 +191,6 @@ def test_a_forward_that_cannot_be_done_says_why(stage: Stage) -> None:
         queue.forward(message, to=queue)
     with pytest.raises(UnknownQueue, match="no queue 'none'"):
         queue.forward(message, to="none")
-    with pytest.raises(BadName, match="keeps the ticks"):
-        queue.forward(message, to="from.schedules")
     with pytest.raises(UsageError, match="give to="):
         queue.forward(message)  # type: ignore[call-overload]
     with pytest.raises(UsageError, match="ids= or limit=, one of them"):
@@ -351,8 +348,6 @@ def test_dead_letters_never_go_round_in_a_circle(stage: Stage) -> None:
         db.queue("four", dead="four")
     with pytest.raises(BadSetting, match="has no dead"):
         one.dead.alter(dead="two")
-    with pytest.raises(BadName, match="keeps the ticks"):
-        one.alter(dead="one.schedules")
     with pytest.raises(BadSetting, match="dead must be the name of a queue, or 'off'"):
         one.alter(dead=5)  # type: ignore[arg-type]
     three.alter(dead="three.dead")

@@ -419,7 +419,7 @@ def test_totals_of_all_members_are_summed(stage: Stage) -> None:
 def test_looking_far_ahead_takes_a_small_part_of_the_time(
     db: shardq.Connection, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    db.queue("mail")
+    db.queue("mail").every("1h", "x")
     asked = []
 
     def slow(_after_ms: int, _until_ms: int) -> list[tuple[int, int]]:

@@ -198,9 +198,7 @@ def test_queues_that_are_not_counted_in_time_are_named_and_counted_all_the_same(
     play(stage, story, before=seed)
 
 
-@pytest.mark.parametrize(
-    "query", ["tz=Nowhere/At_all", "queue=none", "queue=a/b", "queue=mail.schedules"]
-)
+@pytest.mark.parametrize("query", ["tz=Nowhere/At_all", "queue=none", "queue=a/b"])
 def test_a_view_that_there_is_not_is_refused_with_its_reason(stage: Stage, query: str) -> None:
     async def story(browser: Browser) -> None:
         got = await browser.ask("GET", f"/calendar?{query}")

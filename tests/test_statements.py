@@ -245,10 +245,12 @@ def test_a_cell_is_written_by_lwt_always_or_never() -> None:
     }
     # Nothing is ever put there: it makes the others of its batch conditional on a row. And of
     # totals, whole rows are written by the one or the other: that of the folded row by LWT.
+    # Of schedules, those of the buckets by LWT, and the notes in the bucket after them plainly.
     # Minutes are listed and erased beside a condition on the lane's lease.
     listing = {leases._LIST, leases._UNLIST}
     of_totals = {text for text in changes if "{}.stats " in text}
-    assert mixed == {leases._ANCHOR} | listing | of_totals
+    of_schedules = {text for text in changes if "{}.schedules " in text}
+    assert mixed == {leases._ANCHOR} | listing | of_totals | of_schedules
     assert statements.STATEMENTS[QUEUES].note == statements.STATEMENTS[QUEUES].erase == ""
     # A partition's would take its lease along.
     deletes = [text for text, cells in written.items() if ("messages", "*") in cells]

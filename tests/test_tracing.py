@@ -375,7 +375,6 @@ def test_the_run_of_a_schedule_is_linked_to_its_firing(
                 mail.every("10s", "sync", name="crm", **options)
             ran: list[Message] = []
             stage.drive(Consumer(mail, ran.append), seconds=25)
-    # The tick of a schedule is no message of a user's.
     assert tracing.spans("send") == []
     created, runs = tracing.spans("create"), tracing.spans("process")
     assert [one.name for one in created] == ["create mail"] * 2

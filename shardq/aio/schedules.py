@@ -39,7 +39,7 @@ class Schedule:
         self.name: str = schedule.name
         self.queue: str = schedule.queue
         self.trigger: Trigger = schedule.trigger
-        self.state: Literal["waiting", "firing", "paused"] = schedule.state
+        self.state: Literal["waiting", "paused"] = schedule.state
         self.next: datetime | None = schedule.next
         self.previous: datetime | None = schedule.previous
         self.fired: int = schedule.fired

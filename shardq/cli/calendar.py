@@ -15,7 +15,7 @@ from shardq.errors import SchemaNewer, StoreCorrupt, UsageError, shown
 from shardq.inspection.calendar import FIRINGS_MAX, CalendarCounter
 from shardq.inspection.grid import By, by_of, lay_out
 from shardq.inspection.outlook import backlog, by_time_of_day, clock, hot_minutes
-from shardq.model.names import is_dead_queue, is_schedules_queue
+from shardq.model.names import is_dead_queue
 from shardq.model.shard import HOUR_MS, MINUTE_MS
 from shardq.model.times import duration_ms, iso, moment_of
 from shardq.pictures.drawing import check_png
@@ -164,7 +164,7 @@ def _count(
     failed: dict[str, str] = {}
     with screen.progress() as bar:
         for name in names or db.queues():
-            if not names and (is_dead_queue(name) or is_schedules_queue(name)):
+            if not names and is_dead_queue(name):
                 continue
             try:
                 found.append(_count_one(db, name, grid, bar))

@@ -132,23 +132,20 @@ def check(
         findings += [found, *_clocks(db)]
         # First: what it mends is not to be told as wrong.
         visited = [_visit_all(db, queue)] if queue and everywhere else []
-        named = states.with_schedules([queue], db.queues()) if queue else None
-        observer = Observer(db, named, horizon=_HORIZON)
+        observer = Observer(db, [queue] if queue else None, horizon=_HORIZON)
         with screen.progress() as bar:
             views = observer.look(on_progress=screen.teller(bar))
-        ticks = states.ticks_of(views)
         shown = states.without_kept(views)
 
         def more_of(view: QueueView) -> tuple[list[Schedule], list[str], bool]:
             queue = observer.queues[view.name]
-            own = _schedules(queue) if view.name in ticks else ([], [])
+            own = _schedules(queue) if view.schedules.count else ([], [])
             return *own, _are_jobs(queue, view)
 
         more = db._home.side_by_side(more_of, shown)
         for view, (schedules, wrong, are_jobs) in zip(shown, more, strict=True):
-            own = ticks.get(view.name)
             figures[f"queue {view.name}"] = _figures(view) | {"schedules": len(schedules)}
-            findings += states.findings(view, limits, own, schedules, are_jobs=are_jobs)
+            findings += states.findings(view, limits, schedules, are_jobs=are_jobs)
             findings += [states.damaged(view.name, text) for text in wrong]
         findings += [states.newer(name, text) for name, text in observer.newer.items()]
         findings += [states.damaged(name, text) for name, text in observer.damaged.items()]

@@ -154,8 +154,6 @@ def consume(
         if is_printed:
             outputs.append((printed(), as_json))
         db = stack.enter_context(options.connect(url, makes=True))
-        for name in queues:
-            options.refuse_ticks(db, name)
         if path is not None:
             outputs.insert(0, (stack.enter_context(closing(OutFile(path))), True))
         takes_jobs = takes_jobs or command is not None or path is not None

@@ -98,12 +98,12 @@ class Dashboard:
         lines_over = _passed_over_lines(passed_over or {}, width)
         if not views:
             return Group(*lines_over or [Text(screen.no_queues(self._store))])
-        shown, ticks = states.without_kept(views), states.ticks_of(views)
-        found = {view.name: states.state_of(view, ticks.get(view.name)) for view in shown}
+        shown = states.without_kept(views)
+        found = {view.name: states.state_of(view) for view in shown}
         lines = [*_title(self._store, shown, width), *_queue_lines(shown, found, width)]
-        lines += [*lines_over, *_unconsumed_lines(shown, ticks, width)]
+        lines += [*lines_over, *_unconsumed_lines(shown, width)]
         for view in shown:
-            lines += self._block(view, ticks, width, _MEMBERS_SHOWN[0])
+            lines += self._block(view, width, _MEMBERS_SHOWN[0])
         return Group(*lines)
 
     def fitted(
@@ -139,8 +139,8 @@ class Dashboard:
     def _fitted(
         self, views: Sequence[QueueView], width: int, height: int, lines_over: Sequence[Text]
     ) -> list[Text]:
-        shown, ticks = states.without_kept(views), states.ticks_of(views)
-        found = {view.name: states.state_of(view, ticks.get(view.name)) for view in shown}
+        shown = states.without_kept(views)
+        found = {view.name: states.state_of(view) for view in shown}
         order = list(Level)
         ranked = sorted(shown, key=lambda view: -order.index(found[view.name].level))
         lines = _title(self._store, shown, width)
@@ -152,15 +152,13 @@ class Dashboard:
         if len(shown) > fit:
             more = f"and {len(shown) - fit + 1:,} more; those to watch can be named"
             lines.append(Text(more, style="dim"))
-        lines += [*lines_over, *_unconsumed_lines(ranked, ticks, width)]
-        return lines + self._blocks(ranked, ticks, width, height - len(lines) - _KEY_LINES)
+        lines += [*lines_over, *_unconsumed_lines(ranked, width)]
+        return lines + self._blocks(ranked, width, height - len(lines) - _KEY_LINES)
 
-    def _blocks(
-        self, views: Sequence[QueueView], ticks: Mapping[str, QueueView], width: int, room: int
-    ) -> list[Text]:
+    def _blocks(self, views: Sequence[QueueView], width: int, room: int) -> list[Text]:
         """A block for each queue, with as many consumers as there is room for."""
         for members in _MEMBERS_SHOWN:
-            blocks = [self._block(view, ticks, width, members) for view in views]
+            blocks = [self._block(view, width, members) for view in views]
             lines = [line for block in blocks for line in block]
             if len(lines) <= room:
                 return lines
@@ -169,7 +167,7 @@ class Dashboard:
         consumed = sum(bool(view.members) for view in views)
         for view in views:
             for members in _MEMBERS_SHOWN:
-                block = self._block(view, ticks, width, members)
+                block = self._block(view, width, members)
                 if len(lines) + len(block) <= room - _LEFT_OUT_LINES:
                     lines += block
                     break
@@ -181,9 +179,7 @@ class Dashboard:
             told = "its consumers need a taller terminal"
         return [*lines, Text(), _cut(Text(told, style="dim"), width)][-max(room, 1) :]
 
-    def _block(
-        self, view: QueueView, ticks: Mapping[str, QueueView], width: int, members_max: int
-    ) -> list[Text]:
+    def _block(self, view: QueueView, width: int, members_max: int) -> list[Text]:
         """A queue's consumers, its lanes, who puts and what is to come.
 
         Of a queue that nobody consumes only who puts; nothing where nobody does either.
@@ -195,11 +191,10 @@ class Dashboard:
         lines += _producer_line(view)
         if late := states.late(view):
             lines.append(Text(f"{_GAP}{late}"))
-        own = ticks.get(view.name)
-        if own is not None and (told := states.scheduled(own)):
-            due = sum(count for _, count in own.forecast)
-            minutes = screen.plural(len(own.forecast), "minute")
-            lines.append(Text(f"{_GAP}{told}; {due:,} to fire in the next {minutes}"))
+        if told := states.scheduled(view):
+            minutes = screen.plural(len(view.forecast), "minute")
+            soon = view.schedules.soon
+            lines.append(Text(f"{_GAP}{told}; {soon:,} to fire in the next {minutes}"))
         if any(count for _, count in view.forecast):
             lines.append(self._forecast(view))
         return [Text(), *(_cut(line, width) for line in lines)]
@@ -271,14 +266,12 @@ def _passed_over_lines(wrong: Mapping[str, str], width: int) -> list[Text]:
     return lines
 
 
-def _unconsumed_lines(
-    views: Sequence[QueueView], ticks: Mapping[str, QueueView], width: int
-) -> list[Text]:
+def _unconsumed_lines(views: Sequence[QueueView], width: int) -> list[Text]:
     """Name the queues that have messages or schedules and no consumer, and how to start one."""
     names = [
         view.name
         for view in views
-        if (view.depth.total or states.scheduled(ticks.get(view.name)))
+        if (view.depth.total or view.schedules.count)
         and not (view.members or view.settings.paused or is_dead_queue(view.name))
     ]
     if not names:

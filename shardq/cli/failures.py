@@ -13,7 +13,7 @@ from shardq.errors import ShardqError
 from shardq.inspection import failed
 from shardq.inspection.failed import Next
 from shardq.model.message import first_line
-from shardq.model.names import is_dead_queue, is_schedules_queue
+from shardq.model.names import is_dead_queue
 from shardq.model.times import iso, moment_or_ago_ms
 
 if TYPE_CHECKING:
@@ -134,10 +134,10 @@ def _opened(db: Connection, names: Sequence[str]) -> tuple[list[Queue], set[str]
         opened = list({one.name: one for one in (*asked, *kept)}.values())
         return opened, {one.name for one in kept}
     opened = []
-    for name, one in db._home.open_all().items():
+    for one in db._home.open_all().values():
         if isinstance(one, ShardqError):
             click.echo(f"shardq: {one}", err=True)
-        elif not is_schedules_queue(name):
+        else:
             opened.append(one)
     dead = {one._home.register.dead_name for one in opened}
     return opened, {one.name for one in opened if one.name in dead or is_dead_queue(one.name)}

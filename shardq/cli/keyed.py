@@ -81,7 +81,6 @@ def move(
     if (due is None) == (delay is None):
         raise click.UsageError("give --due or --delay, one of them.")
     with options.connect(url) as db:
-        options.refuse_ticks(db, queue)
         source = db.queue(queue, create=False)
         wanted_ms = asked_ms(ceil_ms(source._home.clock.now_us()), due, delay)
         wanted, until = moment_of(wanted_ms), iso(wanted_ms)
@@ -155,7 +154,6 @@ def edit(
     else:
         content = None if body is None else os.fsencode(body)
     with options.connect(url) as db:
-        options.refuse_ticks(db, queue)
         source = db.queue(queue, create=False)
         answer = source.edit(named, body=content, headers=given)
         told = Telling(source, "edit", as_json=as_json)

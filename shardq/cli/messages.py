@@ -166,7 +166,6 @@ def put(
             options.stdin("the body").read() if body in (None, "-") else os.fsencode(body or "")
         )
     with options.connect(url, makes=True) as db:
-        options.refuse_ticks(db, queue)
         _tell_put(db.queue(queue).put(content, **chosen), as_json=as_json)
 
 
@@ -458,7 +457,6 @@ def cancel(
     """
     check_named(ids, keys)
     with options.connect(url) as db:
-        options.refuse_ticks(db, queue)
         source = db.queue(queue, create=False)
         told = Telling(source, "cancel", as_json=as_json, is_one=len(ids) + len(keys) == 1)
         for key in keys:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 from rich.live import Live
 
-from shardq.cli import options, probes, screen, states
+from shardq.cli import options, probes, screen
 from shardq.cli.dashboard import Dashboard
 from shardq.cli.probes import Probes
 from shardq.errors import UsageError
@@ -109,8 +109,7 @@ def observe(
         _answer(place, queues, url)
         return
     with options.connect(url) as db:
-        named = list(queues) if as_json else states.with_schedules(queues, db.queues())
-        observer = Observer(db, named or None, horizon=horizon)
+        observer = Observer(db, queues or None, horizon=horizon)
         to = screen.console()
         dashboard = Dashboard(db.url_shown, ascii_only=to.options.ascii_only)
         if once or not (as_json or to.is_terminal):

@@ -243,20 +243,6 @@ def tell_memory(shown: str) -> None:
         )
 
 
-def refuse_ticks(db: Connection, name: str) -> None:
-    """Refuse to touch the messages of a queue that stand for the schedules of another.
-
-    Raises:
-        UsageError: If this is such a queue.
-    """
-    served = names.scheduled_queue(name)
-    if served != name and served in db.queues():
-        raise UsageError(
-            f"queue {name!r} keeps the schedules of {served!r}, whose consumers fire them; see "
-            f"`shardq schedule list {served}`, and change or remove them with `shardq schedule`."
-        )
-
-
 def headers_of(given: Iterable[str]) -> dict[str, str] | None:
     """The headers that were given as `NAME=VALUE`; None where there are none.
 

@@ -13,12 +13,7 @@ from shardq.cli import options, screen
 from shardq.errors import SchemaNewer, ShardqError, StoreCorrupt
 from shardq.inspection.depth import DepthCounter
 from shardq.model import settings as model
-from shardq.model.names import (
-    is_dead_queue,
-    is_schedules_queue,
-    scheduled_queue,
-    schedules_queue,
-)
+from shardq.model.names import is_dead_queue
 from shardq.model.times import moment_of
 from shardq.observer import late_to_json, lateness_of
 from shardq.records.folded import stored_totals
@@ -166,18 +161,13 @@ def queues(context: click.Context, url: str | None, *, as_json: bool) -> None:
         return
     with options.connect(url) as db:
         opened = db._home.open_all()
-        named = [
-            name
-            for name in opened
-            if not (is_schedules_queue(name) and scheduled_queue(name) in opened)
-        ]
         rows = []
         failed = {}
         with screen.progress() as bar:
             tell = screen.teller(bar)
-            looked = db._home.side_by_side(partial(_counted, opened), named)
-            for number, (name, one) in enumerate(zip(named, looked, strict=True), 1):
-                tell("queues", number, len(named))
+            looked = db._home.side_by_side(partial(_counted, opened), opened)
+            for number, (name, one) in enumerate(zip(opened, looked, strict=True), 1):
+                tell("queues", number, len(opened))
                 if isinstance(one, ShardqError):
                     is_newer = isinstance(one, SchemaNewer)
                     failed[name] = "needs a newer shardq" if is_newer else "damaged"
@@ -232,8 +222,7 @@ def _counted(opened: Mapping[str, Queue | ShardqError], name: str) -> _Counted |
         counter = DepthCounter(home.store, home.clock, home.register)
         depth = counter.depth(read_totals, is_fresh=True)
         late = lateness_of(totals[0], home.register.layout, home.clock.now_ms())
-        # A queue that has ever had schedules has another beside it.
-        schedules = len(queue.schedules) if schedules_queue(name) in opened else 0
+        schedules = len(queue.schedules) if queue.settings.schedules_used else 0
     except (SchemaNewer, StoreCorrupt) as error:
         return error
     return queue, depth, late, schedules
@@ -426,7 +415,6 @@ def purge(queue: str, url: str | None, *, yes: bool) -> None:
     Its schedules stay, and go on putting messages.
     """
     with options.connect(url) as db:
-        options.refuse_ticks(db, queue)
         target = db.queue(queue, create=False)
         schedules = screen.plural(count, "schedule") if (count := len(target.schedules)) else ""
         sure(f"delete all messages of {queue}", yes=yes)
@@ -443,7 +431,6 @@ def purge(queue: str, url: str | None, *, yes: bool) -> None:
 def drop(queue: str, url: str | None, *, yes: bool) -> None:
     """Delete QUEUE, all its messages and all its schedules."""
     with options.connect(url) as db:
-        options.refuse_ticks(db, queue)
         target = db.queue(queue, create=False)
         schedules = screen.plural(count, "schedule") if (count := len(target.schedules)) else ""
         with_them = f" and its {schedules}" if schedules else ""

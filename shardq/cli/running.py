@@ -9,7 +9,6 @@ from rich.text import Text
 
 from shardq.cli import listing, options, screen
 from shardq.errors import ShardqError
-from shardq.model.names import is_schedules_queue
 from shardq.model.times import iso
 from shardq.observer import runs_of
 from shardq.records.membership import heartbeats
@@ -87,11 +86,7 @@ def running(*, queues: tuple[str, ...], task: str | None, url: str | None, as_js
 def _opened(db: Connection, names: tuple[str, ...]) -> list[Queue]:
     if names:
         return [db.queue(name, create=False) for name in dict.fromkeys(names)]
-    return [
-        one
-        for name, one in db._home.open_all().items()
-        if not (isinstance(one, ShardqError) or is_schedules_queue(name))
-    ]
+    return [one for one in db._home.open_all().values() if not isinstance(one, ShardqError)]
 
 
 def _list(named: list[tuple[str, str, RunView]], now_ms: int) -> None:

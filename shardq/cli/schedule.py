@@ -21,7 +21,7 @@ from shardq.cli import (
 from shardq.cli.messages import stored_json
 from shardq.clock import SystemClock
 from shardq.errors import SchemaNewer, StoreCorrupt, UsageError, shown
-from shardq.model.names import is_dead_queue, is_schedules_queue
+from shardq.model.names import is_dead_queue
 from shardq.model.times import due_ms
 from shardq.schedules.definition import Definition, Job
 from shardq.schedules.options import check
@@ -209,7 +209,7 @@ def list_(*, queue: str | None, url: str | None, as_json: bool) -> None:
     previous the last time for which it has put a message
     fired    for how many fire times it has put messages
     skipped  for how many it has not, by --missed and --overlap
-    state    waiting, firing or paused; overdue, where no message is there
+    state    waiting or paused; overdue, where no message is there
              1 m after its time; failing, where its trigger does
     fires    when it fires
     puts     the body, or the call of a task
@@ -244,7 +244,7 @@ def list_(*, queue: str | None, url: str | None, as_json: bool) -> None:
 def _queues(db: Connection) -> Iterator[Queue]:
     """All queues that can have schedules, but those that `check` has to tell of."""
     for name in db.queues():
-        if is_dead_queue(name) or is_schedules_queue(name):
+        if is_dead_queue(name):
             continue
         try:
             yield db.queue(name, create=False)
@@ -404,8 +404,8 @@ def change(
 ) -> None:
     """Change the schedule NAME of QUEUE; what is not given stays.
 
-    When this ends, nothing fires any more as it was before, but for what was due within 0.15 s, on
-    Cassandra 1.75 s. Zone, start and end stay where only the times are changed. An empty text takes
+    When this ends, nothing fires any more as it was before, but for what was due within 0.1 s, on
+    Cassandra 2.5 s. Zone, start and end stay where only the times are changed. An empty text takes
     back --start, --end, --window, --group, --key or --unique-for, and 0 --count. Headers that are
     given take the place of all that it has, but for the name of a task. Ends with 21 where there is
     no such schedule.

@@ -26,7 +26,7 @@ _WIDEST = 160
 """Columns from which on the list has what is put, the counts too, and all that there is.
 
 With fewer a row of each would take two lines."""
-_STYLES = {"failing": "red", "overdue": "red", "paused": "yellow", "firing": "green"}
+_STYLES = {"failing": "red", "overdue": "red", "paused": "yellow"}
 
 
 def state_of(one: Schedule, now_ms: int) -> str:

@@ -9,13 +9,7 @@ from typing import TYPE_CHECKING
 
 from shardq.cli import jobs, screen
 from shardq.engine.handing.hanging import hangs_after_ms
-from shardq.model.names import (
-    is_dead_queue,
-    is_schedules_queue,
-    scheduled_queue,
-    schedules_queue,
-    served_queue,
-)
+from shardq.model.names import is_dead_queue, served_queue
 from shardq.model.times import iso
 from shardq.schedules.schedule import late_ms
 
@@ -109,7 +103,6 @@ class Limits:
 def findings(
     view: QueueView,
     limits: Limits,
-    ticks: QueueView | None = None,
     schedules: Sequence[Schedule] = (),
     *,
     are_jobs: bool = False,
@@ -119,17 +112,14 @@ def findings(
     Args:
         view: The queue.
         limits: What it may come to.
-        ticks: The queue of its schedules; None where it has none.
-        schedules: These, where they were read one by one.
+        schedules: Its schedules, if they were read one by one.
         are_jobs: Whether its messages are jobs of tasks, which are for a worker.
     """
     order = list(Level)
-    all_found = [*_found(view, limits, are_jobs=are_jobs)]
-    if ticks is not None:
-        all_found += _of_schedules(ticks, limits, schedules)
+    all_found = [*_found(view, limits, are_jobs=are_jobs), *_of_schedules(view, limits, schedules)]
     found = sorted(all_found, key=lambda one: -order.index(one.level))
     if not found:
-        text = "; ".join(filter(None, (counts(view), scheduled(ticks, schedules), late(view))))
+        text = "; ".join(filter(None, (counts(view), scheduled(view, schedules), late(view))))
         found = [Finding(f"queue {view.name}", Level.OK, State.OK, text)]
     return found
 
@@ -155,33 +145,21 @@ def damaged(name: str, text: str) -> Finding:
 
 
 def without_kept(views: Sequence[QueueView]) -> list[QueueView]:
-    """All queues but those that keep something of another that is there, which tells of it.
+    """All queues but those of the dead of another that is there, which tells of them.
 
-    They are its dead, where nobody consumes them, and its schedules.
+    A dead-letter queue that somebody consumes is among them.
     """
     names = {view.name for view in views}
     return [
         view
         for view in views
         if not (is_dead_queue(view.name) and served_queue(view.name) in names and not view.members)
-        and not (is_schedules_queue(view.name) and scheduled_queue(view.name) in names)
     ]
 
 
-def with_schedules(names: Sequence[str], made: Sequence[str]) -> list[str]:
-    """These names and, of all that are made, the queues of their schedules."""
-    kept = [schedules_queue(name) for name in names]
-    return [*names, *(name for name in kept if name in made and name not in names)]
-
-
-def ticks_of(views: Sequence[QueueView]) -> dict[str, QueueView]:
-    """The queues that keep schedules, by the names of those whose they are."""
-    return {scheduled_queue(view.name): view for view in views if is_schedules_queue(view.name)}
-
-
-def state_of(view: QueueView, ticks: QueueView | None = None) -> Finding:
+def state_of(view: QueueView) -> Finding:
     """The gravest finding, by the usual limits."""
-    return findings(view, Limits(), ticks)[0]
+    return findings(view, Limits())[0]
 
 
 def counts(view: QueueView) -> str:
@@ -193,9 +171,9 @@ def counts(view: QueueView) -> str:
     )
 
 
-def scheduled(ticks: QueueView | None, schedules: Sequence[Schedule] = ()) -> str:
+def scheduled(view: QueueView, schedules: Sequence[Schedule] = ()) -> str:
     """How many schedules there are; empty where there are none."""
-    count = len(schedules) or (ticks.depth.total if ticks is not None else 0)
+    count = len(schedules) or view.schedules.count
     return screen.plural(count, "schedule") if count else ""
 
 
@@ -209,9 +187,6 @@ def late(view: QueueView) -> str:
 
 def _found(view: QueueView, limits: Limits, *, are_jobs: bool) -> Iterator[Finding]:
     what, name = f"queue {view.name}", view.name
-    if is_schedules_queue(name):
-        yield from _of_schedules(view, limits, ())
-        return
     if view.settings.paused:
         yield Finding(
             what,
@@ -228,52 +203,42 @@ def _found(view: QueueView, limits: Limits, *, are_jobs: bool) -> Iterator[Findi
 
 
 def _of_schedules(
-    ticks: QueueView, limits: Limits, schedules: Sequence[Schedule]
+    view: QueueView, limits: Limits, schedules: Sequence[Schedule]
 ) -> Iterator[Finding]:
-    served = scheduled_queue(ticks.name)
-    what, count = f"queue {served}", scheduled(ticks, schedules)
-    is_late = ticks.lag_ms > limits.lag_ms
-    if ticks.settings.paused and count:
-        yield Finding(
-            what,
-            Level.WARNING,
-            State.PAUSED,
-            f"{count}; all are paused, and none fires.",
-            f"Let them fire again with `shardq queues resume {ticks.name}`.",
-        )
-    elif count and not ticks.members:
+    name, count = view.name, scheduled(view, schedules)
+    what = f"queue {name}"
+    late = [one for one in schedules if one.error is None and late_ms(one, view.at_ms)]
+    lag_ms = max((late_ms(one, view.at_ms) for one in late), default=view.schedules.lag_ms)
+    is_late = lag_ms > limits.lag_ms
+    if count and not view.members:
         yield Finding(
             what,
             Level.WRONG if is_late else Level.WARNING,
             State.NO_CONSUMERS,
             f"{count}, and no consumer that fires them"
-            + (f"; {_overdue(ticks, schedules)}." if ticks.lag_ms else "; none is due."),
-            jobs.starting(
-                served, are_jobs=any(jobs.TASK_HEADER in one.headers for one in schedules)
-            ),
+            + (f"; {_overdue(view, late)}." if lag_ms else "; none is due."),
+            jobs.starting(name, are_jobs=any(jobs.TASK_HEADER in one.headers for one in schedules)),
         )
     elif is_late:
         yield Finding(
             what,
             Level.WRONG,
             State.OVERDUE,
-            f"{count}; {_overdue(ticks, schedules)}.",
-            f"See its consumers' logs for lines of `schedules of queue {served}`, and `shardq "
-            f"schedule list {served}`.",
+            f"{count}; {_overdue(view, late)}.",
+            f"See its consumers' logs for lines of `schedules of queue {name}`, and `shardq "
+            f"schedule list {name}`.",
         )
-    yield from _failing(served, [one for one in schedules if one.error is not None])
-    yield from _dead(ticks, limits)
+    yield from _failing(name, [one for one in schedules if one.error is not None])
 
 
-def _overdue(ticks: QueueView, schedules: Sequence[Schedule]) -> str:
+def _overdue(view: QueueView, late: Sequence[Schedule]) -> str:
     """Name the schedule that should have fired first, and how long ago."""
-    late = [one for one in schedules if late_ms(one, ticks.at_ms)]
     if not late:
-        return f"the first should have fired {screen.span(ticks.lag_ms)} ago"
-    first = max(late, key=lambda one: late_ms(one, ticks.at_ms))
+        return f"the first should have fired {screen.span(view.schedules.lag_ms)} ago"
+    first = max(late, key=lambda one: late_ms(one, view.at_ms))
     others = screen.plural(len(late) - 1, "other schedule")
     more = f", and {others} since" if len(late) > 1 else ""
-    ago = screen.span(late_ms(first, ticks.at_ms))
+    ago = screen.span(late_ms(first, view.at_ms))
     return f"schedule {first.name} should have fired {ago} ago{more}"
 
 

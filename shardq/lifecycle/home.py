@@ -157,8 +157,7 @@ class QueueHome(Home):
             open_one=home.open_one,
             logs=home.logs,
             entered=home.entered,
-            # A tick of a schedule is no message of a user's.
-            traces=None if names.is_schedules_queue(register.name) else home.traces,
+            traces=home.traces,
             meter=home.meter,
         )
         self.register: Register = register

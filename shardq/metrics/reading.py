@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from shardq.errors import SchemaError, ShardqError, StoreCorrupt, StoreError, UnknownQueue
 from shardq.metrics.named import TOTALS
-from shardq.model.names import is_served
+from shardq.model.names import is_dead_queue
 from shardq.model.settings import Settings
 from shardq.observer import Observer
 from shardq.records.folded import stored_totals
@@ -208,7 +208,7 @@ class Reading:
         for name, queue in self._opened().items():
             if isinstance(queue, ShardqError):
                 unread += 1
-            elif is_served(name):
+            elif not is_dead_queue(name):
                 try:
                     # What this process has counted itself, it stores first.
                     queue._home.stats.store()
@@ -226,7 +226,9 @@ class Reading:
         if self._names is None:
             return {
                 name: one
-                for name, one in self._db._home.open_all(is_served).items()
+                for name, one in self._db._home.open_all(
+                    lambda name: not is_dead_queue(name)
+                ).items()
                 if not isinstance(one, Settings)
             }
         found: dict[str, Queue | ShardqError] = {}
@@ -270,7 +272,7 @@ class Reading:
         """What is due within an hour, and when schedules fire."""
         found: dict[_Series, float] = {}
         for name, queue in self._opened().items():
-            if isinstance(queue, ShardqError) or not is_served(name):
+            if isinstance(queue, ShardqError) or is_dead_queue(name):
                 continue
             series = "shardq_due_next_hour", (self._queues.name(name),)
             with suppress(SchemaError, StoreCorrupt, UnknownQueue):

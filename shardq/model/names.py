@@ -13,10 +13,9 @@ from typing import Any
 from shardq.errors import BadName, shown
 
 DEAD_SUFFIX = ".dead"
-SCHEDULES_SUFFIX = ".schedules"
 
-# Room for the suffixes, or a queue of the longest name could have neither dead nor schedules.
-_QUEUE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}(?:\.schedules)?(?:\.dead)?\Z", re.ASCII)
+# Room for the suffix, or a queue of the longest name could have no dead.
+_QUEUE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}(?:\.dead)?\Z", re.ASCII)
 _KEYSPACE = re.compile(r"[a-z][a-z0-9_]{0,47}\Z", re.ASCII)
 TEXT_MAX = 256
 """Characters of a label, at most."""
@@ -98,39 +97,6 @@ def dead_queue(queue: str) -> str:
     return queue + DEAD_SUFFIX
 
 
-def schedules_queue(queue: str) -> str:
-    """The name of the queue that keeps the ticks of the schedules of `queue`."""
-    return queue + SCHEDULES_SUFFIX
-
-
-def is_schedules_queue(queue: str) -> bool:
-    """Whether a queue keeps the ticks of another's schedules."""
-    return queue.endswith(SCHEDULES_SUFFIX)
-
-
-def check_puts(queue: str) -> None:
-    """Refuse bodies for a queue of ticks or for their dead: a worker fires whatever a tick says.
-
-    Raises:
-        BadName: If the queue keeps the ticks of schedules, or those of them that have died.
-    """
-    served = served_queue(queue)
-    if is_schedules_queue(served):
-        raise BadName(
-            f"queue {queue!r} keeps the ticks of schedules and takes no messages; give the queue "
-            f"another name, or make a schedule of {scheduled_queue(served)!r}."
-        )
-
-
-def scheduled_queue(queue: str) -> str:
-    """The queue whose schedules `queue` keeps; itself, where it keeps none.
-
-    >>> scheduled_queue("mail.schedules"), scheduled_queue("mail")
-    ('mail', 'mail')
-    """
-    return queue.removesuffix(SCHEDULES_SUFFIX)
-
-
 def served_queue(queue: str) -> str:
     """The queue whose dead messages `queue` keeps; itself, where it keeps none.
 
@@ -138,15 +104,6 @@ def served_queue(queue: str) -> str:
     ('mail', 'mail')
     """
     return queue.removesuffix(DEAD_SUFFIX)
-
-
-def is_served(queue: str) -> bool:
-    """True of a queue that people have made: dead-letter queues and ticks stand beside theirs.
-
-    >>> is_served("mail"), is_served("mail.dead"), is_served("mail.schedules")
-    (True, False, False)
-    """
-    return scheduled_queue(served_queue(queue)) == queue
 
 
 def is_dead_queue(queue: str) -> bool:

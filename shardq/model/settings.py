@@ -459,7 +459,6 @@ def _whole(value: Any, name: str) -> int:
 
 def _dead(value: Any, name: str) -> str:
     if isinstance(value, str) and names.is_queue_name(value):
-        names.check_puts(value)
         return value
     raise BadSetting(f"{name} must be the name of a queue, or {OFF!r}, not {shown(value)}.")
 

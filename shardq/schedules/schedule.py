@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from heapq import nsmallest
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias, Unpack
 
 from shardq.errors import (
@@ -65,6 +66,8 @@ State: TypeAlias = Literal["waiting", "paused"]
 
 PREVIEW_MAX = 10_000
 BACKFILL_MAX = 100_000
+_LATE_MAX = 100
+"""Most schedules that are read to see for how long the first of them is overdue."""
 _TRIES = 200
 _SLOW_US = 3_000_000
 """A write that took longer is announced once more."""
@@ -228,6 +231,21 @@ class Schedule:
         return self._of.preview(self.name, count, after)
 
 
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """The schedules of a queue in figures.
+
+    Attributes:
+        count: How many there are.
+        soon: How many of them fire within the time that was asked for.
+        lag_ms: For how long the first of them has been overdue, milliseconds; 0 if none is.
+    """
+
+    count: int = 0
+    soon: int = 0
+    lag_ms: int = 0
+
+
 class Book:
     """The schedules of one queue, and all that is done to them, by name. From any thread.
 
@@ -279,6 +297,26 @@ class Book:
     def count(self) -> int:
         """How many there are, as `names`."""
         return len(self.names())
+
+    def outlook(self, horizon_ms: int) -> Outlook:
+        """The schedules in figures: a read of names and times, and of the records of those late.
+
+        Args:
+            horizon_ms: How far to look, milliseconds.
+        """
+        if not self._has_any():
+            return Outlook()
+        times, now_ms = self._stored.times(), self._clock.now_ms()
+        nexts = [(next_ms, name) for name, next_ms in times.items() if next_ms is not None]
+        late = nsmallest(_LATE_MAX, (one for one in nexts if one[0] < now_ms))
+        records = self.found((name for _, name in late), {}).values() if late else ()
+        lags_ms = [
+            now_ms - one.at_ms(one.next_ms)
+            for one in records
+            if one.next_ms is not None and one.error is None
+        ]
+        soon = sum(now_ms <= next_ms <= now_ms + horizon_ms for next_ms, _ in nexts)
+        return Outlook(len(times), soon, max([0, *lags_ms]))
 
     def definitions(self) -> list[Definition]:
         """The definitions of all that are not damaged, by name, as `all`."""

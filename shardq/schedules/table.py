@@ -87,12 +87,20 @@ class ScheduleTable:
 
         A schedule that has ended keeps its record if code has declared it.
         """
+        if not ended:
+            return sorted(self.times())
         return sorted(
-            name
+            name for some in self._store.notes_of(NEXTS, self._buckets).values() for name in some
+        )
+
+    def times(self) -> dict[str, int | None]:
+        """The name of each schedule, damaged ones too -> its next fire time, epoch milliseconds."""
+        return {
+            name: next_ms
             for some in self._store.notes_of(NEXTS, self._buckets).values()
             for name, next_ms in some.items()
-            if ended or next_ms != _ENDED
-        )
+            if next_ms != _ENDED
+        }
 
     def nexts(self, bucket: int) -> dict[str, int | None]:
         """The name of each schedule of a bucket -> its next fire time, epoch milliseconds."""

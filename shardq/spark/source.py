@@ -99,7 +99,6 @@ class ShardqDataSource(DataSource):
 
     def _write_options(self, *, overwrite: bool) -> Options:
         from shardq.errors import UsageError
-        from shardq.model import names
         from shardq.spark.options import Options, refuse_store
 
         if overwrite:
@@ -108,7 +107,6 @@ class ShardqDataSource(DataSource):
                 "mode('append'), and purge the queue yourself where it has to be empty."
             )
         options = Options.of_writer(self.options)
-        names.check_puts(options.queue)
         refuse_store(options.url, self.master)
         return options
 

@@ -12,7 +12,6 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from shardq.engine.handing.delivery import Delivery
-from shardq.model import names
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -141,16 +140,12 @@ class Memory:
             lane.rows -= count
 
     def read_again(self, rows: Iterable[Row]) -> None:
-        """Move cursors back to rows of groups behind them, which come before the rows read next.
-
-        Also to ticks of schedules: they keep their due, however late they are written.
-        """
-        has_ticks = names.is_schedules_queue(self._register.layout.queue)
+        """Move cursors back to rows of groups behind them, which come before the rows read next."""
         for row in rows:
             lane = self.lanes.get(row.shard.lane)
             if (
                 lane is not None
-                and (has_ticks or lane.of_groups)
+                and lane.of_groups
                 and row.id not in self.known
                 and row.shard.queue == self._register.layout.queue
             ):

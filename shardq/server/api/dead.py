@@ -22,7 +22,7 @@ from shardq.server.api import jobs
 from shardq.server.api.listing import Filter, ListQuery, cut, fitting, has_died, page_of
 from shardq.server.api.messages import Told
 from shardq.server.api.problem import Refused
-from shardq.server.api.rights import allows, keeps_ticks
+from shardq.server.api.rights import allows
 from shardq.server.api.route import Call, Route
 from shardq.server.api.shapes import MANY_MAX, Message, MessagePage, NewBody, Time, message_of
 from shardq.server.bulk import RATE_MAX, Wish, bulks_of, redrive_edited
@@ -237,7 +237,7 @@ class _Kept:
 
 def _kept(call: Call[Any, Any], wanted: str) -> dict[str, _Kept]:
     """The dead-letter queues that the caller may see by their names; with one read."""
-    opened = call.site.connection._home.open_all(lambda name: not keeps_ticks(name))
+    opened = call.site.connection._home.open_all()
     kept: dict[str, _Kept] = {}
     for name, queue in opened.items():
         is_asked = name == wanted if wanted else not names.is_dead_queue(name)

@@ -174,10 +174,13 @@ async def find_messages(call: Call[FindQuery, None]) -> Hits:
         return await _each(call, left, _by_text, spent_us_max=_SPENT_US_MAX)
 
     def look() -> tuple[dict[str, str], list[str], str]:
+        def is_shown(name: str) -> bool:
+            return not names.is_dead_queue(name)
+
         opened = {
             name: one
-            for name, one in site.connection._home.open_all(names.is_served).items()
-            if names.is_served(name) and allows(call.caller, level, name, site)
+            for name, one in site.connection._home.open_all(is_shown).items()
+            if is_shown(name) and allows(call.caller, level, name, site)
         }
         damaged = {name: str(one) for name, one in opened.items() if isinstance(one, ShardqError)}
         known = {name: one for name, one in opened.items() if name not in damaged}

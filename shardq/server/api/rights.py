@@ -1,8 +1,7 @@
 """The queues that a caller may use, by the levels of its key and by its account.
 
 Over HTTP a queue has its name in shardq. The name of one that another account has made by SQS
-begins with `sqs.` and that account's id: no other account may use it. Nobody uses the queues in
-which shardq keeps the ticks of schedules: a purge of one would end the schedules.
+begins with `sqs.` and that account's id: no other account may use it.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from shardq.model import names
 from shardq.server.refusals import AccessDenied
 
 if TYPE_CHECKING:
@@ -19,16 +17,6 @@ if TYPE_CHECKING:
     from shardq.server.site import Site
 
 _OWNED = re.compile(r"sqs\.([0-9]{12})\.")
-
-
-def keeps_ticks(queue: str) -> bool:
-    """True if a queue keeps ticks of schedules, or dead ones.
-
-    >>> keeps_ticks("mail.schedules"), keeps_ticks("mail.schedules.dead"), keeps_ticks("mail.dead")
-    (True, True, False)
-    """
-    served = names.served_queue(queue) if names.is_dead_queue(queue) else queue
-    return names.is_schedules_queue(served)
 
 
 def is_of(caller: Caller, queue: str, site: Site) -> bool:
@@ -40,7 +28,7 @@ def is_of(caller: Caller, queue: str, site: Site) -> bool:
 
 def allows(caller: Caller, level: Level, queue: str, site: Site) -> bool:
     """True if a caller has a level for a queue."""
-    return not keeps_ticks(queue) and is_of(caller, queue, site) and caller.allows(level, queue)
+    return is_of(caller, queue, site) and caller.allows(level, queue)
 
 
 def check(caller: Caller, level: Level, queue: str | None, site: Site) -> None:
@@ -49,8 +37,6 @@ def check(caller: Caller, level: Level, queue: str | None, site: Site) -> None:
     Raises:
         AccessDenied: If it does.
     """
-    if queue is not None and keeps_ticks(queue):
-        raise AccessDenied(f"queue {queue!r} keeps ticks of schedules; use /schedules instead.")
     if queue is not None and not is_of(caller, queue, site):
         raise AccessDenied(
             f"queue {queue!r} is not one of account {caller.account}; over HTTP its queues are "

@@ -104,7 +104,7 @@ class Schedule(Struct, kw_only=True, omit_defaults=True):
         queue: The queue that it puts into.
         trigger: When it fires, in words.
         tz: The zone whose wall clock decides.
-        state: `waiting`, `firing` or `paused`.
+        state: `waiting` or `paused`.
         next: Its next fire time.
         previous: The last fire time for which it has put a message.
         fired: For how many fire times it has put messages.
@@ -204,7 +204,7 @@ class AllSchedulesQuery(Struct, kw_only=True, forbid_unknown_fields=True):
 
     queue: str | None = None
     text: str = ""
-    state: Literal["waiting", "firing", "paused", "failing", "overdue"] | None = None
+    state: Literal["waiting", "paused", "failing", "overdue"] | None = None
     order: Literal["name", "next"] = "name"
     after: str = ""
     limit: Annotated[int, Meta(ge=1, le=MANY_MAX)] = 100

@@ -10,7 +10,7 @@ from urllib.parse import quote, urlencode
 
 from shardq.errors import ShardqError
 from shardq.model.grants import Level
-from shardq.model.names import is_served
+from shardq.model.names import is_dead_queue
 from shardq.server import api
 from shardq.server.api import rights
 from shardq.server.pages.looks import looks_of
@@ -123,7 +123,7 @@ class Page:
 
         async def read() -> list[str]:
             every = await self.site.threads.call(self.site.connection.queues)
-            return [one for one in every if is_served(one)]
+            return [one for one in every if not is_dead_queue(one)]
 
         found = await self.site.answers.of("names", read)
         return [name for name in found if self.allows("g", name)]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from shardq.server.pages.page import Page
 
-STATES = ("waiting", "firing", "paused", "failing", "overdue")
+STATES = ("waiting", "paused", "failing", "overdue")
 _PREVIEWED = 20
 _FIRINGS = 20
 _FAILED = 500
