@@ -202,6 +202,26 @@ def test_a_damaged_schedule_is_wrong_and_hides_no_other(shell: Shell) -> None:
     assert told["no consumers"]["text"].startswith("1 schedule,")
 
 
+def test_a_schedule_that_a_clock_ahead_has_fired_is_named_and_resumed(shell: Shell) -> None:
+    add(shell, "a")
+    with sqlite3.connect(shell.directory / "jobs.db") as other:
+        year_ms = 365 * 86_400_000
+        other.execute(
+            "UPDATE schedules SET state = json_set(state, '$.previous', next + ?), next = next + ? "
+            "WHERE name = 'a'",
+            (year_ms, year_ms + 3_600_000),
+        )
+    other.close()
+    one = found(shell)["clock off"]
+    assert (one["what"], one["level"]) == ("schedule a of queue mail", "wrong")
+    assert one["text"].startswith("a clock that was ahead has fired it, so it does not fire until")
+    assert shell.run("check").code == Exit.FAILED
+    assert shell.ok("schedule", "resume", "mail", "a").out.startswith(
+        "a: goes by the clock again; next "
+    )
+    assert "clock off" not in found(shell)
+
+
 def looked(stage: Stage) -> dict[str, QueueView]:
     return {view.name: view for view in Observer(stage.connect()).look()}
 

@@ -109,7 +109,8 @@ def check(
     counts off    a process crashed as it counted; a consumer or --all mends that
     log large     another program reads SQLite's file for so long that the
                   log beside it grows
-    clock off     clocks are over 1 s apart
+    clock off     clocks are over 1 s apart, or a clock that was ahead has fired
+                  a schedule
     for tests     a variable is set that is meant for tests
 
     --all visits every partition of QUEUE. It moves to now the messages that its consumers have

@@ -26,7 +26,7 @@ from shardq.model.times import due_ms
 from shardq.schedules.definition import Definition, Job
 from shardq.schedules.options import check
 from shardq.schedules.policy import Policies
-from shardq.schedules.schedule import PREVIEW_MAX
+from shardq.schedules.schedule import PREVIEW_MAX, fired_ahead
 from shardq.schedules.triggers.zones import local_moment, zone_of
 from shardq.tasks.importing import put_here_on_path
 
@@ -467,13 +467,19 @@ def pause(queue: str, name: str, url: str | None, *, as_json: bool) -> None:
 def resume(queue: str, name: str, url: str | None, *, as_json: bool) -> None:
     """Let the schedule NAME of QUEUE fire again, from its next fire time on.
 
-    Ends with 21 where there is no such schedule.
+    A schedule that a clock which was ahead has fired goes by the clock again. Ends with 21 where
+    there is no such schedule.
     """
     put_here_on_path()
     with options.connect(url) as db:
         source = db.queue(queue, create=False)
         before = source.schedules[name]
-        done = "resumed" if before.state == "paused" else "was not paused"
+        if before.state == "paused":
+            done = "resumed"
+        elif fired_ahead(before, source._home.clock.now_ms()):
+            done = "goes by the clock again"
+        else:
+            done = "was not paused"
         _tell(before.resume(), source, done, as_json=as_json)
 
 

@@ -11,7 +11,7 @@ from shardq.cli import jobs, screen
 from shardq.engine.handing.hanging import hangs_after_ms
 from shardq.model.names import is_dead_queue, served_queue
 from shardq.model.times import iso
-from shardq.schedules.schedule import late_ms
+from shardq.schedules.schedule import fired_ahead, late_ms
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -229,6 +229,7 @@ def _of_schedules(
             f"schedule list {name}`.",
         )
     yield from _failing(name, [one for one in schedules if one.error is not None])
+    yield from _ahead(name, [one for one in schedules if fired_ahead(one, view.at_ms)])
 
 
 def _overdue(view: QueueView, late: Sequence[Schedule]) -> str:
@@ -240,6 +241,27 @@ def _overdue(view: QueueView, late: Sequence[Schedule]) -> str:
     more = f", and {others} since" if len(late) > 1 else ""
     ago = screen.span(late_ms(first, view.at_ms))
     return f"schedule {first.name} should have fired {ago} ago{more}"
+
+
+def _ahead(queue: str, fired: Sequence[Schedule]) -> Iterator[Finding]:
+    """Name the schedules that a clock which was ahead has fired."""
+    shown, left = fired[:_NAMED], len(fired) - _NAMED
+    for one in shown:
+        named = screen.exact(shlex.quote(one.name)).plain
+        more = f" (And {left:,} more.)" if left > 0 and one is shown[-1] else ""
+        until = (
+            "never fires again"
+            if one.next is None
+            else f"does not fire until {screen.when(one.next)}"
+        )
+        yield Finding(
+            f"schedule {one.name} of queue {queue}",
+            Level.WRONG,
+            State.CLOCK_OFF,
+            f"a clock that was ahead has fired it, so it {until}.{more}",
+            f"Let it go by the clock: `shardq schedule resume {queue} {named}`. What it has fired "
+            "does not fire again.",
+        )
 
 
 def _failing(queue: str, failing: Sequence[Schedule]) -> Iterator[Finding]:

@@ -45,7 +45,7 @@ from shardq.schedules.options import (
 )
 from shardq.schedules.past import past_firings
 from shardq.schedules.policy import Policies
-from shardq.schedules.stored import PlannedFiring, StoredSchedule, headers_of, id_of
+from shardq.schedules.stored import AHEAD_MS, PlannedFiring, StoredSchedule, headers_of, id_of
 from shardq.schedules.table import ScheduleTable, Written
 from shardq.schedules.triggers.trigger import Trigger
 
@@ -684,6 +684,13 @@ class Book:
                 "unique_for": None if held_ms is None else timedelta(milliseconds=held_ms),
             }
         return given
+
+
+def fired_ahead(one: Schedule, now_ms: int) -> bool:
+    """True if a clock that was ahead has fired it: it waits until the clock comes there."""
+    if one.state == "paused" or one.previous is None:
+        return False
+    return epoch_ms(one.previous) > now_ms + AHEAD_MS
 
 
 def late_ms(one: Schedule, now_ms: int) -> int:
