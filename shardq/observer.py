@@ -167,7 +167,9 @@ class QueueView:
         producers: Processes that have put into it in this minute and the four before: (name,
             messages) of each, who has put the most first.
         forecast: (minute, messages and firings due in it).
-        schedules: Its schedules; `soon` are those that fire within the forecast.
+        schedules: How many schedules it has.
+        schedules_soon: How many of them fire within the forecast.
+        schedules_lag_ms: For how long the first of them has been overdue; 0 if none is.
     """
 
     name: str
@@ -186,7 +188,9 @@ class QueueView:
     members: tuple[MemberView, ...]
     producers: tuple[tuple[str, int], ...]
     forecast: tuple[tuple[datetime, int], ...]
-    schedules: Outlook = _NO_SCHEDULES
+    schedules: int = 0
+    schedules_soon: int = 0
+    schedules_lag_ms: int = 0
 
     @property
     def busy(self) -> int:
@@ -253,8 +257,8 @@ class QueueView:
             ],
             "producers": [{"member": name, "put": put} for name, put in self.producers],
             "forecast": [[minute.isoformat(), count] for minute, count in self.forecast],
-            "schedules": self.schedules.count,
-            "schedules_lag_ms": self.schedules.lag_ms,
+            "schedules": self.schedules,
+            "schedules_lag_ms": self.schedules_lag_ms,
         }
 
 
@@ -515,7 +519,9 @@ class _Found:
             members=tuple(_member(name, beat, self.layout, self.now_ms) for name, beat in members),
             producers=tuple(self.stored.recent_producers(self.now_ms).most_common()),
             forecast=self.forecast,
-            schedules=self.schedules,
+            schedules=self.schedules.count,
+            schedules_soon=self.schedules.soon,
+            schedules_lag_ms=self.schedules.lag_ms,
         )
 
     def _lanes(self, locks: Mapping[Shard, LeaseState]) -> Iterable[LaneView]:

@@ -21,7 +21,7 @@ from shardq.stores.cassandra import CassandraStore, leases, rows, schema, statem
 from shardq.stores.cassandra.address import read_url
 from shardq.stores.sqlite import registers as sqlite_registers
 from shardq.stores.sqlite import store as sqlite_store
-from shardq.stores.tables import QUEUES
+from shardq.stores.tables import QUEUES, SCHEDULES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -250,6 +250,7 @@ def test_a_cell_is_written_by_lwt_always_or_never() -> None:
     listing = {leases._LIST, leases._UNLIST}
     of_totals = {text for text in changes if "{}.stats " in text}
     of_schedules = {text for text in changes if "{}.schedules " in text}
+    of_schedules.add(statements.STATEMENTS[SCHEDULES].note)
     assert mixed == {leases._ANCHOR} | listing | of_totals | of_schedules
     assert statements.STATEMENTS[QUEUES].note == statements.STATEMENTS[QUEUES].erase == ""
     # A partition's would take its lease along.

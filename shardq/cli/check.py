@@ -140,7 +140,7 @@ def check(
 
         def more_of(view: QueueView) -> tuple[list[Schedule], list[str], bool]:
             queue = observer.queues[view.name]
-            own = _schedules(queue) if view.schedules.count else ([], [])
+            own = _schedules(queue) if view.schedules else ([], [])
             return *own, _are_jobs(queue, view)
 
         more = db._home.side_by_side(more_of, shown)

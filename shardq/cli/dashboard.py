@@ -193,7 +193,7 @@ class Dashboard:
             lines.append(Text(f"{_GAP}{late}"))
         if told := states.scheduled(view):
             minutes = screen.plural(len(view.forecast), "minute")
-            soon = view.schedules.soon
+            soon = view.schedules_soon
             lines.append(Text(f"{_GAP}{told}; {soon:,} to fire in the next {minutes}"))
         if any(count for _, count in view.forecast):
             lines.append(self._forecast(view))
@@ -271,7 +271,7 @@ def _unconsumed_lines(views: Sequence[QueueView], width: int) -> list[Text]:
     names = [
         view.name
         for view in views
-        if (view.depth.total or view.schedules.count)
+        if (view.depth.total or view.schedules)
         and not (view.members or view.settings.paused or is_dead_queue(view.name))
     ]
     if not names:

@@ -173,7 +173,7 @@ def counts(view: QueueView) -> str:
 
 def scheduled(view: QueueView, schedules: Sequence[Schedule] = ()) -> str:
     """How many schedules there are; empty where there are none."""
-    count = len(schedules) or view.schedules.count
+    count = len(schedules) or view.schedules
     return screen.plural(count, "schedule") if count else ""
 
 
@@ -208,7 +208,7 @@ def _of_schedules(
     name, count = view.name, scheduled(view, schedules)
     what = f"queue {name}"
     late = [one for one in schedules if one.error is None and late_ms(one, view.at_ms)]
-    lag_ms = max((late_ms(one, view.at_ms) for one in late), default=view.schedules.lag_ms)
+    lag_ms = max((late_ms(one, view.at_ms) for one in late), default=view.schedules_lag_ms)
     is_late = lag_ms > limits.lag_ms
     if count and not view.members:
         yield Finding(
@@ -235,7 +235,7 @@ def _of_schedules(
 def _overdue(view: QueueView, late: Sequence[Schedule]) -> str:
     """Name the schedule that should have fired first, and how long ago."""
     if not late:
-        return f"the first should have fired {screen.span(view.schedules.lag_ms)} ago"
+        return f"the first should have fired {screen.span(view.schedules_lag_ms)} ago"
     first = max(late, key=lambda one: late_ms(one, view.at_ms))
     others = screen.plural(len(late) - 1, "other schedule")
     more = f", and {others} since" if len(late) > 1 else ""

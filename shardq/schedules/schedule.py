@@ -513,7 +513,7 @@ class Book:
     def found_any(
         self, asked: Iterable[str], damaged: dict[str, str] | None = None
     ) -> dict[str, StoredSchedule]:
-        """As `found`, and those that have ended and that code has declared."""
+        """The records that `found` returns, and those that have ended and were declared by code."""
         if not self._has_any():
             return {}
         self._clock.measure(self._home.store)
