@@ -49,10 +49,11 @@ from shardq.model import settings
 from shardq.model.grants import Level
 from shardq.model.times import duration_text
 from shardq.records.actions import What
-from shardq.schedules import policy, tick
+from shardq.schedules import policy, schedule
 from shardq.schedules.definition import NAME_MAX
 from shardq.schedules.options import BODY_BYTES_MAX
 from shardq.schedules.schedule import BACKFILL_MAX
+from shardq.schedules.stored import LEAD_LOCAL_MS, LEAD_MS
 from shardq.schedules.triggers.foreign import STATE_MAX
 from shardq.schedules.triggers.rules import DEPTH_MAX, INTERVAL_MS_MIN, PARTS_MAX
 from shardq.stores import sqlite
@@ -439,10 +440,11 @@ def test_the_page_of_schedules_has_limits_and_times_as_they_are() -> None:
         assert f"{most:,}" in limits
     assert f"| {BODY_BYTES_MAX >> 10} KiB" in limits
     assert f"| {INTERVAL_MS_MIN // 1_000} s or more" in limits
-    for lead in (tick._LOCAL, tick._ELSEWHERE):
-        least, most_s = lead.ms / 1_000, (lead.ms + lead.grid_ms) / 1_000
-        assert f"{least} to {most_s} s" in text
-        assert f"{most_s} s" in text.partition("**A change is exact**")[2].partition("\n\n")[0]
+    for lead_ms in (LEAD_LOCAL_MS, LEAD_MS):
+        assert f"{lead_ms / 1_000} s before" in text
+    change = text.partition("**A change is exact**")[2].partition("\n\n")[0]
+    most_ms = LEAD_MS + schedule._SOON_MS
+    assert f"within {LEAD_LOCAL_MS / 1_000} s, on Cassandra {most_ms / 1_000} s" in change
     assert policy.MISSED_MS == 60_000
     assert "for over a minute" in text
 
