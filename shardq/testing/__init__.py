@@ -20,9 +20,6 @@ with Stage() as stage:
     queue.put(b"hello", delay="1h")
     stage.drain(queue, Consumer(queue, print), within="2h")
 ```
-
-Whole worlds of processes that crash, freeze and lose answers, from one seed, are
-`shardq.testing.simulation`'s; that needs greenlet, which the extra `simulation` installs.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Deterministic simulation: real producers, consumers and callers in worlds where much goes wrong.
 
 ```
- seed ─► plan ─► world: processes on simulated tables ─► history ─► checker: the rules, one by one
+ seed ─► plan ─► world: processes on `simulated` tables ─► history ─► checker: the rules, one by one
            └─ what a failing seed can do without is dropped: shrink
 ```
 """

@@ -17,8 +17,9 @@ from simulation.roles import TRIES, Roles
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from simulated.scheduler import Process
+
     import shardq
-    from shardq.testing.simulation.scheduler import Process
     from simulation.errands import Errand
     from simulation.history import Put, Written
     from simulation.parts import Machine

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from simulated.client import ROW_BYTES
+
 from shardq.model.message import key_of
-from shardq.testing.simulation.client import ROW_BYTES
 from simulation.case import COPY_US, DEAD, STEWARD, Breach
 from simulation.history import LATE_WRITER
 from simulation.stories import story

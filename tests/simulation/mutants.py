@@ -10,6 +10,8 @@ import textwrap
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from simulated.client import SimulatedStore
+
 from shardq.clock import SystemClock
 from shardq.consumer import Consumer
 from shardq.engine.deliverer import Deliverer
@@ -51,7 +53,6 @@ from shardq.schedules.schedule import Book
 from shardq.schedules.stored import StoredSchedule
 from shardq.schedules.table import ScheduleTable
 from shardq.stores.sqlite import SqliteStore
-from shardq.testing.simulation.client import SimulatedStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,7 +10,8 @@ import random
 from dataclasses import dataclass, replace
 from typing import Any
 
-from shardq.testing.simulation.network import Weather
+from simulated.network import Weather
+
 from simulation.errands import Errand, Errands
 from simulation.fleets import BANDS, Fleet
 from simulation.parts import Act, Event, Letter, Machine

@@ -16,9 +16,10 @@ from simulation.timetables import Command
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from simulated.scheduler import Process
+
     import shardq
     from shardq.schedules.schedule import Schedule
-    from shardq.testing.simulation.scheduler import Process
     from simulation.parts import Event, Machine
     from simulation.timetables import Spec
 

@@ -8,6 +8,8 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
+from simulated.scheduler import Killed
+
 from shardq import Bury, Retry, Snooze
 from shardq.consumer import Consumer
 from shardq.errors import (
@@ -19,7 +21,6 @@ from shardq.errors import (
     UnknownQueue,
 )
 from shardq.model.receipt import Receipt
-from shardq.testing.simulation.scheduler import Killed
 from simulation.case import leased_as, token_of
 from simulation.history import Cancel, Delivery, Put, Refusal
 from simulation.parts import Act, Letter, Machine
@@ -29,9 +30,10 @@ from simulation.watch import Watch
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from simulated.scheduler import Process
+
     import shardq
     from shardq.model.message import Message, Row
-    from shardq.testing.simulation.scheduler import Process
 
 TRIES = 8
 _ASKS = 3

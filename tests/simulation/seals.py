@@ -23,9 +23,10 @@ from simulation.roles import body_of
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from simulated import Simulation
+
     from shardq.model.shard import Layout, Shard
     from shardq.records.register import Register
-    from shardq.testing.simulation import Simulation
     from simulation.history import History
     from simulation.plan import Plan
 

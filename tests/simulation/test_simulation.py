@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from simulated import Simulation
+from simulated.scheduler import Stuck
 
-from shardq.testing.simulation import Simulation
-from shardq.testing.simulation.scheduler import Stuck
 from simulation import mutants, watch
 from simulation.case import FAULT
 from simulation.report import explain

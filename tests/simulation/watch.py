@@ -8,14 +8,15 @@ from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from simulated import Simulation
+from simulated.network import DONE, TWICE, Weather
+
 from shardq.engine.reading.lane import READ_AHEAD_MS
 from shardq.model.ids import RowIds
 from shardq.model.message import moved
 from shardq.model.shard import Layout
 from shardq.records.keyrow import KeyRow
 from shardq.stores.tables import KEYS, LANES, MEMBERS, QUEUES
-from shardq.testing.simulation import Simulation
-from shardq.testing.simulation.network import DONE, TWICE, Weather
 from simulation.case import DEAD, LOOK_US, QUEUE, STEWARD, token_of
 from simulation.history import LATE_WRITER, Heard, History, Recorded, Written, is_tried
 from simulation.plan import bands_of
@@ -24,6 +25,8 @@ from simulation.runs import Runs, is_run
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
+    from simulated.scheduler import Process
+
     from shardq.consumer import Consumer
     from shardq.engine.engine import Engine
     from shardq.model.message import Row
@@ -31,7 +34,6 @@ if TYPE_CHECKING:
     from shardq.queue import Queue
     from shardq.stores.store import Mark, Move
     from shardq.stores.tables import Partition, QueueRecord, Table
-    from shardq.testing.simulation.scheduler import Process
     from simulation.parts import Event
     from simulation.plan import Plan
 

@@ -11,6 +11,8 @@ from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
+from simulated.network import LATE, LOST, REFUSED, UNANSWERED
+
 import shardq
 from shardq.clock import SystemClock
 from shardq.engine.reading.lane import SEALED_RUNGS
@@ -18,7 +20,6 @@ from shardq.errors import ClockError, KeyTaken, StoreError, UnknownQueue
 from shardq.model.ids import birth_us, row_ids
 from shardq.model.message import Row
 from shardq.stores.tables import MEMBERS
-from shardq.testing.simulation.network import LATE, LOST, REFUSED, UNANSWERED
 from simulation.case import DEAD, FAULT, HEALER_PREFETCH, QUEUE, STEWARD
 from simulation.history import Delivery, Fork, Look, Purge, Put
 from simulation.parts import Act, Event, Letter, Machine
@@ -38,7 +39,8 @@ from simulation.strangers import EVERY_S, STRANGERS, TTL_MS, Stranger, heartbeat
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
 
-    from shardq.testing.simulation.scheduler import Process
+    from simulated.scheduler import Process
+
     from simulation.history import History
 
 _SETTLE_S = 6.5

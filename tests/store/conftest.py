@@ -11,14 +11,14 @@ import uuid
 from typing import TYPE_CHECKING
 
 import pytest
+from simulated.cells import Cells
+from simulated.client import SimulatedStore
+from simulated.network import Network, Weather
+from simulated.scheduler import Scheduler
 
 from shardq import clock
 from shardq.stores import store_of
 from shardq.stores.sqlite import SqliteStore
-from shardq.testing.simulation.cells import Cells
-from shardq.testing.simulation.client import SimulatedStore
-from shardq.testing.simulation.network import Network, Weather
-from shardq.testing.simulation.scheduler import Scheduler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

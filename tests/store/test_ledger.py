@@ -9,6 +9,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
+from simulated.network import Weather
+from simulated.scheduler import Process
+from simulated.simulation import Simulation
 
 from shardq.errors import StoreCorrupt, StoreError
 from shardq.model.ids import RowIds, fixed
@@ -22,9 +25,6 @@ from shardq.stores.store import (
     Move,
     Try,
 )
-from shardq.testing.simulation.network import Weather
-from shardq.testing.simulation.scheduler import Process
-from shardq.testing.simulation.simulation import Simulation
 
 if TYPE_CHECKING:
     from shardq.stores.store import Store

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from simulated.network import Weather
+from simulated.simulation import Simulation
 
 from shardq.errors import StoreError
 from shardq.model.ids import row_ids
@@ -35,14 +37,13 @@ from shardq.stores.tables import (
     ResultNote,
     Table,
 )
-from shardq.testing.simulation.network import Weather
-from shardq.testing.simulation.simulation import Simulation
 from store.parts import BASE_MINUTE, BASE_MS, LONG_MS, TTL_MS, in_order, make_row, read_back
 from store.parts import Lapse as Elapse
 
 if TYPE_CHECKING:
+    from simulated.scheduler import Process
+
     from shardq.stores.store import Store
-    from shardq.testing.simulation.scheduler import Process
 
 CQL = "".join(path.read_text() for path in (Path(__file__).parents[2] / "cql").glob("*.cql"))
 

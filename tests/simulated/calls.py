@@ -6,7 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from shardq.errors import StoreTimeout, StoreUnavailable
-from shardq.testing.simulation.network import DONE, LOST, REFUSED, TWICE
+from simulated.network import DONE, LOST, REFUSED, TWICE
 
 if TYPE_CHECKING:
     import random
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from shardq.model.message import Row
     from shardq.model.shard import Shard
     from shardq.stores.tables import K, Partition, Table, V
-    from shardq.testing.simulation.network import Network
-    from shardq.testing.simulation.scheduler import Process
+    from simulated.network import Network
+    from simulated.scheduler import Process
 
 _FATES = ("refused", "lost", "unanswered", "late")
 """Fates from `REFUSED` on, by the names of their shares."""

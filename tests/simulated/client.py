@@ -16,9 +16,9 @@ from shardq.model.ids import birth_us
 from shardq.model.shard import LANE_LEASE, Shard
 from shardq.stores import steps
 from shardq.stores.store import LeaseState
-from shardq.testing.simulation.calls import Calls
-from shardq.testing.simulation.history import SimulatedHistory
-from shardq.testing.simulation.network import DONE, LATE, REFUSED, TWICE, UNANSWERED
+from simulated.calls import Calls
+from simulated.history import SimulatedHistory
+from simulated.network import DONE, LATE, REFUSED, TWICE, UNANSWERED
 
 if TYPE_CHECKING:
     import random
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from shardq.model.shard import Position
     from shardq.stores.store import Mark, Move, Slice, Tally
     from shardq.stores.tables import Change, K, Partition, Refused, Table, V
-    from shardq.testing.simulation.network import Network
-    from shardq.testing.simulation.scheduler import Process
+    from simulated.network import Network
+    from simulated.scheduler import Process
 
 DELETED_AFTER_US = 1_000_000
 ROW_BYTES = 100
@@ -206,7 +206,7 @@ class SimulatedStore(Calls, SimulatedHistory):
         """The queues of slices that have a row there."""
         return self._read("occupied_queues", lambda: self._cells.occupied_queues(wanted))
 
-    def next_minute(self, queue: str, minute: int) -> int | None:  # noqa: ARG002 - of none
+    def next_minute(self, queue: str, minute: int) -> int | None:
         """None: no index tells."""
         return None
 

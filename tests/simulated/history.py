@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from shardq.stores.store import Entry, Mark
-    from shardq.testing.simulation.cells import Cells
+    from simulated.cells import Cells
 
 
 class SimulatedHistory:

@@ -8,6 +8,6 @@
 ```
 """
 
-from shardq.testing.simulation.simulation import Simulation
+from simulated.simulation import Simulation
 
 __all__ = ["Simulation"]

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from shardq.model.shard import Shard
     from shardq.stores.store import Move
     from shardq.stores.tables import Partition, Table
-    from shardq.testing.simulation.cells import Cells
-    from shardq.testing.simulation.scheduler import Process, Scheduler
+    from simulated.cells import Cells
+    from simulated.scheduler import Process, Scheduler
 
 _HEALED_US = 5_000_000
 

@@ -34,11 +34,11 @@ from shardq.lifecycle import producer
 from shardq.model.ids import row_ids
 from shardq.records import keeper, membership
 from shardq.testing.clock import START_US
-from shardq.testing.simulation.cells import Cells
-from shardq.testing.simulation.client import SimulatedStore
-from shardq.testing.simulation.local import LocalStore, LocalTables
-from shardq.testing.simulation.network import Network, Weather
-from shardq.testing.simulation.scheduler import (
+from simulated.cells import Cells
+from simulated.client import SimulatedStore
+from simulated.local import LocalStore, LocalTables
+from simulated.network import Network, Weather
+from simulated.scheduler import (
     Killed,
     Process,
     Scheduler,
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import TracebackType
 
-    from shardq.testing.simulation.scheduler import Fiber
+    from simulated.scheduler import Fiber
 
 _OWN_THREADS = ("shardq.testing", "shardq.stores", "shardq.model.ids", "shardq.bench", "shardq.cli")
 
@@ -182,7 +182,7 @@ class Simulation:
         put(connection, "atexit", SimpleNamespace(register=_ignore, unregister=_ignore))
         put(connection.Connection, "_close_with_child", _ignore)
         put(row_ids, "_last_us", 0)
-        put(row_ids, "_tail", row_ids._tail)  # noqa: SLF001 - each process gets its own
+        put(row_ids, "_tail", row_ids._tail)
         log = logging.getLogger("shardq")
         level = log.level
         log.setLevel(logging.CRITICAL + 1)

@@ -19,7 +19,7 @@ from shardq.model.ids import order_key
 from shardq.model.shard import Shard
 from shardq.stores.store import LeaseState, Tally
 from shardq.stores.tables import VIEWS
-from shardq.testing.simulation.marks import MarkCells
+from simulated.marks import MarkCells
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence

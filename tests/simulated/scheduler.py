@@ -15,16 +15,10 @@ import heapq
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from shardq.clock import BootTime
-from shardq.errors import MissingExtra
-from shardq.model.ids import row_ids
+from greenlet import greenlet
 
-try:
-    from greenlet import greenlet
-except ImportError as error:
-    raise MissingExtra(
-        "simulations need greenlet: pip install 'shardq[simulation]'.", name="greenlet"
-    ) from error
+from shardq.clock import BootTime
+from shardq.model.ids import row_ids
 
 if TYPE_CHECKING:
     import random
@@ -280,8 +274,8 @@ class Scheduler:
         if process is not self._last:
             # Each process makes row ids of its own, which never go backwards in it alone.
             if self._last is not None:
-                self._last.ids = (row_ids._last_us, row_ids._tail)  # noqa: SLF001
-            row_ids._last_us, row_ids._tail = process.ids  # noqa: SLF001
+                self._last.ids = (row_ids._last_us, row_ids._tail)
+            row_ids._last_us, row_ids._tail = process.ids
             self._last = process
         self.current = fiber
         self.boot_us = process.boot_us()
@@ -334,7 +328,7 @@ class Threading:
         target: Callable[..., object],
         args: tuple[Any, ...] = (),
         name: str = "thread",
-        daemon: bool = False,  # noqa: ARG002 - threading's signature
+        daemon: bool = False,
     ) -> Thread:
         """A thread of the process that runs."""
         return Thread(self._scheduler, lambda: target(*args), name)
@@ -405,9 +399,9 @@ class Condition:
 
     def __enter__(self) -> bool:
         lock = self._lock
-        if lock._held:  # noqa: SLF001 - the module's own class
+        if lock._held:
             return lock.acquire()
-        lock._held = True  # noqa: SLF001
+        lock._held = True
         return True
 
     def __exit__(self, _kind: object, _error: object, _trace: object) -> None:

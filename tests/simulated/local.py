@@ -21,8 +21,8 @@ from shardq.model.message import Row
 from shardq.model.shard import Shard
 from shardq.stores.sqlite import SqliteStore
 from shardq.stores.store import LeaseState
-from shardq.testing.simulation.calls import Calls
-from shardq.testing.simulation.network import DONE, REFUSED
+from simulated.calls import Calls
+from simulated.network import DONE, REFUSED
 
 if TYPE_CHECKING:
     import random
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from shardq.model.shard import Position
     from shardq.stores.store import Entry, Mark, Move, Slice, Tally, Total
     from shardq.stores.tables import Change, K, Partition, Refused, Table, V
-    from shardq.testing.simulation.network import Network
-    from shardq.testing.simulation.scheduler import Process, Scheduler
+    from simulated.network import Network
+    from simulated.scheduler import Process, Scheduler
 
 Result = TypeVar("Result")
 
@@ -97,7 +97,7 @@ class LocalTables:
     def store(self) -> SqliteStore:
         """Another process's store on this database, with nothing in its memory yet."""
         made = self._made()
-        made._database = self._observer._database  # noqa: SLF001 - in memory it is one connection's
+        made._database = self._observer._database
         return made
 
     def _made(self) -> SqliteStore:
@@ -122,7 +122,7 @@ class LocalTables:
 
     def rows(self, queue: str) -> list[Row]:
         """All rows of a queue, in order."""
-        with self._observer._database.reading() as connection:  # noqa: SLF001
+        with self._observer._database.reading() as connection:
             found = connection.execute(_ROWS, (queue,)).fetchall()
         return [row for columns in found if not (row := _row(*columns)).is_note]
 
@@ -167,7 +167,7 @@ class LocalTables:
     # Details --------------------------------------------------------------------------------------
 
     def _watch(self) -> None:
-        with self._observer._database.transaction() as connection:  # noqa: SLF001
+        with self._observer._database.transaction() as connection:
             for name, (event, row) in _TRIGGERS.items():
                 connection.create_function(name, len(_COLUMNS), self._hear(name))
                 columns = ", ".join(f"{row}.{column}" for column in _COLUMNS)
