@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import TYPE_CHECKING, Any, cast
 
 from shardq.errors import StoreTimeout, StoreUnavailable
-from shardq.stores.store import Leases, Logs, Registers, Rows, Store
-from shardq.stores.tables import TABLES, Table
+from shardq.testing.forwarding import CALLS, Forwarding
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from shardq.errors import StoreError
-
-
-_OF_TABLES = {name for name in vars(Registers) if name[0] != "_"}
-VERBS = {
-    name
-    for part in (Rows, Leases, Logs, Store)
-    for name, verb in vars(part).items()
-    if inspect.isfunction(verb) and name[0] != "_"
-} | {f"{verb} {table.name}" for verb in _OF_TABLES for table in TABLES}
-"""What calls are counted and fail by."""
+    from shardq.stores.store import Store
 
 
 class Faults:
@@ -82,8 +71,8 @@ class Faults:
     def _plan(
         self, verb: str, nth: int, times: int, *, before: bool, act: Callable[[], object]
     ) -> None:
-        if verb not in VERBS:
-            raise ValueError(f"a store has no verb {verb!r}; it has {', '.join(sorted(VERBS))}.")
+        if verb not in CALLS:
+            raise ValueError(f"a store has no verb {verb!r}; it has {', '.join(sorted(CALLS))}.")
         first = self.calls.get(verb, 0) + nth
         self._plans.setdefault(verb, []).append(_Plan(first, first + times, before, act))
 
@@ -126,24 +115,13 @@ def _raising(error: StoreError) -> Callable[[], object]:
     return act
 
 
-class _FaultyStore:
+class _FaultyStore(Forwarding):
     def __init__(self, store: Store, faults: Faults) -> None:
-        self._store = store
+        super().__init__(store)
         self._faults = faults
 
     def close(self) -> None:
         """Nothing: one of several processes that share it has ended."""
 
-    def __getattr__(self, name: str) -> Any:
-        verb = getattr(self._store, name)
-        if not callable(verb):
-            return verb
-
-        def run(*args: Any, **named: Any) -> Any:
-            is_of_table = bool(args) and isinstance(args[0], Table)
-            called = f"{name} {args[0].name}" if is_of_table else name
-            return self._faults.run(called, lambda: verb(*args, **named))
-
-        # Found here the next time.
-        setattr(self, name, run)
-        return run
+    def _gate(self, call: str, work: Callable[[], Any]) -> Any:
+        return self._faults.run(call, work)

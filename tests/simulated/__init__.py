@@ -4,7 +4,7 @@
  simulation  the world            scheduler  who runs, and what time it is
  client      the store, as a process reaches it         calls    how its calls fare
  local       SQLite, as the processes of one machine share it
- network     slow, lossy, late    cells, marks, history  the tables
+ network     slow, lossy, late    cells, marks  the tables
 ```
 """
 

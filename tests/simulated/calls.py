@@ -3,46 +3,100 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from shardq.errors import StoreTimeout, StoreUnavailable
+from shardq.testing.forwarding import Forwarding
 from simulated.network import DONE, LOST, REFUSED, TWICE
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping
+    from pathlib import Path
 
     from shardq.model.message import Row
-    from shardq.model.shard import Shard
+    from shardq.model.shard import Position, Shard
+    from shardq.stores.store import Slice
     from shardq.stores.tables import K, Partition, Table, V
     from simulated.network import Network
     from simulated.scheduler import Process
+
+Result = TypeVar("Result")
 
 _FATES = ("refused", "lost", "unanswered", "late")
 """Fates from `REFUSED` on, by the names of their shares."""
 _SLOW_US = 1_000_000
 
 
-class Calls:
+class Calls(Forwarding):
     """What all simulated stores of a process have in common.
+
+    Reads go to the tables as they are. Subclasses have the verbs that write by hand.
 
     Args:
         network: What is between it and the tables.
+        tables: What has the verbs that read.
         process: Whose calls these are; None: of nobody simulated, done at once.
+
+    Attributes:
+        beside: None: nothing is beside it.
+        shown: That it is simulated.
     """
 
-    def __init__(self, network: Network, process: Process | None) -> None:
+    beside: Path | None = None
+    shown = "simulated"
+
+    def __init__(self, network: Network, tables: object, process: Process | None) -> None:
+        super().__init__(tables)
         self.counters: Counter[str] = Counter()
         self._network = network
         self._process = process
         self._scheduler = network.scheduler
 
-    def _count(self, purpose: str, found: Sequence[Row]) -> None:
-        counters = self.counters
-        counters["reads:" + purpose] += 1
-        if found:
-            counters["rows_read"] += len(found)
-            counters["rows_read:" + purpose] += len(found)
+    def open(self, *, create: bool = False) -> None:
+        """Nothing: the tables are there."""
+
+    def close(self) -> None:
+        """Nothing: the tables stay."""
+
+    def mend_index(self, there: Iterable[Shard] = (), gone: Iterable[Shard] = ()) -> None:
+        """Nothing: its index is never behind."""
+
+    def find(self, positions: Iterable[Position]) -> list[Row]:
+        """Those of the rows that are there."""
+        wanted = list(positions)
+        if not wanted:
+            return []
+        return self._found(
+            "find", self._read("find", lambda: self._store.find(wanted), len(wanted))
+        )
+
+    def read(self, *wanted: Slice) -> list[Row]:
+        """Rows of slices, in order."""
+        purpose = wanted[0].purpose if wanted else ""
+        return self._found(purpose, self._read("read", lambda: self._store.read(*wanted), purpose))
+
+    def records(
+        self, table: Table[K, V], partition: Partition, keys: Iterable[K] | None = None
+    ) -> dict[K, V]:
+        """What was decided last under these keys of a partition, or under all."""
+        found: dict[K, V] = self._read(
+            f"records {table.name}", lambda: self._store.records(table, partition, keys)
+        )
+        if found and self._process is not None:
+            self._network.on_told(self._process, table, partition, found)
+        return found
+
+    def _gate(self, call: str, work: Callable[[], Any]) -> Any:
+        return self._read(call, work)
+
+    def _read(self, call: str, work: Callable[[], Result], about: object = None) -> Result:
+        raise NotImplementedError
+
+    def _found(self, purpose: str, found: list[Row]) -> list[Row]:
+        if found and self._process is not None:
+            self._network.on_found(self._process, purpose, found)
+        return found
 
     def _tell(self, what: str, shard: Shard, lock: str) -> None:
         if self._process is not None:
@@ -51,11 +105,6 @@ class Calls:
     def _tell_note(self, table: Table[K, V], partition: Partition, values: Mapping[K, V]) -> None:
         if self._process is not None:
             self._network.on_note(self._process, table, partition, values)
-
-    def _told(self, table: Table[K, V], partition: Partition, found: dict[K, V]) -> dict[K, V]:
-        if found and self._process is not None:
-            self._network.on_told(self._process, table, partition, found)
-        return found
 
     def _fate(self, verb: str, chance: random.Random) -> int:
         process, weather = self._process, self._network.weather

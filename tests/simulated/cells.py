@@ -16,7 +16,7 @@ from bisect import bisect_left, bisect_right, insort
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shardq.model.ids import order_key
-from shardq.model.shard import Shard
+from shardq.model.shard import LANE_LEASE, Shard
 from shardq.stores.store import LeaseState, Tally
 from shardq.stores.tables import VIEWS
 from simulated.marks import MarkCells
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from shardq.model.message import Row
     from shardq.model.shard import Position
-    from shardq.stores.store import Slice
+    from shardq.stores.store import Entry, Mark, Slice
     from shardq.stores.tables import Change, K, Partition, Table, V
 
 _Entry = tuple[int, bytes, "Row"]
@@ -234,6 +234,10 @@ class Cells:
             if shard in self._live:
                 yield shard
 
+    def indexed(self, queue: str, minutes: range) -> Iterator[Shard]:
+        """The shards of some minutes that have a row."""
+        return (shard for shard in list(self.shards(queue)) if shard.minute in minutes)
+
     def rows(self, queue: str) -> list[Row]:
         """All rows of a queue, but notes."""
         with self._lock:
@@ -288,6 +292,15 @@ class Cells:
             return LeaseState()
         lock, holder, window, until_us = found
         return LeaseState(lock if until_us > self.machine_us() else None, holder, window)
+
+    def locks(self, positions: Iterable[Position]) -> dict[Shard, LeaseState]:
+        """The lease states of the shards of those rows that are there."""
+        return {row.shard: self.lease(row.shard) for row in self.find(positions)}
+
+    def lane_locks(self, queue: str, lanes: Sequence[int]) -> dict[int, LeaseState]:
+        """The lease states of lanes for groups that were ever leased."""
+        states = {lane: self.lease(Shard(queue, LANE_LEASE, lane)) for lane in lanes}
+        return {lane: state for lane, state in states.items() if state != LeaseState()}
 
     def take(self, shard: Shard, seen: str | None, ours: LeaseState, ttl_ms: int) -> LeaseState:
         """Set lock and holder where there is no lock, and the holder is the one seen."""
@@ -369,6 +382,8 @@ class Cells:
                 if _is_there(note, now_us) and (wanted is None or key in wanted)
             }
 
+    records = notes
+
     def change(
         self, table: Table[K, V], change: Change, at_us: int, nonce: object
     ) -> dict[str, Any] | None:
@@ -396,6 +411,16 @@ class Cells:
             rows[key] = _Note(at_us, values, self._until_us(ttl_ms), nonce)
             self.on_note(table, partition, key, values)
             return None
+
+    # The ledger -----------------------------------------------------------------------------------
+
+    def recorded(self, entries: Iterable[Entry]) -> list[Mark]:
+        """What the ledger says of those entries that it knows."""
+        return self.marks.find(entries)
+
+    def history(self, queue: str, minutes: range) -> Iterator[Mark]:
+        """The ledger of those minutes."""
+        return iter(self.marks.read(queue, minutes))
 
     def _until_us(self, ttl_ms: int | None) -> int:
         return self.machine_us() + ttl_ms * 1_000 if ttl_ms else 0

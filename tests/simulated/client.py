@@ -13,21 +13,19 @@ from typing import TYPE_CHECKING, TypeVar
 
 from shardq.errors import StoreTimeout, StoreUnavailable, begun
 from shardq.model.ids import birth_us
-from shardq.model.shard import LANE_LEASE, Shard
+from shardq.model.shard import Shard
 from shardq.stores import steps
 from shardq.stores.store import LeaseState
-from simulated.calls import Calls
-from simulated.history import SimulatedHistory
+from simulated.calls import Calls, Result
 from simulated.network import DONE, LATE, REFUSED, TWICE, UNANSWERED
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-    from pathlib import Path
 
     from shardq.model.message import Row
     from shardq.model.shard import Position
-    from shardq.stores.store import Mark, Move, Slice, Tally
+    from shardq.stores.store import Mark, Move
     from shardq.stores.tables import Change, K, Partition, Refused, Table, V
     from simulated.network import Network
     from simulated.scheduler import Process
@@ -38,11 +36,10 @@ _CHUNK = 5_000
 _PAUSES_US = (50_000, 100_000, 200_000, 400_000, 800_000, 1_600_000)
 _PARTS_MAX = 3
 
-Result = TypeVar("Result")
 Key = TypeVar("Key")
 
 
-class SimulatedStore(Calls, SimulatedHistory):
+class SimulatedStore(Calls):
     """A `shardq.stores.store.Store` as one process sees it.
 
     Args:
@@ -51,24 +48,16 @@ class SimulatedStore(Calls, SimulatedHistory):
 
     Attributes:
         is_local: False: a node tells the time.
-        beside: None: nothing is beside it.
     """
 
     is_local = False
-    beside: Path | None = None
 
     def __init__(self, network: Network, process: Process | None = None) -> None:
-        super().__init__(network, process)
+        super().__init__(network, network.cells, process)
         self._cells = network.cells
         # As long as a write may be late, whose caller knows no more after the timeout.
         weather = network.weather
         self.write_timeout_ms = max(weather.timeout_us, weather.late_us) // 1_000
-
-    def open(self, *, create: bool = False) -> None:
-        """Nothing: the tables are there."""
-
-    def close(self) -> None:
-        """Nothing."""
 
     # Rows -----------------------------------------------------------------------------------------
 
@@ -167,60 +156,10 @@ class SimulatedStore(Calls, SimulatedHistory):
             at_us[shard] = max(at_us.get(shard, 0), birth_us(row_id) + DELETED_AFTER_US)
         return at_us
 
-    def find(self, positions: Iterable[Position]) -> list[Row]:
-        """Those of the rows that are there."""
-        wanted = list(positions)
-        found = self._read("find", lambda: self._cells.find(wanted), len(wanted)) if wanted else []
-        self._count("find", found)
-        if found and self._process is not None:
-            self._network.on_found(self._process, "find", found)
-        return found
-
-    def read(self, *wanted: Slice) -> list[Row]:
-        """Rows of slices, in order."""
-        purpose = wanted[0].purpose if wanted else ""
-        found = self._read("read", lambda: self._cells.read(*wanted), purpose)
-        self._count(purpose, found)
-        if found and self._process is not None:
-            self._network.on_found(self._process, purpose, found)
-        return found
-
-    def count(self, wanted: Slice) -> dict[Shard, Tally]:
-        """Rows and claims of each non-empty shard of a slice."""
-        return self._read("count", lambda: self._cells.count(wanted))
-
-    def total(self, wanted: Slice) -> None:
-        """None: each shard is counted by itself."""
-
-    def rows_in(self, queue: str, minutes: range, limit: int) -> None:
-        """None: each shard is counted by itself."""
-
-    def seek(self, queue: str, entry: bytes | None, name: str) -> None:
-        """None: all of the queue would have to be read."""
-
-    def occupied(self, queue: str, minutes: Sequence[int], lanes: Sequence[int]) -> list[Shard]:
-        """Those of minutes x lanes that have a row."""
-        return self._read("occupied", lambda: self._cells.occupied(queue, minutes, lanes))
-
-    def occupied_queues(self, wanted: Sequence[Slice]) -> set[str]:
-        """The queues of slices that have a row there."""
-        return self._read("occupied_queues", lambda: self._cells.occupied_queues(wanted))
-
-    def next_minute(self, queue: str, minute: int) -> int | None:
+    def next_minute(self, *_: object) -> None:
         """None: no index tells."""
-        return None
 
-    def indexed(self, queue: str, minutes: range) -> Iterator[Shard]:
-        """The shards of some minutes that have a row: its index is never behind."""
-        found = self._read("indexed", lambda: list(self._cells.shards(queue)))
-        return (shard for shard in found if shard.minute in minutes)
-
-    def mend_index(self, there: Iterable[Shard] = (), gone: Iterable[Shard] = ()) -> None:
-        """Nothing: its index is never behind."""
-
-    def shards(self, queue: str) -> Iterator[Shard]:
-        """Every shard of a queue that has a row."""
-        return self._read("shards", lambda: self._cells.shards(queue))
+    total = rows_in = seek = next_minute
 
     # Leases ---------------------------------------------------------------------------------------
 
@@ -277,23 +216,7 @@ class SimulatedStore(Calls, SimulatedHistory):
         wanted = list(positions)
         if not wanted:
             return {}
-        return self._read(
-            "locks",
-            lambda: {row.shard: self._cells.lease(row.shard) for row in self._cells.find(wanted)},
-        )
-
-    def lane_locks(self, queue: str, lanes: Sequence[int]) -> dict[int, LeaseState]:
-        """Lease states of lanes for groups."""
-
-        def work() -> dict[int, LeaseState]:
-            states = {lane: self._cells.lease(Shard(queue, LANE_LEASE, lane)) for lane in lanes}
-            return {lane: state for lane, state in states.items() if state != LeaseState()}
-
-        return self._read("lane_locks", work)
-
-    def waiting(self, queue: str, lanes: Sequence[int]) -> dict[int, dict[int, int]]:
-        """The listed minutes of lanes for groups."""
-        return self._read("waiting", lambda: self._cells.waiting(queue, lanes))
+        return self._read("locks", lambda: self._cells.locks(wanted))
 
     def list_minutes(
         self, lease: Shard, lock: str, listed: Mapping[int, int], erased: Collection[int] = ()
@@ -325,12 +248,6 @@ class SimulatedStore(Calls, SimulatedHistory):
 
         self._write(f"note {table.name}", list(values.items()), _none, write)
 
-    def notes(
-        self, table: Table[K, V], partition: Partition, keys: Iterable[K] | None = None
-    ) -> dict[K, V]:
-        """What stands under these keys of a partition, or under all."""
-        return self._read(f"notes {table.name}", lambda: self._cells.notes(table, partition, keys))
-
     def notes_of(
         self, table: Table[K, V], partitions: Sequence[Partition]
     ) -> dict[Partition, dict[K, V]]:
@@ -347,15 +264,6 @@ class SimulatedStore(Calls, SimulatedHistory):
             _none,
             lambda key: self._cells.note(table, partition, key, None, at_us),
         )
-
-    def records(
-        self, table: Table[K, V], partition: Partition, keys: Iterable[K] | None = None
-    ) -> dict[K, V]:
-        """What was decided last under these keys of a partition, or under all."""
-        found = self._read(
-            f"records {table.name}", lambda: self._cells.notes(table, partition, keys)
-        )
-        return self._told(table, partition, found)
 
     def write_records(self, table: Table[K, V], changes: Sequence[Change]) -> Refused:
         """Change records, an LWT for each partition, then write the messages' rows."""
@@ -389,6 +297,13 @@ class SimulatedStore(Calls, SimulatedHistory):
                 refused[change.place] = present
         return done, refused
 
+    # The ledger -----------------------------------------------------------------------------------
+
+    def record(self, marks: Iterable[Mark], ttl_ms: int) -> None:
+        """Add marks."""
+        write = self._cells.marks.write
+        self._write("record", list(marks), _none, lambda mark: write(mark, _at_us(mark), ttl_ms))
+
     # Time and news --------------------------------------------------------------------------------
 
     def clocks(self) -> Mapping[str, Callable[[], int]]:
@@ -398,12 +313,15 @@ class SimulatedStore(Calls, SimulatedHistory):
     def changed(self) -> None:
         """It cannot be told."""
 
-    @property
-    def shown(self) -> str:
-        """That it is simulated."""
-        return "simulated"
-
     # Details --------------------------------------------------------------------------------------
+
+    def _found(self, purpose: str, found: list[Row]) -> list[Row]:
+        counters = self.counters
+        counters["reads:" + purpose] += 1
+        if found:
+            counters["rows_read"] += len(found)
+            counters["rows_read:" + purpose] += len(found)
+        return super()._found(purpose, found)
 
     def _read(self, verb: str, work: Callable[[], Result], about: object = None) -> Result:
         self.counters["reads"] += 1
@@ -597,6 +515,14 @@ def _position_id(position: Position) -> tuple[bytes]:
 
 def _moved_ids(move: Move) -> tuple[bytes, bytes]:
     return (move.old.id, move.new.id)
+
+
+def _at_us(mark: Mark) -> int:
+    born_us = birth_us(mark.entry.id)
+    if mark.tries:
+        _, ended, _ = mark.tries[0].split(":", 2)
+        return int(ended) * 1_000
+    return born_us if mark.fate is None else born_us - max(mark.ended_ms * 1_000 - born_us, 0)
 
 
 def _none(_: object) -> tuple[bytes, ...]:

@@ -13,29 +13,28 @@ as its last call did.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, cast
 
 from shardq.model.ids import from_order_key
 from shardq.model.message import Row
 from shardq.model.shard import Shard
 from shardq.stores.sqlite import SqliteStore
 from shardq.stores.store import LeaseState
-from simulated.calls import Calls
+from simulated.calls import Calls, Result
 from simulated.network import DONE, REFUSED
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-    from pathlib import Path
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from shardq.model.shard import Position
-    from shardq.stores.store import Entry, Mark, Move, Slice, Tally, Total
+    from shardq.stores.store import Mark, Move
     from shardq.stores.tables import Change, K, Partition, Refused, Table, V
     from simulated.network import Network
     from simulated.scheduler import Process, Scheduler
 
-Result = TypeVar("Result")
 
 _COLUMNS = (
     "queue", "minute", "lane", "due", "id", "body", "headers", "attempt", "first", "name",
@@ -194,27 +193,19 @@ class LocalStore(Calls):
 
     Attributes:
         is_local: True: the machine's clock tells the time.
-        beside: None: in memory, nothing is beside it.
     """
 
     is_local = True
     write_timeout_ms = 0
-    beside: Path | None = None
 
     def __init__(
         self, network: Network, tables: LocalTables, process: Process | None = None
     ) -> None:
-        super().__init__(network, process)
+        super().__init__(network, tables.store(), process)
         self._tables = tables
-        self._store = tables.store()
+        self._store: SqliteStore
         self.counters = self._store.counters
         self._own_commits = 0
-
-    def open(self, *, create: bool = False) -> None:
-        """Nothing: the tables are there."""
-
-    def close(self) -> None:
-        """Nothing: others have the database open."""
 
     # Rows -----------------------------------------------------------------------------------------
 
@@ -279,61 +270,6 @@ class LocalStore(Calls):
         edited = list(rows)
         self._write("edit", [row.id for row in edited], lambda: self._store.edit(edited))
 
-    def find(self, positions: Iterable[Position]) -> list[Row]:
-        """Those of the rows that are there."""
-        wanted = list(positions)
-        found = self._read("find", lambda: self._store.find(wanted), len(wanted)) if wanted else []
-        if found and self._process is not None:
-            self._network.on_found(self._process, "find", found)
-        return found
-
-    def read(self, *wanted: Slice) -> list[Row]:
-        """Rows of slices, in order."""
-        purpose = wanted[0].purpose if wanted else ""
-        found = self._read("read", lambda: self._store.read(*wanted), purpose)
-        if found and self._process is not None:
-            self._network.on_found(self._process, purpose, found)
-        return found
-
-    def count(self, wanted: Slice) -> dict[Shard, Tally]:
-        """Rows and claims of each non-empty shard of a slice."""
-        return self._read("count", lambda: self._store.count(wanted))
-
-    def total(self, wanted: Slice) -> Total | None:
-        """Rows and claims of all shards of a slice together."""
-        return self._read("total", lambda: self._store.total(wanted))
-
-    def rows_in(self, queue: str, minutes: range, limit: int) -> int | None:
-        """Rows of some minutes."""
-        return self._read("rows_in", lambda: self._store.rows_in(queue, minutes, limit))
-
-    def seek(self, queue: str, entry: bytes | None, name: str) -> list[Row] | None:
-        """The rows of a message, by its id."""
-        return self._read("seek", lambda: self._store.seek(queue, entry, name))
-
-    def occupied(self, queue: str, minutes: Sequence[int], lanes: Sequence[int]) -> list[Shard]:
-        """Those of minutes x lanes that have a row."""
-        return self._read("occupied", lambda: self._store.occupied(queue, minutes, lanes))
-
-    def occupied_queues(self, wanted: Sequence[Slice]) -> set[str]:
-        """The queues of slices that have a row there."""
-        return self._read("occupied_queues", lambda: self._store.occupied_queues(wanted))
-
-    def next_minute(self, queue: str, minute: int) -> int | None:
-        """The first minute, from this one on, in which a queue has a row."""
-        return self._read("next_minute", lambda: self._store.next_minute(queue, minute))
-
-    def indexed(self, queue: str, minutes: range) -> Iterator[Shard]:
-        """The shards of some minutes that have a row."""
-        yield from self._read("indexed", lambda: list(self._store.indexed(queue, minutes)))
-
-    def mend_index(self, there: Iterable[Shard] = (), gone: Iterable[Shard] = ()) -> None:
-        """Nothing: the key of the table is the index."""
-
-    def shards(self, queue: str) -> Iterator[Shard]:
-        """Every shard of a queue that has a row."""
-        yield from self._read("shards", lambda: list(self._store.shards(queue)))
-
     # Leases ---------------------------------------------------------------------------------------
 
     def take(
@@ -378,19 +314,6 @@ class LocalStore(Calls):
 
         self._write("release", sorted(locks), work)
 
-    def locks(self, positions: Iterable[Position]) -> dict[Shard, LeaseState]:
-        """Lease states of the shards of those rows that are there."""
-        wanted = list(positions)
-        return self._read("locks", lambda: self._store.locks(wanted))
-
-    def lane_locks(self, queue: str, lanes: Sequence[int]) -> dict[int, LeaseState]:
-        """Lease states of lanes for groups."""
-        return self._read("lane_locks", lambda: self._store.lane_locks(queue, lanes))
-
-    def waiting(self, queue: str, lanes: Sequence[int]) -> dict[int, dict[int, int]]:
-        """The listed minutes of lanes for groups."""
-        return self._read("waiting", lambda: self._store.waiting(queue, lanes))
-
     def list_minutes(
         self, lease: Shard, lock: str, listed: Mapping[int, int], erased: Collection[int] = ()
     ) -> bool:
@@ -421,12 +344,6 @@ class LocalStore(Calls):
         if values:
             self._write(f"note {table.name}", list(values), work)
 
-    def notes(
-        self, table: Table[K, V], partition: Partition, keys: Iterable[K] | None = None
-    ) -> dict[K, V]:
-        """What stands under these keys of a partition, or under all."""
-        return self._read(f"notes {table.name}", lambda: self._store.notes(table, partition, keys))
-
     def notes_of(
         self, table: Table[K, V], partitions: Sequence[Partition]
     ) -> dict[Partition, dict[K, V]]:
@@ -444,15 +361,6 @@ class LocalStore(Calls):
 
         if asked:
             self._write(f"erase {table.name}", asked, work)
-
-    def records(
-        self, table: Table[K, V], partition: Partition, keys: Iterable[K] | None = None
-    ) -> dict[K, V]:
-        """What is under these keys of a partition, or under all."""
-        found = self._read(
-            f"records {table.name}", lambda: self._store.records(table, partition, keys)
-        )
-        return self._told(table, partition, found)
 
     def write_records(self, table: Table[K, V], changes: Sequence[Change]) -> Refused:
         """Change records and the messages' rows that go with them, in one transaction."""
@@ -481,15 +389,6 @@ class LocalStore(Calls):
 
         self._write_all("record", [mark.entry.id for mark in asked], work)
 
-    def recorded(self, entries: Iterable[Entry]) -> list[Mark]:
-        """What the ledger says of those entries that it knows."""
-        wanted = list(entries)
-        return self._read("recorded", lambda: self._store.recorded(wanted))
-
-    def history(self, queue: str, minutes: range) -> Iterator[Mark]:
-        """The ledger of those minutes."""
-        yield from self._read("history", lambda: list(self._store.history(queue, minutes)))
-
     # Time and news --------------------------------------------------------------------------------
 
     def clocks(self) -> Mapping[str, Callable[[], int]]:
@@ -499,11 +398,6 @@ class LocalStore(Calls):
     def changed(self) -> int:
         """A number that changes when another process has written."""
         return self._tables.commits - self._own_commits
-
-    @property
-    def shown(self) -> str:
-        """That it is simulated."""
-        return "simulated"
 
     # Details --------------------------------------------------------------------------------------
 
@@ -553,7 +447,7 @@ class LocalStore(Calls):
         return self._tables.apply(work)
 
     def _read(self, verb: str, work: Callable[[], Result], about: object = None) -> Result:
-        return self._call(verb, about, work)
+        return self._call(verb, about, lambda: _at_once(work()))
 
     def _call(self, verb: str, about: object, work: Callable[[], Result]) -> Result:
         process = self._process
@@ -572,3 +466,8 @@ class LocalStore(Calls):
             return result
         self._pass(process)
         return work()
+
+
+def _at_once(found: Result) -> Result:
+    """A result, read to its end: a transaction shows one moment."""
+    return cast("Result", iter(list(found))) if isinstance(found, Iterator) else found

@@ -26,7 +26,7 @@ import sys
 import threading
 from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from shardq import clock, connection, locks
 from shardq.engine.handing import call
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import TracebackType
 
+    from shardq.stores.store import Store
     from simulated.scheduler import Fiber
 
 _OWN_THREADS = ("shardq.testing", "shardq.stores", "shardq.model.ids", "shardq.bench", "shardq.cli")
@@ -117,11 +118,11 @@ class Simulation:
         self.processes[name] = process
         return process
 
-    def store(self, process: Process | None) -> SimulatedStore | LocalStore:
+    def store(self, process: Process | None) -> Store:
         """The tables as a process reaches them."""
         if self._local is not None:
-            return LocalStore(self.network, self._local, process)
-        return SimulatedStore(self.network, process)
+            return cast("Store", LocalStore(self.network, self._local, process))
+        return cast("Store", SimulatedStore(self.network, process))
 
     def spawn(self, process: Process, work: Callable[[], object], name: str = "main") -> Fiber:
         """Let a process do something."""
