@@ -2,33 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+from click.testing import CliRunner
+from measures import callers, groups, history, server, traces, workers
+from measures import tasks as task_measures
+from measures.__main__ import bench as measure
+from measures.sizes import Sizes
 from shell import Shell
 
 import shardq
 from shardq import bench
-from shardq.bench import (
-    callers,
-    drains,
-    groups,
-    history,
-    leases,
-    load,
-    puts,
-    tasks,
-    traces,
-    workers,
-)
+from shardq.bench import drains, leases, load, puts, tasks
 from shardq.bench.job import SENT, Job
 from shardq.bench.line import interleaved, quantile, rate
 from shardq.bench.member import Member, sleeper
 from shardq.bench.place import Place
-from shardq.bench.sizes import Sizes
 from shardq.clock import SystemClock
 from shardq.errors import ShardqError, UsageError
 from shardq.stores.store import Slice
@@ -38,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-FEW = Sizes(repetitions=2, put=150, put_each=5, drain=150, grouped=60)
+FEW = Sizes(repetitions=2, put=150, put_each=5, drain=150, grouped=60, naps=40, worker_jobs=30)
 FAR_MS = 1 << 52
 
 
@@ -88,46 +82,15 @@ def rows_in_queues(place: Place, names: list[str]) -> Counter[str]:
     return counts
 
 
-def test_callers_are_measured_by_what_they_have_acked(place: Place) -> None:
-    lines = callers.taken(place, replace(FEW, received=60, cycles=64))
-    assert [line.unit for line in lines] == ["rows/s"] * 5 + ["cycles/s"] * 3
-    assert all(line.reached for line in lines)
-
-
-def test_the_cost_of_a_history_is_that_of_queues_that_keep_one(place: Place) -> None:
-    lines = history.cost(place, FEW)
-    assert [line.what for line in lines] == [
-        "put, one by one, with a history",
-        "put_many, due now, with a history",
-        "drain, with a history",
-    ]
-    assert all(line.ratio and line.reached and line.bare for line in lines)
-
-
-def test_traces_are_measured_without_an_sdk_and_with_one(place: Place, tmp_path: Path) -> None:
-    without, with_sdk = traces.cost(place, FEW)
-    assert without.ratio is not None
-    assert (without.met, with_sdk.met) == (without.ratio >= 0.8, None)
-    assert with_sdk.ratio
-    assert rows_in_files(tmp_path) == [0] * 8
-
-
 def test_tasks_are_put_and_run_beside_the_bare_queue_s_messages(
     place: Place, tmp_path: Path
 ) -> None:
-    few = Sizes(repetitions=2, put=150, put_each=5, drain=150, naps=40, worker_jobs=30)
-    each, many, run, naps, memory = tasks.cost(place, few)
+    each, many, run = tasks.cost(place, FEW)
     for line, least in ((each, 0.6), (many, 0.7), (run, 0.6)):
         assert line.ratio is not None
         assert line.met == (line.ratio >= least)
-    assert (naps.what, naps.unit) == ("40 coroutines that sleep for 100 ms", "s")
-    assert naps.reached is not None
-    assert naps.reached > 0.1
-    assert memory.what == "memory of a worker after 300 jobs"
-    assert memory.bare is not None
-    assert memory.bare > 10, "megabytes of a process"
-    put = [few.put_each + 1] * 12 + [few.put + 1] * 4
-    assert sorted(rows_in_files(tmp_path)) == sorted(put + [0] * 6)
+    put = [FEW.put_each + 1] * 12 + [FEW.put + 1] * 4
+    assert sorted(rows_in_files(tmp_path)) == sorted(put + [0] * 4)
 
 
 def test_what_is_acked_is_counted_beyond_a_full_hour() -> None:
@@ -215,28 +178,6 @@ def test_both_sides_on_cassandra_do_the_same_row_work(keyspace: Place) -> None:
     assert mine == [FEW.put] * 4
 
 
-def test_processes_that_share_jobs_are_measured_against_never_waiting(place: Place) -> None:
-    each, many = workers.fleet(place, workers.Work(6, 20, 1.5), processes=2, times=1)
-    what = "6 jobs of 0.02 s, 2 processes of one thread, by "
-    assert (each.what, many.what) == (f"{what}put", f"{what}put_many")
-    for line in (each, many):
-        assert line.reached is not None
-        assert line.bare == pytest.approx(0.06)
-        assert line.reached >= line.bare
-        assert line.ratio == pytest.approx(line.reached / line.bare)
-
-
-def test_a_backlog_is_drained_in_many_groups_and_in_one(place: Place, tmp_path: Path) -> None:
-    lines = groups.drained(place, FEW)
-    assert [line.what for line in lines] == [
-        f"drain in {count} groups" for count in ("5,000", "100", "3", "1")
-    ]
-    assert rows_in_files(tmp_path) == [0] * 24
-    for line in lines:
-        assert line.reached
-        assert line.ratio
-
-
 def test_a_consumer_process_reports_what_it_handled(place: Place) -> None:
     url = place.url()
     with shardq.connect(url) as db:
@@ -304,7 +245,7 @@ def test_tombstones_are_counted_by_rung_and_minute_length() -> None:
 def test_the_users_store_is_not_touched_and_nothing_is_left(tmp_path: Path) -> None:
     told: list[str] = []
     url = f"sqlite:///{tmp_path}/jobs.db"
-    lines = bench.run(url, only=["put"], sizes=FEW, tell=told.append)
+    lines = bench.run(url, bench.MEASUREMENTS, FEW, only=["put"], tell=told.append)
     assert [line.what for line in lines] == ["put, one by one"]
     assert told[0] == "measuring put"
     assert list(tmp_path.iterdir()) == []
@@ -312,7 +253,7 @@ def test_the_users_store_is_not_touched_and_nothing_is_left(tmp_path: Path) -> N
 
 def test_a_store_in_memory_is_refused() -> None:
     with pytest.raises(UsageError, match="name a file"):
-        bench.run("sqlite://", tell=str)
+        bench.run("sqlite://", bench.MEASUREMENTS, FEW, tell=str)
 
 
 def test_the_command_prints_json_for_programs(tmp_path: Path) -> None:
@@ -321,3 +262,81 @@ def test_the_command_prints_json_for_programs(tmp_path: Path) -> None:
     assert told["quick"] is True
     assert [line["what"] for line in told["lines"]] == ["put_many, mixed due times"]
     assert "measuring put-many" in done.err
+
+
+def test_callers_are_measured_by_what_they_have_acked(place: Place) -> None:
+    lines = callers.taken(place, replace(FEW, received=60, cycles=64))
+    assert [line.unit for line in lines] == ["rows/s"] * 5 + ["cycles/s"] * 3
+    assert all(line.reached for line in lines)
+
+
+def test_the_cost_of_a_history_is_that_of_queues_that_keep_one(place: Place) -> None:
+    lines = history.cost(place, FEW)
+    assert [line.what for line in lines] == [
+        "put, one by one, with a history",
+        "put_many, due now, with a history",
+        "drain, with a history",
+    ]
+    assert all(line.ratio and line.reached and line.bare for line in lines)
+
+
+def test_traces_are_measured_without_an_sdk_and_with_one(place: Place, tmp_path: Path) -> None:
+    without, with_sdk = traces.cost(place, FEW)
+    assert without.ratio is not None
+    assert (without.met, with_sdk.met) == (without.ratio >= 0.8, None)
+    assert with_sdk.ratio
+    assert rows_in_files(tmp_path) == [0] * 8
+
+
+def test_processes_that_share_jobs_are_measured_against_never_waiting(place: Place) -> None:
+    each, many = workers.fleet(place, workers.Work(6, 20, 1.5), processes=2, times=1)
+    what = "6 jobs of 0.02 s, 2 processes of one thread, by "
+    assert (each.what, many.what) == (f"{what}put", f"{what}put_many")
+    for line in (each, many):
+        assert line.reached is not None
+        assert line.bare == pytest.approx(0.06)
+        assert line.reached >= line.bare
+        assert line.ratio == pytest.approx(line.reached / line.bare)
+
+
+def test_a_backlog_is_drained_in_many_groups_and_in_one(place: Place, tmp_path: Path) -> None:
+    lines = groups.drained(place, FEW)
+    assert [line.what for line in lines] == [
+        f"drain in {count} groups" for count in ("5,000", "100", "3", "1")
+    ]
+    assert rows_in_files(tmp_path) == [0] * 24
+    for line in lines:
+        assert line.reached
+        assert line.ratio
+
+
+def test_coroutines_that_sleep_are_timed(place: Place) -> None:
+    [line] = task_measures.coroutines(place, FEW)
+    assert (line.what, line.unit) == ("40 coroutines that sleep for 100 ms", "s")
+    assert line.reached is not None
+    assert line.reached > 0.1
+
+
+def test_the_memory_of_a_worker_is_that_of_a_process(place: Place) -> None:
+    [line] = task_measures.memory(place, FEW)
+    assert line.what == "memory of a worker after 300 jobs"
+    assert line.bare is not None
+    assert line.bare > 10, "megabytes of a process"
+
+
+def test_the_command_measures_what_is_named(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/jobs.db"
+    done = CliRunner().invoke(measure, ["coroutines", "--quick", "--json", "--store", url])
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.stdout)
+    assert [line["what"] for line in told["lines"]] == ["2,000 coroutines that sleep for 100 ms"]
+    assert "measuring coroutines" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_speed_of_a_server_is_measured_beside_itself_without_a_store(place: Place) -> None:
+    few = replace(FEW, repetitions=1, requests=64, warm_s=0)
+    [*compared, one, eight, many, most] = server.requests(place, few)
+    assert len(compared) == 4
+    assert all(line.reached and line.bare and line.ratio for line in compared)
+    assert all(line.reached for line in (one, eight, many, most))

@@ -1,4 +1,4 @@
-"""`shardq serve` with clients of SQS: polls, clients that leave, queues from a file, its speed."""
+"""`shardq serve` with clients of SQS: polls, clients that leave, queues from a file."""
 
 from __future__ import annotations
 
@@ -15,9 +15,7 @@ from served import head, serving
 from shell import Shell, shell
 
 import shardq
-from shardq import bench
 from shardq.aio.threads import THREADS
-from shardq.bench.sizes import Sizes
 from shardq.server import application
 from shardq.server.site import Options
 
@@ -132,16 +130,6 @@ def test_queues_of_a_file_are_made_and_keep_what_they_have(shell: Shell) -> None
     assert "must hold tables" in shell.fails(2, "serve", "--port", "0", *words)
     path.write_text("mine")
     assert "is no TOML" in shell.fails(2, "serve", "--port", "0", *words)
-
-
-def test_the_speed_of_a_server_is_measured_beside_itself_without_a_store(tmp_path: Path) -> None:
-    few = Sizes(repetitions=1, requests=64, warm_s=0)
-    [*compared, one, eight, many, most] = bench.run(
-        f"sqlite:///{tmp_path}/jobs.db", only=["server"], tell=print, sizes=few
-    )
-    assert len(compared) == 4
-    assert all(line.reached and line.bare and line.ratio for line in compared)
-    assert all(line.reached for line in (one, eight, many, most))
 
 
 @pytest.mark.cassandra

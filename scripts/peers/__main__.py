@@ -20,7 +20,7 @@ from shardq import node
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from shardq.bench.asked import Key
+    from measures.asked import Key
 
 MOTO = ("tests/test_sqs/test_sqs.py", "tests/test_sqs/test_sqs_message_attributes.py")
 KOMBU = ("t/integration/test_sqs.py",)

@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
+from measures.asked import Key
 
 import shardq
-from shardq.bench.asked import Key
 from shardq.records.accounts import Accounts
 from shardq.records.endpoints import Address, Endpoints
 from shardq.server import application

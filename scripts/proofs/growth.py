@@ -9,11 +9,12 @@ import random
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from measures.asked import Connection, Key
+from measures.server import key_of
+
 import shardq
 from proofs.promise import Promise
 from proofs.serving import Server, free_port
-from shardq.bench.asked import Connection, Key
-from shardq.bench.server import key_of
 from shardq.clock import machine_us
 
 if TYPE_CHECKING:

@@ -17,11 +17,12 @@ from http.client import HTTPConnection
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote, urlencode
 
+from measures.server import key_of
+
 import shardq
 from proofs.large import MESSAGES, fill
 from proofs.promise import Promise
 from proofs.serving import Server, free_port
-from shardq.bench.server import key_of
 from shardq.clock import machine_us
 
 if TYPE_CHECKING:

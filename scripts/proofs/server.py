@@ -18,11 +18,12 @@ from functools import partial
 from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Any
 
+from measures.asked import Connection, Key
+from measures.server import key_of
+
 import shardq
 from proofs.promise import Promise
 from proofs.serving import Server, free_port
-from shardq.bench.asked import Connection, Key
-from shardq.bench.server import key_of
 from shardq.clock import machine_us
 from shardq.errors import ShardqError
 from shardq.model.settings import FOLLOWED_MS

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 
 import shardq
 from shardq.bench.job import SENT, Job
-from shardq.bench.tasks import Working
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -112,33 +111,25 @@ def main(argument: str) -> None:
     """Consume until stdin ends."""
     job = Job(**json.loads(argument))
     with shardq.connect(job.url) as db:
-        if job.is_worker:
-            _work(db, job)
-            return
         child = Child(db, job)
         queue = db.queue(job.queue, create=False)
         consumer = shardq.Consumer(queue, child.handle, threads=job.threads)
         consumer.start()
-        for command in _commands():
+        for command in commands():
             if command == "clear":
                 child.clear()
-            _answer(child.report() if command == "report" else child.state())
+            answer(child.report() if command == "report" else child.state())
         consumer.stop()
         consumer.join()
 
 
-def _work(db: shardq.Connection, job: Job) -> None:
-    """Run tasks until stdin ends."""
-    with Working(db, job.queue) as working:
-        for _ in _commands():
-            _answer({"handled": working.ended, "memory_bytes": memory_bytes()})
-
-
-def _commands() -> Iterator[str]:
+def commands() -> Iterator[str]:
+    """The lines of stdin, until its end."""
     return (line.strip() for line in sys.stdin)
 
 
-def _answer(told: dict[str, Any]) -> None:
+def answer(told: dict[str, Any]) -> None:
+    """Print a line of JSON."""
     sys.stdout.write(json.dumps(told) + "\n")
     sys.stdout.flush()
 

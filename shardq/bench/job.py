@@ -24,8 +24,6 @@ class Job:
         threads: Handlers.
         work_ms: How long each handler takes.
         out: A file that gets a line for each message that is done: its id and time since boot.
-        is_worker: Whether it is a worker of the queue's tasks instead, and threads, work and out
-            count for nothing.
     """
 
     url: str
@@ -33,7 +31,6 @@ class Job:
     threads: int = 8
     work_ms: int = 0
     out: str | None = None
-    is_worker: bool = False
 
     def to_json(self) -> str:
         """The JSON text that the child reads."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -24,15 +25,22 @@ _POLL_S = 0.02
 class Member:
     """A context manager around one child process.
 
+    Args:
+        job: What it is to do.
+        clock: Waits.
+        module: The program of the child, which answers on stdout what it is asked on stdin.
+
     Attributes:
         started_us: Time since boot at which it was started.
     """
 
-    def __init__(self, job: Job, clock: Clock) -> None:
+    def __init__(self, job: Job, clock: Clock, module: str = "shardq.bench.child") -> None:
         self._clock = clock
         self.started_us = clock.boot_us()
         self._process = subprocess.Popen(  # noqa: S603 - this program itself
-            [sys.executable, "-m", "shardq.bench.child", job.to_json()],
+            [sys.executable, "-m", module, job.to_json()],
+            # It finds modules where this program does.
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING
 import click
 
 from shardq import bench as benchmarks
+from shardq.bench.sizes import FULL, QUICK
 from shardq.cli import options, screen
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+NAMES = benchmarks.names(benchmarks.MEASUREMENTS)
 _MET = {True: "yes", False: "NO", None: ""}
 
 
@@ -20,7 +22,6 @@ _MET = {True: "yes", False: "NO", None: ""}
         "shardq bench --store sqlite:////tmp/bench.db",
         "shardq bench --quick --json",
         "shardq bench --store cassandra://127.0.0.1/shardq --only drain --only put",
-        "shardq bench server --store sqlite:////tmp/bench.db",
     )
 )
 @click.option(
@@ -30,46 +31,34 @@ _MET = {True: "yes", False: "NO", None: ""}
     "--only",
     metavar="NAME",
     multiple=True,
-    type=click.Choice(benchmarks.NAMES),
-    help=f"Only this measurement, one of {', '.join(benchmarks.NAMES)}. May be given several "
-    "times.",
+    type=click.Choice(NAMES),
+    help=f"Only this measurement, one of {', '.join(NAMES)}. May be given several times.",
 )
-@click.option(
-    "--peer",
-    "peers",
-    metavar="NAME=URL",
-    multiple=True,
-    help="With server: measure another server of SQS beside, such as moto=http://127.0.0.1:5000. "
-    "May be given several times.",
-)
-@click.argument("names", metavar="[NAME]...", nargs=-1, type=click.Choice(benchmarks.NAMES))
+@click.argument("names", metavar="[NAME]...", nargs=-1, type=click.Choice(NAMES))
 @options.store
 @options.as_json
 def bench(
-    url: str | None,
-    *,
-    names: Sequence[str],
-    quick: bool,
-    only: Sequence[str],
-    peers: Sequence[str],
-    as_json: bool,
+    url: str | None, *, names: Sequence[str], quick: bool, only: Sequence[str], as_json: bool
 ) -> None:
     """Measure puts, drains and lateness, and what the bare driver reaches in the same run.
 
-    By NAME only that is measured, as by --only. The measurements server and traces are taken by
-    their names alone.
+    By NAME only that is measured, as by --only.
 
     All of it happens in a temporary directory or keyspace beside the store, which is removed at the
     end.
     """
-    chosen = options.store_url(url)
     lines = benchmarks.run(
-        chosen,
-        quick=quick,
+        options.store_url(url),
+        benchmarks.MEASUREMENTS,
+        QUICK if quick else FULL,
         only=[*names, *only],
-        peers=[_peer(one) for one in peers],
         tell=lambda text: click.echo(text, err=True),
     )
+    show(lines, quick=quick, as_json=as_json)
+
+
+def show(lines: Sequence[benchmarks.Line], *, quick: bool, as_json: bool) -> None:
+    """Print lines as a table, or as JSON."""
     if as_json:
         screen.print_json({"quick": quick, "lines": [line.as_dict() for line in lines]})
         return
@@ -86,13 +75,6 @@ def bench(
             screen.plain(line.note),
         )
     screen.show(table)
-
-
-def _peer(text: str) -> tuple[str, str]:
-    name, found, url = text.partition("=")
-    if not found or not url.startswith("http://"):
-        raise click.UsageError(f"--peer {text!r} must be NAME=http://HOST:PORT.")
-    return name, url
 
 
 def _figure(value: float | None) -> str:

@@ -13,8 +13,8 @@ from shardq.bench.puts import body_of
 from shardq.tracing import Traces
 
 if TYPE_CHECKING:
+    from measures.sizes import Sizes
     from shardq.bench.place import Place
-    from shardq.bench.sizes import Sizes
 
 _RATIO = 0.8
 _WHAT = "drain with traces"

@@ -27,8 +27,8 @@ from shardq.errors import ShardqError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from measures.sizes import Sizes
     from shardq.bench.place import Place
-    from shardq.bench.sizes import Sizes
     from shardq.clock import Clock
     from shardq.queue import Queue
 

@@ -19,8 +19,8 @@ from shardq.records.keyrow import message_in
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from measures.sizes import Sizes
     from shardq.bench.place import Place
-    from shardq.bench.sizes import Sizes
 
 _PUT_RATIO = {True: 0.25, False: 0.4}
 """Shares of the rate of `put_many` without keys, on Cassandra and on SQLite."""

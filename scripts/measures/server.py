@@ -2,7 +2,7 @@
 
 ```
  this process ── 1, 8, 32, 64 connections ──► shardq serve               the place's store
-   signs each    SendMessage · ReceiveMessage ──► bench.storeless          none: the same HTTP
+   signs each    SendMessage · ReceiveMessage ──► storeless                none: the same HTTP
    request       and DeleteMessage · batches   ──► peers, by their urls    as they are
 ```
 
@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 import shardq
-from shardq.bench.asked import Connection, Key
+from measures.asked import Connection, Key
 from shardq.bench.line import Line
 from shardq.errors import ShardqError
 from shardq.records.accounts import Accounts
@@ -30,8 +30,8 @@ from shardq.records.accounts import Accounts
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Sequence
 
+    from measures.sizes import Sizes
     from shardq.bench.place import Place
-    from shardq.bench.sizes import Sizes
 
 _CONNECTIONS = 32
 _OTHERS = (1, 8, 64)
@@ -142,7 +142,7 @@ def requests(place: Place, sizes: Sizes) -> list[Line]:
             shardq.init(url)
         key = key_of(url)
         ours = stack.enter_context(_running("shardq", url, key, "shardq", "serve", "--port", "0"))
-        bare = stack.enter_context(_running("storeless", url, key, "shardq.bench.storeless"))
+        bare = stack.enter_context(_running("storeless", url, key, "measures.storeless"))
         peers = [_Side(name, url, key) for name, url in sizes.peers]
         sides = [ours, bare, *peers]
         asyncio.run(_measure(place, sizes, sides))
@@ -162,7 +162,7 @@ def _running(name: str, url: str, key: Key, *module: str) -> Iterator[_Side]:
     """A server in a process of its own, until the end."""
     process = subprocess.Popen(  # noqa: S603 - this program itself
         [sys.executable, "-m", *module],
-        env=os.environ | {"SHARDQ_STORE": url},
+        env=os.environ | {"SHARDQ_STORE": url, "PYTHONPATH": os.pathsep.join(sys.path)},
         stdin=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,

@@ -14,9 +14,9 @@ from shardq.model.settings import OFF
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from measures.sizes import Sizes
     from shardq.bench.line import Pair
     from shardq.bench.place import Place
-    from shardq.bench.sizes import Sizes
     from shardq.queue import Queue
 
 _KEPT = "7d"

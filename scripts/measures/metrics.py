@@ -11,8 +11,8 @@ from shardq.bench.line import Line, interleaved
 from shardq.bench.puts import body_of
 
 if TYPE_CHECKING:
+    from measures.sizes import Sizes
     from shardq.bench.place import Place
-    from shardq.bench.sizes import Sizes
 
 _QUEUES = 200
 _EACH = 20

@@ -101,7 +101,7 @@ def main() -> None:
         def tell() -> None:
             app.site.served = _Storeless(db, app.site.threads, message)
             url = listening.url_of(sockets[0], "http")
-            print(f"serves no store at {url}.", file=sys.stderr, flush=True)  # noqa: T201
+            print(f"serves no store at {url}.", file=sys.stderr, flush=True)
 
         supervise.run(supervise.Server(app, on_listening=tell), sockets)
 

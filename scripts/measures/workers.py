@@ -26,8 +26,8 @@ from shardq.records.membership import heartbeats
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from measures.sizes import Sizes
     from shardq.bench.place import Place
-    from shardq.bench.sizes import Sizes
     from shardq.clock import Clock
     from shardq.queue import Queue
 

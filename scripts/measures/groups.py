@@ -10,8 +10,8 @@ from shardq.bench.line import Line, interleaved
 from shardq.bench.puts import grouped
 
 if TYPE_CHECKING:
+    from measures.sizes import Sizes
     from shardq.bench.place import Place
-    from shardq.bench.sizes import Sizes
 
 _REPETITIONS = 3
 _REACH = {5_000: 0.7, 100: 0.6, 3: 0.4, 1: 0.3}

@@ -1,0 +1,70 @@
+"""The command: measure what is named, or all."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import click
+
+from measures import callers, groups, history, keys, metrics, server, tasks, traces, workers
+from measures.sizes import FULL, QUICK, Sizes
+from shardq.bench import Measurement, names, run
+from shardq.cli import options
+from shardq.cli.bench import show
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+MEASUREMENTS: tuple[Measurement[Sizes], ...] = (
+    Measurement("groups", groups.drained),
+    Measurement("keys", keys.cost),
+    Measurement("coroutines", tasks.coroutines),
+    Measurement("memory", tasks.memory),
+    Measurement("callers", callers.taken),
+    Measurement("waiting", callers.waiting),
+    Measurement("history", history.cost),
+    Measurement("workers", workers.shared),
+    Measurement("metrics", metrics.cost),
+    Measurement("traces", traces.cost),
+    Measurement("server", server.requests),
+)
+
+
+@click.command(epilog=f"NAME is one of {', '.join(names(MEASUREMENTS))}.")
+@click.option("--quick", is_flag=True, help="Measure with few messages.")
+@click.option(
+    "--peer",
+    "peers",
+    metavar="NAME=URL",
+    multiple=True,
+    help="With server: measure another server of SQS beside, such as moto=http://127.0.0.1:5000. "
+    "May be given several times.",
+)
+@click.argument("only", metavar="[NAME]...", nargs=-1, type=click.Choice(names(MEASUREMENTS)))
+@options.store
+@options.as_json
+def bench(
+    url: str | None, *, only: Sequence[str], quick: bool, peers: Sequence[str], as_json: bool
+) -> None:
+    """Measure what `shardq bench` does not: the named ones, or all."""
+    sizes = replace(QUICK if quick else FULL, peers=tuple(_peer(one) for one in peers))
+    lines = run(
+        options.store_url(url),
+        MEASUREMENTS,
+        sizes,
+        only=only,
+        tell=lambda text: click.echo(text, err=True),
+    )
+    show(lines, quick=quick, as_json=as_json)
+
+
+def _peer(text: str) -> tuple[str, str]:
+    name, found, url = text.partition("=")
+    if not found or not url.startswith("http://"):
+        raise click.UsageError(f"--peer {text!r} must be NAME=http://HOST:PORT.")
+    return name, url
+
+
+if __name__ == "__main__":
+    bench(prog_name="scripts/bench")
