@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import click
 import pytest
+from proofs.verdict import read_deliveries
 from shell import TIMEOUT_S, Done, Shell, shell
 
 import shardq
@@ -275,7 +276,7 @@ def test_out_holds_each_delivery_and_ends_a_torn_line(shell: Shell) -> None:
     shell.ok("put", "mail", "message 0")
     shell.ok("produce", "mail", "--rate", "1e6", "--count", "300")
     shell.ok("consume", "mail", "--until-empty", "--out", "out.jsonl")
-    found, torn = trace.read_deliveries(out)
+    found, torn = read_deliveries(out)
     assert torn == 1
     assert {one.body for one in found} == {b"message 0"} | {str(n).encode() for n in range(1, 301)}
     assert len(found) == 301
@@ -486,10 +487,7 @@ def test_the_store_may_be_given_before_or_after_the_command(shell: Shell) -> Non
         ("cannot be split", ["consume", "mail", "--exec", "echo 'x"]),
         ("--all needs", ["check", "--all"]),
         ("a whole number of 1 to 512", ["consume", "mail", "--threads", "0"]),
-        ("a whole number of 1 or more", ["demo", "--limit", "x"]),
         ("bands=3, which is fixed", ["put", "mail", "x", "--priority", "3"]),
-        ("one consumer more", ["demo", "--kill", "--consumers", "1"]),
-        ("--clock-offsets", ["demo", "--clock-offsets", "x"]),
         ("not both", ["dead", "mail", "--purge", "--redrive"]),
     ],
 )

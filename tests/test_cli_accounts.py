@@ -223,7 +223,7 @@ def test_the_master_key_is_one_that_is_given_or_is_in_the_store(
 
 UNRECORDED = {
     "init", "put", "produce", "consume", "work", "tasks", "serve", "observe", "calendar", "peek",
-    "show", "running", "failures", "schema", "check", "audit", "history", "actions", "demo",
+    "show", "running", "failures", "schema", "check", "audit", "history", "actions",
     "bench", "node",
     "queues show", "schedule list", "schedule show", "schedule preview",
     "accounts list", "accounts key list",

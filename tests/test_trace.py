@@ -11,17 +11,15 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from proofs.verdict import IN_FLIGHT_US, Interruption, compare, read_deliveries
 
 from shardq.errors import BadTime, UsageError
 from shardq.inspection import trace
 from shardq.inspection.trace import (
     Delivery,
     Event,
-    Interruption,
     Timed,
-    judge,
     read,
-    read_deliveries,
     replay,
 )
 from shardq.model.times import due_ms
@@ -181,7 +179,7 @@ def test_a_line_of_another_kind_is_no_delivery(line: str) -> None:
 
 
 def test_all_delivered_once_on_time_is_a_clean_verdict() -> None:
-    verdict = judge(PUT, GOOD)
+    verdict = compare(PUT, GOOD)
     assert verdict.lines() == [
         "delivered   3 of 3",
         "lost        0",
@@ -196,12 +194,12 @@ def test_all_delivered_once_on_time_is_a_clean_verdict() -> None:
 
 def test_a_verdict_says_in_words_what_is_wrong() -> None:
     twice = delivery(b"a", 5_000, "two")
-    early = judge(PUT, [delivery(b"a", 999), twice, delivery(b"x", 9_000)])
+    early = compare(PUT, [delivery(b"a", 999), twice, delivery(b"x", 9_000)])
     assert early.sentence() == (
         "NOT PROVED, of 3 messages: 2 lost, 1 delivered twice without a reason, 1 early, "
         "1 delivered that nobody put."
     )
-    wrong = judge(PUT, [delivery(b"a", 999), *GOOD])
+    wrong = compare(PUT, [delivery(b"a", 999), *GOOD])
     assert not wrong.is_proved()
     assert wrong.is_proved(with_wrong_clocks=True)
     assert wrong.sentence(with_wrong_clocks=True) == (
@@ -210,13 +208,13 @@ def test_a_verdict_says_in_words_what_is_wrong() -> None:
 
 
 def test_a_lost_message_is_found() -> None:
-    verdict = judge(PUT, GOOD[:2])
+    verdict = compare(PUT, GOOD[:2])
     assert verdict.lost == [b"c"]
     assert verdict.delivered == 2
 
 
 def test_a_message_delivered_twice_is_found() -> None:
-    verdict = judge(PUT, [*GOOD, delivery(b"a", 5_000, "two")])
+    verdict = compare(PUT, [*GOOD, delivery(b"a", 5_000, "two")])
     assert verdict.duplicated == [b"a"]
     assert verdict.delivered == 3
     assert verdict.repeats == 1
@@ -224,25 +222,25 @@ def test_a_message_delivered_twice_is_found() -> None:
 
 def test_an_early_delivery_is_found_by_a_microsecond() -> None:
     early = delivery(b"a", 999.999)
-    assert judge(PUT, [early, *GOOD[1:]]).early == [early]
-    assert judge(PUT, [delivery(b"a", 1_000), *GOOD[1:]]).early == []
+    assert compare(PUT, [early, *GOOD[1:]]).early == [early]
+    assert compare(PUT, [delivery(b"a", 1_000), *GOOD[1:]]).early == []
 
 
 def test_a_message_that_nobody_put_is_found() -> None:
-    assert judge(PUT, [*GOOD, delivery(b"x", 9_000)]).foreign == [b"x"]
+    assert compare(PUT, [*GOOD, delivery(b"x", 9_000)]).foreign == [b"x"]
 
 
 def test_equal_bodies_are_judged_by_number_and_due() -> None:
     put = [Timed(b"a", 1_000), Timed(b"a", 5_000)]
-    assert judge(put, [delivery(b"a", 1_001)]).lost == [b"a"]
-    assert judge(put, [delivery(b"a", 1_001), delivery(b"a", 5_001)]).delivered == 2
-    assert len(judge(put, [delivery(b"a", 1_001), delivery(b"a", 4_000)]).early) == 1
+    assert compare(put, [delivery(b"a", 1_001)]).lost == [b"a"]
+    assert compare(put, [delivery(b"a", 1_001), delivery(b"a", 5_001)]).delivered == 2
+    assert len(compare(put, [delivery(b"a", 1_001), delivery(b"a", 4_000)]).early) == 1
 
 
 def test_a_repeat_is_excused_only_near_its_own_consumers_interruption() -> None:
     cut = Interruption("one", "killed", 1_500_000, 1_500_000)
     again = delivery(b"a", 12_000, "two")
-    excused = judge(PUT, [*GOOD, again], [cut])
+    excused = compare(PUT, [*GOOD, again], [cut])
     assert dict(excused.excused) == {"killed one": 1}
     assert excused.lines()[2] == "duplicated  1; 1 in flight when one was killed"
     assert excused.sentence() == (
@@ -252,16 +250,16 @@ def test_a_repeat_is_excused_only_near_its_own_consumers_interruption() -> None:
     assert excused.duplicated == []
     assert excused.repeats == 1
     elsewhere = Interruption("three", "killed", 1_500_000, 1_500_000)
-    assert judge(PUT, [*GOOD, again], [elsewhere]).duplicated == [b"a"]
-    long_after = trace.IN_FLIGHT_US + 2_000_000
-    assert judge(
+    assert compare(PUT, [*GOOD, again], [elsewhere]).duplicated == [b"a"]
+    long_after = IN_FLIGHT_US + 2_000_000
+    assert compare(
         PUT, [*GOOD, again], [Interruption("one", "killed", long_after, long_after)]
     ).duplicated
 
 
 def test_an_interruption_never_excuses_a_loss() -> None:
     cut = Interruption("one", "killed", 1_500_000, 1_500_000)
-    assert judge(PUT, GOOD[:2], [cut]).lost == [b"c"]
+    assert compare(PUT, GOOD[:2], [cut]).lost == [b"c"]
 
 
 @pytest.mark.parametrize("speed", [1e-300, 1e-9, 0.0, -1.0, float("nan")])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,7 @@ import click
 
 from measures import callers, groups, history, keys, metrics, server, tasks, traces, workers
 from measures.sizes import FULL, QUICK, Sizes
+from shardq import cli
 from shardq.bench import Measurement, names, run
 from shardq.cli import options
 from shardq.cli.bench import show
@@ -67,4 +69,4 @@ def _peer(text: str) -> tuple[str, str]:
 
 
 if __name__ == "__main__":
-    bench(prog_name="scripts/bench")
+    sys.exit(cli.run(command=bench, name="scripts/bench"))

@@ -7,5 +7,6 @@
                  └─ consumer, caller ────► what was handed out, when ──┴─► judge ─► promise
 ```
 
-The judge believes these files alone, never shardq's own counters.
+The judge believes these files alone, never shardq's own counters. `demo` shows the same in a
+minute, with the command line's own producers and consumers.
 """

@@ -8,9 +8,9 @@ import shardq
 from proofs import judge
 from proofs.producer import put
 from proofs.promise import Promise
+from proofs.verdict import Interruption
 from shardq.clock import machine_us
 from shardq.engine.leases.lease import TTL_MS
-from shardq.inspection import trace
 
 if TYPE_CHECKING:
     from proofs.stage import Stage
@@ -39,7 +39,7 @@ def play(stage: Stage) -> list[Promise]:
         wanted = set(bodies)
         stage.wait(lambda: wanted <= stage.handed_out())
         hand_outs = stage.finish(queue)
-    cut = trace.Interruption(first.out.name, "killed", killed_us, killed_us)
+    cut = Interruption(first.out.name, "killed", killed_us, killed_us)
     verdict = judge.whole(puts, hand_outs, [cut])
     done_us: dict[str, int] = {}
     for one in hand_outs:

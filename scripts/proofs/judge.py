@@ -1,7 +1,7 @@
 """What the files of producers and consumers prove: pure functions, without store or clock.
 
-Losses, repeats and early deliveries are `shardq.inspection.trace`'s to judge; here is what it does
-not know: order, groups, priorities, purges.
+Losses, repeats and early deliveries are `verdict`'s to judge; here is what it does not know: order,
+groups, priorities, purges.
 """
 
 from __future__ import annotations
@@ -15,12 +15,15 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from proofs.courses import Outcome
-from shardq.inspection import trace
+from proofs.verdict import compare
+from shardq.inspection.trace import Delivery, Timed
 from shardq.model.times import ceil_ms
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
+
+    from proofs.verdict import Interruption, Verdict
 
 SLACK_MS = 500
 """So far back a consumer looks again before a message of a group goes, and at each short sweep."""
@@ -140,13 +143,13 @@ def _whole_lines(path: Path) -> list[bytes]:
 def whole(
     puts: Iterable[Put],
     hand_outs: Iterable[HandOut],
-    interruptions: Sequence[trace.Interruption] = (),
-) -> trace.Verdict:
+    interruptions: Sequence[Interruption] = (),
+) -> Verdict:
     """What was lost, repeated, early, or never put."""
-    return trace.judge(
-        [trace.Timed(put.body.encode(), put.due_ms) for put in puts],
+    return compare(
+        [Timed(put.body.encode(), put.due_ms) for put in puts],
         [
-            trace.Delivery(
+            Delivery(
                 id=one.id,
                 body=one.body.encode(),
                 due_ms=one.due_ms,

@@ -16,7 +16,7 @@ from shardq.clock import OFFSET_VARIABLE, SystemClock, machine_us
 from shardq.errors import ShardqError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from shardq.bench.place import Place
@@ -93,9 +93,9 @@ class Stage:
             shift_s: Seconds by which its wall clock is ahead.
         """
         name = f"producer-{len(self.producers) + 1}"
-        out = self._file(f"{name}.jsonl")
+        out = self.file(f"{name}.jsonl")
         told = producer.Job(self.url, queue, str(out), name=name, **job).to_json()
-        self.producers.append(self._spawn(name, "proofs.producer", told, out, shift_s))
+        self.producers.append(self._play(name, "proofs.producer", told, out, shift_s))
         return self.producers[-1]
 
     def consume(self, queue: str, *, shift_s: float = 0, **job: Any) -> Process:
@@ -105,17 +105,17 @@ class Stage:
             shift_s: Seconds by which its wall clock is ahead.
         """
         name = f"consumer-{len(self.consumers) + 1}"
-        out = self._file(f"{name}.jsonl")
+        out = self.file(f"{name}.jsonl")
         told = consumer.Job(self.url, queue, str(out), **job).to_json()
-        self.consumers.append(self._spawn(name, "proofs.consumer", told, out, shift_s))
+        self.consumers.append(self._play(name, "proofs.consumer", told, out, shift_s))
         return self.consumers[-1]
 
     def call(self, queue: str, **job: Any) -> Process:
         """Start a caller, which receives and settles by receipt; it is one of the consumers."""
         name = f"caller-{len(self.consumers) + 1}"
-        out = self._file(f"{name}.jsonl")
+        out = self.file(f"{name}.jsonl")
         told = caller.Job(self.url, queue, str(out), **job).to_json()
-        self.consumers.append(self._spawn(name, "proofs.caller", told, out, 0))
+        self.consumers.append(self._play(name, "proofs.caller", told, out, 0))
         return self.consumers[-1]
 
     def kill(self, one: Process) -> int:
@@ -151,15 +151,28 @@ class Stage:
                 one.process.wait(_STOP_S)
             except subprocess.TimeoutExpired as error:
                 raise ShardqError(f"{one.name} did not stop within {_STOP_S:.0f} s.") from error
-            self._check(one)
+            self.check(one)
 
-    def _spawn(self, name: str, module: str, job: str, out: Path, shift_s: float) -> Process:
+    def _play(self, name: str, module: str, job: str, out: Path, shift_s: float) -> Process:
+        return self.spawn(name, [module, job], out, {OFFSET_VARIABLE: str(shift_s)})
+
+    def spawn(
+        self, name: str, words: Sequence[str], out: Path, environment: Mapping[str, str]
+    ) -> Process:
+        """Start a process, `python -m` with these words.
+
+        Args:
+            name: Its name.
+            words: A module and its arguments.
+            out: The file that it writes.
+            environment: What it has in its environment beside ours.
+        """
         log = self.directory / f"{name}.log"
         with log.open("wb") as output:
             started_us = machine_us()
             process = subprocess.Popen(  # noqa: S603 - this program itself
-                [sys.executable, "-m", module, job],
-                env=os.environ | {OFFSET_VARIABLE: str(shift_s)},
+                [sys.executable, "-m", *words],
+                env=os.environ | environment,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -167,13 +180,14 @@ class Stage:
             )
         return Process(name, out, log, process, started_us)
 
-    def _file(self, name: str) -> Path:
+    def file(self, name: str) -> Path:
+        """A file of the stage, which is not there yet."""
         path = self.directory / name
         path.unlink(missing_ok=True)
         return path
 
-    def _check(self, one: Process) -> None:
-        """A process that ended with an error, other than by our kill, ends the proof."""
+    def check(self, one: Process) -> None:
+        """Raise `ShardqError` if a process ended with an error, other than by our kill."""
         code = one.process.poll()
         # Told to stop while it was still starting, it is ended by the signal.
         had_begun = one.out.exists() and one.out.stat().st_size > 0
@@ -188,7 +202,7 @@ class Stage:
         deadline_us = self.clock.boot_us() + round(seconds * 1e6)
         while (left_us := deadline_us - self.clock.boot_us()) > 0:
             for one in (*self.producers, *self.consumers):
-                self._check(one)
+                self.check(one)
             self.clock.sleep(min(left_us / 1e6, 0.5))
 
     def wait(self, done: Callable[[], bool], *, quiet_s: float = _QUIET_S) -> bool:
@@ -207,7 +221,7 @@ class Stage:
         while any(one.process.poll() is None for one in self.producers):
             self.sleep(_TICK_S)
         for one in self.producers:
-            self._check(one)
+            self.check(one)
         return judge.read_puts([one.out for one in self.producers])
 
     def wait_until_empty(self, queue: shardq.Queue, *, dead: int = 0) -> bool:
@@ -257,15 +271,19 @@ class Stage:
 
     def _read_on(self) -> None:
         for one in self.consumers:
-            if not one.out.exists():
-                continue
-            with one.out.open("rb") as file:
-                file.seek(self._read.get(one.out, 0))
-                data = file.read()
-            data = data[: data.rfind(b"\n") + 1]
-            self._read[one.out] = self._read.get(one.out, 0) + len(data)
-            for line in data.splitlines():
+            for line in self.news(one):
                 hand_out = judge.HandOut.from_json(line, "")
                 self._bodies.add(hand_out.body)
                 if not hand_out.asks:
                     self._ended.add(hand_out.body)
+
+    def news(self, one: Process) -> list[bytes]:
+        """The whole lines that a process has written since the last call."""
+        if not one.out.exists():
+            return []
+        with one.out.open("rb") as file:
+            file.seek(self._read.get(one.out, 0))
+            data = file.read()
+        data = data[: data.rfind(b"\n") + 1]
+        self._read[one.out] = self._read.get(one.out, 0) + len(data)
+        return data.splitlines()

@@ -50,7 +50,6 @@ _COMMANDS = {
     "history": ("history", "Show what became of a message."),
     "accounts": ("accounts", "Say who may use the server: accounts, keys, signed urls."),
     "actions": ("actions", "List commands that changed or removed something, and by whom."),
-    "demo": ("demo", "Replay a trace with many processes, and prove the outcome."),
     "bench": ("bench", "Measure how fast shardq is here."),
     "node": ("node", "Run a Cassandra on this machine, for development and tests."),
 }

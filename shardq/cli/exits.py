@@ -12,7 +12,7 @@ class Exit(IntEnum):
 
     OK = 0
     FAILED = 1
-    """A check or a proof did not hold: `check` found trouble, `demo` lost or doubled a message."""
+    """`check` found trouble, or a message that was asked for is not there."""
     USAGE = 2
     """A wrong option, name, time, setting, body or store url; nothing was written."""
     UNKNOWN_QUEUE = 3
@@ -60,7 +60,7 @@ class Exit(IntEnum):
 
 MEANINGS = {
     Exit.OK: "done",
-    Exit.FAILED: "a check or a proof failed",
+    Exit.FAILED: "a check failed, or no such message",
     Exit.USAGE: "wrong usage, nothing was done",
     Exit.UNKNOWN_QUEUE: "unknown queue",
     Exit.RECEIPT_BAD: "bad receipt",

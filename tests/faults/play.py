@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
     from proofs.courses import Course
     from proofs.stage import Process
+    from proofs.verdict import Verdict
 
     from faults.nodes import Nodes
     from faults.proxy import Proxy
     from faults.size import Size
     from faults.turn import Turn
-    from shardq.inspection import trace
     from shardq.model.message import Row
 
 _Told = TypeVar("_Told")
@@ -453,7 +453,7 @@ class Play:
             hand_outs, self._times("settled"), [*self._troubles, *starved]
         )
 
-    def _judge_whole(self, puts: list[judge.Put], hand_outs: list[judge.HandOut]) -> trace.Verdict:
+    def _judge_whole(self, puts: list[judge.Put], hand_outs: list[judge.HandOut]) -> Verdict:
         line = self.line
         verdict = judge.whole(puts, hand_outs)
         line.messages = verdict.put

@@ -12,14 +12,12 @@ alone.
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
 import sys
 import tempfile
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, cycle, islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,11 +27,13 @@ from rich.live import Live
 from rich.text import Text
 
 import shardq
-from shardq.cli import options, screen
+from proofs.stage import Stage
+from proofs.verdict import Interruption, Verdict, compare, read_deliveries
+from shardq.cli import options, run, screen
 from shardq.cli.dashboard import Dashboard
 from shardq.cli.exits import Exit
-from shardq.clock import CORRECTION_VARIABLE, OFFSET_VARIABLE, SystemClock, machine_us
-from shardq.errors import ShardqError, UsageError
+from shardq.clock import CORRECTION_VARIABLE, OFFSET_VARIABLE, machine_us
+from shardq.errors import UsageError
 from shardq.inspection import trace
 from shardq.model.times import iso
 from shardq.observer import Observer
@@ -43,8 +43,11 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
+    from proofs.stage import Process
     from shardq.connection import Connection
 
+COMMITS = Path(__file__).parents[2] / "data" / "commits.jsonl.gz"
+"""The trace of a checkout."""
 _WALL_S = 25.0
 """Seconds into which the trace is squeezed where no speed is asked for."""
 _WARM_UP_S = 4.0
@@ -54,7 +57,6 @@ _FROZEN_S = 15.0
 """Past the lease of 10 s."""
 _QUIET_S = 45.0
 """Past lease, park and retry: what has not come so long after the last due, never will."""
-_STOP_S = 30.0
 _TICK_S = 0.25
 _SHOW_S = 1.0
 _TELL_S = 5.0
@@ -95,9 +97,9 @@ class Plan:
 
 @click.command(
     epilog=options.examples(
-        "shardq demo",
-        "shardq demo --store cassandra://127.0.0.1:9042/demo --kill --freeze",
-        "shardq demo --clock-offsets=-60,+60,-30,+30,0 --no-correction",
+        "scripts/demo",
+        "scripts/demo --store cassandra://127.0.0.1:9042/demo --kill --freeze",
+        "scripts/demo --clock-offsets=-60,+60,-30,+30,0 --no-correction",
     )
 )
 @options.whole("--producers", text="Processes that put.", least=1, most=16, default=2)
@@ -163,8 +165,7 @@ def demo(
         if directory is None:
             made = stack.enter_context(tempfile.TemporaryDirectory(prefix="shardq-demo-"))
             directory = Path(made)
-        directory.mkdir(parents=True, exist_ok=True)
-        events = path or bundled_trace()
+        events = path or COMMITS
         chosen = options.given_url(url)
         plan = Plan(
             url=chosen or f"sqlite:///{directory.resolve()}/demo.db",
@@ -180,23 +181,10 @@ def demo(
             offsets=_offsets(clock_offsets),
             corrected=not no_correction,
         )
-        verdict = Run(plan, directory, as_json=as_json).run()
+        stack.enter_context(_interrupted_by_signals())
+        stage = stack.enter_context(Stage(None, plan.url, directory))
+        verdict = Run(plan, stage, as_json=as_json).run()
     return tell(verdict, plan, as_json=as_json)
-
-
-def bundled_trace() -> Path:
-    """The trace that comes with a checkout.
-
-    Raises:
-        UsageError: If this is none.
-    """
-    checkout = Path(shardq.__file__).parents[1]
-    if (found := checkout / "data" / "commits.jsonl.gz").is_file():
-        return found
-    raise UsageError(
-        "the demo's events are part of a checkout, not of what pip installs; "
-        "clone the repository and run scripts/demo, or replay a trace of yours by --from."
-    )
 
 
 def _span_ms(events: Path, limit: int | None) -> int:
@@ -217,7 +205,7 @@ def _offsets(text: str | None) -> tuple[float, ...]:
         ) from error
 
 
-def tell(verdict: trace.Verdict, plan: Plan, *, as_json: bool) -> Exit:
+def tell(verdict: Verdict, plan: Plan, *, as_json: bool) -> Exit:
     """Print the verdict; returns how the command is to end."""
     wrong_clocks = not plan.corrected
     failed = not verdict.is_proved(with_wrong_clocks=wrong_clocks)
@@ -242,45 +230,31 @@ def tell(verdict: trace.Verdict, plan: Plan, *, as_json: bool) -> Exit:
 
 
 @dataclass(slots=True)
-class _Process:
-    """A producer or consumer, and the files that it writes."""
-
-    name: str
-    process: subprocess.Popen[bytes]
-    log: Path
-    out: Path | None = None
-
-
-@dataclass(slots=True)
 class Run:
     """One run of a plan.
 
     Args:
         plan: What is to be run.
-        directory: Where out files and logs go.
+        stage: Its processes.
         as_json: Keep stdout for the verdict alone.
     """
 
     plan: Plan
-    directory: Path
+    stage: Stage
     as_json: bool = False
-    interruptions: list[trace.Interruption] = field(default_factory=list)
-    _producers: list[_Process] = field(default_factory=list)
-    _consumers: list[_Process] = field(default_factory=list)
-    _tails: dict[Path, _Tail] = field(default_factory=dict)
+    interruptions: list[Interruption] = field(default_factory=list)
     _bodies: set[bytes] = field(default_factory=set)
-    _clock: SystemClock = field(default_factory=SystemClock)
 
-    def run(self) -> trace.Verdict:
+    def run(self) -> Verdict:
         """Run it; returns what became of every message.
 
         Raises:
             ShardqError: If a process ended with an error; the text is its own.
         """
-        plan = self.plan
+        plan, stage = self.plan, self.stage
         shardq.init(plan.url)
         with shardq.connect(plan.url) as db:
-            db.queue(plan.queue)
+            queue = db.queue(plan.queue)
             start_ms = machine_us() // 1_000 + round(_WARM_UP_S * 1_000)
             events = islice(trace.read(plan.events, "at"), plan.limit)
             put = list(trace.replay(events, start_ms=start_ms, speed=plan.speed))
@@ -291,61 +265,41 @@ class Run:
             ]
             self._say(", ".join(told))
             self._say(f"store {db.url_shown}")
-            with _interrupted_by_signals():
-                try:
-                    self._start(start_ms)
-                    self._watch(db, put)
-                    self._stop(db)
-                finally:
-                    self._end()
+            self._start(start_ms)
+            self._watch(db, put)
+            # The acks of the last deliveries are to be written.
+            stage.wait_until_empty(queue)
+            stage.stop(*stage.consumers)
         deliveries = []
-        for one in self._consumers:
-            if one.out is not None and one.out.exists():
-                deliveries += trace.read_deliveries(one.out)[0]
-        return trace.judge(put, deliveries, self.interruptions)
+        for one in stage.consumers:
+            if one.out.exists():
+                deliveries += read_deliveries(one.out)[0]
+        return compare(put, deliveries, self.interruptions)
 
     def _start(self, start_ms: int) -> None:
-        plan = self.plan
+        plan, stage = self.plan, self.stage
         clocks = self._environments()
-        produce = ["produce", plan.queue, "--store", plan.url, "--from", str(plan.events)]
+        produce = ["produce", plan.queue, "--from", str(plan.events)]
         produce += ["--speed", repr(plan.speed), "--start", iso(start_ms), "--lead", _LEAD]
         produce += ["--limit", str(plan.limit)] if plan.limit else []
         for number in range(1, plan.producers + 1):
             part = [*produce, "--part", f"{number}/{plan.producers}"]
-            self._producers.append(self._spawn(f"producer-{number}", part, next(clocks)))
+            stage.producers.append(self._spawn(f"producer-{number}", part, next(clocks)))
         for number in range(1, plan.consumers + 1):
-            out = self.directory / f"consumer-{number}.jsonl"
-            out.unlink(missing_ok=True)
-            consume = ["consume", plan.queue, "--store", plan.url, "--out", str(out)]
-            consume += ["--threads", str(plan.threads)]
-            one = self._spawn(f"consumer-{number}", consume, next(clocks))
-            one.out = out
-            self._consumers.append(one)
-            self._tails[out] = _Tail(out)
+            name = f"consumer-{number}"
+            out = str(stage.directory / f"{name}.jsonl")
+            consume = ["consume", plan.queue, "--out", out, "--threads", str(plan.threads)]
+            stage.consumers.append(self._spawn(name, consume, next(clocks)))
+
+    def _spawn(self, name: str, words: list[str], clock: dict[str, str]) -> Process:
+        out = self.stage.file(f"{name}.jsonl")
+        return self.stage.spawn(name, ["shardq", *words, "--store", self.plan.url], out, clock)
 
     def _environments(self) -> Iterator[dict[str, str]]:
-        number = 0
-        while True:
-            changed = dict(os.environ)
-            if self.plan.offsets:
-                changed[OFFSET_VARIABLE] = str(self.plan.offsets[number % len(self.plan.offsets)])
-            if not self.plan.corrected:
-                changed[CORRECTION_VARIABLE] = "off"
-            yield changed
-            number += 1
-
-    def _spawn(self, name: str, arguments: Sequence[str], environment: dict[str, str]) -> _Process:
-        log = self.directory / f"{name}.log"
-        with log.open("wb") as output:
-            process = subprocess.Popen(  # noqa: S603 - this program itself
-                [sys.executable, "-m", "shardq", *arguments],
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        return _Process(name, process, log)
+        """What sets the clock of each process wrong, in turn."""
+        correction = {} if self.plan.corrected else {CORRECTION_VARIABLE: "off"}
+        for offset in cycle(self.plan.offsets or (0.0,)):
+            yield correction | {OFFSET_VARIABLE: str(offset)}
 
     def _watch(self, db: Connection, put: Sequence[trace.Timed]) -> None:
         """Until every body was written down, or nothing comes any more."""
@@ -376,8 +330,7 @@ class Run:
                     return
                 if now_us - max(last_ms * 1_000, news_us) > quiet_s * 1e6:
                     return
-                self._check()
-                self._clock.sleep(_TICK_S)
+                self.stage.sleep(_TICK_S)
 
     def _is_calm(self, now_us: int) -> bool:
         """Whether all trouble that was asked for is over."""
@@ -388,71 +341,32 @@ class Run:
 
     def _trouble(self, half_ms: int) -> Iterator[None]:
         """Kills and freezes when its time has come; advanced once a tick."""
+        stage = self.stage
         while machine_us() < half_ms * 1_000:
             yield
         if self.plan.kill:
-            victim = self._consumers[0]
-            at_us = machine_us()
-            victim.process.kill()
-            victim.process.wait()
-            self._cut(victim, "killed", at_us, machine_us())
+            victim, at_us = stage.consumers[0], machine_us()
+            self._cut(victim, "killed", at_us, stage.kill(victim))
         if self.plan.freeze:
-            victim = self._consumers[-1]
-            at_us = machine_us()
-            victim.process.send_signal(signal.SIGSTOP)
+            victim = stage.consumers[-1]
+            at_us = stage.freeze(victim)
             while machine_us() - at_us < _FROZEN_S * 1e6:
                 yield
-            until_us = machine_us()
-            victim.process.send_signal(signal.SIGCONT)
-            self._cut(victim, "frozen", at_us, until_us)
+            self._cut(victim, "frozen", at_us, stage.thaw(victim))
         while True:
             yield
 
-    def _cut(self, victim: _Process, what: str, from_us: int, until_us: int) -> None:
-        name = victim.out.name if victim.out is not None else victim.name
-        self.interruptions.append(trace.Interruption(name, what, from_us, until_us))
+    def _cut(self, victim: Process, what: str, from_us: int, until_us: int) -> None:
+        self.interruptions.append(Interruption(victim.out.name, what, from_us, until_us))
 
     def _read(self) -> bool:
         """Take in what consumers have written since; returns whether there was anything."""
         before = len(self._bodies)
-        for tail in self._tails.values():
-            self._bodies.update(tail.bodies())
+        for line in chain.from_iterable(map(self.stage.news, self.stage.consumers)):
+            # A kill may have torn it; the judge counts it.
+            with suppress(ValueError):
+                self._bodies.add(trace.Delivery.from_json(line).body)
         return len(self._bodies) > before
-
-    def _check(self) -> None:
-        """A process that ends with an error ends the run."""
-        killed = {cut.consumer for cut in self.interruptions if cut.what == "killed"}
-        for one in (*self._producers, *self._consumers):
-            if one.process.poll() and not (one.out is not None and one.out.name in killed):
-                last = one.log.read_text(errors="replace").strip().splitlines()
-                raise ShardqError(f"{one.name} ended: {last[-1] if last else 'without a word'}")
-
-    def _stop(self, db: Connection) -> None:
-        """Let the acks of the last deliveries be written, then stop the consumers gracefully."""
-        queue = db.queue(self.plan.queue)
-        deadline_us = self._clock.boot_us() + round(_STOP_S * 1e6)
-        while self._clock.boot_us() < deadline_us:
-            depth = queue.depth(exact=True)
-            if not depth.ready + depth.waiting + depth.in_flight:
-                break
-            self._clock.sleep(_TICK_S)
-        for one in self._consumers:
-            if one.process.poll() is None:
-                one.process.send_signal(signal.SIGTERM)
-        for one in self._consumers:
-            try:
-                one.process.wait(_STOP_S)
-            except subprocess.TimeoutExpired:
-                self._say(
-                    f"{one.name} did not stop within {screen.span(_STOP_S * 1_000)} and is killed"
-                )
-        self._read()
-
-    def _end(self) -> None:
-        for one in (*self._producers, *self._consumers):
-            if one.process.poll() is None:
-                one.process.kill()
-                one.process.wait()
 
     def _live(self, stack: ExitStack) -> Live | None:
         shown = screen.console()
@@ -496,24 +410,5 @@ def _interrupted_by_signals() -> Iterator[None]:
             signal.signal(number, signal.SIG_DFL)
 
 
-class _Tail:
-    """The bodies of an out file as it grows."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._offset = 0
-
-    def bodies(self) -> Iterator[bytes]:
-        """Those of the whole lines that came since the last call."""
-        if not self._path.exists():
-            return
-        with self._path.open("rb") as file:
-            file.seek(self._offset)
-            data = file.read()
-        whole = data[: data.rfind(b"\n") + 1]
-        self._offset += len(whole)
-        for line in whole.splitlines():
-            try:
-                yield trace.Delivery.from_json(line).body
-            except ValueError:
-                continue  # torn by a kill; the judge counts it
+if __name__ == "__main__":
+    sys.exit(run(command=demo, name="scripts/demo"))
