@@ -211,12 +211,12 @@ async def _one(place: Place, side: _Side, work: _Work, connections: int, count: 
         await _run(
             place, side, _WORKS[2], _CONNECTIONS, calls * work.needs // _BATCH + _CONNECTIONS
         )
-    before_s = _cpu_s(side.pid)
+    before_s = cpu_s(side.pid)
     took_s = await _run(place, side, work, connections, calls)
     name = f"{work.what}, {connections}"
     side.rates.setdefault(name, []).append(calls * work.each / took_s)
-    if before_s is not None:
-        used_s = (_cpu_s(side.pid) or 0) - before_s
+    if before_s:
+        used_s = cpu_s(side.pid) - before_s
         side.cpu_us.setdefault(name, []).append(used_s * 1e6 / (calls * work.each))
 
 
@@ -244,13 +244,13 @@ async def _run(place: Place, side: _Side, work: _Work, connections: int, calls: 
             one.close()
 
 
-def _cpu_s(pid: int | None) -> float | None:
-    """Seconds of CPU that a process has used; None where nothing tells."""
+def cpu_s(pid: int | None) -> float:
+    """Seconds of CPU that a process has used; 0 if nothing tells."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             fields = file.read().rpartition(")")[2].split()
     except OSError:
-        return None
+        return 0.0
     return (int(fields[11]) + int(fields[12])) * _TICK_S
 
 

@@ -16,6 +16,7 @@ import shardq
 from proofs.promise import Promise
 from proofs.serving import Server, free_port
 from shardq.clock import machine_us
+from shardq.tasks.processes import resident_bytes
 
 if TYPE_CHECKING:
     from proofs.stage import Stage
@@ -49,9 +50,9 @@ async def _play(
         queue = str((await one.call("CreateQueue", {"QueueName": "grown"}))["QueueUrl"])
     began_us = machine_us()
     await _ask(stage, server, key, queue, first)
-    early_mb = _rss_mb(server)
+    early_mb = _resident_mb(server)
     await _ask(stage, server, key, queue, last - first)
-    late_mb = _rss_mb(server)
+    late_mb = _resident_mb(server)
     seconds = (machine_us() - began_us) / 1e6
     await asyncio.sleep(_SETTLED_S)
     sockets = _sockets(server)
@@ -79,7 +80,7 @@ async def _play(
             "growth",
             "no connection stays",
             f"{vanished:,} clients vanished: sockets {sockets} before, {left} after; memory "
-            f"{_rss_mb(server):.0f} MB",
+            f"{_resident_mb(server):.0f} MB",
             left <= sockets,
         ),
         Promise(
@@ -151,11 +152,9 @@ async def _came_ms(stage: Stage, server: Server, key: Key, queue: str) -> float:
         return took_ms
 
 
-def _rss_mb(server: Server) -> float:
+def _resident_mb(server: Server) -> float:
     """The server's memory."""
-    with open(f"/proc/{server.pid}/status") as file:
-        [line] = [line for line in file if line.startswith("VmRSS")]
-    return int(line.split()[1]) / 1_024
+    return (resident_bytes(server.pid or 0) or 0) / (1 << 20)
 
 
 def _sockets(server: Server) -> int:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import statistics
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -17,7 +16,7 @@ from http.client import HTTPConnection
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote, urlencode
 
-from measures.server import key_of
+from measures.server import cpu_s, key_of
 
 import shardq
 from proofs.large import MESSAGES, fill
@@ -43,7 +42,6 @@ _READS_MAX = 1.2
 """So many times the reads of one viewer are those of many, at most: looks are not in step."""
 _CHANGES = 5
 _WAIT_S = 60.0
-_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 _SETTLED_S = 5.0
 _EVENT_BYTES_MAX = 1 << 24
 
@@ -315,10 +313,10 @@ async def _load(server: Server, browser: _Browser, port: int, paths: list[str]) 
             await asyncio.sleep(0.1)
     # All that the first looks have found.
     await asyncio.sleep(_SETTLED_S)
-    reads, cpu_s, began_us = _reads(port), _cpu_s(server), machine_us()
+    reads, before_s, began_us = _reads(port), cpu_s(server.pid), machine_us()
     before = sum(one.events for one in viewers)
     await asyncio.sleep(_VIEWED_S)
-    spent_s, cpu = (machine_us() - began_us) / 1e6, _cpu_s(server) - cpu_s
+    spent_s, cpu = (machine_us() - began_us) / 1e6, cpu_s(server.pid) - before_s
     made = _Load(
         (_reads(port) - reads) / spent_s, cpu / spent_s, sum(one.events for one in viewers) - before
     )
@@ -332,13 +330,6 @@ def _reads(port: int) -> float:
     """How many calls of the store the server has made."""
     name = "shardq_store_seconds_count"
     return sum(count for series, count in _scraped(port).items() if series.startswith(name))
-
-
-def _cpu_s(server: Server) -> float:
-    """The CPU time of the server, seconds."""
-    with open(f"/proc/{server.pid}/stat") as file:
-        fields = file.read().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) * _TICK_S
 
 
 async def _changes(browser: _Browser, watched: shardq.Queue, is_cassandra: bool) -> list[Promise]:
