@@ -11,9 +11,9 @@ All that a firing writes follows from the record as it was read: a repeat writes
 
 from __future__ import annotations
 
+import secrets
 from dataclasses import replace
 from functools import lru_cache
-from secrets import token_hex
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -75,6 +75,7 @@ class _State(msgspec.Struct, omit_defaults=True):
     since: int | None = None
     spent: tuple[int, int] | None = None
     error: str | None = None
+    nonce: str = ""
 
 
 _encoder, _decoder = msgspec.json.Encoder(), msgspec.json.Decoder(_State)
@@ -117,8 +118,12 @@ class StoredSchedule(NamedTuple):
     # As it is stored ------------------------------------------------------------------------------
 
     def state(self) -> str:
-        """The state as JSON: all but the definition and the next fire time."""
-        return _encoder.encode(_State(*self[2:-1])).decode()
+        """The state as JSON: all but the definition and the next fire time.
+
+        No two calls return the same: a write that was refused must not be taken for done because
+        another member has fired the same.
+        """
+        return _encoder.encode(_State(*self[2:-1], nonce=secrets.token_hex(8))).decode()
 
     @classmethod
     def read(cls, definition: str, state: str, next_ms: int | None, whose: str) -> StoredSchedule:
@@ -140,11 +145,12 @@ class StoredSchedule(NamedTuple):
             raise StoreCorrupt(
                 f"{whose} is damaged: {shown(state)}; remove the schedule, and make it again."
             ) from error
-        return cls(made, next_ms, *msgspec.structs.astuple(held))._replace(stored=state)
+        *fields, _nonce = msgspec.structs.astuple(held)
+        return cls(made, next_ms, *fields)._replace(stored=state)
 
     def anew(self, definition: Definition) -> StoredSchedule:
         """The same state under another definition, as a new generation."""
-        generation = token_hex(8)
+        generation = secrets.token_hex(8)
         return self._replace(definition=definition, generation=generation, aim_ms=None, error=None)
 
     @property
