@@ -5,7 +5,7 @@ It lies here because a script's directory comes first where Python looks for mod
 
 from __future__ import annotations
 
-from shardq.spark.__main__ import main
+from shardq.cli.spark import main
 
 if __name__ == "__main__":
     main()

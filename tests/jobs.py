@@ -62,7 +62,7 @@ class Jobs(Shell):
     """Runs jobs against one store."""
 
     def called(self, arguments: list[str]) -> int:
-        from shardq.spark.__main__ import run
+        from shardq.cli.spark import run
 
         return run(arguments)
 
@@ -145,7 +145,7 @@ def _job(
     arguments: list[str], directory: str, environment: dict[str, str], descriptors: list[int]
 ) -> int:
     """Run a job here."""
-    from shardq.spark.__main__ import run
+    from shardq.cli.spark import run
 
     with (
         open(descriptors[1], "w", closefd=False) as out,

@@ -23,9 +23,8 @@ from test_docs import DOCS, rows
 import shardq
 import shardq.spark
 from shardq.cli.exits import Exit
+from shardq.cli.spark import UNBALANCED, USAGE, exit_codes, program
 from shardq.spark import QueueJobs, columns, connect
-from shardq.spark.__main__ import UNBALANCED, USAGE, exit_codes
-from shardq.spark.__main__ import jobs as program
 from shardq.spark.options import Options
 from shardq.spark.pieces import PiecesDone
 from shardq.spark.runs import Run
@@ -338,7 +337,7 @@ def test_without_a_store_nothing_is_started(jobs: Jobs) -> None:
 
 def test_what_libraries_log_does_not_stand_beside_the_one_line() -> None:
     code = (
-        "import logging; from shardq.spark.__main__ import run; "
+        "import logging; from shardq.cli.spark import run; "
         "code = run(['simulate', '--shape', 'round']); logging.error('noise'); exit(code)"
     )
 

@@ -11,7 +11,7 @@ import pytest
 
 from shardq.errors import BadName, BadUrl, MissingExtra, UsageError
 from shardq.spark import connect, session
-from shardq.spark.session import _started, java_home
+from shardq.spark.sessions import _started, java_home
 
 if TYPE_CHECKING:
     from pathlib import Path

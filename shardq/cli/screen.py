@@ -22,6 +22,7 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
+from shardq.model import text as texts
 from shardq.model import times
 from shardq.model.names import is_printable
 from shardq.model.times import due_ms, iso
@@ -38,6 +39,7 @@ STYLES = {"ok": "green", "warning": "yellow", "wrong": "red"}
 _WITHIN_A_NUMBER = re.compile(r"(?<=\d) (?=\w)")
 """`4 queues`."""
 span = times.span
+plural = texts.plural
 WIDE = 2_000
 """A pipe or a log has no terminal's width to fit into: nothing is cut or folded there."""
 
@@ -109,16 +111,6 @@ def print_json(value: Any) -> None:
         # Half a surrogate pair in a header, or a terminal of another alphabet: then escaped.
         line = json.dumps(value, separators=(",", ":"))
     click.echo(line)
-
-
-def plural(count: int, noun: str) -> str:
-    """A number with its noun.
-
-    >>> plural(37892, "message"), plural(1, "queue"), plural(2, "delivery")
-    ('37,892 messages', '1 queue', '2 deliveries')
-    """
-    many = noun.removesuffix("y") + "ies" if noun.endswith("y") else noun + "s"
-    return f"{count:,} {noun if count == 1 else many}"
 
 
 def busy(running: int, threads: int) -> str:

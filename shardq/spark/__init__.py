@@ -7,7 +7,8 @@
 ```
 
 Rows are written and read through the store port inside Spark's tasks. Nothing is ever claimed from
-Spark: consuming belongs to consumers. What needs no Spark is not here.
+Spark: consuming belongs to consumers. What needs no Spark is not here; the command line is
+`shardq.cli.spark`.
 """
 
 from __future__ import annotations
@@ -18,22 +19,6 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from shardq.errors import MissingExtra
-
-if any(find_spec(name) is None for name in ("pyspark", "pyarrow")):
-    _missing = MissingExtra(
-        "shardq.spark needs PySpark and PyArrow: pip install 'shardq[spark]' brings both."
-    )
-    if sys.argv[:1] == ["-m"] and __name__ in sys.orig_argv:
-        from shardq.cli.exits import Exit
-
-        # `python -m shardq.spark` imports this first, and would show a traceback.
-        sys.stderr.write(f"shardq: {_missing}\n")
-        sys.exit(Exit.MISSING_EXTRA)
-    raise _missing
-
-# At once, unlike the others: the module of the function's name would take its place.
-from shardq.spark.session import session
-from shardq.spark.source import ShardqDataSource, register
 
 __all__ = [
     "ArchiveReport",
@@ -55,6 +40,23 @@ __all__ = [
     "simulate",
 ]
 
+
+def require() -> None:
+    """Refuse to go on where PySpark or PyArrow is not installed.
+
+    Raises:
+        MissingExtra: If so.
+    """
+    if any(find_spec(name) is None for name in ("pyspark", "pyarrow")):
+        raise MissingExtra(
+            "shardq.spark needs PySpark and PyArrow: pip install 'shardq[spark]' brings both."
+        )
+
+
+# `python -m shardq.spark` imports this first, and its command line makes one line of the error.
+if sys.argv[:1] != ["-m"] or __name__ not in sys.orig_argv:
+    require()
+
 if TYPE_CHECKING:
     from shardq.spark.connection import QueueJobs, connect
     from shardq.spark.jobs.archive import ArchiveReport
@@ -66,6 +68,8 @@ if TYPE_CHECKING:
     from shardq.spark.jobs.simulate import SimulateReport
     from shardq.spark.jobs.simulate import run as simulate
     from shardq.spark.queue import SparkQueue
+    from shardq.spark.sessions import session
+    from shardq.spark.source import ShardqDataSource, register
 else:
     # Imported when first used: each of Spark's Python processes imports this package.
     _ROOMS = {
@@ -78,6 +82,8 @@ else:
         "jobs.schedule": ("Plan", "Preview", "Report"),
         "jobs.simulate": ("SimulateReport", "simulate"),
         "queue": ("SparkQueue",),
+        "sessions": ("session",),
+        "source": ("ShardqDataSource", "register"),
     }
     _ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}
     _CALLED = {"simulate": "run"}

@@ -30,6 +30,14 @@ _SENTENCES_CHARS = 500
 _ELSEWHERE = "; PYSPARK_PYTHON names a Python that has what this one has, on each machine."
 
 
+def log_from(level: int) -> None:
+    """Log errors that PySpark raises, each with the whole stack of Java, only from a level on."""
+    from pyspark.logger import PySparkLogger
+
+    for name in ("DataFrameQueryContextLogger", "SQLQueryContextLogger"):
+        PySparkLogger.getLogger(name).setLevel(level)
+
+
 @contextmanager
 def translated() -> Iterator[None]:
     """Raise what Spark raises in here as an error of shardq's, with Spark's own as its cause.

@@ -11,8 +11,8 @@ from io import BytesIO
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
-from shardq.cli.screen import span
 from shardq.errors import MissingExtra
+from shardq.model.times import span
 from shardq.pictures.colours import BLUE, DARK, GREEN, GREY, ORANGE, PURPLE, RED, SKY
 
 if TYPE_CHECKING:

@@ -28,6 +28,7 @@ from shardq.errors import StoreCorrupt, UsageError, shown
 from shardq.inspection.audit import span_audited
 from shardq.model.times import duration_text, iso
 from shardq.spark.jobs.history import day_of
+from shardq.spark.outcome import Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -182,7 +183,7 @@ def days_over(
 
 
 @dataclass(frozen=True, slots=True)
-class ArchiveReport:
+class ArchiveReport(Outcome):
     """What was archived.
 
     Attributes:
@@ -190,12 +191,19 @@ class ArchiveReport:
         path: Where the archive is.
         days: The days that are over, in order, each with the state in which it was found.
         written: Those that were written; of a preview none.
+        is_dry: True if it is a preview.
     """
 
     queue: str
     path: str
     days: tuple[ArchivedDay, ...]
     written: tuple[ArchivedDay, ...] = ()
+    is_dry: bool = False
+
+    @property
+    def is_good(self) -> bool:
+        """True if nothing is to be archived any more, or nothing was asked to be."""
+        return self.is_dry or self.is_whole
 
     @property
     def is_whole(self) -> bool:
@@ -253,7 +261,7 @@ class Plan:
 
     def preview(self) -> ArchiveReport:
         """What `run` would find; nothing is written."""
-        return ArchiveReport(self._queue.name, self._path, self.days)
+        return ArchiveReport(self._queue.name, self._path, self.days, is_dry=True)
 
     def run(self, *, on_progress: Progress | None = None) -> ArchiveReport:
         """Write the days that are new or have changed, each by itself, and compare it.

@@ -41,6 +41,7 @@ from shardq.model.times import iso, moment_of
 from shardq.records.ledger import End
 from shardq.spark.batches import of_marks
 from shardq.spark.columns import HISTORY, arrow_schema, columns_in
+from shardq.spark.outcome import Outcome
 from shardq.stores.store import Entry
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ _BROADCAST_MAX = 100_000
 """Most of what does not fit that each task gets a list of."""
 _NAMED_MAX = 1_000
 """Most of what does not fit that a report names in its JSON."""
+_LINES_MAX = 100
 _UNKNOWN_END = MisfitKind.UNKNOWN.value
 _ROWS = "entry,row_id,id,entered,in_flight"
 _LEDGER = "row_id,id,entered,due,fate,ended"
@@ -232,7 +234,7 @@ def counted(lines: Sequence[Row], *, is_expected: bool = False) -> tuple[Balance
 
 
 @dataclass(frozen=True, slots=True)
-class AuditReport:
+class AuditReport(Outcome):
     """What an audit found.
 
     Attributes:
@@ -251,6 +253,11 @@ class AuditReport:
     misfits: DataFrame
     counts: DataFrame
     is_expected: bool = False
+
+    @property
+    def is_good(self) -> bool:
+        """True if the books balance."""
+        return self.is_even
 
     @property
     def is_even(self) -> bool:
@@ -281,6 +288,20 @@ class AuditReport:
         if self.doubled:
             line += f"; {self.doubled:,} twice"
         return line + "."
+
+    def lines(self) -> list[str]:
+        """The first of what does not fit, a line each."""
+        misfits = [] if self.is_even else self.named(_LINES_MAX + 1)
+        told = [
+            f"{one.kind.value}: {one.id}, entered {iso(one.entered)}"
+            f"{f', {one.fate}' if one.fate else ''}"
+            for one in misfits[:_LINES_MAX]
+        ]
+        if len(misfits) > _LINES_MAX:
+            told.append(
+                f"and more; these are {_LINES_MAX}, and `misfits` of the report in Python has all."
+            )
+        return told
 
     def named(self, most: int = _NAMED_MAX) -> list[Misfit]:
         """What does not fit, by kind, time of entry and id; so many at most."""

@@ -20,13 +20,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyspark.sql import functions as F  # noqa: N812 - as all who write for Spark call it
 
-from shardq.cli.screen import plural, span
 from shardq.errors import BadSetting, shown
 from shardq.inspection import scan
 from shardq.model.shard import lane_name
-from shardq.model.times import duration_ms, iso
+from shardq.model.text import plural
+from shardq.model.times import duration_ms, iso, span
 from shardq.records.folded import stored_totals
 from shardq.spark import plots
+from shardq.spark.outcome import Outcome
 from shardq.spark.page import Picture, Section, Table, page
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ class Outlook:
 
 
 @dataclass(frozen=True, slots=True)
-class BacklogReport:
+class BacklogReport(Outcome):
     """What a queue held at one time.
 
     Attributes:

@@ -25,6 +25,7 @@ from shardq.spark.acts import DELETE, REDRIVE, Done, Plan
 from shardq.spark.bins import tasks_of
 from shardq.spark.columns import columns_in
 from shardq.spark.complaint import translated
+from shardq.spark.outcome import Outcome
 from shardq.spark.queue import FORMAT
 from shardq.spark.runs import Run
 
@@ -78,7 +79,7 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class DeadTable:
+class DeadTable(Outcome):
     """The dead messages of a queue, by their errors.
 
     Attributes:
@@ -122,7 +123,7 @@ class DeadTable:
 
 
 @dataclass(frozen=True, slots=True)
-class DeadReport:
+class DeadReport(Outcome):
     """What a redrive or a purge has done, or would do.
 
     Attributes:

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from pyspark.sql import functions as F  # noqa: N812 - as all who write for Spark call it
 
-from shardq.cli.screen import plural
 from shardq.errors import UsageError, shown
+from shardq.model.text import plural
 from shardq.model.times import iso, moment_of, span
 from shardq.records.ledger import CLOCK_AHEAD_MS, End, kept_for, span_of
+from shardq.spark.outcome import Outcome
 
 if TYPE_CHECKING:
     from datetime import date, datetime
@@ -200,7 +201,7 @@ def _ms(millis: float) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class HistoryReport:
+class HistoryReport(Outcome):
     """What became of the messages of a queue.
 
     Attributes:

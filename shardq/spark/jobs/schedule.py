@@ -20,15 +20,16 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F  # noqa: N812 - as all who write for Spark call it
 
-from shardq.cli.screen import plural
 from shardq.errors import BadSetting, UsageError, shown
+from shardq.model.text import plural
 from shardq.model.times import due_ms as read_due_ms
 from shardq.model.times import duration_ms, iso
 from shardq.spark import bins as packing
 from shardq.spark import runs
 from shardq.spark.asked import REASON, ROW, Asked
 from shardq.spark.complaint import translated
-from shardq.spark.pieces import PIECE_ROWS, Tally
+from shardq.spark.outcome import Outcome
+from shardq.spark.pieces import PIECE_ROWS, UNDO_BEFORE, PiecesDone, Tally
 from shardq.spark.runs import PLAN, UNDONE, Run
 from shardq.spark.writing import PUT, UNDO
 
@@ -67,7 +68,7 @@ class Minute:
 
 
 @dataclass(frozen=True, slots=True)
-class Preview:
+class Preview(Outcome):
     """What a run would write.
 
     Attributes:
@@ -128,7 +129,7 @@ class Preview:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class Report(Outcome):
     """What a run has done.
 
     Attributes:
@@ -288,6 +289,16 @@ class Plan:
                 self.writer(part).save()
             tally = Tally.of(self._line(part))
         return Report(self.run_id, self.queue.name, tally, preview.bad, self._act)
+
+    def done(self, preview: Preview) -> PiecesDone:
+        """The pieces of the run that are done, for those who watch it.
+
+        Args:
+            preview: The run's.
+        """
+        before = UNDO_BEFORE if self._act == UNDO else ""
+        store, bins = self.queue.place().store, len(preview.bins)
+        return PiecesDone(store, self.queue.name, self._run, bins, before)
 
     def writer(self, report: str = "report") -> DataFrameWriter:
         """The laid out frame's writer, which `run` saves."""

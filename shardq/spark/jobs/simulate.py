@@ -19,13 +19,14 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F  # noqa: N812 - as all who write for Spark call it
 
-from shardq.cli.screen import plural, span
 from shardq.clock import SystemClock
 from shardq.errors import BadSetting, shown
 from shardq.model.settings import AUTO_LANES_MIN, BANDS_MAX, LANES_MAX
 from shardq.model.shard import MINUTE_MS, Layout
-from shardq.model.times import LATEST_MS, due_ms, duration_ms, duration_text, iso
+from shardq.model.text import plural
+from shardq.model.times import LATEST_MS, due_ms, duration_ms, duration_text, iso, span
 from shardq.spark import expressions, plots
+from shardq.spark.outcome import Outcome
 from shardq.spark.page import Picture, Section, Table, page
 
 if TYPE_CHECKING:
@@ -156,7 +157,7 @@ class Need:
 
 
 @dataclass(frozen=True, slots=True)
-class SimulateReport:
+class SimulateReport(Outcome):
     """How made-up timers lie in a queue.
 
     Attributes:

@@ -1,0 +1,272 @@
+"""Jobs that look at a queue, or at its dead: each prints one report."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from shardq.cli import options as cli_options
+from shardq.cli import screen
+from shardq.cli.exits import Exit
+from shardq.cli.spark import options
+from shardq.errors import UsageError
+
+if TYPE_CHECKING:
+    from shardq.cli.spark.options import Where
+    from shardq.spark import (
+        ArchiveReport,
+        AuditReport,
+        BacklogReport,
+        DeadReport,
+        DeadTable,
+        HistoryReport,
+        SimulateReport,
+    )
+
+_TIMERS_MAX = 10**12
+
+
+@options.job(
+    options.queue,
+    cli_options.whole(
+        "--rate",
+        text="How many messages a second are delivered; where it is not given, as many as in the "
+        "last hour.",
+        least=1,
+    ),
+    click.option(
+        "--ahead",
+        metavar="DURATION",
+        help="Only what is due until then; all, near and far, where it is not given.",
+    ),
+    options.plot,
+    options.report,
+    examples=(
+        "--queue reminders",
+        "--queue reminders --nice --plot backlog.png",
+        "--queue reminders --rate 500 --report backlog.html",
+    ),
+)
+def backlog(where: Where, **asked: Any) -> BacklogReport:
+    """Show what waits in a queue: by minute and priority, the oldest, and when all will be done.
+
+    Counts rows where they lie; no message travels, and none is claimed.
+    """
+    queue = where.queue()
+    with options.busy(f"counting {queue.name}"):
+        return queue.backlog(**asked)
+
+
+@options.job(
+    options.queue,
+    cli_options.since,
+    cli_options.until,
+    click.option(
+        "--expected",
+        metavar="PATH",
+        help="Audit the ids in this file, rather than what the history says was put.",
+    ),
+    click.option(
+        "--key",
+        metavar="COLUMN",
+        default="id",
+        show_default=True,
+        help="With --expected: the column of the ids.",
+    ),
+    examples=(
+        "--queue reminders",
+        "--queue reminders --since 1d --json | jq .lost",
+        "--queue reminders --expected people.csv --key id",
+    ),
+    bad=Exit.UNBALANCED,
+)
+def audit(where: Where, *, expected: str | None, **asked: Any) -> AuditReport:
+    """Check that each message put into a queue has ended or is still there, and none is twice.
+
+    Ends with 2 where that is not so, and names the messages; with 18 where the queue keeps no
+    history. Consumers may run meanwhile. What the words mean, `shardq audit --help` says.
+    """
+    from shardq.spark import files
+    from shardq.spark.jobs import audit as job
+
+    queue = where.queue()
+    wanted = None if expected is None else files.read(queue.spark, expected)
+    with screen.progress() as bar:
+        tell = screen.teller(bar, f"{queue.name}: ")
+        return job.run(queue, expected=wanted, on_progress=tell, **asked)
+
+
+@options.job(
+    options.queue,
+    click.option(
+        "--where",
+        "condition",
+        metavar="SQL",
+        help="Only those for which this holds, a condition on the columns of the view dead: id, "
+        "reason, died, attempts, traceback, group, priority, due and others.",
+    ),
+    click.option(
+        "--redrive", is_flag=True, help="Put them back into the queue, each under its id."
+    ),
+    click.option("--purge", "--delete", "purge", is_flag=True, help="Delete them."),
+    options.rate,
+    options.run,
+    options.dry_run,
+    examples=(
+        "--queue reminders",
+        "--queue reminders --where \"reason LIKE '%timeout%'\" --redrive",
+        "--queue reminders --redrive --rate 500 --dry-run",
+        "--queue reminders --where \"died < '2027-01-01'\" --purge --dry-run",
+    ),
+)
+def dead(
+    where: Where,
+    *,
+    condition: str | None,
+    redrive: bool,
+    purge: bool,
+    rate: int | None,
+    run: str | None,
+    dry_run: bool,
+) -> DeadReport | DeadTable:
+    """Group the dead messages of a queue by error. Put them back, or delete them.
+
+    Each is put back once, however often a task is tried. They come due at the rate that you give,
+    2,000 a second where you give none.
+    """
+    if redrive and purge:
+        raise UsageError("give one of --redrive and --purge, not both.")
+    if not redrive and (rate is not None or (run is not None and not purge)):
+        raise UsageError("--rate belongs to --redrive, and --run to --redrive or --purge.")
+    queue = where.queue()
+    with options.busy(f"reading the dead of {queue.name}"):
+        if redrive:
+            return queue.redrive(where=condition, rate=rate, run=run, dry_run=dry_run)
+        if purge:
+            return queue.purge(where=condition, run=run, dry_run=dry_run)
+        return queue.dead(where=condition)
+
+
+@options.job(
+    options.queue,
+    cli_options.since,
+    cli_options.until,
+    click.option(
+        "--by",
+        type=click.Choice(["entered", "due", "ended"]),
+        default="entered",
+        show_default=True,
+        help="To which day a message counts.",
+    ),
+    options.report,
+    examples=(
+        "--queue reminders",
+        "--queue reminders --since 7d --report week.html",
+        "--queue reminders --json | jq '.days[].p99_ms'",
+    ),
+)
+def history(where: Where, **asked: Any) -> HistoryReport:
+    """Show how late the messages of each day were, how many attempts they took and how they ended.
+
+    The queue must keep a history. Lateness is from the due to the end: exact, and of all messages.
+    """
+    queue = where.queue()
+    with options.busy(f"reading the history of {queue.name}"):
+        return queue.history(**asked)
+
+
+@options.job(
+    options.queue,
+    click.option(
+        "--to",
+        "path",
+        metavar="PATH",
+        required=True,
+        help="The archive's directory, of this queue alone; made where there is none.",
+    ),
+    cli_options.since,
+    cli_options.until,
+    options.dry_run,
+    examples=(
+        "--queue reminders --to archive/reminders",
+        "--queue reminders --to s3a://logs/reminders --since 7d",
+        "--queue reminders --to archive/reminders --dry-run",
+    ),
+    bad=Exit.FAILED,
+)
+def archive(where: Where, *, dry_run: bool, **asked: Any) -> ArchiveReport:
+    """Copy the history of a queue to Parquet, a directory for each day that is over.
+
+    The queue must keep a history. What was written is read back, and its counts and checksums have
+    to be those of the history. A day that is there already is not copied again; one that the
+    history has less of by now stays as it is. Nothing is deleted from the queue. Ends with 1 where
+    a day could not be archived.
+    """
+    from shardq.spark.jobs import archive as job
+
+    queue = where.queue()
+    with screen.progress() as bar:
+        tell = screen.teller(bar, f"{queue.name}: ")
+        tell("days", 0, None)
+        plan = job.plan(queue, **asked)
+        return plan.preview() if dry_run else plan.run(on_progress=tell)
+
+
+@options.job(
+    cli_options.whole(
+        "--timers", text="How many timers.", least=1, most=_TIMERS_MAX, default=1_000_000
+    ),
+    click.option("--start", metavar="TIME", help="The first due."),
+    click.option(
+        "--over",
+        metavar="DURATION",
+        default="1d",
+        show_default=True,
+        help="How long a time their dues are spread over.",
+    ),
+    click.option(
+        "--shape",
+        metavar="NAME",
+        default="even",
+        show_default=True,
+        help="How they are spread: even, daily (as people are awake), hourly (many on the hour) or "
+        "burst (many in one minute).",
+    ),
+    click.option(
+        "--share",
+        metavar="PART",
+        type=float,
+        default=0.5,
+        show_default=True,
+        help="With hourly and burst: how many of them, 0 to 1.",
+    ),
+    cli_options.whole("--body", "body_bytes", text="Bytes of each body.", least=0, default=200),
+    cli_options.whole("--lanes", text="Lanes of each priority.", least=1, default=4),
+    cli_options.whole("--bands", text="Priorities.", least=1, default=1),
+    click.option(
+        "--minute", metavar="DURATION", default="1m", show_default=True, help="The queue's minute."
+    ),
+    cli_options.whole("--nodes", text="Nodes of the cluster.", least=1, default=3),
+    cli_options.whole("--replicas", text="Copies of each row.", least=1, default=3),
+    options.plot,
+    options.report,
+    examples=(
+        "--timers 20000000",
+        "--timers 4000000 --over 1h --shape burst --lanes 16",
+        "--timers 100000000 --over 30d --nodes 12 --report p.html",
+    ),
+)
+def simulate(where: Where, *, start: str | None, **asked: Any) -> SimulateReport:
+    """Show how many timers would spread over lanes, shards and the nodes of a cluster.
+
+    Made-up timers go through the arithmetic by which messages find their shards. No store is
+    needed. It says how even that is, which shards are hot, how many lanes would be enough, and how
+    many rows and bytes each node holds.
+    """
+    from shardq.spark import simulate
+
+    given = asked if start is None else asked | {"start": start}
+    spark = where.session()
+    with options.busy("simulating"):
+        return simulate(spark, **given)

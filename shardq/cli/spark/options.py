@@ -1,0 +1,164 @@
+"""What the commands of `python -m shardq.spark` share: the options of a session, and the ending."""
+
+from __future__ import annotations
+
+import functools
+import os
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from shardq.cli import options, screen
+from shardq.cli.exits import Exit
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from pyspark.sql import SparkSession
+
+    from shardq.spark.connection import QueueJobs
+
+_NICE = 10
+
+queue = click.option("--queue", metavar="NAME", required=True, help="The queue.")
+dry_run = click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
+run = click.option(
+    "--run",
+    metavar="RUN",
+    help="Resume this run: what it has done is not done again. Each run prints its name.",
+)
+rate = options.whole("--rate", text="At most N messages a second, of all tasks together.", least=1)
+report = click.option("--report", metavar="FILE", help="Write a page with tables and plots there.")
+plot = click.option("--plot", metavar="FILE", help="Write a plot there, as PNG.")
+_SESSION = (
+    click.option(
+        "--master",
+        metavar="URL",
+        help="Where Spark runs: local[4], spark://host:7077, yarn, or sc://host:15002 for Spark "
+        "Connect. Where it is not given, as spark-submit says, or on all cores of this machine.",
+    ),
+    click.option(
+        "--memory",
+        metavar="SIZE",
+        default="1g",
+        show_default=True,
+        help="Memory of the Java that is started here.",
+    ),
+    click.option(
+        "--nice",
+        is_flag=True,
+        help="Yield the processor to all else on this machine, to consumers above all.",
+    ),
+    options.as_json,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """Where a job runs.
+
+    Attributes:
+        name: The queue's name; None: the job is of none.
+        url: The store's url as the command was given it.
+        master: Of Spark.
+        memory: Of Spark's Java.
+        is_nice: True if others go first.
+    """
+
+    name: str | None
+    url: str | None
+    master: str | None
+    memory: str
+    is_nice: bool
+
+    def session(self) -> SparkSession:
+        """The session of Spark.
+
+        Raises:
+            MissingExtra: If there is no Java.
+            UsageError: If it does not start.
+        """
+        from shardq.spark import session
+
+        if self.is_nice:
+            # What is started from here on inherits it.
+            os.nice(_NICE)
+        is_verbose = click.get_current_context().find_root().params.get("verbose")
+        asked = {"spark.log.level": "WARN"} if is_verbose else {}
+        return session(master=self.master or "local[*]", memory=self.memory, **asked)
+
+    def queue(self) -> QueueJobs:
+        """The queue in the session.
+
+        Raises:
+            UsageError: If no store is given.
+        """
+        from shardq.spark import connect
+
+        # Before Java is started, which takes seconds: what is wrong is said at once.
+        url = options.store_url(self.url)
+        return connect(self.session(), self.name or "", url)
+
+
+def job(
+    *given: Callable[[Any], Any], examples: Sequence[str], bad: Exit = Exit.OK
+) -> Callable[[Callable[..., Any]], click.Command]:
+    """Make a command of a function that takes `Where` and options, and returns a report.
+
+    The report is printed, as JSON where that is asked for, and written to the files of `plot` and
+    `report`.
+
+    Args:
+        given: The command's own options; those of a session and a store follow.
+        examples: Arguments, for the help.
+        bad: The exit code where the report is not good.
+    """
+
+    def made(work: Callable[..., Any]) -> click.Command:
+        @functools.wraps(work)
+        def called(
+            *,
+            master: str | None,
+            memory: str,
+            nice: bool,
+            as_json: bool,
+            queue: str | None = None,
+            url: str | None = None,
+            plot: str | None = None,
+            report: str | None = None,
+            **asked: Any,
+        ) -> Exit:
+            found = work(Where(queue, url, master, memory, nice), **asked)
+            if plot is not None:
+                Path(plot).write_bytes(found.plot())
+            if report is not None:
+                Path(report).write_text(found.page(), encoding="utf-8")
+            if as_json:
+                screen.print_json(found.to_json())
+            else:
+                # Reasons and names are as somebody else has written them.
+                for line in (*found.lines(), found.line()):
+                    click.echo(screen.exact(line))
+            return Exit.OK if found.is_good else bad
+
+        last = (options.store,) if queue in given else ()
+        command = called
+        for option in reversed((*given, *_SESSION, *last)):
+            command = option(command)
+        program = f"python -m shardq.spark {work.__name__}"
+        return click.command(epilog=options.examples(*(f"{program} {one}" for one in examples)))(
+            command
+        )
+
+    return made
+
+
+@contextmanager
+def busy(what: str) -> Iterator[None]:
+    """While this lasts, stderr shows it where that is a terminal."""
+    with screen.progress() as bar:
+        bar.add_task(what, total=None)
+        yield

@@ -1,0 +1,56 @@
+"""What every job returns: its outcome in a sentence, in lines, and as plain values."""
+
+from __future__ import annotations
+
+from dataclasses import fields, is_dataclass
+from datetime import date, datetime
+from typing import Any, ClassVar
+
+from shardq.model.times import iso
+
+
+class Outcome:
+    """What a job has found or done.
+
+    Attributes:
+        job: The job's name, in its JSON; empty where that has none.
+    """
+
+    __slots__ = ()
+    job: ClassVar[str] = ""
+
+    @property
+    def is_good(self) -> bool:
+        """True if nobody has to look after it."""
+        return True
+
+    def line(self) -> str:
+        """The outcome in a sentence."""
+        raise NotImplementedError
+
+    def lines(self) -> list[str]:
+        """What stands above the sentence, a line each."""
+        return []
+
+    def to_json(self) -> dict[str, Any]:
+        """The outcome as plain values: its attributes."""
+        return {**({"job": self.job} if self.job else {}), **plain(self)}
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON has it: times as texts, what has named fields as an object.
+
+    >>> plain((date(2027, 1, 15), {"rate": 0.5}))
+    ['2027-01-15', {'rate': 0.5}]
+    """
+    if is_dataclass(value):
+        return {one.name: plain(getattr(value, one.name)) for one in fields(value)}
+    if hasattr(value, "_asdict"):
+        return plain(value._asdict())
+    if isinstance(value, dict):
+        return {name: plain(one) for name, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(one) for one in value]
+    if isinstance(value, datetime):
+        return iso(value)
+    return value.isoformat() if isinstance(value, date) else value
