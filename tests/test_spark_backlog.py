@@ -83,8 +83,8 @@ def check_against(queue: Queue, spark_queue: SparkQueue) -> None:
         assert row.priority == (-1 if is_of_groups else layout.band_of(row.lane))
     assert all(row.start.timestamp() * 1_000 == layout.start_ms(row.minute) for row in rows)
     assert (report.rows, report.in_flight) == (queue.depth(exact=True).total, 7)
-    assert sum(sum(bar.values()) for _, bar in report.bars) == report.rows
-    assert sum(report.by_lane.values()) == report.rows
+    assert sum(sum(bar.values()) for _, bar in report.spread.bars) == report.rows
+    assert sum(load.rows for load in report.spread.lanes.values()) == report.rows
     oldest = min(message.due for message in queue.peek(1_000) if message.attempt == 0)
     assert report.oldest_ms == oldest.timestamp() * 1_000
     report.counts.unpersist()

@@ -25,7 +25,7 @@ from shardq.model import ids
 from shardq.model.message import Row
 from shardq.model.times import ceil_ms
 from shardq.spark import connect
-from shardq.spark.jobs import schedule, unschedule
+from shardq.spark.jobs import schedule
 from shardq.spark.runs import Run
 from shardq.spark.source import ShardqDataSource
 
@@ -111,7 +111,7 @@ def expected(here: Bench, people: DataFrame, run: str) -> list[Row]:
 
 def planned(here: Bench, people: DataFrame, **given: Any) -> schedule.Plan:
     asked = {"key": "id", "due": "at", "body": "text", "priority": "priority", "bins": 3}
-    return schedule.plan(here.spark, people, **(asked | given))
+    return here.spark.schedule(people, **(asked | given))
 
 
 def failing(act: Callable[[int], None]) -> type[ShardqDataSource]:
@@ -255,8 +255,8 @@ def test_unscheduling_leaves_nothing_of_its_run_and_all_of_others(
     delivered = next(row for row in here.rows() if row not in wanted)
     here.queue._settler.finish([delivered], shardq.records.ledger.End.ACKED)
 
-    report = unschedule.plan(here.spark, people, run=run, **asked).run()
-    again = unschedule.plan(here.spark, people, run=run, **asked).run()
+    report = here.spark.unschedule(people, run=run, **asked).run()
+    again = here.spark.unschedule(people, run=run, **asked).run()
 
     assert report.cancelled == again.cancelled == ROWS - 1
     assert report.line() == f"took back 1,199 messages of run {run} in {here.queue.name}."
@@ -268,13 +268,13 @@ def test_unscheduling_leaves_nothing_of_its_run_and_all_of_others(
     with pytest.raises(UsageError, match="was unscheduled"):
         planned(here, people, run=run).run()
     nothing = Run.new(here.db._home.clock.now_us()).id
-    for make in (unschedule.plan, schedule.plan):
+    for make in (here.spark.unschedule, here.spark.schedule):
         with pytest.raises(UsageError, match="has begun"):
-            make(here.spark, people, run=nothing, **asked)
+            make(people, run=nothing, **asked)
     with pytest.raises(UsageError, match="has scheduled anything"):
-        unschedule.plan(here.spark, people, as_of=datetime.now(UTC), **asked).run()
+        here.spark.unschedule(people, as_of=datetime.now(UTC), **asked).run()
     with pytest.raises(UsageError, match="which run to take back"):
-        unschedule.plan(here.spark, people, **asked)
+        here.spark.unschedule(people, **asked)
 
 
 # Delivered ----------------------------------------------------------------------------------------
@@ -289,8 +289,8 @@ def test_what_is_due_meanwhile_is_delivered_once_and_the_books_balance(
         [(n, (now + timedelta(milliseconds=2_000 + 10 * n)).isoformat()) for n in range(300)],
         "id int, at string",
     )
-    report = schedule.plan(
-        here.spark, frame, key="id", due="at", as_of=now.isoformat(), spread="2s"
+    report = here.spark.schedule(
+        frame, key="id", due="at", as_of=now.isoformat(), spread="2s"
     ).run()
     seen: Counter[str] = Counter()
     early: list[str] = []
@@ -346,7 +346,7 @@ def test_each_bad_row_is_in_a_frame_of_its_own_with_its_reason(
         "id string, at string, text string, band bigint, team string, extra map<string,string>",
     )
     asked = {"body": "text", "priority": "band", "group": "team", "headers": "extra"}
-    plan = schedule.plan(here.spark, frame, key="id", due="at", bins=1, **asked)
+    plan = here.spark.schedule(frame, key="id", due="at", bins=1, **asked)
 
     found = [(row.reason, tuple(row)[:-1]) for row in plan.bad.collect()]
     assert sorted(found, key=repr) == sorted(bad, key=repr)
@@ -373,7 +373,7 @@ def test_what_cannot_be_used_is_an_error_before_anything_is_read_or_written(
     dated = people.withColumn("day", F.to_date("at")).withColumn("naive", F.to_timestamp_ntz("at"))
 
     def plan(**given: Any) -> schedule.Plan:
-        return schedule.plan(here.spark, dated, **({"key": "id", "due": "at"} | given))
+        return here.spark.schedule(dated, **({"key": "id", "due": "at"} | given))
 
     wrong: list[tuple[type[ShardqError], str, dict[str, Any]]] = [
         (UsageError, "no column 'nope' for key", {"key": "nope"}),
@@ -401,9 +401,9 @@ def test_what_cannot_be_used_is_an_error_before_anything_is_read_or_written(
         with pytest.raises(kind, match=text):
             plan(**given)
     with pytest.raises(UnknownQueue):
-        schedule.plan(connect(spark, "nobody", file), dated, key="id", due="at")
+        connect(spark, "nobody", file).schedule(dated, key="id", due="at")
     with pytest.raises(UnknownQueue):
-        schedule.plan(connect(spark, "mail", file + "x"), dated, key="id", due="at")
+        connect(spark, "mail", file + "x").schedule(dated, key="id", due="at")
     made = connect(spark, "made", file)
-    assert schedule.plan(made, dated, key="ID", due="At", create=True).run_id
+    assert made.schedule(dated, key="ID", due="At", create=True).run_id
     assert here.rows() == []

@@ -16,6 +16,7 @@ from shardq.errors import BadSetting, BadTime
 from shardq.model.shard import Layout
 from shardq.spark.jobs import simulate
 from shardq.spark.jobs.simulate import Timers
+from shardq.spark.spread import Spread
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -120,14 +121,17 @@ def report(spark: SparkSession) -> simulate.SimulateReport:
 def test_every_timer_is_counted_once_in_its_lane_and_once_for_each_copy(
     report: simulate.SimulateReport,
 ) -> None:
-    assert sum(lane.rows for lane in report.lanes) == 50_000
-    assert [lane.band for lane in report.lanes] == [0, 1] * 3
+    loads = report.spread.lanes
+    assert sum(load.rows for load in loads.values()) == 50_000
+    assert [band for band, _ in loads] == [0, 1] * 3
     assert sum(node.rows for node in report.nodes) == 3 * 50_000
     assert sum(node.peak_rate for node in report.nodes) > 3 * 20_000 / 60
     assert (report.shards, report.hot) == (6, 0)
-    assert report.rows[3] == report.hottest[0].rows == max(lane.fullest for lane in report.lanes)
-    assert sum(sum(counts.values()) for _, counts in report.bars) == 50_000
-    assert max(report.cells.values()) == report.rows[3]
+    assert report.rows[3] == report.hottest[0].rows
+    assert report.rows[3] == max(load.fullest for load in loads.values())
+    assert sum(load.shards for load in loads.values()) == report.shards
+    assert sum(sum(counts.values()) for _, counts in report.spread.bars) == 50_000
+    assert max(report.spread.cells.values()) == report.rows[3]
     assert report.hottest[0].bytes == report.rows[3] * (200 + simulate.ROW_BYTES)
     assert 1 <= report.lane_balance < 1.1
 
@@ -176,13 +180,10 @@ def test_as_many_lanes_are_advised_as_the_fullest_minute_needs(
         shards=1,
         hot=0,
         rows=(1, 1, 1, 1),
-        lanes=(),
         hottest=(),
         nodes=(),
         needs=needs,
-        bar_ms=60_000,
-        bars=(),
-        cells={},
+        spread=Spread(60_000, (), {}, {}),
     )
 
     assert advised in made.advice()
@@ -223,5 +224,5 @@ def test_twenty_million_timers_take_under_20_s(spark: SparkSession) -> None:
     report = simulate.run(spark, 20_000_000, shape="daily", lanes=8, bands=2, nodes=12)
     seconds = time.perf_counter() - begun
 
-    assert report.timers.count == sum(lane.rows for lane in report.lanes)
+    assert report.timers.count == sum(load.rows for load in report.spread.lanes.values())
     assert seconds < 20, f"{seconds:.1f} s"

@@ -13,7 +13,6 @@ from pyspark.sql import functions as F  # noqa: N812 - as all who write for Spar
 
 import shardq
 from shardq.spark import connect
-from shardq.spark.jobs import schedule
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -53,9 +52,9 @@ def test_a_million_rows_are_scheduled_at_half_the_speed_of_put_many(
         # Java compiles in the first half minute what it runs from then on.
         db.queue(f"{name}-warm")
         warm = connect(spark, f"{name}-warm", url)
-        schedule.plan(warm, frame, key="id", due="at", body="text").run()
+        warm.schedule(frame, key="id", due="at", body="text").run()
         begun = time.perf_counter()
-        plan = schedule.plan(queue, frame, key="id", due="at", body="text")
+        plan = queue.schedule(frame, key="id", due="at", body="text")
         plan.preview()
         counted = time.perf_counter() - begun
         report = plan.run()

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from html import escape
-from io import BytesIO
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from shardq.errors import MissingExtra
+from shardq.pictures import png
 from shardq.pictures.colours import DARK
 
 if TYPE_CHECKING:
@@ -149,10 +148,7 @@ class Drawing:
                 horizontalalignment=_TO_MATPLOTLIB[shape.anchor],
                 verticalalignment="baseline",
             )
-        buffer = BytesIO()
-        # Without the release of matplotlib in it, equal numbers are equal bytes.
-        figure.savefig(buffer, format="png", metadata={"Software": None})
-        return buffer.getvalue()
+        return png.written(figure)
 
 
 def check_png() -> None:
@@ -165,14 +161,7 @@ def check_png() -> None:
 
 
 def _figure(width: float, height: float) -> Figure:
-    try:
-        # Without pyplot: that has a state of its own, and may ask for a screen.
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingExtra(
-            "a PNG needs matplotlib: pip install 'shardq[plots]' brings it. An SVG needs nothing."
-        ) from error
-    return Figure(figsize=(width / _PIXELS_AN_INCH, height / _PIXELS_AN_INCH), dpi=_DPI)
+    return png.figure(width / _PIXELS_AN_INCH, height / _PIXELS_AN_INCH, dpi=_DPI)
 
 
 def _svg_of(shape: _Box | _Text) -> str:

@@ -18,7 +18,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as all who write for Spar
 
 from shardq.errors import BadSetting, UsageError, shown
 from shardq.model.message import BODY_BYTES_MAX, MESSAGE_BYTES_MAX, RESERVED_HEADER
-from shardq.model.times import DELAY_MAX_MS
+from shardq.model.times import DELAY_MAX_MS, duration_ms
 from shardq.spark import expressions as x
 from shardq.spark.columns import columns_in
 from shardq.spark.complaint import translated
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from shardq.model.shard import Layout
+    from shardq.model.times import Duration
     from shardq.spark.runs import Run
 
 Named: TypeAlias = "str | Column"
@@ -81,9 +82,11 @@ class Asked:
         priority: Named | int | None,
         group: Named | None,
         headers: Named | None,
-        spread_ms: int,
+        spread: Duration | None,
     ) -> Asked:
         """What of this frame makes a message; its columns and their types are looked at.
+
+        The arguments are those of `QueueJobs.schedule`.
 
         Raises:
             UsageError: If a column is not there, or of a wrong type.
@@ -109,7 +112,7 @@ class Asked:
             has_one_band=not isinstance(priority, (str, Column)) and not priority,
             group=None if group is None else _column(frame, group).cast("string"),
             headers=None if headers is None else _headers(frame, headers),
-            spread_ms=spread_ms,
+            spread_ms=0 if spread is None else duration_ms(spread, name="spread"),
             torn=F.col(TORN) if TORN in frame.columns else None,
         )
 

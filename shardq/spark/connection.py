@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
     from shardq.model.times import Due, Duration
+    from shardq.spark.asked import Named
     from shardq.spark.jobs.archive import ArchiveReport
     from shardq.spark.jobs.audit import AuditReport
     from shardq.spark.jobs.backlog import BacklogReport
@@ -71,27 +72,50 @@ class QueueJobs(SparkQueue):
         self,
         frame: DataFrame,
         *,
-        key: str | Column,
-        due: str | Column,
-        body: str | Column | None = None,
-        priority: str | Column | int | None = None,
-        group: str | Column | None = None,
-        headers: str | Column | None = None,
+        key: Named,
+        due: Named,
+        body: Named | None = None,
+        priority: Named | int | None = None,
+        group: Named | None = None,
+        headers: Named | None = None,
         spread: Duration | None = None,
         rate: float | None = None,
         as_of: Due | None = None,
         run: str | None = None,
         create: bool = False,
+        bins: int | None = None,
     ) -> Plan:
         """A plan that puts each row of a frame as a message due at its own time.
 
         Nothing is put before `run()` of the plan; `good`, `bad` and `preview()` tell what would be.
-        `shardq.spark.jobs.schedule.plan` explains the arguments.
+
+        Args:
+            frame: A message a row. It is read twice, and has to give the same rows again.
+            key: What names a row's message, a column or its name: text, 1 to 256 printable
+                characters, or a number. Rows of one key and due, and of one priority and group, are
+                one message.
+            due: When it is due: a TIMESTAMP, or a text with an offset, `2027-01-01T09:00:00+01:00`.
+            body: Its body: bytes, text or what becomes JSON, at most 1 MiB; None: the row as JSON.
+            priority: A column of whole numbers, or one for all; None: 0.
+            group: Its group, text or a number; null in it: none.
+            headers: A map of texts, or a struct, the fields of which are headers where not null.
+            spread: Over how long to spread what would be due at once: each key is later by a part
+                of it that is always the same.
+            rate: Most rows a second; None: as fast as it goes.
+            as_of: The run's time, where the run is to be named by it; dues before it are past.
+            run: A run that was begun, to be resumed with the same frame and arguments.
+            create: True to make the queue where there is none.
+            bins: How many tasks write; None: two for each that runs at a time, fewer for few rows.
+
+        Raises:
+            UsageError: If a column is missing or of a wrong type, or a setting cannot be used.
+            UnknownQueue: If there is no such queue.
+            StoreError: If the store cannot be reached.
         """
+        from shardq.spark.asked import Asked
         from shardq.spark.jobs import schedule
 
-        return schedule.plan(
-            self,
+        asked = Asked.of(
             frame,
             key=key,
             due=due,
@@ -100,22 +124,21 @@ class QueueJobs(SparkQueue):
             group=group,
             headers=headers,
             spread=spread,
-            rate=rate,
-            as_of=as_of,
-            run=run,
-            create=create,
+        )
+        return schedule.plan(
+            self, frame, asked, rate=rate, as_of=as_of, run=run, create=create, bins=bins
         )
 
     def unschedule(
         self,
         frame: DataFrame,
         *,
-        key: str | Column,
-        due: str | Column,
-        body: str | Column | None = None,
-        priority: str | Column | int | None = None,
-        group: str | Column | None = None,
-        headers: str | Column | None = None,
+        key: Named,
+        due: Named,
+        body: Named | None = None,
+        priority: Named | int | None = None,
+        group: Named | None = None,
+        headers: Named | None = None,
         spread: Duration | None = None,
         rate: float | None = None,
         as_of: Due | None = None,
@@ -123,12 +146,14 @@ class QueueJobs(SparkQueue):
     ) -> Plan:
         """A plan that takes back what a schedule of the same frame has put, and nothing else.
 
-        It takes the arguments of that schedule, and its run or its time.
+        It takes the arguments of that schedule, and its run or its time. A message that is being
+        delivered just now is taken back as by a cancel: as well as it goes.
         """
-        from shardq.spark.jobs import unschedule
+        from shardq.spark.asked import Asked
+        from shardq.spark.jobs import schedule
+        from shardq.spark.writing import UNDO
 
-        return unschedule.plan(
-            self,
+        asked = Asked.of(
             frame,
             key=key,
             due=due,
@@ -137,10 +162,8 @@ class QueueJobs(SparkQueue):
             group=group,
             headers=headers,
             spread=spread,
-            rate=rate,
-            as_of=as_of,
-            run=run,
         )
+        return schedule.plan(self, frame, asked, act=UNDO, rate=rate, as_of=as_of, run=run)
 
     def backlog(self, *, ahead: Duration | None = None, rate: float | None = None) -> BacklogReport:
         """What waits, by minute, priority and lane, and when it will be done."""

@@ -14,10 +14,12 @@ class Outcome:
 
     Attributes:
         job: The job's name, in its JSON; empty where that has none.
+        also: Properties that its JSON has beside its attributes.
     """
 
     __slots__ = ()
     job: ClassVar[str] = ""
+    also: ClassVar[tuple[str, ...]] = ()
 
     @property
     def is_good(self) -> bool:
@@ -34,7 +36,8 @@ class Outcome:
 
     def to_json(self) -> dict[str, Any]:
         """The outcome as plain values: its attributes."""
-        return {**({"job": self.job} if self.job else {}), **plain(self)}
+        job = {"job": self.job} if self.job else {}
+        return {**job, **plain(self), **{name: plain(getattr(self, name)) for name in self.also}}
 
 
 def plain(value: Any) -> Any:

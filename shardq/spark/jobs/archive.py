@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import date
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -28,7 +28,7 @@ from shardq.errors import StoreCorrupt, UsageError, shown
 from shardq.inspection.audit import span_audited
 from shardq.model.times import duration_text, iso
 from shardq.spark.jobs.history import day_of
-from shardq.spark.outcome import Outcome
+from shardq.spark.outcome import Outcome, plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -194,6 +194,7 @@ class ArchiveReport(Outcome):
         is_dry: True if it is a preview.
     """
 
+    job = "archive"
     queue: str
     path: str
     days: tuple[ArchivedDay, ...]
@@ -229,19 +230,10 @@ class ArchiveReport(Outcome):
         return [day.line() for day in self.days]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
-
-        def plain(day: ArchivedDay) -> dict[str, Any]:
-            return {**asdict(day), "day": day.day.isoformat(), "state": day.state.value}
-
-        return {
-            "job": "archive",
-            "queue": self.queue,
-            "path": self.path,
-            "whole": self.is_whole,
-            "days": [plain(day) for day in self.days],
-            "written": [plain(day) for day in self.written],
-        }
+        """What was archived as plain values."""
+        values = {"job": self.job, **plain(self), "whole": self.is_whole}
+        del values["is_dry"]
+        return values
 
 
 # The run ------------------------------------------------------------------------------------------

@@ -41,7 +41,7 @@ from shardq.model.times import iso, moment_of
 from shardq.records.ledger import End
 from shardq.spark.batches import of_marks
 from shardq.spark.columns import HISTORY, arrow_schema, columns_in
-from shardq.spark.outcome import Outcome
+from shardq.spark.outcome import Outcome, plain
 from shardq.stores.store import Entry
 
 if TYPE_CHECKING:
@@ -338,15 +338,7 @@ class AuditReport(Outcome):
             "expected": self.is_expected,
             **{name: getattr(audit.total, name) for name in NAMES},
             "doubled": self.doubled,
-            "misfits": [
-                {
-                    "kind": one.kind.value,
-                    "id": one.id,
-                    "entered": iso(one.entered),
-                    "fate": one.fate,
-                }
-                for one in misfits
-            ],
+            "misfits": plain(misfits),
         }
 
 

@@ -25,10 +25,11 @@ from shardq.inspection import scan
 from shardq.model.shard import lane_name
 from shardq.model.text import plural
 from shardq.model.times import duration_ms, iso, span
+from shardq.pictures.page import Picture, Section, Table, page
+from shardq.pictures.plots import OF_GROUPS
 from shardq.records.folded import stored_totals
-from shardq.spark import plots
 from shardq.spark.outcome import Outcome
-from shardq.spark.page import Picture, Section, Table, page
+from shardq.spark.spread import Spread
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -48,7 +49,6 @@ _YOUNG_MS = 600_000
 _HOTTEST = 10
 _COUNTS_MAX = 10_000
 """The most counts that go into JSON; a DataFrame has them all."""
-_CELLS_MAX = 60_000
 _TRIES = 100
 
 
@@ -127,10 +127,7 @@ class BacklogReport(Outcome):
         oldest_ms: The due of the message that waits longest, or is due first; None without any.
         rate: How fast messages leave; None where nothing was counted yet.
         outlook: When all is done at that rate; None where there is no rate.
-        by_lane: (priority, lane) -> messages.
-        bar_ms: The length of a stretch of `bars` and `cells`.
-        bars: (start of a stretch, priority -> messages).
-        cells: (start of a stretch, lane) -> messages of its fullest shard there.
+        spread: How they lie over time, priorities and lanes.
     """
 
     queue: str
@@ -143,10 +140,7 @@ class BacklogReport(Outcome):
     oldest_ms: int | None
     rate: Rate | None
     outlook: Outlook | None
-    by_lane: dict[tuple[int, int], int]
-    bar_ms: int
-    bars: tuple[tuple[int, dict[int, int]], ...]
-    cells: dict[tuple[int, int], int]
+    spread: Spread
 
     @property
     def rows(self) -> int:
@@ -214,8 +208,8 @@ class BacklogReport(Outcome):
             "latest_by_ms": outlook and outlook.latest and outlook.latest[1],
             "hottest": [_minute_json(minute) for minute in self.hottest()],
             "by_lane": [
-                {"priority": _priority_json(priority), "lane": lane, "messages": rows}
-                for (priority, lane), rows in sorted(self.by_lane.items())
+                {"priority": _priority_json(priority), "lane": lane, "messages": load.rows}
+                for (priority, lane), load in self.spread.lanes.items()
             ],
             "counts": [
                 {
@@ -232,23 +226,11 @@ class BacklogReport(Outcome):
 
     def plot(self) -> bytes:
         """The load over time, by priority, as PNG."""
-        done = self.rate and self.rate.left * self.bar_ms / 1_000
-        return plots.load(self.bars, width_ms=self.bar_ms, now_ms=self.at_ms, drained=done or None)
+        done = self.rate and self.rate.left * self.spread.bar_ms / 1_000
+        return self.spread.plot(now_ms=self.at_ms, drained=done or None)
 
     def page(self) -> str:
         """The report as one HTML file."""
-        by_lane = sorted(self.by_lane.items())
-        lanes = plots.balance(
-            [(str(lane), rows) for (_, lane), rows in by_lane],
-            of="lane",
-            priorities=[priority for (priority, _), _ in by_lane] if self.layout.bands > 1 else (),
-        )
-        heat = plots.heat(
-            self.cells,
-            width_ms=self.bar_ms,
-            lanes=sorted({lane for _, lane in self.by_lane}),
-            what="messages of the fullest shard",
-        )
         sections = (
             Section("When it is due", (Picture(self.plot(), "Messages by due and priority"),)),
             Section("When it is done", tuple(self._rate_parts())),
@@ -270,13 +252,7 @@ class BacklogReport(Outcome):
                     ),
                 ),
             ),
-            Section(
-                "Lanes",
-                (
-                    Picture(lanes, "Messages of each lane"),
-                    Picture(heat, "Messages by minute and lane"),
-                ),
-            ),
+            self.spread.on_lanes(self.layout),
         )
         is_given = self.rate is not None and self.rate.since_ms is None
         asked = {
@@ -360,7 +336,7 @@ def run(
         last = layout.minute_of(at_ms + duration_ms(ahead, name="ahead"))
         until_ms = layout.end_ms(last)
         view = queue.read("shards", until=iso(until_ms))
-    priority = F.coalesce("priority", F.lit(plots.OF_GROUPS)).alias("priority")
+    priority = F.coalesce("priority", F.lit(OF_GROUPS)).alias("priority")
     counts = view.select("minute", "start", priority, "lane", "rows", "in_flight").persist()
     with ExitStack() as at_error:
         at_error.callback(counts.unpersist)
@@ -368,8 +344,9 @@ def run(
         # As of the count, which Spark takes a while to begin.
         at_ms = here.clock.now_ms()
         present = Rate(rate) if rate is not None else present_rate(here.store, register, at_ms)
-        by_lane = counts.groupBy("priority", "lane").agg(F.sum("rows").alias("rows")).collect()
-        bar_ms, bars, cells = histogram(counts, minutes, layout, len(by_lane))
+        lanes = sorted(map(tuple, counts.select("priority", "lane").distinct().collect()))
+        numbers = [layout.minute_of(minute.start_ms) for minute in minutes]
+        all_of_them = range(numbers[0], numbers[-1] + 1) if numbers else range(1)
         made = BacklogReport(
             queue=queue.name,
             at_ms=at_ms,
@@ -378,15 +355,12 @@ def run(
             counts=counts,
             shards=counts.count(),
             minutes=minutes,
-            oldest_ms=oldest_ms(here, register, (layout.minute_of(m.start_ms) for m in minutes)),
+            oldest_ms=oldest_ms(here, register, numbers),
             rate=present,
             outlook=None
             if present is None
             else outlook(minutes, layout.minute_ms, at_ms, present.left),
-            by_lane={(row.priority, row.lane): row.rows for row in by_lane},
-            bar_ms=bar_ms,
-            bars=bars,
-            cells=cells,
+            spread=Spread.of(counts, layout, all_of_them, lanes),
         )
         at_error.pop_all()
     return made
@@ -455,34 +429,6 @@ def outlook(
         ceil(done_ms),
         None if latest_ms is None else (latest_ms, ceil(late_ms)),
     )
-
-
-def histogram(
-    counts: DataFrame, minutes: Sequence[MinuteLoad], layout: Layout, lanes: int
-) -> tuple[int, tuple[tuple[int, dict[int, int]], ...], dict[tuple[int, int], int]]:
-    """Stretches of minutes, as many as a plot has room for.
-
-    Returns:
-        A stretch's length in milliseconds; its start, priority -> messages; and (its start, lane)
-        -> messages of the fullest shard.
-    """
-    if not minutes:
-        return layout.minute_ms, (), {}
-    first_ms, last_ms = minutes[0].start_ms, minutes[-1].start_ms + layout.minute_ms
-    most = max(min(plots.BARS_MAX, _CELLS_MAX // max(lanes, 1)), 1)
-    bar_ms = plots.stretch_ms(last_ms - first_ms, layout.minute_ms, most)
-    start = F.floor(F.col("minute") / (bar_ms // layout.minute_ms)) * bar_ms
-    found = (
-        counts.groupBy(start.alias("start_ms"), "priority", "lane")
-        .agg(F.sum("rows").alias("rows"), F.max("rows").alias("fullest"))
-        .collect()
-    )
-    bars: dict[int, dict[int, int]] = {}
-    for row in found:
-        of_priority = bars.setdefault(row.start_ms, {})
-        of_priority[row.priority] = of_priority.get(row.priority, 0) + row.rows
-    cells = {(row.start_ms, row.lane): row.fullest for row in found}
-    return bar_ms, tuple(sorted(bars.items())), cells
 
 
 # What is asked of the store here ------------------------------------------------------------------
@@ -570,7 +516,7 @@ def _iso(epoch_ms: int | None) -> str | None:
 
 
 def _priority_json(priority: int) -> int | None:
-    return None if priority == plots.OF_GROUPS else priority
+    return None if priority == OF_GROUPS else priority
 
 
 def _minute_json(minute: MinuteLoad) -> dict[str, Any]:

@@ -11,8 +11,8 @@ wait, and who tries again gives each message the same due.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F  # noqa: N812 - as all who write for Spark call it
 
@@ -87,6 +87,7 @@ class DeadTable(Outcome):
         groups: Most messages first.
     """
 
+    also = ("messages",)
     queue: str
     groups: Sequence[Group]
 
@@ -112,14 +113,6 @@ class DeadTable(Outcome):
             f"{group.messages:>9,}  {group.last_died[:19]:19}  {group.error}"
             for group in self.groups
         ]
-
-    def to_json(self) -> dict[str, Any]:
-        """The plan as plain values."""
-        return {
-            "queue": self.queue,
-            "messages": self.messages,
-            "groups": [asdict(group) for group in self.groups],
-        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,10 +174,6 @@ class DeadReport(Outcome):
     def lines(self) -> list[str]:
         """The ids of messages in doubt."""
         return list(self.doubtful_ids)
-
-    def to_json(self) -> dict[str, Any]:
-        """The outcome as plain values."""
-        return {**asdict(self), "doubtful_ids": list(self.doubtful_ids)}
 
 
 # Plans: DataFrame in, DataFrame out ---------------------------------------------------------------

@@ -11,14 +11,16 @@ All counts and percentiles are exact: nothing is sampled.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from pyspark.sql import functions as F  # noqa: N812 - as all who write for Spark call it
 
 from shardq.errors import UsageError, shown
 from shardq.model.text import plural
 from shardq.model.times import iso, moment_of, span
+from shardq.pictures import plots
+from shardq.pictures.page import Picture, Section, Table, page
 from shardq.records.ledger import CLOCK_AHEAD_MS, End, kept_for, span_of
 from shardq.spark.outcome import Outcome
 
@@ -200,6 +202,28 @@ def _ms(millis: float) -> str:
     return f"-{span(-millis)}" if millis < 0 else span(millis)
 
 
+class Ends(NamedTuple):
+    """How many messages ended in one way in an hour, by its begin."""
+
+    hour: datetime
+    fate: str
+    messages: int
+
+
+class Lateness(NamedTuple):
+    """How many messages were late by so many milliseconds at most; None: above the last bound."""
+
+    upto_ms: int | None
+    messages: int
+
+
+class Attempts(NamedTuple):
+    """How many messages took so many deliveries; 100 stands for 100 and more."""
+
+    attempts: int
+    messages: int
+
+
 @dataclass(frozen=True, slots=True)
 class HistoryReport(Outcome):
     """What became of the messages of a queue.
@@ -210,20 +234,21 @@ class HistoryReport(Outcome):
         until: Of what entered before then; what has ended later counts as not ended.
         by: To which day messages are counted: when they entered, were due, or ended.
         days: Each day that has a message, in order.
-        hours: Ends of the last 31 days that have some: begin of the hour, fate, messages.
-        lateness: Acked messages: late by so many milliseconds at most, None above the last bound;
-            messages. In order.
-        attempts: Messages that have ended: deliveries, 100 or more as 100; messages. In order.
+        hours: Ends in hours of the last 31 days.
+        lateness: How late acked messages were, in order.
+        attempts: How many deliveries took the messages that have ended, in order.
     """
 
+    job = "history"
+    also = ("messages",)
     queue: str
     since: datetime
     until: datetime
     by: By
     days: tuple[Day, ...]
-    hours: tuple[tuple[datetime, str, int], ...]
-    lateness: tuple[tuple[int | None, int], ...]
-    attempts: tuple[tuple[int, int], ...]
+    hours: tuple[Ends, ...]
+    lateness: tuple[Lateness, ...]
+    attempts: tuple[Attempts, ...]
 
     @property
     def messages(self) -> int:
@@ -246,33 +271,8 @@ class HistoryReport(Outcome):
         """A sentence for each day."""
         return [day.line() for day in self.days]
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain values."""
-        return {
-            "job": "history",
-            "queue": self.queue,
-            "since": iso(self.since),
-            "until": iso(self.until),
-            "by": self.by,
-            "messages": self.messages,
-            "days": [{**asdict(day), "day": day.day.isoformat()} for day in self.days],
-            "hours": [
-                {"hour": iso(hour), "fate": fate, "messages": messages}
-                for hour, fate, messages in self.hours
-            ],
-            "lateness": [
-                {"upto_ms": upto_ms, "messages": messages} for upto_ms, messages in self.lateness
-            ],
-            "attempts": [
-                {"attempts": attempts, "messages": messages} for attempts, messages in self.attempts
-            ],
-        }
-
     def page(self) -> str:
         """The report as one HTML file, with plots."""
-        from shardq.spark import plots
-        from shardq.spark.page import Picture, Section, Table, page
-
         each_day = [(day.day.isoformat(), day) for day in self.days]
         ended: list[Picture] = []
         late: list[Picture | Table] = []
@@ -368,7 +368,7 @@ def run(
         moment_of(until_ms),
         by,
         told,
-        tuple((moment_of(at_ms), fate, count) for at_ms, fate, count in ends),
-        tuple((upto_ms, count) for upto_ms, count in late),
-        tuple((count, messages) for count, messages in tried),
+        tuple(Ends(moment_of(at_ms), fate, count) for at_ms, fate, count in ends),
+        tuple(Lateness(*line) for line in late),
+        tuple(Attempts(*line) for line in tried),
     )

@@ -5,8 +5,10 @@
                 └─► good ──lanes, ids, bins──► laid out ──► pieces, each written once
 ```
 
-A run has a name. Run again, or by two at once, it writes the same rows; what took it back is
-`unschedule.py`'s.
+A run has a name. Run again, or by two at once, it writes the same rows.
+
+Taking back is its exact inverse: a row is deleted where the run has put it, and recorded as
+cancelled. What was delivered, moved or put by others is left alone, and the run cannot be resumed.
 """
 
 from __future__ import annotations
@@ -23,12 +25,12 @@ from pyspark.sql import functions as F  # noqa: N812 - as all who write for Spar
 from shardq.errors import BadSetting, UsageError, shown
 from shardq.model.text import plural
 from shardq.model.times import due_ms as read_due_ms
-from shardq.model.times import duration_ms, iso
+from shardq.model.times import iso
 from shardq.spark import bins as packing
 from shardq.spark import runs
-from shardq.spark.asked import REASON, ROW, Asked
+from shardq.spark.asked import REASON, ROW
 from shardq.spark.complaint import translated
-from shardq.spark.outcome import Outcome
+from shardq.spark.outcome import Outcome, plain
 from shardq.spark.pieces import PIECE_ROWS, UNDO_BEFORE, PiecesDone, Tally
 from shardq.spark.runs import PLAN, UNDONE, Run
 from shardq.spark.writing import PUT, UNDO
@@ -38,9 +40,9 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, DataFrameWriter
 
-    from shardq.model.times import Due, Duration
+    from shardq.model.times import Due
     from shardq.records.register import Register
-    from shardq.spark.asked import Named
+    from shardq.spark.asked import Asked
     from shardq.spark.queue import SparkQueue
 
 _BIN_ROWS = 10_000
@@ -115,17 +117,11 @@ class Preview(Outcome):
 
     def to_json(self) -> dict[str, Any]:
         """The plan as plain values."""
-        return {
-            "run": self.run,
-            "queue": self.queue,
-            "rows": self.rows,
-            "bad": dict(self.bad),
-            "bytes": self.bytes,
-            "first_due": None if self.first_due_ms is None else iso(self.first_due_ms),
-            "last_due": None if self.last_due_ms is None else iso(self.last_due_ms),
-            "hottest": [{"minute": iso(one.start_ms), "rows": one.rows} for one in self.hottest],
-            "bins": list(self.bins),
-        }
+        times = (self.first_due_ms, self.last_due_ms)
+        first, last = (None if one is None else iso(one) for one in times)
+        hottest = [{"minute": iso(one.start_ms), "rows": one.rows} for one in self.hottest]
+        values = plain(self) | {"first_due": first, "last_due": last, "hottest": hottest}
+        return {name: value for name, value in values.items() if not name.endswith("_ms")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,18 +186,8 @@ class Report(Outcome):
 
     def to_json(self) -> dict[str, Any]:
         """The outcome as plain values."""
-        counts = {
-            name: getattr(self.tally, name)
-            for name in ("rows", "found", "duplicates", "bytes", "late", "cancelled", "doubtful")
-        }
-        return {
-            "run": self.run,
-            "queue": self.queue,
-            "act": self.act,
-            **counts,
-            "doubtful_ids": list(self.tally.doubtful_ids),
-            "bad": dict(self.bad),
-        }
+        values: dict[str, Any] = plain(self)
+        return values | {name: one for name, one in values.pop("tally").items() if name != "purged"}
 
 
 class Plan:
@@ -456,65 +442,32 @@ class _Counted:
 def plan(
     queue: SparkQueue,
     frame: DataFrame,
+    asked: Asked,
     *,
-    key: Named,
-    due: Named,
-    body: Named | None = None,
-    priority: Named | int | None = None,
-    group: Named | None = None,
-    headers: Named | None = None,
-    spread: Duration | None = None,
+    act: str = PUT,
     rate: float | None = None,
     as_of: Due | None = None,
     run: str | None = None,
     create: bool = False,
     bins: int | None = None,
 ) -> Plan:
-    """Plan to schedule the rows of a frame; reads none of them yet.
+    """Plan to put the rows of a frame, or to take them back; reads none of them yet.
 
     Args:
-        queue: Where to.
-        frame: A message a row. It is read twice, and has to give the same rows again.
-        key: What names a row's message, a column or its name: text, 1 to 256 printable characters,
-            or a number. Rows of one key and due, and of one priority and group, are one message.
-        due: When it is due: a TIMESTAMP, or a text with an offset, `2027-01-01T09:00:00+01:00`.
-        body: Its body: bytes, text or what becomes JSON, at most 1 MiB; None: the row as JSON.
-        priority: A column of whole numbers, or one for all; None: 0.
-        group: Its group, text or a number; null in it: none.
-        headers: A map of texts, or a struct, the fields of which are headers where not null.
-        spread: Over how long to spread what would be due at once: each key is later by a part of it
-            that is always the same.
-        rate: Most rows a second; None: as fast as it goes.
-        as_of: The run's time, where the run is to be named by it; dues before it are past.
-        run: A run that was begun, to be resumed with the same frame and arguments.
-        create: Whether to make the queue where there is none.
-        bins: How many tasks write; None: two for each that runs at a time, fewer for few rows.
+        asked: What of the frame makes a message.
+        act: `PUT` or `UNDO`.
 
-    Returns:
-        The plan: what is bad, a preview, and its run.
-
-    Raises:
-        UsageError: If a column is missing or of a wrong type, or a setting cannot be used.
-        UnknownQueue: If there is no such queue.
-        StoreError: If the store cannot be reached.
+    The others are those of `QueueJobs.schedule`.
     """
-    asked = Asked.of(
-        frame,
-        key=key,
-        due=due,
-        body=body,
-        priority=priority,
-        group=group,
-        headers=headers,
-        spread_ms=0 if spread is None else duration_ms(spread, name="spread"),
-    )
     if rate is not None and not (type(rate) in (int, float) and 0 < rate <= _RATE_MAX):
         raise BadSetting(f"rate must be rows a second, above 0, not {shown(rate)}.")
     if bins is not None and not (type(bins) is int and 1 <= bins <= _BINS_MAX):
         raise BadSetting(f"bins must be 1 to {_BINS_MAX:,}, not {shown(bins)}.")
+    if act == UNDO and run is None and as_of is None:
+        raise UsageError("say which run to take back: its name is in its report.")
     register = queue.register(create=create)
     found = run_of(queue, register, run, as_of)
-    return Plan(queue, frame, asked, found, register, rate=rate, bins=bins)
+    return Plan(queue, frame, asked, found, register, act=act, rate=rate, bins=bins)
 
 
 def run_of(queue: SparkQueue, register: Register, run: str | None, as_of: Due | None) -> Run:

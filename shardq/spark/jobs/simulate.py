@@ -13,7 +13,7 @@ more memory than one.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from math import ceil, pi
 from typing import TYPE_CHECKING, Any
 
@@ -25,9 +25,11 @@ from shardq.model.settings import AUTO_LANES_MIN, BANDS_MAX, LANES_MAX
 from shardq.model.shard import MINUTE_MS, Layout
 from shardq.model.text import plural
 from shardq.model.times import LATEST_MS, due_ms, duration_ms, duration_text, iso, span
-from shardq.spark import expressions, plots
-from shardq.spark.outcome import Outcome
-from shardq.spark.page import Picture, Section, Table, page
+from shardq.pictures import plots
+from shardq.pictures.page import Picture, Section, Table, page
+from shardq.spark import expressions
+from shardq.spark.outcome import Outcome, plain
+from shardq.spark.spread import Spread
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -78,7 +80,6 @@ _DRAW = 1 << 40
 _FOR_DUE, _FOR_SHARE, _FOR_BAND = range(3)
 """What a number is drawn for: each gets one of its own."""
 _HOTTEST = 10
-_CELLS_MAX = 60_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,17 +104,6 @@ class Timers:
     share: float = 0.5
     body_bytes: int = 200
     weights: tuple[float, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class LaneLoad:
-    """What a lane gets: messages in all, and in its fullest shard."""
-
-    lane: int
-    band: int
-    rows: int
-    shards: int
-    fullest: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,13 +158,10 @@ class SimulateReport(Outcome):
         shards: Shards that have a message.
         hot: How many of those have more messages than a lane is meant for in a minute.
         rows: (fewest, median, p99, most) messages of those shards.
-        lanes: What each lane gets.
         hottest: The fullest shards.
         nodes: What each node keeps; which one has which shard is made up as well.
         needs: How many lanes each limit asks for.
-        bar_ms: The length of a stretch of `bars` and `cells`.
-        bars: (start of a stretch, priority -> messages).
-        cells: (start of a stretch, lane) -> messages of its fullest shard there.
+        spread: How the timers lie over time, priorities and lanes.
     """
 
     at_ms: int
@@ -184,13 +171,10 @@ class SimulateReport(Outcome):
     shards: int
     hot: int
     rows: tuple[int, float, float, int]
-    lanes: tuple[LaneLoad, ...]
     hottest: tuple[ShardLoad, ...]
     nodes: tuple[NodeLoad, ...]
     needs: tuple[Need, ...]
-    bar_ms: int
-    bars: tuple[tuple[int, dict[int, int]], ...]
-    cells: dict[tuple[int, int], int]
+    spread: Spread
 
     @property
     def lanes_needed(self) -> int:
@@ -200,10 +184,10 @@ class SimulateReport(Outcome):
     @property
     def lane_balance(self) -> float:
         """The fullest lane, as a part of the mean of its priority's."""
-        return max(
-            _over_mean([lane.rows for lane in self.lanes if lane.band == band])
-            for band in {lane.band for lane in self.lanes}
-        )
+        rows: dict[int, list[int]] = {}
+        for (band, _), load in self.spread.lanes.items():
+            rows.setdefault(band, []).append(load.rows)
+        return max(map(_over_mean, rows.values()))
 
     @property
     def shard_balance(self) -> float:
@@ -249,7 +233,7 @@ class SimulateReport(Outcome):
         fewest, median, p99, most = self.rows
         return {
             "job": "simulate",
-            "timers": asdict(self.timers) | {"weights": list(self.timers.weights)},
+            "timers": plain(self.timers),
             "lanes": self.layout.lanes_written,
             "bands": self.layout.bands,
             "minute_ms": self.layout.minute_ms,
@@ -261,32 +245,24 @@ class SimulateReport(Outcome):
             "shard_balance": self.shard_balance,
             "node_balance": self.node_balance,
             "lanes_needed": self.lanes_needed,
-            "needs": [asdict(need) for need in self.needs],
-            "by_lane": [asdict(lane) for lane in self.lanes],
-            "hottest": [asdict(shard) for shard in self.hottest],
-            "nodes": [asdict(node) for node in self.nodes],
+            "needs": plain(self.needs),
+            "by_lane": [
+                {"lane": lane, "band": band, **load._asdict()}
+                for (band, lane), load in self.spread.lanes.items()
+            ],
+            "hottest": plain(self.hottest),
+            "nodes": plain(self.nodes),
         }
 
     def plot(self) -> bytes:
         """The load over the time of the timers, by priority, as PNG."""
-        return plots.load(self.bars, width_ms=self.bar_ms)
+        return self.spread.plot()
 
     def page(self) -> str:
         """The report as one HTML file."""
         timers, layout = self.timers, self.layout
         fewest, median, p99, most = self.rows
-        by_lane = plots.balance(
-            [(str(lane.lane), lane.rows) for lane in self.lanes],
-            of="lane",
-            priorities=[lane.band for lane in self.lanes] if layout.bands > 1 else (),
-        )
         by_node = [(str(node.node), node.bytes >> 20) for node in self.nodes]
-        heat = plots.heat(
-            self.cells,
-            width_ms=self.bar_ms,
-            lanes=layout.lanes(),
-            what="messages of the fullest shard",
-        )
         sections = (
             Section(
                 "How many lanes",
@@ -299,13 +275,7 @@ class SimulateReport(Outcome):
                 ),
             ),
             Section("When they are due", (Picture(self.plot(), "Messages by due and priority"),)),
-            Section(
-                "Lanes",
-                (
-                    Picture(by_lane, "Messages of each lane"),
-                    Picture(heat, "Messages by minute and lane"),
-                ),
-            ),
+            self.spread.on_lanes(layout),
             Section(
                 "Shards",
                 (
@@ -513,16 +483,12 @@ def _counted(
         F.percentile(rows, [0.0, 0.5, 0.99, 1.0]),
     ).collect()
     fewest, median, p99, most = total[2]
-    by_lane = {
-        row.lane: row
-        for row in table.groupBy("lane")
-        .agg(F.sum(rows).alias("rows"), F.count("*").alias("shards"), F.max(rows).alias("fullest"))
-        .collect()
-    }
     hottest = table.orderBy(F.desc("rows"), "minute", "lane").limit(_HOTTEST).collect()
-    minutes = table.groupBy("minute", "band").agg(F.sum(rows).alias("rows"))
-    [peak] = minutes.orderBy(F.desc("rows"), "minute", "band").limit(1).collect()
-    bar_ms, bars, cells = _histogram(table, timers, layout)
+    by_minute = table.groupBy("minute", "band").agg(F.sum(rows).alias("rows"))
+    [peak] = by_minute.orderBy(F.desc("rows"), "minute", "band").limit(1).collect()
+    first = layout.minute_of(timers.start_ms)
+    minutes = range(first, layout.minute_of(timers.start_ms + timers.span_ms - 1) + 1)
+    lanes = [(layout.band_of(lane), lane) for lane in layout.lanes()]
     bytes_each = timers.body_bytes + ROW_BYTES
     return SimulateReport(
         at_ms=SystemClock().now_ms(),
@@ -532,12 +498,6 @@ def _counted(
         shards=total[0],
         hot=total[1],
         rows=(round(fewest), median, p99, round(most)),
-        lanes=tuple(
-            LaneLoad(lane, layout.band_of(lane), found.rows, found.shards, found.fullest)
-            if (found := by_lane.get(lane))
-            else LaneLoad(lane, layout.band_of(lane), 0, 0, 0)
-            for lane in layout.lanes()
-        ),
         hottest=tuple(
             ShardLoad(
                 *(layout.start_ms(shard.minute), shard.lane, shard.band, shard.rows),
@@ -548,35 +508,10 @@ def _counted(
         ),
         nodes=_nodes(table, layout, nodes, replicas, bytes_each=bytes_each, peak=peak.minute),
         needs=needs(peak.rows, layout, bytes_each),
-        bar_ms=bar_ms,
-        bars=bars,
-        cells=cells,
+        spread=Spread.of(
+            table.withColumnRenamed("band", "priority"), layout, minutes, lanes, origin=first
+        ),
     )
-
-
-def _histogram(
-    table: DataFrame, timers: Timers, layout: Layout
-) -> tuple[int, tuple[tuple[int, dict[int, int]], ...], dict[tuple[int, int], int]]:
-    """Stretches of minutes, as many as a plot has room for."""
-    first = layout.minute_of(timers.start_ms)
-    minutes = layout.minute_of(timers.start_ms + timers.span_ms - 1) - first + 1
-    most = max(min(plots.BARS_MAX, _CELLS_MAX // len(layout.lanes())), 1)
-    bar_ms = plots.stretch_ms(minutes * layout.minute_ms, layout.minute_ms, most)
-    together = bar_ms // layout.minute_ms
-    stretch = F.floor((F.col("minute") - first) / together).alias("stretch")
-    found = (
-        table.groupBy(stretch, "lane", "band")
-        .agg(F.sum("rows").alias("rows"), F.max("rows").alias("fullest"))
-        .collect()
-    )
-    bars: dict[int, dict[int, int]] = {}
-    cells = {}
-    for row in found:
-        start_ms = layout.start_ms(first) + row.stretch * bar_ms
-        counts = bars.setdefault(start_ms, {})
-        counts[row.band] = counts.get(row.band, 0) + row.rows
-        cells[start_ms, row.lane] = row.fullest
-    return bar_ms, tuple(sorted(bars.items())), cells
 
 
 def _nodes(

@@ -7,12 +7,11 @@ position or marker too. matplotlib is imported when the first plot is drawn.
 from __future__ import annotations
 
 from datetime import UTC
-from io import BytesIO
 from math import ceil
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from shardq.errors import MissingExtra
 from shardq.model.times import span
+from shardq.pictures import png
 from shardq.pictures.colours import BLUE, DARK, GREEN, GREY, ORANGE, PURPLE, RED, SKY
 
 if TYPE_CHECKING:
@@ -78,20 +77,10 @@ def load(
     named = priorities if len(priorities) <= len(_SERIES) else (priorities[0], priorities[-1])
     starts = [start_ms / _DAY_MS for start_ms, _ in bars]
     width = width_ms / _DAY_MS
-    below = [0] * len(bars)
-    for priority, colour in zip(priorities, _shades(len(priorities)), strict=True):
-        heights = [counts.get(priority, 0) for _, counts in bars]
-        axes.bar(
-            starts,
-            heights,
-            width,
-            bottom=below,
-            align="edge",
-            color=colour,
-            label=_series(priority) if priority in named else None,
-        )
-        below = [low + height for low, height in zip(below, heights, strict=True)]
-    if drained is not None and drained <= _FAR_ABOVE * max(below):
+    shades = zip(priorities, _shades(len(priorities)), strict=True)
+    series = [(one, shade, _series(one) if one in named else None) for one, shade in shades]
+    tops = _stack(axes, starts, [counts for _, counts in bars], series, width, align="edge")
+    if drained is not None and drained <= _FAR_ABOVE * max(tops):
         axes.axhline(drained, color=DARK, linewidth=1.2, linestyle="--", label="done at this rate")
     if now_ms is not None:
         axes.axvline(now_ms / _DAY_MS, color=RED, linewidth=1.2, label="now")
@@ -100,7 +89,7 @@ def load(
     _counts(axes, f"messages in {span_of(width_ms)}")
     if len(priorities) > 1 or now_ms is not None or drained is not None:
         _legend(axes)
-    return _png(figure)
+    return png.written(figure)
 
 
 def heat(
@@ -155,7 +144,7 @@ def heat(
     bar.ax.yaxis.set_major_formatter(FuncFormatter(_thousands))
     bar.outline.set_visible(False)
     bar.ax.tick_params(labelsize=8, length=2)
-    return _png(figure)
+    return png.written(figure)
 
 
 def lateness(days: Sequence[tuple[str, float | None, float | None, float | None]]) -> bytes:
@@ -199,7 +188,7 @@ def lateness(days: Sequence[tuple[str, float | None, float | None, float | None]
     axes.set_ylabel("lateness")
     _days(axes, [day[0] for day in days])
     _legend(axes)
-    return _png(figure)
+    return png.written(figure)
 
 
 def fates(days: Sequence[tuple[str, Mapping[str, int]]]) -> bytes:
@@ -218,22 +207,13 @@ def fates(days: Sequence[tuple[str, Mapping[str, int]]]) -> bytes:
     found = {fate for _, counts in days for fate, count in counts.items() if count}
     others = sorted(found - _FATES.keys())
     spare = dict(zip(others, _cycled((PURPLE, BLUE, DARK), len(others)), strict=True))
-    below = [0] * len(days)
-    for fate in [*(one for one in _FATES if one in found), *others]:
-        heights = [counts.get(fate, 0) for _, counts in days]
-        axes.bar(
-            range(len(days)),
-            heights,
-            _slim(len(days)),
-            bottom=below,
-            color=_FATES.get(fate) or spare[fate],
-            label=fate,
-        )
-        below = [low + height for low, height in zip(below, heights, strict=True)]
+    fates = [*(one for one in _FATES if one in found), *others]
+    series = [(one, _FATES.get(one) or spare[one], one) for one in fates]
+    _stack(axes, range(len(days)), [counts for _, counts in days], series, _slim(len(days)))
     _counts(axes, "messages")
     _days(axes, [day for day, _ in days])
     _legend(axes)
-    return _png(figure)
+    return png.written(figure)
 
 
 def balance(
@@ -290,7 +270,7 @@ def balance(
     axes.set_xlabel(of if len(distinct) == 1 else f"{of}, by priority")
     _counts(axes, unit)
     _legend(axes)
-    return _png(figure)
+    return png.written(figure)
 
 
 def stretch_ms(length_ms: int, minute_ms: int, most: int) -> int:
@@ -331,14 +311,7 @@ _LATE_TICKS = (
 
 
 def _figure(height_in: float) -> tuple[Figure, Axes]:
-    try:
-        # Without pyplot: that has a state of its own, and may ask for a screen.
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingExtra(
-            "a plot needs matplotlib: pip install 'shardq[spark]' brings it."
-        ) from error
-    figure = Figure(figsize=(_WIDTH_IN, height_in), dpi=_DPI, layout="constrained")
+    figure = png.figure(_WIDTH_IN, height_in, dpi=_DPI, layout="constrained")
     axes = figure.add_subplot()
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(GREY)
@@ -355,14 +328,37 @@ def _empty(figure: Figure, axes: Axes, why: str) -> bytes:
     axes.spines[["left", "bottom"]].set_visible(False)
     axes.text(0.5, 0.5, why, ha="center", va="center", color="#666666", transform=axes.transAxes)
     figure.set_figheight(1.2)
-    return _png(figure)
+    return png.written(figure)
 
 
-def _png(figure: Figure) -> bytes:
-    buffer = BytesIO()
-    # Without the release of matplotlib in it, equal numbers are equal bytes.
-    figure.savefig(buffer, format="png", metadata={"Software": None})
-    return buffer.getvalue()
+def _stack(
+    axes: Axes,
+    places: Sequence[float],
+    counts: Sequence[Mapping[Any, int]],
+    series: Iterable[tuple[object, object, str | None]],
+    width: float,
+    align: Literal["center", "edge"] = "center",
+) -> list[int]:
+    """Bars on bars, one of each series at each place; returns their tops.
+
+    Args:
+        counts: Of each place: name of a series -> count.
+        series: Name, colour and label of each; those without a label are not in the legend.
+    """
+    tops = [0] * len(counts)
+    for name, colour, label in series:
+        heights = [one.get(name, 0) for one in counts]
+        axes.bar(
+            places,
+            heights,
+            width,
+            bottom=tops,
+            align=align,
+            color=colour,
+            label=label,
+        )
+        tops = [low + height for low, height in zip(tops, heights, strict=True)]
+    return tops
 
 
 def _times(axes: Axes, left: float, right: float, width: float) -> None:

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from shardq.spark import plots
-from shardq.spark.page import Picture, Section, Table, page
+from shardq.pictures import plots
+from shardq.pictures.page import Picture, Section, Table, page
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-pytestmark = pytest.mark.spark
+pytest.importorskip("matplotlib")
 
 PNG = b"\x89PNG\r\n\x1a\n"
 MINUTE_MS = 60_000
