@@ -17,7 +17,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from shardq.spark import columns
+from shardq.spark import views
 from shardq.spark.options import Options
 from shardq.spark.reading import reader
 
@@ -39,7 +39,7 @@ def options_of(url: str, queue: str, **given: str) -> Options:
 def schema_of(options: Options) -> StructType:
     """The schema that Spark gives to a reader."""
     fields = [
-        StructField(one.name, TYPES[one.type], one.is_nullable) for one in columns.of_view(options)
+        StructField(one.name, TYPES[one.type], one.is_nullable) for one in views.of_view(options)
     ]
     return StructType(fields)
 

@@ -24,7 +24,7 @@ import shardq
 import shardq.spark
 from shardq.cli.exits import Exit
 from shardq.cli.spark import UNBALANCED, USAGE, exit_codes, program
-from shardq.spark import QueueJobs, columns, connect
+from shardq.spark import QueueJobs, connect, views
 from shardq.spark.options import Options
 from shardq.spark.pieces import PiecesDone
 from shardq.spark.runs import Run
@@ -106,10 +106,10 @@ def test_the_page_of_spark_has_every_job_column_and_option() -> None:
         for method in re.findall(r"(?<![.\w])(\w+)\(", cells[0]):
             assert hasattr(QueueJobs, method) or method == "run", name
     for view in ("messages", "history", "shards"):
-        wanted = {one.name: one.type for one in columns.VIEWS[view]}
+        wanted = {one.name: one.type for one in views.VIEWS[view]}
         found = rows("spark.md", f"### Columns of {view}")
         assert {name: cells[0] for name, cells in found.items()} == wanted
-    more = {one.name: one.type for one in columns.DEAD if one not in columns.MESSAGES}
+    more = {one.name: one.type for one in views.DEAD if one not in views.MESSAGES}
     assert {n: cells[0] for n, cells in rows("spark.md", "### Columns of dead").items()} == more
     given = {"queue": "mail", "view": "dead", "numPartitions": "2", "maxMinutes": "1"}
     flags = dict.fromkeys(("bodies", "pushdown", "purged"), "true")

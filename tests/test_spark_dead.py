@@ -28,8 +28,10 @@ from shardq.errors import BadSetting, StoreError, StoreUnavailable, UnknownQueue
 from shardq.records.ledger import entry_of
 from shardq.records.register import Register
 from shardq.spark import acts, runs
-from shardq.spark.acts import DELETE, REDRIVE, Actor, ActWriter, Done, Plan
+from shardq.spark.acts import Actor, ActWriter, Plan
 from shardq.spark.jobs import dead
+from shardq.spark.options import DELETE, REDRIVE
+from shardq.spark.pieces import Tally
 from shardq.spark.place import Place
 from shardq.spark.queue import SparkQueue
 from shardq.spark.runs import PLAN, Run
@@ -100,7 +102,7 @@ def actor(
     return Actor(here, register, of_dead, run, plan)
 
 
-def do(one: Actor, positions: list[Position]) -> Done:
+def do(one: Actor, positions: list[Position]) -> Tally:
     """All parts, as the tasks of a job do them."""
     for part, some in by_part(positions).items():
         one.do(part, some)
@@ -197,7 +199,7 @@ def test_a_task_that_dies_at_any_call_is_tried_again_and_each_message_runs_once(
                 # What was put back by then is delivered and finished before the next try.
                 told += consumed(stage, queue)
             assert sorted(told) == sorted(ids)
-            assert done == Done(30)
+            assert done == Tally(30)
             assert queue.totals().put == 60
             assert queue.dead.totals().forwarded == 30
             for balance in (queue.audit(), queue.dead.audit()):
@@ -453,7 +455,7 @@ def test_on_cassandra_twins_put_back_what_a_dead_task_left_and_nothing_comes_bac
         twins = [actor(store, time, run, name=name) for _ in range(2)]
         with ThreadPoolExecutor(2) as pool:
             done = list(pool.map(lambda one: do(one, positions), twins))
-        assert done == [Done(40), Done(40)]
+        assert done == [Tally(40), Tally(40)]
         assert sorted(message.id for message in queue.peek(100)) == sorted(ids[10:])
         assert queue.dead.depth(exact=True).total == 0
         assert (queue.totals().put, queue.dead.totals().forwarded) == (80, 40)

@@ -21,10 +21,11 @@ from shardq.records.register import Register
 from shardq.records.stats import Totals
 from shardq.spark import pieces as room
 from shardq.spark import runs
+from shardq.spark.options import Options
 from shardq.spark.pieces import Cutter, Pace, Piece, Pieces, Tally, raised
 from shardq.spark.place import Place
 from shardq.spark.runs import PLAN, UNDONE, Run
-from shardq.spark.writing import Settings, _Writer
+from shardq.spark.writing import _Writer
 from shardq.stores import store_of
 from shardq.stores.store import Mark
 from shardq.testing import Stage
@@ -472,7 +473,7 @@ def test_a_rate_holds_over_pieces_of_any_size() -> None:
 def test_a_run_that_is_resumed_does_not_wait_for_what_it_finds_written() -> None:
     class Unopened(_Writer):
         def __init__(self) -> None:
-            self._settings = Settings()
+            self._options = Options("sqlite://", "mail")
 
     with Stage() as stage:
         here = Bench(Place(stage._store, stage.clock), "mail")

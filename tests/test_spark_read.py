@@ -55,7 +55,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import IntegerType, StructField, StructType, _parse_datatype_string
 from spark_views import read, reader_of, rows_by, schema_of
 
-from shardq.spark import ShardqDataSource, columns, cuts, register
+from shardq.spark import ShardqDataSource, columns, cuts, register, views
 from shardq.spark.bounds import Bounds
 from shardq.spark.options import Options, refuse_store
 from shardq.spark.place import place
@@ -159,7 +159,7 @@ def test_messages_have_what_the_queue_holds(url: str, queue: Queue) -> None:
     rows = {row.id: expected(queue, row) for row in stored(queue)}
     assert {one["row_id"]: one for one in read(url, queue.name)} == rows
     bare = read(url, queue.name, bodies="false")
-    assert {tuple(one) for one in bare} == {tuple(columns.MESSAGES[n].name for n in range(17))}
+    assert {tuple(one) for one in bare} == {tuple(views.MESSAGES[n].name for n in range(17))}
     assert {one["row_id"]: {**one, "body": rows[one["row_id"]]["body"]} for one in bare} == rows
     some = read(url, queue.name, columns="lane, id")
     assert sorted((one["lane"], one["id"]) for one in some) == sorted(
@@ -529,21 +529,23 @@ def test_a_schema_of_one_s_own_chooses_columns(url: str, queue: Queue) -> None:
     options = Options.of_reader({"store": url, "queue": queue.name})
     wrong = StructType([StructField("minute", IntegerType())])
     with pytest.raises(UsageError, match="view 'messages' has no column minute INT"):
-        columns.of_schema(options.view, wrong)
+        views.of_schema(options.view, wrong)
     some = StructType([StructField("lane", IntegerType())])
-    assert columns.of_schema("messages", some) == (columns.Column("lane", "INT", True),)
+    assert views.of_schema("messages", some) == (
+        columns.Column("lane", "INT", len, is_nullable=True),
+    )
 
 
 # In Spark -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("view", columns.VIEWS)
+@pytest.mark.parametrize("view", views.VIEWS)
 def test_spark_s_schema_and_arrow_s_are_one(reading: SparkSession, view: str) -> None:
-    wanted = columns.VIEWS[view]
+    wanted = views.VIEWS[view]
     parsed = _parse_datatype_string(columns.ddl(wanted))
     assert isinstance(parsed, StructType)
     assert to_arrow_schema(parsed, timezone="UTC") == columns.arrow_schema(wanted)
-    assert columns.of_schema(view, parsed) == wanted
+    assert views.of_schema(view, parsed) == wanted
     assert parsed == schema_of(Options("", "", view))
 
 

@@ -37,7 +37,6 @@ from shardq.spark.options import Options
 from shardq.spark.runs import PLAN, Run
 from shardq.spark.source import ShardqDataSource, register
 from shardq.spark.writing import BatchWriter, PlainRows
-from shardq.spark.writing import Settings as WriterSettings
 from shardq.testing.clock import ManualClock
 
 if TYPE_CHECKING:
@@ -405,9 +404,9 @@ def test_what_entered_before_a_purge_is_left_out_and_counted() -> None:
 
 
 def test_a_rate_of_the_whole_write_is_shared_by_the_tasks_that_run_at_a_time() -> None:
-    settings = WriterSettings.of({"rate": "100", "tasks": "4"})
-    assert settings.rate == 25
-    assert WriterSettings.of({}).rate is None
+    options = Options.of_writer({"queue": "mail", "rate": "100", "tasks": "4"})
+    assert options.task_rate == 25
+    assert Options.of_writer({"queue": "mail"}).task_rate is None
 
 
 # Streams ------------------------------------------------------------------------------------------

@@ -35,7 +35,8 @@ from shardq.model.times import ceil_ms
 from shardq.records.ledger import End, entry_of, put_of
 from shardq.records.stats import Totals
 from shardq.spark import runs
-from shardq.spark.options import refuse_in_task, url_of
+from shardq.spark.options import DELETE, REDRIVE, refuse_in_task
+from shardq.spark.pieces import DOUBTFUL_IDS, Tally
 from shardq.spark.place import place, register_of
 from shardq.spark.runs import DOUBT_MS, PLAN, Run
 from shardq.stores.store import Mark, Move
@@ -52,8 +53,6 @@ if TYPE_CHECKING:
     from shardq.spark.place import Place
     from shardq.stores.store import Entry
 
-REDRIVE = "redrive"
-DELETE = "delete"
 COLUMNS = {"part": "int", "minute": "bigint", "lane": "int", "due_ms": "bigint", "row_id": "binary"}
 """Columns of a frame that is acted on, with Spark's types: the part, and a dead row's position."""
 
@@ -61,8 +60,6 @@ _TOGETHER_ROWS = (10, 500)
 """Rows that are looked up and acted on at a time: a transaction of SQLite's, of 30 ms at most."""
 _TOGETHER_BYTES = 8 << 20
 """Bytes of their bodies, which are in memory meanwhile."""
-DOUBTFUL_IDS = 20
-"""Most ids of messages in doubt that a part names."""
 _LATE_MS = 600_000
 """On Cassandra twins may differ in when a part was begun, where they begin it at once: dues depend
 on it only where the run was resumed so late."""
@@ -114,41 +111,14 @@ class Plan:
 _NUMBERS = ("rows", "until_ms", "parts", "start_ms", "window_ms", "lanes")
 
 
-@dataclass(frozen=True, slots=True)
-class Done:
-    """What became of rows.
+def line_of(tally: Tally, **more: Any) -> dict[str, Any]:
+    """What a line says of rows that were put back or deleted, by this try or one before.
 
-    Attributes:
-        rows: Rows that were put back or deleted, by this try or one before.
-        doubtful: Rows that may have been put back and finished over an hour ago, and those whose
-            keys others have by now. They were left where they are.
-        doubtful_ids: The ids of some of their messages.
+    Rows that may have been put back and finished over an hour ago are in doubt, and those whose
+    keys others have by now: they are left where they are.
     """
-
-    rows: int = 0
-    doubtful: int = 0
-    doubtful_ids: tuple[str, ...] = ()
-
-    def __add__(self, other: Done) -> Done:
-        """Both together."""
-        return Done(
-            self.rows + other.rows,
-            self.doubtful + other.doubtful,
-            (*self.doubtful_ids, *other.doubtful_ids)[:DOUBTFUL_IDS],
-        )
-
-    def to_json(self) -> dict[str, Any]:
-        """What a line says."""
-        # First, and padded: of two lines written at once Cassandra keeps the larger text.
-        says: dict[str, Any] = {"acted": f"{self.rows:012}"}
-        if self.doubtful:
-            says |= {"doubtful": self.doubtful, "doubtful_ids": list(self.doubtful_ids)}
-        return says
-
-    @classmethod
-    def of(cls, says: Mapping[str, Any]) -> Done:
-        """What a line says was done."""
-        return cls(int(says["acted"]), says.get("doubtful", 0), tuple(says.get("doubtful_ids", ())))
+    # First, and padded: of two lines written at once Cassandra keeps the larger text.
+    return {"acted": f"{tally.rows:012}", **tally.to_json(), **more}
 
 
 class Actor:
@@ -183,7 +153,7 @@ class Actor:
         self._dead_settler = QueueHome(home, dead, self._member).settler
         dead.know(register)
 
-    def do(self, part: int, positions: Sequence[Position]) -> Done:
+    def do(self, part: int, positions: Sequence[Position]) -> Tally:
         """Act on those rows of a part that are there, unless all of it is done.
 
         Args:
@@ -196,13 +166,13 @@ class Actor:
         begun, done = self._entry(f"{part}"), self._entry(f"{part}/done")
         known = runs.lines(self._store, [begun, done])
         if done in known:
-            return Done.of(known[done].says or {})
+            return Tally.of(known[done].says or {})
         if begun in known:
             line = known[begun].says or {}
         else:
             # Before anybody has acted on one of them: what is gone later, the run has acted on.
             count = sum(len(rows) for rows in self._there(positions))
-            says = {**Done(count).to_json(), "at": self._clock.now_ms()}
+            says = line_of(Tally(count), at=self._clock.now_ms())
             line = runs.agreed(self._store, begun, says)
         at_ms = line["at"]
         is_old = not self._store.is_local and self._clock.now_ms() - at_ms > DOUBT_MS
@@ -218,10 +188,11 @@ class Actor:
                 now_ms = ceil_ms(self._clock.now_us()) if is_once else at_ms
                 doubtful += self._put_back(rows, now_ms)
         told = tuple(row.message_id for row in doubtful[:DOUBTFUL_IDS])
-        tally = Done(Done.of(line).rows - len(doubtful), len(doubtful), told)
-        return Done.of(runs.agreed(self._store, done, tally.to_json()))
+        count = Tally.of(line).rows - len(doubtful)
+        tally = Tally(count, doubtful=len(doubtful), doubtful_ids=told)
+        return Tally.of(runs.agreed(self._store, done, line_of(tally)))
 
-    def total(self, *, is_over: bool) -> Done:
+    def total(self, *, is_over: bool) -> Tally:
         """What the parts have come to.
 
         Args:
@@ -229,7 +200,7 @@ class Actor:
                 has no other line is then done as well: the task that acted on the last of its rows
                 died before it said so, and the frame of a run that is resumed names none of them.
         """
-        total = Done()
+        total = Tally()
         for some in spans(range(self._plan.parts), _LINES // 2):
             done = {part: self._entry(f"{part}/done") for part in some}
             begun = {part: self._entry(f"{part}") for part in some if is_over}
@@ -237,7 +208,7 @@ class Actor:
             for part in some:
                 line = known.get(done[part]) or known.get(begun.get(part, done[part]))
                 if line is not None:
-                    total += Done.of(line.says or {})
+                    total += Tally.of(line.says or {})
         return total
 
     def count(self, *, is_over: bool) -> None:
@@ -358,10 +329,10 @@ class ActWriter(DataSourceArrowWriter):
                 f"what is acted on has the columns {types}, not {COLUMNS}; call "
                 f"`redrive` or `purge` of shardq.spark.jobs.dead, which makes them."
             )
-        self._store_url = options.store
+        self._options = options
         self._queue = options.queue
-        self._run = Run.read(options.others.get("run", ""))
-        plan = planned(place(self._store_url), self._queue, self._run)
+        self._run = Run.read(options.run or "")
+        plan = planned(place(options.store), self._queue, self._run)
         if plan is None:
             raise UsageError(f"run {self._run.id} of queue {self._queue!r} was never planned.")
         self._plan = plan
@@ -382,8 +353,8 @@ class ActWriter(DataSourceArrowWriter):
         self._actor().count(is_over=False)
 
     def _actor(self) -> Actor:
-        refuse_in_task(url_of(self._store_url))
-        return actor_of(place(self._store_url), self._queue, self._run, self._plan)
+        refuse_in_task(self._options.url)
+        return actor_of(place(self._options.store), self._queue, self._run, self._plan)
 
 
 def actor_of(here: Place, queue: str, run: Run, plan: Plan) -> Actor:

@@ -1,4 +1,4 @@
-"""Rows and marks of the ledger as Arrow batches, by the columns of `columns.py`.
+"""Rows and marks of the ledger as Arrow batches; `views.py` says what of them is in which column.
 
 Whole columns are made at a time: a dict for each row would cost more than reading it. What cannot
 be made into a column is damaged, and only then is each row looked at by itself.
@@ -16,12 +16,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from shardq.model import ids
-from shardq.model.message import last_error, priority_of, read_headers
+from shardq.model.message import last_error, read_headers
 from shardq.records.ledger import End
 from shardq.spark.columns import HEADERS, TIMESTAMP, arrow_schema
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from shardq.model.message import Row
     from shardq.model.shard import Layout, Shard
@@ -46,9 +46,9 @@ def of_rows(rows: Sequence[Row], columns: Columns, layout: Layout, from_us: int)
     Raises:
         StoreCorrupt: If a row is damaged.
     """
-    held = _Messages(rows, layout)
+    held = Messages(rows, layout)
     try:
-        batch = _batch(held, _OF_MESSAGES, columns)
+        batch = _batch(held, columns)
         if from_us:
             batch = batch.filter(pc.greater_equal(held.entered_us, from_us))
     except _NOT_MADE:
@@ -81,11 +81,11 @@ def of_marks(
         StoreCorrupt: If a mark is damaged.
     """
     try:
-        held = _Records(marks, queue, purged_before_us)
+        held = Records(marks, queue, purged_before_us)
         is_asked = pc.and_(
             pc.greater_equal(held.entered_us, from_us), pc.less(held.entered_us, before_us)
         )
-        return _batch(held, _OF_RECORDS, columns).filter(is_asked)
+        return _batch(held, columns).filter(is_asked)
     except _NOT_MADE:
         for mark in marks:
             mark.checked()
@@ -94,7 +94,7 @@ def of_marks(
 
 def of_tallies(tallies: Mapping[Shard, Tally], columns: Columns, layout: Layout) -> pa.RecordBatch:
     """A batch of shards, with what each holds."""
-    return _batch(_Shards(tallies, layout), _OF_SHARDS, columns)
+    return _batch(Shards(tallies, layout), columns)
 
 
 def births_us(row_ids: Iterable[bytes]) -> pa.Array:
@@ -134,24 +134,25 @@ def _texts(row_ids: Sequence[bytes]) -> list[str]:
     ]
 
 
-def _names(names: Sequence[str | None], row_ids: Sequence[bytes]) -> list[str]:
+def names_of(names: Sequence[str | None], row_ids: Sequence[bytes]) -> list[str]:
     """The ids of messages: given ones, and else those of their first rows."""
     if not any(names):
         return _texts(row_ids)
     return [name or ids.text(row_id) for name, row_id in zip(names, row_ids, strict=True)]
 
 
-def _times(millis: Sequence[int | None]) -> pa.Array:
+def times(millis: Sequence[int | None]) -> pa.Array:
     """Epoch milliseconds as timestamps."""
     return pc.multiply_checked(pa.array(millis, pa.int64()), 1_000).view(TIMESTAMP)
 
 
-def _batch(held: Any, made_by: Mapping[str, Callable[[Any], pa.Array]], columns: Columns) -> Any:
-    arrays = [made_by[column.name](held) for column in columns]
-    return pa.RecordBatch.from_arrays(arrays, schema=arrow_schema(columns))
+def _batch(held: Any, columns: Columns) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays(
+        [column.array_of(held) for column in columns], schema=arrow_schema(columns)
+    )
 
 
-class _Messages:
+class Messages:
     """Rows, column by column."""
 
     def __init__(self, rows: Sequence[Row], layout: Layout) -> None:
@@ -171,7 +172,6 @@ class _Messages:
             self.claims,
             *_,
         ) = zip(*rows, strict=True)
-        self.lanes = [shard[2] for shard in self.shards]
 
     @cached_property
     def entries(self) -> Sequence[bytes]:
@@ -217,7 +217,7 @@ class _Messages:
         return [last_error(row) for row in self.rows]
 
 
-class _Records:
+class Records:
     """Marks, column by column, without the attempts that failed."""
 
     def __init__(self, marks: Sequence[Mark], queue: str, purged_before_us: int) -> None:
@@ -249,106 +249,16 @@ class _Records:
         is_purged = pc.and_(pc.is_null(fates), pc.less(self.entered_us, self.purged_before_us))
         return pc.if_else(is_purged, End.PURGED.value, fates)
 
-    def where_ended(self, values: Sequence[Any]) -> list[Any]:
-        """Values of those that have ended, by their records; else None."""
-        return [
-            None if fate is None else value for fate, value in zip(self.fates, values, strict=True)
-        ]
+    def of_ended(self, name: str) -> list[Any]:
+        """An attribute of those that have ended, by their records; else None."""
+        values = zip(self.fates, getattr(self, name), strict=True)
+        return [None if fate is None else value for fate, value in values]
 
 
-class _Shards:
+class Shards:
     """Shards and what they hold, column by column."""
 
     def __init__(self, tallies: Mapping[Shard, Tally], layout: Layout) -> None:
         self.layout = layout
         self.shards = list(tallies)
         self.tallies = list(tallies.values())
-        self.lanes = [shard[2] for shard in self.shards]
-
-
-def _queues(held: Any) -> pa.Array:
-    return pa.repeat(pa.scalar(held.layout.queue, pa.string()), len(held.shards))
-
-
-def _minutes(held: Any) -> pa.Array:
-    return pa.array([shard[1] for shard in held.shards], pa.int64())
-
-
-def _lanes(held: Any) -> pa.Array:
-    return pa.array(held.lanes, pa.int32())
-
-
-def _priorities(held: Any) -> pa.Array:
-    """The band of each lane; null for a lane of groups."""
-    layout = held.layout
-    band_of = {
-        lane: None if layout.is_of_groups(lane) else layout.band_of(lane)
-        for lane in set(held.lanes)
-    }
-    return pa.array([band_of[lane] for lane in held.lanes], pa.int32())
-
-
-def _moment_or_none(text: str | None) -> datetime | None:
-    try:
-        return None if text is None else datetime.fromisoformat(text)
-    except ValueError:
-        return None
-
-
-def _count_or_none(text: str | None) -> int | None:
-    return int(text) if text is not None and text.isascii() and text.isdigit() else None
-
-
-_OF_MESSAGES: dict[str, Callable[[_Messages], pa.Array]] = {
-    "queue": _queues,
-    "minute": _minutes,
-    "lane": _lanes,
-    "priority": lambda held: pa.array(
-        [priority_of(row, held.layout) for row in held.rows], pa.int32()
-    ),
-    "due": lambda held: _times(held.dues_ms),
-    "first_due": lambda held: _times(held.first_dues_ms),
-    "id": lambda held: pa.array(_names(held.names, held.entries), pa.string()),
-    "row_id": lambda held: pa.array(held.ids, pa.binary()),
-    "entry": lambda held: pa.array(held.entries, pa.binary()),
-    "entered": lambda held: held.entered_us.view(TIMESTAMP),
-    "attempt": lambda held: pa.array(held.attempts, pa.int32()),
-    "group": lambda held: pa.array(held.groups, pa.string()),
-    "in_flight": lambda held: pa.array([claim is not None for claim in held.claims], pa.bool_()),
-    "not_before": lambda held: _times([row.not_before_ms for row in held.rows]),
-    "headers": _Messages.header_maps,
-    "last_error": lambda held: pa.array([error for error, _ in held.errors], pa.string()),
-    "last_error_at": lambda held: pa.array([at for _, at in held.errors], TIMESTAMP),
-    "body": lambda held: pa.array(held.bodies, pa.binary()),
-    "reason": lambda held: pa.array(held.header("shardq-reason"), pa.string()),
-    "died": lambda held: pa.array(
-        [_moment_or_none(text) for text in held.header("shardq-died")], TIMESTAMP
-    ),
-    "attempts": lambda held: pa.array(
-        [_count_or_none(text) for text in held.header("shardq-attempts")], pa.int32()
-    ),
-    "traceback": lambda held: pa.array(held.header("shardq-traceback"), pa.string()),
-}
-
-_OF_RECORDS: dict[str, Callable[[_Records], pa.Array]] = {
-    "queue": lambda held: pa.repeat(pa.scalar(held.queue, pa.string()), len(held.entries)),
-    "id": lambda held: pa.array(_names(held.names, held.entries), pa.string()),
-    "row_id": lambda held: pa.array(held.entries, pa.binary()),
-    "entered": lambda held: held.entered_us.view(TIMESTAMP),
-    "due": lambda held: _times(held.dues_ms),
-    "fate": _Records.all_fates,
-    "ended": lambda held: _times(held.where_ended(held.ended_ms)),
-    "attempt": lambda held: pa.array(held.attempts, pa.int32()),
-    "member": lambda held: pa.array(held.where_ended(held.members), pa.string()),
-    "task": lambda held: pa.array(held.tasks, pa.string()),
-}
-
-_OF_SHARDS: dict[str, Callable[[_Shards], pa.Array]] = {
-    "queue": _queues,
-    "minute": _minutes,
-    "start": lambda held: _times([held.layout.start_ms(shard[1]) for shard in held.shards]),
-    "lane": _lanes,
-    "priority": _priorities,
-    "rows": lambda held: pa.array([tally[0] for tally in held.tallies], pa.int64()),
-    "in_flight": lambda held: pa.array([tally[1] for tally in held.tallies], pa.int64()),
-}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 from shardq.connection import store_url
 from shardq.model import names
-from shardq.spark.options import FROM_ENVIRONMENT, refuse_store
+from shardq.spark.options import FROM_ENVIRONMENT, UNDO, refuse_store
 from shardq.spark.queue import SparkQueue
 from shardq.spark.source import register
 
@@ -151,7 +151,6 @@ class QueueJobs(SparkQueue):
         """
         from shardq.spark.asked import Asked
         from shardq.spark.jobs import schedule
-        from shardq.spark.writing import UNDO
 
         asked = Asked.of(
             frame,

@@ -20,7 +20,7 @@ from pyspark.sql.streaming.datasource import ReadMaxFiles, SupportsTriggerAvaila
 from shardq.errors import UsageError, shown
 from shardq.model.times import duration_ms, moment_or_ago_ms
 from shardq.records.ledger import kept_for
-from shardq.spark import batches, columns
+from shardq.spark import batches, views
 from shardq.spark.bounds import FAR_MS
 from shardq.spark.options import refuse_in_task
 from shardq.spark.place import place, register_of
@@ -64,7 +64,8 @@ class FeedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if options.until is not None:
             raise UsageError("a stream has no end: leave 'until' out, or read without a stream.")
         self.options = options
-        self.columns = columns.of_schema(options.view, schema)
+        self.schema = schema
+        views.of_schema(options.view, schema)
         self.bins = options.partitions or 2 * cores
         self.reach_ms = None if options.reach is None else duration_ms(options.reach, name="reach")
         self.target: int | None = None
@@ -129,7 +130,7 @@ class FeedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             while some := list(islice(ended, BATCH_ROWS)):
                 yield batches.of_marks(
                     some,
-                    self.columns,
+                    views.of_schema(self.options.view, self.schema),
                     queue,
                     purged_before_us=self.purged_before_us,
                     from_us=self.former_us,

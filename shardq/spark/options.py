@@ -5,15 +5,15 @@ spark.read.format("shardq").option("store", url).option("queue", name).option("v
 ```
 
 Options are texts, and names are the same in any case, as all options of Spark. What each view has,
-`columns.py` says.
+`views.py` says.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from shardq.connection import STORE_VARIABLE
 from shardq.errors import BadSetting, BadUrl, UsageError, shown
@@ -24,6 +24,7 @@ from shardq.stores.url import split
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+ACTS = PUT, UNDO, REDRIVE, DELETE = ("put", "undo", "redrive", "delete")
 FROM_ENVIRONMENT = "env:"
 """Before the name of a variable that holds the store's url, read by each process itself."""
 PARTITIONS_MAX = 10_000
@@ -52,7 +53,15 @@ class Options:
         reach: Of a stream: how long before its end a message may have entered; None: as long as the
             history is kept.
         minutes_max: Of a stream: most minutes of ends in a micro-batch; None: all there are.
-        others: What only a writer knows, by its name in small letters.
+        act: Of a write: `put`, or `undo`, which deletes what its run has put; of a frame of dead
+            messages `redrive` or `delete`.
+        create: Of a write: True if the queue is made where there is none.
+        piece: Of a write: most rows of a piece; None: as many as is usual.
+        rate: Of a write: rows a second of all its tasks; None: as fast as it goes.
+        report: Of a write: the name of the line that says what became of its rows; None: there is
+            none.
+        run: Of a write: its run's name; None: a run of its own.
+        tasks: Of a write that has a rate: how many of its tasks run at a time.
     """
 
     store: str
@@ -67,7 +76,13 @@ class Options:
     partitions: int | None = None
     reach: str | None = None
     minutes_max: int | None = None
-    others: Mapping[str, str] = field(default_factory=dict)
+    act: str = PUT
+    create: bool = False
+    piece: int | None = None
+    rate: float | None = None
+    report: str | None = None
+    run: str | None = None
+    tasks: int | None = None
 
     @classmethod
     def of_reader(cls, given: Mapping[str, str]) -> Options:
@@ -76,41 +91,46 @@ class Options:
         Raises:
             UsageError: If one is unknown or unreadable, or no queue is named.
         """
-        options = cls._of(given)
-        if options.others:
-            name = next(iter(options.others))
+        return cls._of(given, _READ, f"a read from shardq; there are {', '.join(_READ)}")
+
+    @classmethod
+    def of_writer(cls, given: Mapping[str, str]) -> Options:
+        """The options of a write; those of a read, which a view of SQL may have, do nothing.
+
+        Raises:
+            UsageError: If one is unknown or unreadable, or no queue is named.
+        """
+        options = cls._of(
+            given, _READ | _WRITE, f"a write to shardq; there are store, queue, {', '.join(_WRITE)}"
+        )
+        if options.rate is not None and options.tasks is None:
             raise BadSetting(
-                f"{name!r} is no option of a read from shardq; there are {', '.join(_READ)}."
+                "option rate is of the whole write, so say in option tasks how many of its tasks "
+                "run at a time."
             )
         return options
 
     @classmethod
-    def of_writer(cls, given: Mapping[str, str]) -> Options:
-        """The options of a write; what only writers know is left in `others`, unchecked.
-
-        Raises:
-            UsageError: If one that readers have too is unreadable, or no queue is named.
-        """
-        return cls._of(given)
-
-    @classmethod
-    def _of(cls, given: Mapping[str, str]) -> Options:
-        texts = {name.lower(): value for name, value in given.items()}
-        known = {name.lower(): (name, *told) for name, told in _READ.items()}
-        values: dict[str, object] = {}
-        others: dict[str, str] = {}
-        for name, text in texts.items():
-            if name in known:
-                own_name, place, read = known[name]
+    def _of(cls, given: Mapping[str, str], table: _Table, of: str) -> Options:
+        known = {name.lower(): (name, *told) for name, told in table.items()}
+        values: dict[str, Any] = {}
+        for name, text in given.items():
+            if name.lower() in known:
+                own_name, place, read = known[name.lower()]
                 values[place] = read(own_name, text)
-            elif name not in _SPARKS_OWN:
-                others[name] = text
+            elif name.lower() not in _SPARKS_OWN:
+                raise BadSetting(f"{name.lower()!r} is no option of {of}.")
         if "queue" not in values:
             raise UsageError(
                 "no queue was named; give its name, as in .option('queue', 'reminders')."
             )
         values.setdefault("store", FROM_ENVIRONMENT + STORE_VARIABLE)
-        return cls(others=others, **values)  # type: ignore[arg-type]
+        return cls(**values)
+
+    @property
+    def task_rate(self) -> float | None:
+        """Rows a second of each task; None: as fast as it goes."""
+        return None if self.rate is None or self.tasks is None else self.rate / self.tasks
 
     @property
     def url(self) -> str:
@@ -227,7 +247,28 @@ def _listed(name: str, text: str) -> tuple[str, ...]:
     return listed
 
 
-_READ: dict[str, tuple[str, Callable[[str, str], object]]] = {
+def _number(name: str, text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < 1e12:
+        raise BadSetting(f"option {name} must be a number above 0, not {shown(text)}.")
+    return number
+
+
+def _whole(name: str, text: str) -> int:
+    return int(_number(name, text))
+
+
+def _act(name: str, text: str) -> str:
+    if text not in ACTS:
+        raise BadSetting(f"option {name} must be {' or '.join(ACTS[:2])}, not {shown(text)}.")
+    return text
+
+
+_Table: TypeAlias = "dict[str, tuple[str, Callable[[str, str], object]]]"
+_READ: _Table = {
     "store": ("store", _text),
     "queue": ("queue", _queue),
     "view": ("view", _text),
@@ -242,3 +283,13 @@ _READ: dict[str, tuple[str, Callable[[str, str], object]]] = {
     "maxMinutes": ("minutes_max", _count),
 }
 """Options that readers know: the attribute of each, and how its text is read."""
+_WRITE: _Table = {
+    "act": ("act", _act),
+    "create": ("create", _flag),
+    "piece": ("piece", _whole),
+    "rate": ("rate", _number),
+    "report": ("report", _text),
+    "run": ("run", _text),
+    "tasks": ("tasks", _whole),
+}
+"""Those that only writers know."""

@@ -23,7 +23,7 @@ from shardq.errors import BadTime, UsageError, shown
 from shardq.model import ids, names
 from shardq.model.times import moment_or_ago_ms
 from shardq.records.ledger import CLOCK_AHEAD_MS, kept_for, span_of
-from shardq.spark import batches, columns, cuts
+from shardq.spark import batches, cuts, views
 from shardq.spark.bins import pack
 from shardq.spark.bounds import FAR_MS, Bounds, narrowed
 from shardq.spark.options import refuse_in_task
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from shardq.model.message import Row
     from shardq.model.shard import Layout, Shard
     from shardq.records.register import Register
+    from shardq.spark.columns import Columns
     from shardq.spark.cuts import Piece
     from shardq.spark.options import Options
     from shardq.stores.store import Mark, Slice, Store
@@ -141,15 +142,21 @@ class _Reader(DataSourceReader):
     time: ClassVar[str] = "due"
 
     def __init__(self, options: Options, schema: StructType, cores: int) -> None:
-        columns.of_view(options)
+        views.of_view(options)
         self.options = options
-        self.columns = columns.of_schema(options.view, schema)
+        self.schema = schema
+        views.of_schema(options.view, schema)
         self.cores = cores
         here = place(options.store)
         register = register_of(here, options.queue)
         found = _of_view(register, options.view)
         self.bounds = self.bounds_of(options, register, here.clock.now_ms())
         self.life = None if found is None else _Life.of(found)
+
+    @property
+    def columns(self) -> Columns:
+        """The columns that are asked for: made anew in each task, since they do not travel."""
+        return views.of_schema(self.options.view, self.schema)
 
     @classmethod
     def bounds_of(cls, options: Options, _register: Register, now_ms: int) -> Bounds:
@@ -203,7 +210,7 @@ class RowsReader(_Reader):
         if self.life is None or not partition.value:
             return
         store, layout = self.store(), self.life.layout
-        with_bodies = columns.BODY.name in (column.name for column in self.columns)
+        with_bodies = views.BODY.name in (column.name for column in self.columns)
         from_us = self.life.former_us if self.options.purged else self.life.purged_before_us
         with seldom_collected():
             for rows in _gathered(pages(store, layout.queue, partition.value, bodies=with_bodies)):

@@ -52,11 +52,11 @@ class ShardqDataSource(DataSource):
         Raises:
             ShardqError: If an option is wrong, the store is down or the queue is not there.
         """
-        from shardq.spark import columns
+        from shardq.spark import columns, views
         from shardq.spark.reading import check
 
         options = self._read_options()
-        made = columns.of_view(options)
+        made = views.of_view(options)
         check(options)
         return columns.ddl(made)
 

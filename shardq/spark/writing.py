@@ -46,7 +46,7 @@ from shardq.records.ledger import CLOCK_AHEAD_MS
 from shardq.records.stats import Totals
 from shardq.spark import runs
 from shardq.spark.expressions import name_text
-from shardq.spark.options import refuse_in_task, url_of
+from shardq.spark.options import DELETE, PUT, REDRIVE, UNDO, refuse_in_task
 from shardq.spark.pieces import (
     PIECE_ROWS,
     UNDO_BEFORE,
@@ -62,7 +62,7 @@ from shardq.spark.runs import PLAN, Run
 from shardq.stores.tables import STATS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from pyspark.sql.types import StructType
 
@@ -74,9 +74,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-PUT = "put"
-UNDO = "undo"
-_OPTIONS = ("act", "create", "piece", "rate", "report", "run", "tasks")
 _PLAIN: dict[str, tuple[str, ...]] = {
     "body": ("string", "binary"),
     "due": ("timestamp",),
@@ -122,84 +119,9 @@ class Written(WriterCommitMessage):
     query: str = ""
 
 
-@dataclass(frozen=True)
-class Settings:
-    """What only writers are asked for.
-
-    Attributes:
-        run: The run's name; None: a run of its own.
-        act: `put`, or `undo`: what the run has put is deleted.
-        create: Whether the queue is made where there is none.
-        piece: Most rows of a piece.
-        rate: Rows a second that each task writes; None: as fast as it goes.
-        report: Under which name of a line it is written down what became of the rows; None: it is
-            not.
-    """
-
-    run: str | None = None
-    act: str = PUT
-    create: bool = False
-    piece: int = PIECE_ROWS
-    rate: float | None = None
-    report: str | None = None
-
-    @classmethod
-    def of(cls, given: Mapping[str, str]) -> Settings:
-        """The settings in a writer's options.
-
-        Raises:
-            BadSetting: If one is unknown or cannot be read.
-        """
-        for name in given:
-            if name not in _OPTIONS:
-                raise BadSetting(
-                    f"{name!r} is no option of a write to shardq; there are store, queue, "
-                    f"{', '.join(_OPTIONS)}."
-                )
-        rate = _number("rate", given.get("rate"))
-        tasks = _number("tasks", given.get("tasks"))
-        if rate is not None and tasks is None:
-            raise BadSetting(
-                "option rate is of the whole write, so say in option tasks how many of its tasks "
-                "run at a time."
-            )
-        return cls(
-            run=given.get("run"),
-            act=_act(given.get("act", PUT)),
-            create=_create(given.get("create", "false").lower()),
-            piece=int(_number("piece", given.get("piece")) or PIECE_ROWS),
-            rate=None if rate is None or tasks is None else rate / tasks,
-            report=given.get("report"),
-        )
-
-
-def _act(text: str) -> str:
-    if text not in (PUT, UNDO):
-        raise BadSetting(f"option act must be {PUT} or {UNDO}, not {shown(text)}.")
-    return text
-
-
-def _create(text: str) -> bool:
-    if text not in ("true", "false"):
-        raise BadSetting(f"option create must be true or false, not {shown(text)}.")
-    return text == "true"
-
-
-def _number(name: str, text: str | None) -> float | None:
-    if text is None:
-        return None
-    try:
-        number = float(text)
-    except ValueError:
-        number = 0.0
-    if not 0 < number < 1e12:
-        raise BadSetting(f"option {name} must be a number above 0, not {shown(text)}.")
-    return number
-
-
 def batch_writer(options: Options, schema: StructType) -> DataSourceArrowWriter:
     """The writer of a frame: it puts messages, or does what another act asks for."""
-    if options.others.get("act") in ("redrive", "delete"):
+    if options.act in (REDRIVE, DELETE):
         from shardq.spark.acts import ActWriter
 
         return ActWriter(options, schema)
@@ -210,12 +132,11 @@ class _Writer:
     """What both writers are: made by the driver, pickled, and used in each task."""
 
     def __init__(self, options: Options, schema: StructType) -> None:
-        self._settings = Settings.of(options.others)
-        self._store_url = options.store
+        self._options = options
         self._queue = options.queue
         self._columns = checked(schema)
-        here = place(options.store, create=self._settings.create)
-        register = register_of(here, options.queue, create=self._settings.create)
+        here = place(options.store, create=options.create)
+        register = register_of(here, options.queue, create=options.create)
         if register.settings.keyed:
             raise UsageError(
                 f"each message of queue {options.queue!r} has a key, and Spark writes none; put "
@@ -225,12 +146,12 @@ class _Writer:
         self._as_of_us = max(here.clock.now_us(), register.settings.purged_before_us)
 
     def _open(self) -> tuple[Place, Register]:
-        refuse_in_task(url_of(self._store_url))
-        here = place(self._store_url)
+        refuse_in_task(self._options.url)
+        here = place(self._options.store)
         return here, register_of(here, self._queue)
 
     def _write_piece(self, pieces: Pieces, piece: Piece) -> Tally:
-        return pieces.undo(piece) if self._settings.act == UNDO else pieces.write(piece)
+        return pieces.undo(piece) if self._options.act == UNDO else pieces.write(piece)
 
     def _write_at(self, pace: Pace, pieces: Pieces, piece: Piece) -> Tally:
         pace.wait()
@@ -256,7 +177,7 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
     def __init__(self, options: Options, schema: StructType) -> None:
         super().__init__(options, schema)
         # Here, for all tasks and all their tries.
-        named = self._settings.run
+        named = self._options.run
         self._run = Run.new(self._as_of_us) if named is None else Run.read(named)
         self._as_of_us = self._run.as_of_us
         _, register = self._open()
@@ -267,7 +188,7 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
         here, register = self._open()
         layout = register.layout
         pieces = Pieces(here, register, self._run)
-        pace = Pace(here.clock, self._settings.rate)
+        pace = Pace(here.clock, self._options.task_rate)
         total = Tally()
         if "bin" in self._columns:
             binned = laid_out_rows(iterator, layout, self._as_of_us)
@@ -276,7 +197,7 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
             reader = PlainRows(self._columns, layout, self._lanes, str(partition))
             reader.as_of_us = self._as_of_us
             binned = ((str(partition), rows) for rows in reader.sorted(iterator, here.clock))
-        for piece in cut(binned, self._settings.piece):
+        for piece in cut(binned, self._options.piece or PIECE_ROWS):
             self._look_again(here, register)
             total += self._write_at(pace, pieces, piece)
         return Written(total)
@@ -294,20 +215,20 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
         except (StoreTimeout, StoreUnavailable) as error:
             # What it needs of the store now it asks for again and again.
             log.info("queue %s: its record is not read anew: %s", self._queue, error)
-        if self._settings.act == PUT:
+        if self._options.act == PUT:
             self._run.check(self._queue, register.settings)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Store the totals, and what became of the rows."""
         total = _sum(messages)
         here, register = self._open()
-        if self._settings.act == UNDO:
+        if self._options.act == UNDO:
             self._count_done(here, register, len(messages))
         else:
             totals = Totals(put=total.rows, late_repaired=total.late)
             runs.write_totals(here.store, register, self._run, totals)
-        if self._settings.report is not None:
-            entry = self._run.entry(self._queue, self._settings.report)
+        if self._options.report is not None:
+            entry = self._run.entry(self._queue, self._options.report)
             runs.agreed(here.store, entry, total.to_json())
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
@@ -364,10 +285,10 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
         name = f"{batch}/{context.partitionId()}"
         reader = PlainRows(self._columns, register.layout, self._lanes, name)
         reader.purged_before_us = register.settings.purged_before_us
-        pace = Pace(here.clock, self._settings.rate)
+        pace = Pace(here.clock, self._options.task_rate)
         total = Tally()
         binned = ((name, rows) for rows in reader.sorted(iterator, here.clock))
-        for piece in cut(binned, self._settings.piece):
+        for piece in cut(binned, self._options.piece or PIECE_ROWS):
             # The stream has no time of its own, and its rows have.
             born_us = min(ids.birth_us(row.id) for row in piece.rows)
             total += self._write_at(pace, Pieces(here, register, Run(query, born_us)), piece)

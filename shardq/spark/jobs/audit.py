@@ -40,8 +40,9 @@ from shardq.inspection.audit import (
 from shardq.model.times import iso, moment_of
 from shardq.records.ledger import End
 from shardq.spark.batches import of_marks
-from shardq.spark.columns import HISTORY, arrow_schema, columns_in
+from shardq.spark.columns import arrow_schema, columns_in
 from shardq.spark.outcome import Outcome, plain
+from shardq.spark.views import HISTORY
 from shardq.stores.store import Entry
 
 if TYPE_CHECKING:

@@ -21,10 +21,11 @@ from shardq.lifecycle.fate import OUT_OF_ATTEMPTS
 from shardq.model.times import ceil_ms, iso
 from shardq.records.ledger import CLOCK_AHEAD_MS
 from shardq.spark import acts
-from shardq.spark.acts import DELETE, REDRIVE, Done, Plan
+from shardq.spark.acts import Plan
 from shardq.spark.bins import tasks_of
 from shardq.spark.columns import columns_in
 from shardq.spark.complaint import translated
+from shardq.spark.options import DELETE, REDRIVE
 from shardq.spark.outcome import Outcome
 from shardq.spark.queue import FORMAT
 from shardq.spark.runs import Run
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import Column, DataFrame
 
+    from shardq.spark.pieces import Tally
     from shardq.spark.queue import SparkQueue
 
 RATE = 2_000
@@ -401,7 +403,7 @@ def _agreed(queue: SparkQueue, run: Run, plan: Plan, act: str) -> Plan:
     return acts.plan_run(queue.place(), queue.register(), run, replace(plan, act=act))
 
 
-def _carry_out(queue: SparkQueue, run: Run, plan: Plan, chosen: DataFrame) -> Done:
+def _carry_out(queue: SparkQueue, run: Run, plan: Plan, chosen: DataFrame) -> Tally:
     bins = min(2 * tasks_of(queue.spark), plan.parts)
     writer = laid_out(chosen, plan.parts, bins).write.format(FORMAT).mode("append")
     writer.options(store=queue.store, queue=queue.name, act=plan.act, run=run.id)
@@ -417,7 +419,7 @@ def _carry_out(queue: SparkQueue, run: Run, plan: Plan, chosen: DataFrame) -> Do
     return acts.actor_of(queue.place(), queue.name, run, plan).total(is_over=True)
 
 
-def _report(queue: SparkQueue, run: Run, plan: Plan, done: Done, left: int) -> DeadReport:
+def _report(queue: SparkQueue, run: Run, plan: Plan, done: Tally, left: int) -> DeadReport:
     is_back = plan.act == REDRIVE and done.rows > 0
     return DeadReport(
         queue.name,

@@ -30,10 +30,10 @@ from shardq.spark import bins as packing
 from shardq.spark import runs
 from shardq.spark.asked import REASON, ROW
 from shardq.spark.complaint import translated
+from shardq.spark.options import PUT, UNDO
 from shardq.spark.outcome import Outcome, plain
 from shardq.spark.pieces import PIECE_ROWS, UNDO_BEFORE, PiecesDone, Tally
 from shardq.spark.runs import PLAN, UNDONE, Run
-from shardq.spark.writing import PUT, UNDO
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
