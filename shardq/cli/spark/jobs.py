@@ -10,6 +10,7 @@ from shardq.cli import options as cli_options
 from shardq.cli import screen
 from shardq.cli.exits import Exit
 from shardq.cli.spark import options
+from shardq.cli.spark.options import given
 from shardq.errors import UsageError
 
 if TYPE_CHECKING:
@@ -35,10 +36,8 @@ _TIMERS_MAX = 10**12
         "last hour.",
         least=1,
     ),
-    click.option(
-        "--ahead",
-        metavar="DURATION",
-        help="Only what is due until then; all, near and far, where it is not given.",
+    given(
+        "--ahead DURATION", "Only what is due until then; all, near and far, where it is not given."
     ),
     options.plot,
     options.report,
@@ -62,18 +61,10 @@ def backlog(where: Where, **asked: Any) -> BacklogReport:
     options.queue,
     cli_options.since,
     cli_options.until,
-    click.option(
-        "--expected",
-        metavar="PATH",
-        help="Audit the ids in this file, rather than what the history says was put.",
+    given(
+        "--expected PATH", "Audit the ids in this file, rather than what the history says was put."
     ),
-    click.option(
-        "--key",
-        metavar="COLUMN",
-        default="id",
-        show_default=True,
-        help="With --expected: the column of the ids.",
-    ),
+    given("--key COLUMN", "With --expected: the column of the ids.", default="id"),
     examples=(
         "--queue reminders",
         "--queue reminders --since 1d --json | jq .lost",
@@ -99,16 +90,13 @@ def audit(where: Where, *, expected: str | None, **asked: Any) -> AuditReport:
 
 @options.job(
     options.queue,
-    click.option(
-        "--where",
-        "condition",
-        metavar="SQL",
-        help="Only those for which this holds, a condition on the columns of the view dead: id, "
+    given(
+        "--where SQL",
+        "Only those for which this holds, a condition on the columns of the view dead: id, "
         "reason, died, attempts, traceback, group, priority, due and others.",
+        name="condition",
     ),
-    click.option(
-        "--redrive", is_flag=True, help="Put them back into the queue, each under its id."
-    ),
+    given("--redrive", "Put them back into the queue, each under its id."),
     click.option("--purge", "--delete", "purge", is_flag=True, help="Delete them."),
     options.rate,
     options.run,
@@ -156,7 +144,6 @@ def dead(
         "--by",
         type=click.Choice(["entered", "due", "ended"]),
         default="entered",
-        show_default=True,
         help="To which day a message counts.",
     ),
     options.report,
@@ -178,12 +165,11 @@ def history(where: Where, **asked: Any) -> HistoryReport:
 
 @options.job(
     options.queue,
-    click.option(
-        "--to",
-        "path",
-        metavar="PATH",
+    given(
+        "--to PATH",
+        "The archive's directory, of this queue alone; made where there is none.",
+        name="path",
         required=True,
-        help="The archive's directory, of this queue alone; made where there is none.",
     ),
     cli_options.since,
     cli_options.until,
@@ -217,36 +203,28 @@ def archive(where: Where, *, dry_run: bool, **asked: Any) -> ArchiveReport:
     cli_options.whole(
         "--timers", text="How many timers.", least=1, most=_TIMERS_MAX, default=1_000_000
     ),
-    click.option("--start", metavar="TIME", help="The first due."),
-    click.option(
-        "--over",
-        metavar="DURATION",
+    given("--start TIME", "The first due."),
+    given(
+        "--over DURATION",
+        "How long a time their dues are spread over.",
         default="1d",
-        show_default=True,
-        help="How long a time their dues are spread over.",
     ),
-    click.option(
-        "--shape",
-        metavar="NAME",
-        default="even",
-        show_default=True,
-        help="How they are spread: even, daily (as people are awake), hourly (many on the hour) or "
+    given(
+        "--shape NAME",
+        "How they are spread: even, daily (as people are awake), hourly (many on the hour) or "
         "burst (many in one minute).",
+        default="even",
     ),
-    click.option(
-        "--share",
-        metavar="PART",
+    given(
+        "--share PART",
+        "With hourly and burst: how many of them, 0 to 1.",
         type=float,
         default=0.5,
-        show_default=True,
-        help="With hourly and burst: how many of them, 0 to 1.",
     ),
     cli_options.whole("--body", "body_bytes", text="Bytes of each body.", least=0, default=200),
     cli_options.whole("--lanes", text="Lanes of each priority.", least=1, default=4),
     cli_options.whole("--bands", text="Priorities.", least=1, default=1),
-    click.option(
-        "--minute", metavar="DURATION", default="1m", show_default=True, help="The queue's minute."
-    ),
+    given("--minute DURATION", "The queue's minute.", default="1m"),
     cli_options.whole("--nodes", text="Nodes of the cluster.", least=1, default=3),
     cli_options.whole("--replicas", text="Copies of each row.", least=1, default=3),
     options.plot,

@@ -23,35 +23,38 @@ if TYPE_CHECKING:
 
 _NICE = 10
 
-queue = click.option("--queue", metavar="NAME", required=True, help="The queue.")
-dry_run = click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
-run = click.option(
-    "--run",
-    metavar="RUN",
-    help="Resume this run: what it has done is not done again. Each run prints its name.",
+
+def given(usage: str, text: str, *, name: str | None = None, **more: Any) -> Callable[[Any], Any]:
+    """An option, `--to PATH`; a flag where nothing follows its name.
+
+    Args:
+        usage: How it is written.
+        text: What it is, in a sentence or two.
+        name: What the command calls it, where that is not the option's own name.
+        more: What else click is told.
+    """
+    option, _, metavar = usage.partition(" ")
+    kind: dict[str, Any] = {"metavar": metavar} if metavar else {"is_flag": True}
+    names = (option, name) if name else (option,)
+    return click.option(*names, help=text, show_default="default" in more, **kind, **more)
+
+
+queue = given("--queue NAME", "The queue.", required=True)
+dry_run = given("--dry-run", "Say what would be done, and do nothing.")
+run = given(
+    "--run RUN", "Resume this run: what it has done is not done again. Each run prints its name."
 )
 rate = options.whole("--rate", text="At most N messages a second, of all tasks together.", least=1)
-report = click.option("--report", metavar="FILE", help="Write a page with tables and plots there.")
-plot = click.option("--plot", metavar="FILE", help="Write a plot there, as PNG.")
+report = given("--report FILE", "Write a page with tables and plots there.")
+plot = given("--plot FILE", "Write a plot there, as PNG.")
 _SESSION = (
-    click.option(
-        "--master",
-        metavar="URL",
-        help="Where Spark runs: local[4], spark://host:7077, yarn, or sc://host:15002 for Spark "
+    given(
+        "--master URL",
+        "Where Spark runs: local[4], spark://host:7077, yarn, or sc://host:15002 for Spark "
         "Connect. Where it is not given, as spark-submit says, or on all cores of this machine.",
     ),
-    click.option(
-        "--memory",
-        metavar="SIZE",
-        default="1g",
-        show_default=True,
-        help="Memory of the Java that is started here.",
-    ),
-    click.option(
-        "--nice",
-        is_flag=True,
-        help="Yield the processor to all else on this machine, to consumers above all.",
-    ),
+    given("--memory SIZE", "Memory of the Java that is started here.", default="1g"),
+    given("--nice", "Yield the processor to all else on this machine, to consumers above all."),
     options.as_json,
 )
 

@@ -11,6 +11,7 @@ import click
 
 from shardq.cli import screen
 from shardq.cli.spark import options
+from shardq.cli.spark.options import given
 from shardq.errors import StoreError, UnknownQueue, UsageError
 from shardq.spark import files
 
@@ -27,39 +28,29 @@ log = logging.getLogger(__name__)
 
 _PAUSE_S = 1.0
 _ROWS = (
-    click.option(
-        "--input",
-        "path",
-        metavar="PATH",
+    given(
+        "--input PATH",
+        f"The rows: {files.SUFFIXES}; a file, or a directory of a name like that.",
+        name="path",
         required=True,
-        help=f"The rows: {files.SUFFIXES}; a file, or a directory of a name like that.",
     ),
-    click.option(
-        "--key",
-        metavar="COLUMN",
+    given(
+        "--key COLUMN",
+        "What tells each from all others; it becomes the message's id.",
         required=True,
-        help="What tells each from all others; it becomes the message's id.",
     ),
-    click.option(
-        "--due",
-        metavar="COLUMN",
+    given(
+        "--due COLUMN",
+        "When each is due: a time with its offset, 2027-01-01T09:00:00+01:00 say.",
         required=True,
-        help="When each is due: a time with its offset, 2027-01-01T09:00:00+01:00 say.",
     ),
-    click.option(
-        "--body", metavar="COLUMN", help="The body; the whole row as JSON where it is not given."
-    ),
-    click.option("--priority", metavar="COLUMN", help="Priority 0 comes first."),
-    click.option("--group", metavar="COLUMN", help="Messages of one group run one at a time."),
-    click.option(
-        "--headers",
-        metavar="COLUMN",
-        help="Headers: an object of texts in JSON, a map or a struct in Parquet.",
-    ),
-    click.option(
-        "--spread",
-        metavar="DURATION",
-        help="Postpone each due by up to this long: by a part that follows from its key.",
+    given("--body COLUMN", "The body; the whole row as JSON where it is not given."),
+    given("--priority COLUMN", "Priority 0 comes first."),
+    given("--group COLUMN", "Messages of one group run one at a time."),
+    given("--headers COLUMN", "Headers: an object of texts in JSON, a map or a struct in Parquet."),
+    given(
+        "--spread DURATION",
+        "Postpone each due by up to this long: by a part that follows from its key.",
     ),
     options.rate,
 )
@@ -69,22 +60,16 @@ _ROWS = (
 @options.job(
     options.queue,
     *_ROWS,
-    click.option(
-        "--create",
-        is_flag=True,
-        help="Make the queue where there is none, with its usual settings.",
-    ),
-    click.option(
-        "--bad",
-        metavar="PATH",
-        help="Write rows that cannot be messages there, each with its reason, and put the others. "
+    given("--create", "Make the queue where there is none, with its usual settings."),
+    given(
+        "--bad PATH",
+        "Write rows that cannot be messages there, each with its reason, and put the others. "
         "Where it is not given, such a row ends the job before anything is put.",
     ),
     options.run,
-    click.option(
-        "--as-of",
-        metavar="TIME",
-        help="The time of the run; now where it is not given. Two runs of one time and one input "
+    given(
+        "--as-of TIME",
+        "The time of the run; now where it is not given. Two runs of one time and one input "
         "are one run.",
     ),
     options.dry_run,
@@ -136,8 +121,8 @@ def schedule(
 @options.job(
     options.queue,
     *_ROWS,
-    click.option("--run", metavar="RUN", help="The run to take back. Each run prints its name."),
-    click.option("--as-of", metavar="TIME", help="The time of the run, where it was given one."),
+    given("--run RUN", "The run to take back. Each run prints its name."),
+    given("--as-of TIME", "The time of the run, where it was given one."),
     options.dry_run,
     examples=(
         "--queue mail --input people.csv --key id --due at --run RUN",
