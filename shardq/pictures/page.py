@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from shardq.model.times import iso
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +31,11 @@ class Table:
 
     columns: tuple[str, ...]
     rows: tuple[tuple[object, ...], ...]
+
+
+def table(columns: str, rows: Iterable[Iterable[object]]) -> Table:
+    """A table of columns whose names have `|` between them; `Table` says what else is in a name."""
+    return Table(tuple(columns.split("|")), tuple(map(tuple, rows)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +61,11 @@ class Section:
 
     title: str
     parts: tuple[Part, ...]
+
+
+def section(title: str, *parts: Part) -> Section:
+    """A heading, and what stands under it."""
+    return Section(title, parts)
 
 
 def page(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from pyspark.sql import functions as F  # noqa: N812 - as all who write for Spark call it
 
 from shardq.pictures import plots
-from shardq.pictures.page import Picture, Section
+from shardq.pictures.page import Picture, section
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from shardq.model.shard import Layout
+    from shardq.pictures.page import Section
 
 _CELLS_MAX = 60_000
 
@@ -101,10 +102,8 @@ class Spread:
             lanes=sorted({lane for _, lane in self.lanes}),
             what="messages of the fullest shard",
         )
-        return Section(
+        return section(
             "Lanes",
-            (
-                Picture(by_lane, "Messages of each lane"),
-                Picture(heat, "Messages by minute and lane"),
-            ),
+            Picture(by_lane, "Messages of each lane"),
+            Picture(heat, "Messages by minute and lane"),
         )

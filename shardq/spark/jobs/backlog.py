@@ -25,7 +25,7 @@ from shardq.inspection import scan
 from shardq.model.shard import lane_name
 from shardq.model.text import plural
 from shardq.model.times import duration_ms, iso, span
-from shardq.pictures.page import Picture, Section, Table, page
+from shardq.pictures.page import Picture, page, section, table
 from shardq.pictures.plots import OF_GROUPS
 from shardq.records.folded import stored_totals
 from shardq.spark.outcome import Outcome
@@ -232,23 +232,18 @@ class BacklogReport(Outcome):
     def page(self) -> str:
         """The report as one HTML file."""
         sections = (
-            Section("When it is due", (Picture(self.plot(), "Messages by due and priority"),)),
-            Section("When it is done", tuple(self._rate_parts())),
-            Section(
+            section("When it is due", Picture(self.plot(), "Messages by due and priority")),
+            section("When it is done", *self._rate_parts()),
+            section(
                 "Hot minutes ahead",
-                (
-                    Table(
-                        ("minute", ">messages", ">messages/s", ">fullest lane", ">its messages"),
-                        tuple(
-                            (
-                                _clock(minute.start_ms),
-                                minute.rows,
-                                _speed(self._a_second(minute.rows)),
-                                minute.lane,
-                                minute.fullest,
-                            )
-                            for minute in self.hottest()
-                        ),
+                table(
+                    "minute|>messages|>messages/s|>fullest lane|>its messages",
+                    (
+                        (
+                            *(_clock(one.start_ms), one.rows, _speed(self._a_second(one.rows))),
+                            *(one.lane, one.fullest),
+                        )
+                        for one in self.hottest()
                     ),
                 ),
             ),

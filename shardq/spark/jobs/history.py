@@ -20,7 +20,7 @@ from shardq.errors import UsageError, shown
 from shardq.model.text import plural
 from shardq.model.times import iso, moment_of, span
 from shardq.pictures import plots
-from shardq.pictures.page import Picture, Section, Table, page
+from shardq.pictures.page import Picture, page, section, table
 from shardq.records.ledger import CLOCK_AHEAD_MS, End, kept_for, span_of
 from shardq.spark.outcome import Outcome
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
     from shardq.model.times import Due, Duration
+    from shardq.pictures.page import Part
     from shardq.spark.queue import SparkQueue
 
 By: TypeAlias = Literal["entered", "due", "ended"]
@@ -274,43 +275,47 @@ class HistoryReport(Outcome):
     def page(self) -> str:
         """The report as one HTML file, with plots."""
         each_day = [(day.day.isoformat(), day) for day in self.days]
-        ended: list[Picture] = []
-        late: list[Picture | Table] = []
+        ended: list[Part] = []
+        late: list[Part] = []
         if self.days:
             ends = plots.fates([(name, day.fates) for name, day in each_day])
+            lateness = plots.lateness([(name, *day.late_ms[:3]) for name, day in each_day])
             ended = [Picture(ends, f"How messages ended, by the day they {_VERBS[self.by]}")]
-            lines = [(name, day.p50_ms, day.p99_ms, day.p999_ms) for name, day in each_day]
             late = [
-                Picture(plots.lateness(lines), "How late acked messages were"),
-                Table(
-                    ("day", ">p50 ms", ">p99 ms", ">p99.9 ms", ">latest ms"),
-                    tuple((name, *day.late_ms) for name, day in each_day),
+                Picture(lateness, "How late acked messages were"),
+                table(
+                    "day|>p50 ms|>p99 ms|>p99.9 ms|>latest ms",
+                    ((name, *day.late_ms) for name, day in each_day),
                 ),
             ]
-        words = ("day", ">messages", *(f">{word}" for word in _FATES), ">attempts")
-        ends_of = tuple(
-            (name, day.messages, *day.fates.values(), day.attempts) for name, day in each_day
-        )
-        return page(
-            f"History of {self.queue}",
-            self.line(),
-            [
-                Section("Days", (*ended, Table(words, ends_of))),
-                Section(
-                    "How late",
-                    (*late, Table(("late by at most", ">messages"), self._late_rows())),
+        sections = (
+            section(
+                "Days",
+                *ended,
+                table(
+                    f"day|>messages|{'|'.join(f'>{word}' for word in _FATES)}|>attempts",
+                    (
+                        (name, day.messages, *day.fates.values(), day.attempts)
+                        for name, day in each_day
+                    ),
                 ),
-                Section("Deliveries", (Table((">deliveries", ">messages"), self.attempts),)),
-            ],
-            at_ms=round(self.until.timestamp() * 1_000),
-            asked={"queue": self.queue, "since": iso(self.since), "until": iso(self.until)},
+            ),
+            section(
+                "How late",
+                *late,
+                table(
+                    "late by at most|>messages",
+                    (
+                        ("more" if one.upto_ms is None else _ms(one.upto_ms), one.messages)
+                        for one in self.lateness
+                    ),
+                ),
+            ),
+            section("Deliveries", table(">deliveries|>messages", self.attempts)),
         )
-
-    def _late_rows(self) -> tuple[tuple[object, ...], ...]:
-        return tuple(
-            ("more" if upto_ms is None else _ms(upto_ms), messages)
-            for upto_ms, messages in self.lateness
-        )
+        asked = {"queue": self.queue, "since": iso(self.since), "until": iso(self.until)}
+        at_ms = round(self.until.timestamp() * 1_000)
+        return page(f"History of {self.queue}", self.line(), sections, at_ms=at_ms, asked=asked)
 
 
 _FATES = (*(end.value for end in End), "unknown", "open")

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ceil, pi
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyspark.sql import functions as F  # noqa: N812 - as all who write for Spark call it
 
@@ -26,7 +26,7 @@ from shardq.model.shard import MINUTE_MS, Layout
 from shardq.model.text import plural
 from shardq.model.times import LATEST_MS, due_ms, duration_ms, duration_text, iso, span
 from shardq.pictures import plots
-from shardq.pictures.page import Picture, Section, Table, page
+from shardq.pictures.page import Picture, page, section, table
 from shardq.spark import expressions
 from shardq.spark.outcome import Outcome, plain
 from shardq.spark.spread import Spread
@@ -106,8 +106,7 @@ class Timers:
     weights: tuple[float, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class ShardLoad:
+class ShardLoad(NamedTuple):
     """What a shard gets.
 
     Attributes:
@@ -127,8 +126,7 @@ class ShardLoad:
     drained_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class NodeLoad:
+class NodeLoad(NamedTuple):
     """What a node keeps: copies of rows, and deliveries a second in the fullest minute."""
 
     node: int
@@ -138,8 +136,7 @@ class NodeLoad:
     peak_rate: float
 
 
-@dataclass(frozen=True, slots=True)
-class Need:
+class Need(NamedTuple):
     """How many lanes a limit asks for, and why."""
 
     lanes: int
@@ -264,65 +261,53 @@ class SimulateReport(Outcome):
         fewest, median, p99, most = self.rows
         by_node = [(str(node.node), node.bytes >> 20) for node in self.nodes]
         sections = (
-            Section(
+            section(
                 "How many lanes",
-                (
-                    self.advice(),
-                    Table((">lanes", "because"), tuple((n.lanes, n.why) for n in self.needs)),
-                    f"A lane is read by one process at a time, and drains at most {DRAIN_RATE:,} "
-                    f"messages a second (docs/tried.md, Speed): the fullest shard in "
-                    f"{span(self.hottest[0].drained_s * 1_000)} at best.",
-                ),
+                self.advice(),
+                table(">lanes|because", self.needs),
+                f"A lane is read by one process at a time, and drains at most {DRAIN_RATE:,} "
+                f"messages a second (docs/tried.md, Speed): the fullest shard in "
+                f"{span(self.hottest[0].drained_s * 1_000)} at best.",
             ),
-            Section("When they are due", (Picture(self.plot(), "Messages by due and priority"),)),
+            section("When they are due", Picture(self.plot(), "Messages by due and priority")),
             self.spread.on_lanes(layout),
-            Section(
+            section(
                 "Shards",
-                (
-                    Table(
-                        (">shards", ">fewest messages", ">median", ">p99", ">most"),
-                        ((self.shards, fewest, f"{median:,.0f}", f"{p99:,.0f}", most),),
-                    ),
-                    f"{plural(self.hot, 'shard')} {'has' if self.hot == 1 else 'have'} more than "
-                    f"the {meant_for(layout):,} messages that a lane is meant for in a minute. "
-                    f"The fullest:",
-                    Table(
+                table(
+                    ">shards|>fewest messages|>median|>p99|>most",
+                    [(self.shards, fewest, f"{median:,.0f}", f"{p99:,.0f}", most)],
+                ),
+                f"{plural(self.hot, 'shard')} {'has' if self.hot == 1 else 'have'} more than "
+                f"the {meant_for(layout):,} messages that a lane is meant for in a minute. "
+                f"The fullest:",
+                table(
+                    "minute|>lane|>priority|>messages|>MiB|>seconds to drain",
+                    (
                         (
-                            *("minute", ">lane", ">priority", ">messages", ">MiB"),
-                            ">seconds to drain",
-                        ),
-                        tuple(
-                            (
-                                *(iso(shard.start_ms), shard.lane, shard.band, shard.rows),
-                                f"{shard.bytes / (1 << 20):,.1f}",
-                                f"{shard.drained_s:,.2f}",
-                            )
-                            for shard in self.hottest
-                        ),
+                            *(iso(shard.start_ms), shard.lane, shard.band, shard.rows),
+                            f"{shard.bytes / (1 << 20):,.1f}",
+                            f"{shard.drained_s:,.2f}",
+                        )
+                        for shard in self.hottest
                     ),
                 ),
             ),
-            Section(
-                f"Nodes, {plural(self.replicas, 'copy').replace('copys', 'copies')} of each row",
-                (
-                    Picture(plots.balance(by_node, of="node", unit="MiB"), "MiB on each node"),
-                    Table(
-                        (">node", ">shards", ">messages", ">MiB", ">deliveries/s, fullest minute"),
-                        tuple(
-                            (
-                                *(node.node, node.shards, node.rows, node.bytes >> 20),
-                                f"{node.peak_rate:,.0f}",
-                            )
-                            for node in self.nodes
-                        ),
+            section(
+                f"Nodes, {plural(self.replicas, 'copy')} of each row",
+                Picture(plots.balance(by_node, of="node", unit="MiB"), "MiB on each node"),
+                table(
+                    ">node|>shards|>messages|>MiB|>deliveries/s, fullest minute",
+                    (
+                        (*node[:3], node.bytes >> 20, f"{node.peak_rate:,.0f}")
+                        for node in self.nodes
                     ),
-                    f"Bytes are those of bodies and {ROW_BYTES} for each row beside them, before "
-                    f"compression. Which node keeps a shard follows here from a hash of Spark's "
-                    f"and even token ranges, not from Cassandra's murmur3 and the ranges of a real "
-                    f"cluster: the balance is alike, the places are not. One node on two cores, "
-                    f"which its client shared, did {DRAIN_RATE:,} deliveries a second "
-                    f"(docs/operations/cassandra.md, Size).",
                 ),
+                f"Bytes are those of bodies and {ROW_BYTES} for each row beside them, before "
+                f"compression. Which node keeps a shard follows here from a hash of Spark's "
+                f"and even token ranges, not from Cassandra's murmur3 and the ranges of a real "
+                f"cluster: the balance is alike, the places are not. One node on two cores, "
+                f"which its client shared, did {DRAIN_RATE:,} deliveries a second "
+                f"(docs/operations/cassandra.md, Size).",
             ),
         )
         asked = {
