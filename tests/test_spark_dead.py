@@ -25,6 +25,7 @@ import shardq
 from shardq import Consumer, clock
 from shardq.connection import Connection
 from shardq.errors import BadSetting, StoreError, StoreUnavailable, UnknownQueue, UsageError
+from shardq.lifecycle.home import Home
 from shardq.records.ledger import entry_of
 from shardq.records.register import Register
 from shardq.spark import acts, runs
@@ -32,7 +33,6 @@ from shardq.spark.acts import Actor, ActWriter, Plan
 from shardq.spark.jobs import dead
 from shardq.spark.options import DELETE, REDRIVE
 from shardq.spark.pieces import Tally
-from shardq.spark.place import Place
 from shardq.spark.queue import SparkQueue
 from shardq.spark.runs import PLAN, Run
 from shardq.spark.source import ShardqDataSource, register
@@ -94,7 +94,7 @@ def actor(
     store: Store, time: clock.Clock, run: Run, plan: Plan | None = None, name: str = "mail"
 ) -> Actor:
     """Who does a run, as a task opens it."""
-    here = Place(store, time)
+    here = Home(store, time)
     register, of_dead = (
         Register.open(store, time, one, {}, create=False) for one in (name, f"{name}.dead")
     )
@@ -340,7 +340,7 @@ def test_a_run_of_another_job_is_refused(stage: Stage) -> None:
     actor(stage._store, stage.clock, run)
     plan = a_plan(queue._home.register, DELETE)
     with pytest.raises(UsageError, match="is a redrive, not a delete"):
-        acts.plan_run(Place(stage._store, stage.clock), queue._home.register, run, plan)
+        acts.plan_run(Home(stage._store, stage.clock), queue._home.register, run, plan)
 
 
 def test_a_run_of_another_kind_of_job_is_refused(stage: Stage) -> None:
@@ -350,7 +350,7 @@ def test_a_run_of_another_kind_of_job_is_refused(stage: Stage) -> None:
     header = {"job": "schedule", "lanes": 4, "bins": 1, "rows": 2}
     runs.agreed(stage._store, run.entry("mail", PLAN), header)
     with pytest.raises(UsageError, match="is a schedule, not one on dead messages"):
-        acts.planned(Place(stage._store, stage.clock), "mail", run)
+        acts.planned(Home(stage._store, stage.clock), "mail", run)
 
 
 def test_who_takes_part_later_goes_by_the_first_plan(stage: Stage) -> None:

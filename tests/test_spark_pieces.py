@@ -12,6 +12,7 @@ import pytest
 from shardq.errors import StoreUnavailable, UsageError
 from shardq.inspection.depth import DepthCounter
 from shardq.inspection.mend import Mender, last_of
+from shardq.lifecycle.home import Home
 from shardq.lifecycle.settle import Settler
 from shardq.model import ids
 from shardq.model.message import Row
@@ -23,7 +24,6 @@ from shardq.spark import pieces as room
 from shardq.spark import runs
 from shardq.spark.options import Options
 from shardq.spark.pieces import Cutter, Pace, Piece, Pieces, Tally, raised
-from shardq.spark.place import Place
 from shardq.spark.runs import PLAN, UNDONE, Run
 from shardq.spark.writing import _Writer
 from shardq.stores import store_of
@@ -40,7 +40,7 @@ _HOUR = 3_600_000
 class Bench:
     """A queue, and whoever writes a run into it."""
 
-    def __init__(self, here: Place, name: str, history: str = "off") -> None:
+    def __init__(self, here: Home, name: str, history: str = "off") -> None:
         self.here = here
         self.clock: ManualClock = here.clock  # type: ignore[assignment]
         given = {"lanes": 2, "history": history}
@@ -91,11 +91,11 @@ def bench(request: pytest.FixtureRequest) -> Iterator[Callable[..., Bench]]:
     if request.param == "cassandra":
         store = store_of(request.getfixturevalue("cassandra_url"))
         store.open()
-        yield lambda **given: Bench(Place(store, ManualClock()), name, **given)
+        yield lambda **given: Bench(Home(store, ManualClock()), name, **given)
         store.close()
         return
     with Stage(local=request.param == "local") as stage:
-        yield lambda **given: Bench(Place(stage._store, stage.clock), name, **given)
+        yield lambda **given: Bench(Home(stage._store, stage.clock), name, **given)
 
 
 # A piece ------------------------------------------------------------------------------------------
@@ -219,7 +219,7 @@ def test_a_piece_is_written_though_the_store_fails_for_a_while(
     verb: str, applied: bool, local: bool
 ) -> None:
     with Stage(local=local) as stage:
-        here = Bench(Place(stage._store, stage.clock), "mail")
+        here = Bench(Home(stage._store, stage.clock), "mail")
         rows = here.rows(0, 60_000)
         stage.faults.fail(verb, times=2, applied=applied)
         assert here.write(rows).rows == 2
@@ -244,7 +244,7 @@ def test_of_twins_that_write_a_piece_at_once_each_writes_the_same_rows(
     verb: str, after: bool, local: bool
 ) -> None:
     with Stage(local=local) as stage:
-        here = Bench(Place(stage._store, stage.clock), "mail", history="1d")
+        here = Bench(Home(stage._store, stage.clock), "mail", history="1d")
         rows = here.rows(0, 30, 60_000)
         told: list[Tally] = []
 
@@ -352,7 +352,7 @@ def test_what_came_too_late_for_its_minute_is_moved_to_now(bench: Callable[..., 
 @pytest.mark.parametrize("verb", ["find", "move", "insert_once", "recorded"])
 def test_what_came_too_late_is_moved_to_now_though_the_store_fails_for_a_while(verb: str) -> None:
     with Stage() as stage:
-        here = Bench(Place(stage._store, stage.clock), "mail")
+        here = Bench(Home(stage._store, stage.clock), "mail")
         rows = here.rows(0, 1, 900_000)
         entry = here.run.entry(here.register.name, "0/0")
         runs.begin(here.here.store, entry, here.clock.now_ms() + 2)
@@ -371,7 +371,7 @@ def test_what_came_too_late_is_moved_to_now_though_the_store_fails_for_a_while(v
 
 def _numbered(count: int, body: bytes = b"") -> list[Row]:
     with Stage() as stage:
-        here = Bench(Place(stage._store, stage.clock), "mail")
+        here = Bench(Home(stage._store, stage.clock), "mail")
         here.run = Run.at(1_800_000_000_000_000)
         rows = here.rows(*range(60_000, 60_000 + count))
     return [row._replace(body=body) for row in rows]
@@ -438,7 +438,7 @@ def test_a_body_larger_than_a_piece_is_a_piece(monkeypatch: pytest.MonkeyPatch) 
 
 def test_raised_rows_are_in_order_and_keep_the_due_that_was_asked_for() -> None:
     with Stage() as stage:
-        here = Bench(Place(stage._store, stage.clock), "mail")
+        here = Bench(Home(stage._store, stage.clock), "mail")
         rows = here.rows(0, 1, 59_000, 60_000, 61_000)
         at_ms = rows[0].due_ms + 60_000
         found = raised(rows, at_ms, here.register.layout)
@@ -476,7 +476,7 @@ def test_a_run_that_is_resumed_does_not_wait_for_what_it_finds_written() -> None
             self._options = Options("sqlite://", "mail")
 
     with Stage() as stage:
-        here = Bench(Place(stage._store, stage.clock), "mail")
+        here = Bench(Home(stage._store, stage.clock), "mail")
         rows = here.rows(60_000, 70_000)
         written = [Piece("0", number, [row], 0) for number, row in enumerate(rows)]
         waits = []
@@ -518,7 +518,7 @@ def test_the_header_that_was_written_first_stands(bench: Callable[..., Bench]) -
 
 def test_a_run_from_before_a_purge_is_refused() -> None:
     with Stage() as stage:
-        here = Bench(Place(stage._store, stage.clock), "mail")
+        here = Bench(Home(stage._store, stage.clock), "mail")
         here.run.check("mail", here.register.settings)
         purged = replace(here.register.settings, purged_before_us=here.run.as_of_us + 1)
         with pytest.raises(UsageError, match="purged or dropped"):

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from shardq.errors import UsageError
-from shardq.lifecycle.home import Home, QueueHome
+from shardq.lifecycle.home import QueueHome
 from shardq.model import ids
 from shardq.model.message import revived
 from shardq.model.names import dead_queue
@@ -47,10 +47,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
+    from shardq.lifecycle.home import Home
     from shardq.model.message import Row
     from shardq.records.register import Register
     from shardq.spark.options import Options
-    from shardq.spark.place import Place
     from shardq.stores.store import Entry
 
 COLUMNS = {"part": "int", "minute": "bigint", "lane": "int", "due_ms": "bigint", "row_id": "binary"}
@@ -136,7 +136,7 @@ class Actor:
     """
 
     def __init__(
-        self, here: Place, register: Register, dead: Register, run: Run, plan: Plan
+        self, here: Home, register: Register, dead: Register, run: Run, plan: Plan
     ) -> None:
         if plan.act == REDRIVE:
             run.check(register.name, register.settings)
@@ -148,9 +148,8 @@ class Actor:
         self._plan = plan
         self._layout = replace(register.layout, lanes_written=plan.lanes)
         self._member = f"spark-{run.id}"
-        home = Home(here.store, here.clock)
-        self._settler = QueueHome(home, register, self._member).settler
-        self._dead_settler = QueueHome(home, dead, self._member).settler
+        self._settler = QueueHome(here, register, self._member).settler
+        self._dead_settler = QueueHome(here, dead, self._member).settler
         dead.know(register)
 
     def do(self, part: int, positions: Sequence[Position]) -> Tally:
@@ -357,7 +356,7 @@ class ActWriter(DataSourceArrowWriter):
         return actor_of(place(self._options.store), self._queue, self._run, self._plan)
 
 
-def actor_of(here: Place, queue: str, run: Run, plan: Plan) -> Actor:
+def actor_of(here: Home, queue: str, run: Run, plan: Plan) -> Actor:
     """The actor that does a run on the dead messages of a queue.
 
     Raises:
@@ -367,7 +366,7 @@ def actor_of(here: Place, queue: str, run: Run, plan: Plan) -> Actor:
     return Actor(here, register, dead, run, plan)
 
 
-def planned(here: Place, queue: str, run: Run) -> Plan | None:
+def planned(here: Home, queue: str, run: Run) -> Plan | None:
     """The plan of a run; None where it has none."""
     says = runs.line_of(here.store, run.entry(queue, PLAN)).says
     return None if says is None else Plan.of(says)
@@ -391,7 +390,7 @@ def parts(batches: Iterable[pa.RecordBatch], queue: str) -> Iterator[tuple[int, 
         )
 
 
-def plan_run(here: Place, register: Register, run: Run, plan: Plan) -> Plan:
+def plan_run(here: Home, register: Register, run: Run, plan: Plan) -> Plan:
     """Write a run's header, or read it where it has one.
 
     Raises:

@@ -27,7 +27,7 @@ from operator import attrgetter, eq, itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shardq.errors import StoreTimeout, StoreUnavailable, UsageError
-from shardq.lifecycle.home import Home, QueueHome
+from shardq.lifecycle.home import QueueHome
 from shardq.model.message import Row
 from shardq.model.times import ceil_ms
 from shardq.records.ledger import End, entry_of, put_of
@@ -39,9 +39,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from shardq.clock import Clock
+    from shardq.lifecycle.home import Home
     from shardq.model.shard import Layout
     from shardq.records.register import Register
-    from shardq.spark.place import Place
     from shardq.spark.runs import Run
     from shardq.stores.store import Entry, Store
 
@@ -226,12 +226,12 @@ class Pieces:
         run: The run.
     """
 
-    def __init__(self, here: Place, register: Register, run: Run) -> None:
+    def __init__(self, here: Home, register: Register, run: Run) -> None:
         self._store = here.store
         self._clock = here.clock
         self._register = register
         self._run = run
-        home = QueueHome(Home(here.store, here.clock), register, f"spark-{run.id}")
+        home = QueueHome(here, register, f"spark-{run.id}")
         self._settler = home.settler
         self._placed: list[Row] = []
         """What the piece that is being written may have placed, and may have to repair."""

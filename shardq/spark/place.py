@@ -7,36 +7,22 @@ needs it, never at import and never before a fork, and stays open for the next.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
 
 from shardq import locks
-from shardq.clock import Clock, SystemClock
+from shardq.clock import SystemClock
 from shardq.errors import UnknownQueue
+from shardq.lifecycle.home import Home
 from shardq.records.register import Register
 from shardq.spark.options import url_of
 from shardq.stores import store_of
-from shardq.stores.store import Store
 from shardq.stores.url import shown, split
 
-
-class Place(NamedTuple):
-    """An open store.
-
-    Attributes:
-        store: The store.
-        clock: A clock, measured against it.
-    """
-
-    store: Store
-    clock: Clock
-
-
-_places: dict[str, tuple[Place, object]] = {}
+_places: dict[str, tuple[Home, object]] = {}
 """By url: each place, and what told the store's file from others when it was opened."""
 _lock = locks.new()
 
 
-def place(store: str, *, create: bool = False) -> Place:
+def place(store: str, *, create: bool = False) -> Home:
     """This process's place of a store, opened at its first use. From any thread.
 
     Args:
@@ -61,13 +47,13 @@ def place(store: str, *, create: bool = False) -> Place:
             opened = store_of(url)
             opened.open()
             clock = SystemClock()
-            _places[url] = found = Place(opened, clock), _file_of(url, create=True)
+            _places[url] = found = Home(opened, clock), _file_of(url, create=True)
     here = found[0]
     here.clock.measure(here.store)
     return here
 
 
-def register_of(here: Place, queue: str, *, create: bool = False) -> Register:
+def register_of(here: Home, queue: str, *, create: bool = False) -> Register:
     """The record of a queue, read anew.
 
     Args:

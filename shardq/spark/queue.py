@@ -13,8 +13,8 @@ from shardq.spark.complaint import translated
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from shardq.lifecycle.home import Home
     from shardq.records.register import Register
-    from shardq.spark.place import Place
 
 FORMAT = "shardq"
 """What the data source is called."""
@@ -57,7 +57,7 @@ class SparkQueue:
         with translated():
             return reader.option("bodies", str(bodies).lower()).load()
 
-    def place(self) -> Place:
+    def place(self) -> Home:
         """The open store of this process, and its clock; opened at the first call.
 
         Raises:

@@ -132,7 +132,7 @@ SHARDS: Columns = (
         is_nullable=True,
     ),
     Column("rows", "BIGINT", lambda held: [tally.rows for tally in held.tallies]),
-    Column("in_flight", "BIGINT", lambda held: [tally.in_flight for tally in held.tallies]),
+    Column("in_flight", "BIGINT", lambda held: [tally.claims for tally in held.tallies]),
 )
 """`priority` null: a lane for groups, whose messages have priorities of their own."""
 

@@ -67,10 +67,10 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from shardq.clock import Clock
+    from shardq.lifecycle.home import Home
     from shardq.model.shard import Layout
     from shardq.records.register import Register
     from shardq.spark.options import Options
-    from shardq.spark.place import Place
 
 log = logging.getLogger(__name__)
 
@@ -145,7 +145,7 @@ class _Writer:
         self._lanes = register.settings.lanes_agreed
         self._as_of_us = max(here.clock.now_us(), register.settings.purged_before_us)
 
-    def _open(self) -> tuple[Place, Register]:
+    def _open(self) -> tuple[Home, Register]:
         refuse_in_task(self._options.url)
         here = place(self._options.store)
         return here, register_of(here, self._queue)
@@ -202,7 +202,7 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
             total += self._write_at(pace, pieces, piece)
         return Written(total)
 
-    def _look_again(self, here: Place, register: Register) -> None:
+    def _look_again(self, here: Home, register: Register) -> None:
         """Read the time and the queue's record anew: a task that holds a rate may last for hours.
 
         Raises:
@@ -239,7 +239,7 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
             # Why the write has failed is told, and not why it cannot be counted.
             log.warning("totals of run %s are missing: %s", self._run.id, error)
 
-    def _count_done(self, here: Place, register: Register, tasks: int) -> None:
+    def _count_done(self, here: Home, register: Register, tasks: int) -> None:
         """Store the totals of the pieces that have lines, whoever wrote them."""
         header = runs.line_of(here.store, self._run.entry(self._queue, PLAN)).says or {}
         # Of a frame that was not laid out each partition is a bin.

@@ -144,6 +144,7 @@ def dead(
         "--by",
         type=click.Choice(["entered", "due", "ended"]),
         default="entered",
+        show_default=True,
         help="To which day a message counts.",
     ),
     options.report,

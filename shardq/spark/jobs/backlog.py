@@ -36,10 +36,10 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
+    from shardq.lifecycle.home import Home
     from shardq.model.shard import Layout
     from shardq.model.times import Duration
     from shardq.records.register import Register
-    from shardq.spark.place import Place
     from shardq.spark.queue import SparkQueue
     from shardq.stores.store import Store
 
@@ -452,7 +452,7 @@ def present_rate(store: Store, register: Register, at_ms: int) -> Rate | None:
     return Rate(gone * 1_000 / over_ms, put * 1_000 / over_ms, since_ms, over_ms)
 
 
-def oldest_ms(here: Place, register: Register, minutes: Iterable[int]) -> int | None:
+def oldest_ms(here: Home, register: Register, minutes: Iterable[int]) -> int | None:
     """The due of the message that waits longest, or is due first: epoch milliseconds.
 
     Looks at the first rows of the first minutes, without their bodies; a claim does not wait.
