@@ -252,6 +252,17 @@ def test_an_audit_that_does_not_balance_ends_with_2_and_names_the_message(jobs: 
     jobs.fails(Exit.HISTORY_OFF, "audit", "--queue", "plain")
 
 
+def test_an_id_that_was_expected_and_never_entered_is_lost_without_a_time(jobs: Jobs) -> None:
+    put_file(jobs.directory, {"id": "m0"}, {"id": "never"})
+    with shardq.connect(jobs.url) as db:
+        db.queue("mail", history="1h").put("x", id="m0", delay="1h")
+    asked = ["audit", "--queue", "mail", "--expected", "people.jsonl"]
+
+    assert jobs.run(*asked).out.startswith("lost: never\nmail does not balance: 2 expected = ")
+    [told] = jobs.run(*asked, "--json").lines
+    assert told["misfits"] == [{"kind": "lost", "id": "never", "entered": None, "fate": None}]
+
+
 def test_dead_messages_are_grouped_chosen_by_sql_and_put_back(jobs: Jobs) -> None:
     def fail(message: shardq.Message) -> None:
         raise shardq.Bury(

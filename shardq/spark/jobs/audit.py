@@ -64,6 +64,8 @@ _BROADCAST_MAX = 100_000
 _NAMED_MAX = 1_000
 """Most of what does not fit that a report names in its JSON."""
 _LINES_MAX = 100
+_NEVER = moment_of(0)
+"""Stands for the entry of an id that was expected and has never entered."""
 _UNKNOWN_END = MisfitKind.UNKNOWN.value
 _ROWS = "entry,row_id,id,entered,in_flight"
 _LEDGER = "row_id,id,entered,due,fate,ended"
@@ -294,8 +296,9 @@ class AuditReport(Outcome):
         """The first of what does not fit, a line each."""
         misfits = [] if self.is_even else self.named(_LINES_MAX + 1)
         told = [
-            f"{one.kind.value}: {one.id}, entered {iso(one.entered)}"
-            f"{f', {one.fate}' if one.fate else ''}"
+            f"{one.kind.value}: {one.id}"
+            + (f", entered {iso(one.entered)}" if one.entered != _NEVER else "")
+            + (f", {one.fate}" if one.fate else "")
             for one in misfits[:_LINES_MAX]
         ]
         if len(misfits) > _LINES_MAX:
@@ -305,7 +308,10 @@ class AuditReport(Outcome):
         return told
 
     def named(self, most: int = _NAMED_MAX) -> list[Misfit]:
-        """What does not fit, by kind, time of entry and id; so many at most."""
+        """What does not fit, by kind, time of entry and id; so many at most.
+
+        An id that was expected and has never entered has the beginning of 1970 for its entry.
+        """
         chosen = self.misfits.orderBy("kind", "entered", "id").select(
             "kind", "id", F.unix_millis("entered").alias("entered_ms"), "fate"
         )
@@ -339,7 +345,9 @@ class AuditReport(Outcome):
             "expected": self.is_expected,
             **{name: getattr(audit.total, name) for name in NAMES},
             "doubled": self.doubled,
-            "misfits": plain(misfits),
+            "misfits": [
+                plain(one) | ({"entered": None} if one.entered == _NEVER else {}) for one in misfits
+            ],
         }
 
 
