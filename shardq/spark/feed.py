@@ -11,33 +11,30 @@ minute that is read again gives the same rows, and nothing is settled by reading
 
 from __future__ import annotations
 
-from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from pyspark.sql.datasource import DataSourceStreamReader
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadMaxFiles, SupportsTriggerAvailableNow
 
 from shardq.errors import UsageError, shown
 from shardq.model.times import duration_ms, moment_or_ago_ms
 from shardq.records.ledger import kept_for
-from shardq.spark import batches, views
+from shardq.spark import views
 from shardq.spark.bounds import FAR_MS
 from shardq.spark.options import refuse_in_task
 from shardq.spark.place import place, register_of
-from shardq.spark.reading import BATCH_ROWS, marks_of, minutes_in, seldom_collected
+from shardq.spark.reading import batches_of, marks_of, minutes_in, seldom_collected
 from shardq.stores.store import MINUTE_US
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import pyarrow as pa
-    from pyspark.sql.datasource import InputPartition
     from pyspark.sql.streaming.datasource import ReadLimit
     from pyspark.sql.types import StructType
 
     from shardq.records.register import Register
     from shardq.spark.options import Options
-    from shardq.stores.store import Mark
 
 _MINUTE_MS = MINUTE_US // 1_000
 
@@ -116,26 +113,29 @@ class FeedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # Clocks differ by the offset at most: a message may seem to end before it entered.
         last += -(-register.layout.offset_ms // _MINUTE_MS)
         entered = max(min(entered, first), self.former_us // MINUTE_US, 0)
+        ended_ms = (first * _MINUTE_MS, end["minute"] * _MINUTE_MS)
         bins = minutes_in(range(entered, last), self.bins)
-        for one in bins:
-            one.ended_ms = (first * _MINUTE_MS, end["minute"] * _MINUTE_MS)
-        return list(bins)
+        return [InputPartition((stretches, ended_ms)) for stretches in bins]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The batches of a bin."""
         refuse_in_task(self.options.url)
         store, queue = place(self.options.store).store, self.options.queue
-        ended = (mark for mark in marks_of(store, queue, partition) if _has(mark, partition))
+        stretches, (first_ms, before_ms) = partition.value
+        ended = (
+            mark
+            for mark in marks_of(store, queue, stretches)
+            if mark.fate is not None and first_ms <= mark.ended_ms < before_ms
+        )
         with seldom_collected():
-            while some := list(islice(ended, BATCH_ROWS)):
-                yield batches.of_marks(
-                    some,
-                    views.of_schema(self.options.view, self.schema),
-                    queue,
-                    purged_before_us=self.purged_before_us,
-                    from_us=self.former_us,
-                    before_us=FAR_MS * 1_000,
-                )
+            yield from batches_of(
+                ended,
+                views.of_schema(self.options.view, self.schema),
+                queue,
+                purged_before_us=self.purged_before_us,
+                from_us=self.former_us,
+                before_us=FAR_MS * 1_000,
+            )
 
     def _look(self) -> tuple[Register, int]:
         """The queue's record, and now."""
@@ -146,9 +146,3 @@ class FeedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The minute before which all ends are recorded."""
         register, now_ms = self._look()
         return (now_ms - register.layout.offset_ms) // _MINUTE_MS
-
-
-def _has(mark: Mark, partition: Any) -> bool:
-    """Whether a message has ended in the minutes of a bin."""
-    first_ms, before_ms = partition.ended_ms
-    return mark.fate is not None and first_ms <= mark.ended_ms < before_ms

@@ -13,9 +13,8 @@ from __future__ import annotations
 import gc
 from collections import Counter
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
@@ -64,30 +63,8 @@ _BLOCKS_A_BIN = 16
 """Blocks of minutes of a history for each bin: those of one day are spread over all bins."""
 
 
-class Pieces(InputPartition):
-    """A bin of rows."""
-
-    def __init__(self, pieces: Sequence[Piece]) -> None:
-        super().__init__(tuple(pieces))
-
-
-class Shards(InputPartition):
-    """A bin of shards to count."""
-
-    def __init__(self, shards: Sequence[Shard]) -> None:
-        super().__init__(tuple(shards))
-
-
-class Minutes(InputPartition):
-    """A bin of the ledger: stretches of minutes of entry, each its first and the one after it.
-
-    Attributes:
-        ended_ms: Of a stream: when what is wanted has ended, epoch milliseconds, from and before.
-    """
-
-    def __init__(self, stretches: Sequence[tuple[int, int]]) -> None:
-        super().__init__(tuple(stretches))
-        self.ended_ms = (0, 0)
+Stretch: TypeAlias = tuple[int, int]
+"""Minutes of the ledger: the first, and the one after the last."""
 
 
 def check(options: Options) -> None:
@@ -112,31 +89,14 @@ def reader(options: Options, schema: StructType, *, cores: int) -> DataSourceRea
     return kinds[options.view](options, schema, cores)
 
 
-@dataclass(frozen=True, slots=True)
-class _Life:
-    """What readers keep of a queue's record.
-
-    Attributes:
-        layout: Where its rows live.
-        purged_before_us: What entered before this epoch microsecond a purge has reached.
-        former_us: What entered before this is of a dropped queue of its name.
-    """
-
-    layout: Layout
-    purged_before_us: int
-    former_us: int
-
-    @classmethod
-    def of(cls, register: Register) -> _Life:
-        settings = register.settings
-        return cls(register.layout, settings.purged_before_us, settings.former_until_us)
-
-
 class _Reader(DataSourceReader):
-    """A view's reader. It is pickled, so it keeps no store.
+    """A view's reader. It is pickled, so it keeps no store, and no functions of columns.
 
     Attributes:
         time: The column that `since` and `until` bound.
+        layout: Where the rows live; None where nothing has died yet.
+        purged_before_us: What entered before this epoch microsecond a purge has reached.
+        former_us: What entered before this is of a dropped queue of the name.
     """
 
     time: ClassVar[str] = "due"
@@ -151,12 +111,20 @@ class _Reader(DataSourceReader):
         register = register_of(here, options.queue)
         found = _of_view(register, options.view)
         self.bounds = self.bounds_of(options, register, here.clock.now_ms())
-        self.life = None if found is None else _Life.of(found)
+        self.layout = None if found is None else found.layout
+        settings = (found or register).settings
+        self.purged_before_us = settings.purged_before_us
+        self.former_us = settings.former_until_us
 
     @property
     def columns(self) -> Columns:
-        """The columns that are asked for: made anew in each task, since they do not travel."""
+        """The columns that are asked for."""
         return views.of_schema(self.options.view, self.schema)
+
+    @property
+    def from_us(self) -> int:
+        """What entered before this epoch microsecond is left out."""
+        return self.former_us if self.options.purged else self.purged_before_us
 
     @classmethod
     def bounds_of(cls, options: Options, _register: Register, now_ms: int) -> Bounds:
@@ -173,8 +141,8 @@ class _Reader(DataSourceReader):
 
     def narrow(self, filters: Iterable[Filter]) -> None:
         """Leave out what filters do not let pass."""
-        if self.life is not None:
-            self.bounds = narrowed(self.bounds, filters, self.life.layout, time=self.time)
+        if self.layout is not None:
+            self.bounds = narrowed(self.bounds, filters, self.layout, time=self.time)
 
     def bins_for(self, units: int, units_each: int) -> int:
         """How many tasks: as asked for, or two a core, or fewer where there is little to do."""
@@ -182,20 +150,38 @@ class _Reader(DataSourceReader):
             return self.options.partitions
         return max(1, min(2 * self.cores, -(-units // units_each)))
 
-    def store(self) -> Store:
-        """The store, in the process of a task."""
+    def partitions(self) -> list[InputPartition]:
+        """The bins, at least one."""
+        bins: Iterable[Sequence[Any]] = ()
+        if self.layout is not None:
+            bins = self.bins(place(self.options.store).store, self.layout)
+        return [InputPartition(tuple(some)) for some in bins if some] or [InputPartition(())]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The batches of a bin, in the process of a task."""
+        if self.layout is None or not partition.value:
+            return
         refuse_in_task(self.options.url)
-        return place(self.options.store).store
+        with seldom_collected():
+            store = place(self.options.store).store
+            yield from self.batches(store, self.layout, partition.value)
+
+    def bins(self, store: Store, layout: Layout) -> Iterable[Sequence[Any]]:
+        """What is to be read, in bins of which each is a task."""
+        raise NotImplementedError
+
+    def batches(
+        self, store: Store, layout: Layout, some: Sequence[Any]
+    ) -> Iterator[pa.RecordBatch]:
+        """The batches of a bin."""
+        raise NotImplementedError
 
 
 class RowsReader(_Reader):
-    """Messages, and dead ones."""
+    """Messages, and dead ones, in even bins of pieces."""
 
-    def partitions(self) -> list[InputPartition]:
+    def bins(self, store: Store, layout: Layout) -> Iterable[Sequence[Piece]]:
         """Even bins of pieces."""
-        if self.life is None:
-            return [Pieces(())]
-        store, layout = place(self.options.store).store, self.life.layout
         found = cuts.shards(store, layout, self.bounds)
         counted = cuts.tallies(store, layout, found, self.bounds)
         total = sum(tally.rows for tally in counted.values())
@@ -203,45 +189,34 @@ class RowsReader(_Reader):
         rows_max = max(total // (bins * _PIECES_A_BIN), _BIN_ROWS // _PIECES_A_BIN)
         made = cuts.pieces(store, layout, counted, self.bounds, rows_max=rows_max)
         packed = pack({piece: piece.rows for piece in made}, bins)
-        return [Pieces(sorted(some, key=_by_place)) for some in packed if some] or [Pieces(())]
+        return (sorted(some, key=_by_place) for some in packed)
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The batches of a bin."""
-        if self.life is None or not partition.value:
-            return
-        store, layout = self.store(), self.life.layout
+    def batches(
+        self, store: Store, layout: Layout, some: Sequence[Piece]
+    ) -> Iterator[pa.RecordBatch]:
+        """Batches of rows."""
         with_bodies = views.BODY.name in (column.name for column in self.columns)
-        from_us = self.life.former_us if self.options.purged else self.life.purged_before_us
-        with seldom_collected():
-            for rows in _gathered(pages(store, layout.queue, partition.value, bodies=with_bodies)):
-                yield batches.of_rows(rows, self.columns, layout, from_us)
+        for rows in _gathered(pages(store, layout.queue, some, bodies=with_bodies)):
+            yield batches.of_rows(rows, self.columns, layout, self.from_us)
 
 
 class ShardsReader(_Reader):
     """What each shard holds; no row travels, unless a purge has to be told from its rows."""
 
-    def partitions(self) -> list[InputPartition]:
+    def bins(self, store: Store, layout: Layout) -> Iterable[Sequence[Shard]]:
         """Bins of as many shards each."""
-        if self.life is None:
-            return [Shards(())]
-        found = cuts.shards(place(self.options.store).store, self.life.layout, self.bounds)
-        bins = self.bins_for(len(found), _BIN_SHARDS)
-        size = max(1, -(-len(found) // bins))
-        parts: list[InputPartition] = [
-            Shards(found[n : n + size]) for n in range(0, len(found), size)
-        ]
-        return parts or [Shards(())]
+        found = cuts.shards(store, layout, self.bounds)
+        size = max(1, -(-len(found) // self.bins_for(len(found), _BIN_SHARDS)))
+        return (found[n : n + size] for n in range(0, len(found), size))
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The batch of a bin."""
-        if self.life is None or not partition.value:
-            return
-        store, layout = self.store(), self.life.layout
-        from_us = self.life.former_us if self.options.purged else self.life.purged_before_us
-        tallies = cuts.tallies(store, layout, partition.value, self.bounds)
-        if from_us:
+    def batches(
+        self, store: Store, layout: Layout, some: Sequence[Shard]
+    ) -> Iterator[pa.RecordBatch]:
+        """One batch of shards, unless all are empty."""
+        tallies = cuts.tallies(store, layout, some, self.bounds)
+        if self.from_us:
             made = cuts.pieces(store, layout, tallies, self.bounds, rows_max=FAR_MS)
-            tallies = _tallies_from(store, layout.queue, list(made), from_us)
+            tallies = _tallies_from(store, layout.queue, list(made), self.from_us)
         if tallies:
             yield batches.of_tallies(tallies, self.columns, layout)
 
@@ -261,34 +236,28 @@ class HistoryReader(_Reader):
         ahead_ms = CLOCK_AHEAD_MS if options.until is None else 0
         return Bounds(since_ms, until_ms + ahead_ms - 1)
 
-    def partitions(self) -> list[InputPartition]:
+    def bins(self, store: Store, layout: Layout) -> Iterable[Sequence[Stretch]]:  # noqa: ARG002
         """Bins of as many minutes of entry each."""
-        if self.life is None or not self.bounds.is_of(self.options.queue):
-            return [Minutes(())]
+        if not self.bounds.is_of(layout.queue):
+            return []
         first, last = (
             ms * 1_000 // MINUTE_US for ms in (self.bounds.first_ms, self.bounds.last_ms)
         )
         minutes = range(first, last + 1)
-        return list(minutes_in(minutes, self.bins_for(len(minutes), 1)))
+        return minutes_in(minutes, self.bins_for(len(minutes), 1))
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The batches of a bin."""
-        if self.life is None:
-            return
-        queue, life = self.life.layout.queue, self.life
-        from_us = max(self.bounds.first_ms * 1_000, life.former_us)
-        before_us = (self.bounds.last_ms + 1) * 1_000
-        marks = marks_of(self.store(), queue, partition)
-        with seldom_collected():
-            while some := list(islice(marks, BATCH_ROWS)):
-                yield batches.of_marks(
-                    some,
-                    self.columns,
-                    queue,
-                    purged_before_us=life.purged_before_us,
-                    from_us=from_us,
-                    before_us=before_us,
-                )
+    def batches(
+        self, store: Store, layout: Layout, some: Sequence[Stretch]
+    ) -> Iterator[pa.RecordBatch]:
+        """Batches of marks."""
+        return batches_of(
+            marks_of(store, layout.queue, some),
+            self.columns,
+            layout.queue,
+            purged_before_us=self.purged_before_us,
+            from_us=max(self.bounds.first_ms * 1_000, self.former_us),
+            before_us=(self.bounds.last_ms + 1) * 1_000,
+        )
 
 
 class _Pushing(_Reader):
@@ -438,15 +407,23 @@ def _tallies_from(
 # The ledger ---------------------------------------------------------------------------------------
 
 
-def minutes_in(minutes: range, bins: int) -> list[Minutes]:
+def minutes_in(minutes: range, bins: int) -> list[tuple[Stretch, ...]]:
     """Minutes of the ledger in bins, each with stretches of all of it."""
     length = max(1, len(minutes) // (bins * _BLOCKS_A_BIN))
     starts = minutes[::length]
-    stretches = [(start, min(start + length, minutes.stop)) for start in starts]
-    return [Minutes(stretches[n::bins]) for n in range(min(bins, len(stretches)))]
+    stretches = tuple((start, min(start + length, minutes.stop)) for start in starts)
+    return [stretches[n::bins] for n in range(min(bins, len(stretches)))]
 
 
-def marks_of(store: Store, queue: str, partition: InputPartition) -> Iterator[Mark]:
+def marks_of(store: Store, queue: str, stretches: Iterable[Stretch]) -> Iterator[Mark]:
     """What the ledger has in a bin."""
-    for start, stop in partition.value:
+    for start, stop in stretches:
         yield from store.history(queue, range(start, stop))
+
+
+def batches_of(
+    marks: Iterator[Mark], columns: Columns, queue: str, **bounds: int
+) -> Iterator[pa.RecordBatch]:
+    """Marks of a queue's ledger in batches; of the bounds `batches.of_marks` says what they are."""
+    while some := list(islice(marks, BATCH_ROWS)):
+        yield batches.of_marks(some, columns, queue, **bounds)
