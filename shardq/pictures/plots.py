@@ -7,6 +7,7 @@ position or marker too. matplotlib is imported when the first plot is drawn.
 from __future__ import annotations
 
 from datetime import UTC
+from itertools import cycle
 from math import ceil
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -43,6 +44,7 @@ _LIKED = (1, 2, 5, 10, 15, 20, 30, 60, 120, 180, 240, 360, 720, 1_440)
 _BARS_MIN = 10
 """One bar alone would fill the plot, and its axis would count seconds."""
 _FAR_ABOVE = 3
+_COUNT = "{x:,.0f}"
 _NAMES_MAX = 32
 """The most bars that each have a name below them."""
 _ROWS_MAX = 512
@@ -131,17 +133,17 @@ def heat(
             -0.5,
         ),
     )
-    from matplotlib.ticker import FuncFormatter, MaxNLocator
+    from matplotlib.ticker import MaxNLocator
 
     axes.grid(visible=False)
     _times(axes, first_ms / _DAY_MS, (last_ms + width_ms) / _DAY_MS, width_ms / _DAY_MS)
     axes.set_ylabel("lane")
     axes.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=12, min_n_ticks=1))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: _lane_name(lanes, y, together)))
+    axes.yaxis.set_major_formatter(lambda y, _: _lane_name(lanes, y, together))
     bar = figure.colorbar(drawn, ax=axes, pad=0.015, fraction=0.04)
     bar.set_label(what or f"messages in {span_of(width_ms)}", fontsize=9)
     bar.ax.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=5, min_n_ticks=1))
-    bar.ax.yaxis.set_major_formatter(FuncFormatter(_thousands))
+    bar.ax.yaxis.set_major_formatter(_COUNT)
     bar.outline.set_visible(False)
     bar.ax.tick_params(labelsize=8, length=2)
     return png.written(figure)
@@ -157,8 +159,6 @@ def lateness(days: Sequence[tuple[str, float | None, float | None, float | None]
     Returns:
         A PNG.
     """
-    from matplotlib.ticker import FixedLocator, FuncFormatter
-
     figure, axes = _figure(3.2)
     numbers = [value for day in days for value in day[1:] if value is not None]
     if not numbers:
@@ -180,11 +180,9 @@ def lateness(days: Sequence[tuple[str, float | None, float | None, float | None]
     axes.set_yscale("log")
     low, high = _decade_around(max(min(numbers), _LATE_MS_MIN), max(*numbers, _LATE_MS_MIN))
     axes.set_ylim(low, high)
-    axes.yaxis.set_major_locator(
-        FixedLocator([tick for tick in _LATE_TICKS if low <= tick <= high])
-    )
-    axes.yaxis.set_minor_locator(FixedLocator([]))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: _late_name(y)))
+    ticks = [tick for tick in _LATE_TICKS if low <= tick <= high]
+    axes.set_yticks(ticks, list(map(_late_name, ticks)))
+    axes.minorticks_off()
     axes.set_ylabel("lateness")
     _days(axes, [day[0] for day in days])
     _legend(axes)
@@ -206,7 +204,7 @@ def fates(days: Sequence[tuple[str, Mapping[str, int]]]) -> bytes:
         return _empty(figure, axes, "no messages")
     found = {fate for _, counts in days for fate, count in counts.items() if count}
     others = sorted(found - _FATES.keys())
-    spare = dict(zip(others, _cycled((PURPLE, BLUE, DARK), len(others)), strict=True))
+    spare = dict(zip(others, cycle((PURPLE, BLUE, DARK)), strict=False))
     fates = [*(one for one in _FATES if one in found), *others]
     series = [(one, _FATES.get(one) or spare[one], one) for one in fates]
     _stack(axes, range(len(days)), [counts for _, counts in days], series, _slim(len(days)))
@@ -234,7 +232,7 @@ def balance(
     Returns:
         A PNG.
     """
-    from matplotlib.ticker import FixedLocator, MaxNLocator
+    from matplotlib.ticker import MaxNLocator
 
     figure, axes = _figure(2.8)
     if not any(amount for _, amount in bars):
@@ -260,8 +258,7 @@ def balance(
             label=f"mean {mean:,.0f}{most}" if len(distinct) == 1 else None,
         )
     if len(bars) <= _NAMES_MAX:
-        axes.xaxis.set_major_locator(FixedLocator(list(range(len(bars)))))
-        axes.set_xticklabels([bars[number][0] for number in order])
+        axes.set_xticks(range(len(bars)), [bars[number][0] for number in order])
     elif len(distinct) == 1:
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=12))
     else:
@@ -348,15 +345,8 @@ def _stack(
     tops = [0] * len(counts)
     for name, colour, label in series:
         heights = [one.get(name, 0) for one in counts]
-        axes.bar(
-            places,
-            heights,
-            width,
-            bottom=tops,
-            align=align,
-            color=colour,
-            label=label,
-        )
+        look = {"bottom": tops, "align": align, "color": colour, "label": label}
+        axes.bar(places, heights, width, **look)  # type: ignore[arg-type]
         tops = [low + height for low, height in zip(tops, heights, strict=True)]
     return tops
 
@@ -376,22 +366,18 @@ def _times(axes: Axes, left: float, right: float, width: float) -> None:
 
 def _counts(axes: Axes, label: str) -> None:
     """An axis of whole numbers from zero on."""
-    from matplotlib.ticker import FuncFormatter, MaxNLocator
+    from matplotlib.ticker import MaxNLocator
 
     axes.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=6, min_n_ticks=1))
-    axes.yaxis.set_major_formatter(FuncFormatter(_thousands))
+    axes.yaxis.set_major_formatter(_COUNT)
     axes.set_ylim(bottom=0)
     axes.set_ylabel(label)
 
 
 def _days(axes: Axes, days: Sequence[str]) -> None:
     """An axis with so many names of days that they do not touch."""
-    from matplotlib.ticker import FixedLocator
-
-    every = ceil(len(days) / 9)
-    shown = list(range(0, len(days), every))
-    axes.xaxis.set_major_locator(FixedLocator(shown))
-    axes.set_xticklabels([days[number] for number in shown])
+    shown = range(0, len(days), ceil(len(days) / 9))
+    axes.set_xticks(shown, [days[number] for number in shown])
     axes.set_xlim(-0.6, len(days) - 0.4)
     axes.set_xlabel("day, UTC")
 
@@ -430,14 +416,6 @@ def _shades(count: int) -> list[object]:
     from matplotlib import colormaps
 
     return [colormaps["cividis"](number / (count - 1)) for number in range(count)]
-
-
-def _cycled(colours: Sequence[str], count: int) -> Iterable[str]:
-    return [colours[number % len(colours)] for number in range(count)]
-
-
-def _thousands(value: float, _position: int | None = None) -> str:
-    return f"{value:,.0f}"
 
 
 def _lane_name(lanes: Sequence[int], row: float, together: int) -> str:

@@ -29,6 +29,7 @@ from shardq.inspection.audit import span_audited
 from shardq.model.times import duration_text, iso
 from shardq.spark.jobs.history import day_of
 from shardq.spark.outcome import Outcome, plain
+from shardq.spark.views import HISTORY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -40,25 +41,12 @@ if TYPE_CHECKING:
     from shardq.spark.queue import SparkQueue
     from shardq.stores.store import Progress
 
-COLUMNS = (
-    ("queue", "string"),
-    ("id", "string"),
-    ("row_id", "binary"),
-    ("entered", "timestamp"),
-    ("due", "timestamp"),
-    ("fate", "string"),
-    ("ended", "timestamp"),
-    ("attempt", "int"),
-    ("member", "string"),
-    ("task", "string"),
-)
-"""What is archived of each message: the columns of the view `history`, and their types."""
-_NAMES = tuple(name for name, _ in COLUMNS)
+_NAMES = tuple(column.name for column in HISTORY)
 _DAY_MS = 86_400_000
 _EPOCH = date(1970, 1, 1)
 _FILE_MESSAGES = 2_000_000
 """About so many messages are in a file."""
-_SCHEMA = ", ".join(f"{name} {type_name}" for name, type_name in (*COLUMNS, ("day", "date")))
+_SCHEMA = ", ".join((*(f"{column.name} {column.type}" for column in HISTORY), "day DATE"))
 _NOT_THERE = "PATH_NOT_FOUND"
 """What Spark calls it when nothing is where it is to read."""
 _CAUSE = re.compile(r"^(?:Caused by|:)[: ]*(?:[\w.$]+(?:Exception|Error): )?(.*)", re.MULTILINE)
