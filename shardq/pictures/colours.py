@@ -16,7 +16,7 @@ ON_SCREEN = ("#00005f", "#005f87", "#0087af", "#00afd7", "#5fd7ff", "#afffff")
 
 
 def is_dark(colour: str) -> bool:
-    """Whether white can be read on a colour better than black.
+    """True if white can be read on a colour better than black.
 
     Args:
         colour: `#rrggbb`.

@@ -98,7 +98,7 @@ class Drawing:
             size: Of the letters.
             anchor: Which part of it is at `x`.
             fill: Its colour, `#rrggbb`.
-            bold: Whether its letters are heavy.
+            bold: True if its letters are heavy.
         """
         self._shapes.append(_Text(x, y, text, size, anchor, fill, bold))
 
@@ -152,7 +152,7 @@ class Drawing:
 
 
 def check_png() -> None:
-    """Whether a PNG can be made here.
+    """Refuse where no PNG can be made here.
 
     Raises:
         MissingExtra: If not.

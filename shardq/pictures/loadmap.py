@@ -64,7 +64,7 @@ class Panel:
     known_until_ms: int | None = None
 
     def is_all_hot(self, cell: Cell) -> bool:
-        """Whether a cell is shown as hot as a whole, and not only marked at its left.
+        """True if a cell is shown as hot as a whole, and not only marked at its left.
 
         It is where it is such a minute itself. Where many longer cells have one, they would show
         nothing else.
@@ -74,7 +74,7 @@ class Panel:
         return cell in self.hot and (is_minute or is_rare)
 
     def is_unknown(self, cell: Cell) -> bool:
-        """Whether nothing is known of a cell."""
+        """True if nothing is known of a cell."""
         until_ms = self.known_until_ms
         return not self.loads[cell].total and until_ms is not None and cell.start_ms >= until_ms
 

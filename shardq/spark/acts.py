@@ -195,7 +195,7 @@ class Actor:
         """What the parts have come to.
 
         Args:
-            is_over: Whether every row that the frame names was acted on. A part that was begun and
+            is_over: True if every row that the frame names was acted on. A part that was begun and
                 has no other line is then done as well: the task that acted on the last of its rows
                 died before it said so, and the frame of a run that is resumed names none of them.
         """

@@ -50,10 +50,10 @@ class Asked:
     Attributes:
         key: Its id, as text.
         due: Its due, as it is: a TIMESTAMP, or a text with an offset.
-        is_text: Whether the due is a text.
+        is_text: True if the due is a text.
         body: Its body, as bytes.
         priority: Its priority, a whole number.
-        has_one_band: Whether it is 0 for all.
+        has_one_band: True if it is 0 for all.
         group: Its group; None: of none.
         headers: Its headers; None: of none.
         spread_ms: Over how long equal dues are spread, milliseconds.

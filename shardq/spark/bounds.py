@@ -65,13 +65,13 @@ class Bounds:
         return range(max(first, 0), last + 1)
 
     def has(self, minute: int, lane: int) -> bool:
-        """Whether minute and lane of a shard are asked for, whatever is due when."""
+        """True if minute and lane of a shard are asked for, whatever is due when."""
         return (self.minutes is None or minute in self.minutes) and (
             self.lanes is None or lane in self.lanes
         )
 
     def is_of(self, queue: str) -> bool:
-        """Whether a queue is asked for."""
+        """True if a queue is asked for."""
         return self.queues is None or queue in self.queues
 
 

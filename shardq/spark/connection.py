@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from shardq.connection import store_url
 from shardq.model import names
+from shardq.spark.asked import Asked
+from shardq.spark.jobs import archive, audit, backlog, dead, history, schedule
 from shardq.spark.options import FROM_ENVIRONMENT, UNDO, refuse_store
 from shardq.spark.queue import SparkQueue
 from shardq.spark.source import register
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     from shardq.spark.jobs.audit import AuditReport
     from shardq.spark.jobs.backlog import BacklogReport
     from shardq.spark.jobs.dead import DeadReport, DeadTable
-    from shardq.spark.jobs.history import HistoryReport
+    from shardq.spark.jobs.history import By, HistoryReport
     from shardq.spark.jobs.schedule import Plan
 
 
@@ -112,9 +114,6 @@ class QueueJobs(SparkQueue):
             UnknownQueue: If there is no such queue.
             StoreError: If the store cannot be reached.
         """
-        from shardq.spark.asked import Asked
-        from shardq.spark.jobs import schedule
-
         asked = Asked.of(
             frame,
             key=key,
@@ -149,9 +148,6 @@ class QueueJobs(SparkQueue):
         It takes the arguments of that schedule, and its run or its time. A message that is being
         delivered just now is taken back as by a cancel: as well as it goes.
         """
-        from shardq.spark.asked import Asked
-        from shardq.spark.jobs import schedule
-
         asked = Asked.of(
             frame,
             key=key,
@@ -166,8 +162,6 @@ class QueueJobs(SparkQueue):
 
     def backlog(self, *, ahead: Duration | None = None, rate: float | None = None) -> BacklogReport:
         """What waits, by minute, priority and lane, and when it will be done."""
-        from shardq.spark.jobs import backlog
-
         return backlog.run(self, ahead=ahead, rate=rate)
 
     def audit(
@@ -178,15 +172,11 @@ class QueueJobs(SparkQueue):
         expected: DataFrame | None = None,
         key: str = "id",
     ) -> AuditReport:
-        """Whether each message put has ended or is there, and none is twice."""
-        from shardq.spark.jobs import audit
-
+        """Find whether each message put has ended or is there, and none is twice."""
         return audit.run(self, since=since, until=until, expected=expected, key=key)
 
     def dead(self, *, where: str | Column | None = None) -> DeadTable:
         """Dead messages, grouped by error."""
-        from shardq.spark.jobs import dead
-
         return dead.table(self, where=where)
 
     def redrive(
@@ -203,8 +193,6 @@ class QueueJobs(SparkQueue):
         They come due at the rate, 2,000 a second where none is given. A `frame` of the view `dead`
         chooses them by whatever conditions.
         """
-        from shardq.spark.jobs import dead
-
         return dead.redrive(self, where=where, frame=frame, rate=rate, run=run, dry_run=dry_run)
 
     def purge(
@@ -216,8 +204,6 @@ class QueueJobs(SparkQueue):
         dry_run: bool = False,
     ) -> DeadReport:
         """Delete dead messages."""
-        from shardq.spark.jobs import dead
-
         return dead.purge(self, where=where, frame=frame, run=run, dry_run=dry_run)
 
     def history(
@@ -225,11 +211,9 @@ class QueueJobs(SparkQueue):
         *,
         since: Due | Duration | None = None,
         until: Due | Duration | None = None,
-        by: Literal["entered", "due", "ended"] = "entered",
+        by: By = "entered",
     ) -> HistoryReport:
         """How late the messages of each day were, and how they ended."""
-        from shardq.spark.jobs import history
-
         return history.run(self, since=since, until=until, by=by)
 
     def archive(
@@ -240,6 +224,4 @@ class QueueJobs(SparkQueue):
         until: Due | Duration | None = None,
     ) -> ArchiveReport:
         """Copy the history to Parquet, a directory for each day that is over; verified."""
-        from shardq.spark.jobs import archive
-
         return archive.run(self, path, since=since, until=until)

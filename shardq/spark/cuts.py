@@ -84,7 +84,7 @@ class Piece(NamedTuple):
         )
 
     def owns(self, row: Row) -> bool:
-        """Whether a row that its slice gave is one of it."""
+        """True if a row that its slice gave is one of it."""
         born_us = ids.birth_us(row.id)
         return (self.from_us is None or born_us >= self.from_us) and (
             self.before_us is None or born_us < self.before_us
@@ -92,7 +92,7 @@ class Piece(NamedTuple):
 
     @property
     def is_cut_by_birth(self) -> bool:
-        """Whether its slice may give rows that are not of it."""
+        """True if its slice may give rows that are not of it."""
         return self.from_us is not None or self.before_us is not None
 
 

@@ -48,7 +48,7 @@ def moment_of(text: Column) -> Column:
 
 
 def is_naive(text: Column) -> Column:
-    """Whether a text is a time that lacks nothing but its offset."""
+    """True if a text is a time that lacks nothing but its offset."""
     return F.rlike(text, F.lit(_NAIVE))
 
 
@@ -115,7 +115,7 @@ def fixed_id(at_us: int, name: Column) -> Column:
 
 
 def is_label(text: Column) -> Column:
-    """Whether a text may be a message's id, its group or a header's name, as `names.label`."""
+    """True if a text may be a message's id, its group or a header's name, as `names.label`."""
     hidden, joiners = _classes()
     length = F.char_length(text)
     seen = ~F.rlike(text, F.lit(f"[{hidden}]")) & F.rlike(text, F.lit(f"[^{joiners}]"))

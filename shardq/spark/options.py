@@ -41,13 +41,13 @@ class Options:
             no password travels in what Spark sends around.
         queue: The queue's name.
         view: What is read: `messages`, `dead`, `history` or `shards`.
-        bodies: Whether messages are read with their bodies.
+        bodies: True if messages are read with their bodies.
         since: From when on, of entry for the history and of due for all others: a time, or how long
             ago; None: all there is.
         until: Up to when, exclusive; None: all there is.
-        purged: Whether rows that a purge has reached are read as well.
+        purged: True if rows that a purge has reached are read as well.
         columns: The columns wanted, in their order; None: all.
-        pushdown: Whether filters are pushed down, which `spark.sql.python.filterPushdown.enabled`
+        pushdown: True if filters are pushed down, which `spark.sql.python.filterPushdown.enabled`
             has to allow.
         partitions: Tasks of a read; None: two for each core.
         reach: Of a stream: how long before its end a message may have entered; None: as long as the
@@ -208,7 +208,7 @@ def cores_of(master: str | None) -> int:
 
 
 def is_local(master: str) -> bool:
-    """Whether all of Spark's tasks run on one machine, in one Java.
+    """True if all of Spark's tasks run on one machine, in one Java.
 
     >>> is_local("local[2,4]"), is_local("local-cluster[2,1,1024]"), is_local("yarn")
     (True, False, False)

@@ -27,7 +27,7 @@ def place(store: str, *, create: bool = False) -> Home:
 
     Args:
         store: A url, or `env:NAME`.
-        create: Whether a SQLite file may be made where there is none.
+        create: True if a SQLite file may be made where there is none.
 
     Raises:
         BadUrl: If it names no store.
@@ -59,7 +59,7 @@ def register_of(here: Home, queue: str, *, create: bool = False) -> Register:
     Args:
         here: Where the queue is.
         queue: Its name.
-        create: Whether to make it where there is none.
+        create: True to make it where there is none.
 
     Raises:
         UnknownQueue: If there is none, and none is to be made.

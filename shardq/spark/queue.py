@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from shardq.spark import place as opened
 from shardq.spark.complaint import translated
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ class SparkQueue:
 
         Args:
             view: `messages`, `dead`, `history` or `shards`.
-            bodies: Whether messages have their bodies, also as a text.
+            bodies: True if messages have their bodies, also as a text.
             options: Others of the data source, such as `since`, `until` and `numPartitions`.
 
         Raises:
@@ -63,19 +64,16 @@ class SparkQueue:
         Raises:
             StoreError: If it cannot be opened.
         """
-        from shardq.spark.place import place
-
-        return place(self.store)
+        return opened.place(self.store)
 
     def register(self, *, create: bool = False) -> Register:
         """The queue's record: its settings and layout.
 
         Args:
-            create: Whether to make the queue where there is none.
+            create: True to make the queue where there is none.
 
         Raises:
             UnknownQueue: If there is none, and it is not made.
         """
-        from shardq.spark.place import place, register_of
-
-        return register_of(place(self.store, create=create), self.name, create=create)
+        here = opened.place(self.store, create=create)
+        return opened.register_of(here, self.name, create=create)

@@ -327,7 +327,7 @@ def pages(
 
     Args:
         pieces: By shard; two of one shard are read one after the other.
-        bodies: Whether to read the bodies.
+        bodies: True to read the bodies.
     """
     limit = _PAGE_ROWS[0] if bodies else BATCH_ROWS
     left = [(piece, piece.slice(queue, limit, "spark")) for piece in reversed(pieces)]

@@ -104,7 +104,7 @@ class Run(NamedTuple):
 
     @property
     def is_made_up(self) -> bool:
-        """Whether nobody can give it this name before it has begun."""
+        """True if nobody can give it this name before it has begun."""
         return "-" in self.id
 
     def check_begun(self, store: Logs, queue: str) -> None:

@@ -196,7 +196,7 @@ class ArchiveReport(Outcome):
 
     @property
     def is_whole(self) -> bool:
-        """Whether the archive has all that the history has of these days, and no less."""
+        """True if the archive has all that the history has of these days, and no less."""
         done = {day.day for day in self.written}
         return all(day.state is State.SAME or day.day in done for day in self.days)
 
@@ -404,7 +404,7 @@ def _open(spark: SparkSession, path: str) -> DataFrame | None:
 
 
 def _has_more(spark: SparkSession, path: str, day: date, source: DataFrame) -> bool:
-    """Whether an archive has messages of a day that the history has no more."""
+    """True if an archive has messages of a day that the history has no more."""
     frame = _open(spark, path)
     if frame is None:
         return False

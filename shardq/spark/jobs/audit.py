@@ -1,4 +1,4 @@
-"""Whether a queue's books balance, judged by Spark: as `shardq.inspection.audit`, on many cores.
+"""The audit of a queue's books by Spark: as `shardq.inspection.audit`, on many cores.
 
 ```
  rows, near ones twice ──► entries and their rows ─┐
@@ -248,7 +248,7 @@ class AuditReport(Outcome):
         misfits: Each message that does not fit: `kind`, `id`, `entered`, `fate`, and `entry`, which
             the view `history` calls `row_id`.
         counts: What `counts` gives.
-        is_expected: Whether a frame told what was to be put.
+        is_expected: True if a frame told what was to be put.
     """
 
     audit: Audit
@@ -264,7 +264,7 @@ class AuditReport(Outcome):
 
     @property
     def is_even(self) -> bool:
-        """Whether the books balance: nothing is lost, double or unknown."""
+        """True if the books balance: nothing is lost, double or unknown."""
         return self.audit.is_even and not self.doubled
 
     def line(self) -> str:
@@ -363,7 +363,7 @@ def run(
     key: str = "id",
     on_progress: Progress | None = None,
 ) -> AuditReport:
-    """Whether each message that was put has ended or is there, and none twice; while it all runs.
+    """Find whether each message that was put has ended or is there, and none twice, meanwhile.
 
     Rows are read before the ledger. What does not fit then is no finding yet, for messages move and
     end meanwhile: only what does not fit in the same way three times is one.
@@ -456,7 +456,7 @@ class _Looks:
         self._doubt_in(judged.where("kind is not null").withColumn("looks", F.lit(1)))
 
     def are_in_doubt(self) -> bool:
-        """Whether something does not fit that was not looked at often enough."""
+        """True if something does not fit that was not looked at often enough."""
         return self._doubt.unsure > 0
 
     def again(self) -> None:

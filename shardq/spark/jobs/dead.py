@@ -134,7 +134,7 @@ class DeadReport(Outcome):
         doubtful_ids: The ids of some of these.
         first_due: When the first is due that was put back, ISO 8601; empty where none was.
         last_due: By when all of them are due.
-        is_dry: Whether nothing was done.
+        is_dry: True if nothing was done.
     """
 
     queue: str
@@ -308,7 +308,7 @@ def redrive(
         frame: Which of them instead: a DataFrame made of that view, by whatever conditions.
         rate: Messages a second that come due; None: 2,000.
         run: The name of a run to resume, or to take part in; None begins one.
-        dry_run: Whether to count alone.
+        dry_run: True to count alone.
 
     Raises:
         UsageError: If the condition cannot be used, the run was of another job, or the queue was
@@ -336,7 +336,7 @@ def purge(
         where: Which of them, by the columns of the view `dead`; None: all that there are now.
         frame: Which of them instead, as for `redrive`.
         run: The name of a run to resume, or to take part in; None begins one.
-        dry_run: Whether to count alone.
+        dry_run: True to count alone.
 
     Raises:
         UsageError: If the condition cannot be used, or the run was of another job.
@@ -436,7 +436,7 @@ def _report(queue: SparkQueue, run: Run, plan: Plan, done: Tally, left: int) -> 
 
 
 def _has_died(queue: SparkQueue) -> bool:
-    """Whether a queue, which has to be there, has a dead-letter queue."""
+    """True if a queue, which has to be there, has a dead-letter queue."""
     return queue.register().dead_if_made() is not None
 
 

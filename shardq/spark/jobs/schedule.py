@@ -18,14 +18,14 @@ import json
 import secrets
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyspark.sql import functions as F  # noqa: N812 - as all who write for Spark call it
 
 from shardq.errors import BadSetting, UsageError, shown
 from shardq.model.text import plural
 from shardq.model.times import due_ms as read_due_ms
-from shardq.model.times import iso
+from shardq.model.times import iso, moment_of
 from shardq.spark import bins as packing
 from shardq.spark import runs
 from shardq.spark.asked import REASON, ROW
@@ -37,6 +37,7 @@ from shardq.spark.runs import PLAN, UNDONE, Run
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from datetime import datetime
 
     from pyspark.sql import DataFrame, DataFrameWriter
 
@@ -56,16 +57,10 @@ _RATE_MAX = 1e9
 _FORMAT = "shardq"
 
 
-@dataclass(frozen=True, slots=True)
-class Minute:
-    """A minute of a queue, and how much comes due in it.
+class Minute(NamedTuple):
+    """A minute of a queue, by its begin, and how many messages come due in it."""
 
-    Attributes:
-        start_ms: Its first millisecond.
-        rows: Messages due in it.
-    """
-
-    start_ms: int
+    minute: datetime
     rows: int
 
 
@@ -79,8 +74,8 @@ class Preview(Outcome):
         rows: Messages.
         bad: Rows that cannot be put, by reason.
         bytes: Of all bodies.
-        first_due_ms: The first due, epoch milliseconds; None without rows.
-        last_due_ms: The last one.
+        first_due: The first due; None without rows.
+        last_due: The last one.
         hottest: The minutes in which most come due, most first.
         bins: Rows of each task.
     """
@@ -90,38 +85,30 @@ class Preview(Outcome):
     rows: int
     bad: Mapping[str, int]
     bytes: int
-    first_due_ms: int | None
-    last_due_ms: int | None
+    first_due: datetime | None
+    last_due: datetime | None
     hottest: tuple[Minute, ...]
     bins: tuple[int, ...]
 
     def line(self) -> str:
         """All of it in a sentence."""
         bad = f", {sum(self.bad.values()):,} bad" if self.bad else ""
-        if self.first_due_ms is None or self.last_due_ms is None:
+        if self.first_due is None or self.last_due is None:
             return f"nothing to schedule in {self.queue}{bad}."
         return (
             f"{plural(self.rows, 'message')} of {self.bytes:,} bytes for {self.queue}{bad}, due "
-            f"from {iso(self.first_due_ms)} to {iso(self.last_due_ms)}."
+            f"from {iso(self.first_due)} to {iso(self.last_due)}."
         )
 
     def lines(self) -> list[str]:
         """The hottest minutes, the bins and what is bad, a line each."""
-        hot = [f"{iso(one.start_ms)}  {one.rows:>12,} due" for one in self.hottest]
+        hot = [f"{iso(one.minute)}  {one.rows:>12,} due" for one in self.hottest]
         bad = [f"bad: {reason}: {count:,}" for reason, count in sorted(self.bad.items())]
         if not self.bins:
             return hot + bad
         mean = sum(self.bins) / len(self.bins)
         even = f"{len(self.bins)} bins, the largest {max(self.bins) / max(mean, 1):.2f} of the mean"
         return [*hot, even, *bad]
-
-    def to_json(self) -> dict[str, Any]:
-        """The plan as plain values."""
-        times = (self.first_due_ms, self.last_due_ms)
-        first, last = (None if one is None else iso(one) for one in times)
-        hottest = [{"minute": iso(one.start_ms), "rows": one.rows} for one in self.hottest]
-        values = plain(self) | {"first_due": first, "last_due": last, "hottest": hottest}
-        return {name: value for name, value in values.items() if not name.endswith("_ms")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +234,7 @@ class Plan:
         """Write the rows; again, it writes what is missing.
 
         Args:
-            skip_bad: Whether to write the good rows where there are bad ones.
+            skip_bad: True to write the good rows where there are bad ones.
 
         Returns:
             What became of them.
@@ -343,10 +330,10 @@ class Plan:
             rows,
             bad,
             sum(one.bytes for one in good),
-            min((one["first"] for one in good), default=None),
-            max((one["last"] for one in good), default=None),
+            moment_of(min(one["first"] for one in good)) if good else None,
+            moment_of(max(one["last"] for one in good)) if good else None,
             tuple(
-                Minute(self._layout.start_ms(minute), number)
+                Minute(moment_of(self._layout.start_ms(minute)), number)
                 for number, minute in hottest[:_HOTTEST]
             ),
             (),
