@@ -1,4 +1,4 @@
-"""Plots of what jobs have counted, as PNG: plain numbers in, bytes out.
+"""Plots of what Spark's jobs have counted, as PNG: plain numbers in, bytes out.
 
 All times are UTC. The colours are those of all pictures, and what differs by colour differs by
 position or marker too. matplotlib is imported when the first plot is drawn.
