@@ -41,6 +41,7 @@ _TIMERS_MAX = 10**12
     ),
     options.plot,
     options.report,
+    doing="counting",
     examples=(
         "--queue reminders",
         "--queue reminders --nice --plot backlog.png",
@@ -52,9 +53,7 @@ def backlog(where: Where, **asked: Any) -> BacklogReport:
 
     Counts rows where they lie; no message travels, and none is claimed.
     """
-    queue = where.queue()
-    with options.busy(f"counting {queue.name}"):
-        return queue.backlog(**asked)
+    return where.queue().backlog(**asked)
 
 
 @options.job(
@@ -101,6 +100,7 @@ def audit(where: Where, *, expected: str | None, **asked: Any) -> AuditReport:
     options.rate,
     options.run,
     options.dry_run,
+    doing="reading the dead of",
     examples=(
         "--queue reminders",
         "--queue reminders --where \"reason LIKE '%timeout%'\" --redrive",
@@ -128,12 +128,11 @@ def dead(
     if not redrive and (rate is not None or (run is not None and not purge)):
         raise UsageError("--rate belongs to --redrive, and --run to --redrive or --purge.")
     queue = where.queue()
-    with options.busy(f"reading the dead of {queue.name}"):
-        if redrive:
-            return queue.redrive(where=condition, rate=rate, run=run, dry_run=dry_run)
-        if purge:
-            return queue.purge(where=condition, run=run, dry_run=dry_run)
-        return queue.dead(where=condition)
+    if redrive:
+        return queue.redrive(where=condition, rate=rate, run=run, dry_run=dry_run)
+    if purge:
+        return queue.purge(where=condition, run=run, dry_run=dry_run)
+    return queue.dead(where=condition)
 
 
 @options.job(
@@ -148,6 +147,7 @@ def dead(
         help="To which day a message counts.",
     ),
     options.report,
+    doing="reading the history of",
     examples=(
         "--queue reminders",
         "--queue reminders --since 7d --report week.html",
@@ -159,9 +159,7 @@ def history(where: Where, **asked: Any) -> HistoryReport:
 
     The queue must keep a history. Lateness is from the due to the end: exact, and of all messages.
     """
-    queue = where.queue()
-    with options.busy(f"reading the history of {queue.name}"):
-        return queue.history(**asked)
+    return where.queue().history(**asked)
 
 
 @options.job(
@@ -230,6 +228,7 @@ def archive(where: Where, *, dry_run: bool, **asked: Any) -> ArchiveReport:
     cli_options.whole("--replicas", text="Copies of each row.", least=1, default=3),
     options.plot,
     options.report,
+    doing="simulating",
     examples=(
         "--timers 20000000",
         "--timers 4000000 --over 1h --shape burst --lanes 16",
@@ -245,7 +244,4 @@ def simulate(where: Where, *, start: str | None, **asked: Any) -> SimulateReport
     """
     from shardq.spark import simulate
 
-    given = asked if start is None else asked | {"start": start}
-    spark = where.session()
-    with options.busy("simulating"):
-        return simulate(spark, **given)
+    return simulate(where.session(), **(asked if start is None else asked | {"start": start}))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -107,7 +107,7 @@ class Where:
 
 
 def job(
-    *given: Callable[[Any], Any], examples: Sequence[str], bad: Exit = Exit.OK
+    *given: Callable[[Any], Any], examples: Sequence[str], doing: str = "", bad: Exit = Exit.OK
 ) -> Callable[[Callable[..., Any]], click.Command]:
     """Make a command of a function that takes `Where` and options, and returns a report.
 
@@ -117,6 +117,7 @@ def job(
     Args:
         given: The command's own options; those of a session and a store follow.
         examples: Arguments, for the help.
+        doing: What stderr shows meanwhile, where that is a terminal; before the queue's name.
         bad: The exit code where the report is not good.
     """
 
@@ -134,7 +135,8 @@ def job(
             report: str | None = None,
             **asked: Any,
         ) -> Exit:
-            found = work(Where(queue, url, master, memory, nice), **asked)
+            with busy(f"{doing} {queue or ''}") if doing else nullcontext():
+                found = work(Where(queue, url, master, memory, nice), **asked)
             if plot is not None:
                 Path(plot).write_bytes(found.plot())
             if report is not None:
