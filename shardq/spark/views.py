@@ -21,7 +21,11 @@ if TYPE_CHECKING:
 
 
 def _queues(held: Any) -> pa.Array:
-    return pa.repeat(pa.scalar(held.layout.queue, pa.string()), len(held.shards))
+    return _repeated(held.layout.queue, len(held.shards))
+
+
+def _repeated(text: str, count: int) -> pa.Array:
+    return pa.repeat(pa.scalar(text, pa.string()), count)
 
 
 def _minutes(held: Any) -> list[int]:
@@ -102,7 +106,7 @@ DEAD: Columns = (
 """A message that was put into the dead-letter queue by hand has none of the last four."""
 
 HISTORY: Columns = (
-    Column("queue", "STRING", lambda marks: [marks.queue] * len(marks.entries)),
+    Column("queue", "STRING", lambda marks: _repeated(marks.queue, len(marks.entries))),
     Column("id", "STRING", lambda marks: names_of(marks.names, marks.entries)),
     Column("row_id", "BINARY", lambda marks: marks.entries),
     Column("entered", "TIMESTAMP", lambda marks: marks.entered_us.view(TIMESTAMP)),
