@@ -30,7 +30,7 @@ from shardq.spark.jobs.archive import State, Sum
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from shardq.spark.queue import SparkQueue
+    from shardq.spark import QueueJobs
 
 pytestmark = pytest.mark.spark
 
@@ -54,7 +54,7 @@ class Kept:
         self.store = made._home.store
         self.today = made._home.clock.now_ms() // DAY_MS
         self.be_kept_from((self.today - 3) * DAY_MS)
-        self.queue: SparkQueue = connect(spark, "mail", url)
+        self.queue: QueueJobs = connect(spark, "mail", url)
 
     def be_kept_from(self, from_ms: int) -> None:
         record = self.store.records(QUEUES, (), ["mail"]).get("mail")
@@ -132,7 +132,7 @@ def test_a_day_is_archived_once_and_again_only_where_it_differs_and_never_made_l
     [file] = (path / f"day={third}").glob("*.parquet")
     shutil.copy(file, file.with_name("copy.parquet"))
     before = {day: files_of(path, day) for day in (first, second)}
-    report = archive.run(kept.queue, str(path))
+    report = kept.queue.archive(str(path))
     assert [(day.day, day.state, day.ended) for day in report.days] == [
         (first, State.SAME, 30),
         (second, State.CHANGED, 5),
@@ -151,7 +151,7 @@ def test_a_day_is_archived_once_and_again_only_where_it_differs_and_never_made_l
     for number in range(10):
         kept.forget(kept.entry(1, number))
     before = {day: files_of(path, day) for day in (first, second, third)}
-    report = archive.run(kept.queue, str(path))
+    report = kept.queue.archive(str(path))
     assert [day.state for day in report.days] == [State.REDUCED, State.SAME, State.REDUCED]
     assert (report.written, report.is_whole) == ((), False)
     assert {day: files_of(path, day) for day in before} == before
@@ -199,7 +199,7 @@ def test_what_cannot_be_an_archive_is_refused_before_anything_is_written(
         str(other): r"other is of queue 'others', not of 'mail'; give each queue a directory",
     }.items():
         with pytest.raises(UsageError, match=said):
-            archive.run(kept.queue, path)
+            kept.queue.archive(path)
     assert file.read_text() == "x"
 
 
@@ -226,7 +226,7 @@ def test_a_history_that_is_off_or_too_short_is_refused(spark: SparkSession, tmp_
         queue = db.queue("mail")
         there = connect(spark, "mail", url)
         with pytest.raises(HistoryOff, match=r"keeps no history .* alter\(history='7d'\)"):
-            archive.run(there, str(tmp_path / "archive"))
+            there.archive(str(tmp_path / "archive"))
         queue.alter(history="1d")
         with pytest.raises(UsageError, match=r"keeps its history for 1d, and what is archived are"):
-            archive.run(there, str(tmp_path / "archive"))
+            there.archive(str(tmp_path / "archive"))

@@ -28,12 +28,11 @@ from shardq.errors import BadSetting, StoreError, StoreUnavailable, UnknownQueue
 from shardq.lifecycle.home import Home
 from shardq.records.ledger import entry_of
 from shardq.records.register import Register
-from shardq.spark import acts, runs
+from shardq.spark import QueueJobs, acts, runs
 from shardq.spark.acts import Actor, ActWriter, Plan
 from shardq.spark.jobs import dead
 from shardq.spark.options import DELETE, REDRIVE
 from shardq.spark.pieces import Tally
-from shardq.spark.queue import SparkQueue
 from shardq.spark.runs import PLAN, Run
 from shardq.spark.source import ShardqDataSource, register
 from shardq.stores.store import Mark
@@ -503,19 +502,19 @@ def queue(url: str) -> Iterator[Queue]:
 
 
 @pytest.fixture
-def in_spark(spark: SparkSession, queue: Queue, url: str) -> SparkQueue:
+def in_spark(spark: SparkSession, queue: Queue, url: str) -> QueueJobs:
     register(spark)
-    return SparkQueue(spark, queue.name, url)
+    return QueueJobs(spark, queue.name, url)
 
 
 @pytest.mark.gate
 def test_dead_messages_are_grouped_filtered_put_back_and_purged(
-    queue: Queue, in_spark: SparkQueue
+    queue: Queue, in_spark: QueueJobs
 ) -> None:
     kinds = ["ValueError: bad {}", "out of attempts: timeout after {} ms", "no such customer"]
     for n in range(300):
         queue.bury(queue.put(f"{n}", delay="1h", id=f"m-{n}"), kinds[n % 10 % 3].format(n))
-    told = dead.table(in_spark)
+    told = in_spark.dead()
     assert [(group.error, group.messages) for group in told.groups] == [
         ("ValueError: bad <n>", 120),
         ("no such customer", 90),
@@ -523,18 +522,18 @@ def test_dead_messages_are_grouped_filtered_put_back_and_purged(
     ]
     assert told.line() == f"{queue.name} has 300 dead messages of 3 kinds of error."
     where = "reason LIKE '%timeout%'"
-    dry = dead.redrive(in_spark, where=where, dry_run=True)
+    dry = in_spark.redrive(where=where, dry_run=True)
     assert (dry.chosen, dry.rows, dry.run) == (90, 0, "")
     assert queue.dead.depth(exact=True).total == 300
-    report = dead.redrive(in_spark, where=where, rate=45)
+    report = in_spark.redrive(where=where, rate=45)
     assert (report.chosen, report.rows, report.left) == (90, 90, 0)
-    assert dead.redrive(in_spark, where=where).rows == 0
+    assert in_spark.redrive(where=where).rows == 0
     back = queue.peek(limit=1_000)
     assert {message.id for message in back} == {f"m-{n}" for n in range(300) if n % 10 % 3 == 1}
     dues = sorted(message.due_ms for message in back)
     assert dues[-1] - dues[0] < 2_000
     assert (queue.totals().put, queue.dead.totals().forwarded) == (390, 90)
-    purged = dead.purge(in_spark, frame=in_spark.read("dead").where("id < 'm-2'"))
+    purged = in_spark.purge(frame=in_spark.read("dead").where("id < 'm-2'"))
     left = {message.id for message in queue.dead.peek(limit=1_000)}
     still_dead = {f"m-{n}" for n in range(300) if n % 10 % 3 != 1}
     assert left == {name for name in still_dead if name >= "m-2"}
@@ -546,32 +545,32 @@ def test_dead_messages_are_grouped_filtered_put_back_and_purged(
 
 
 def test_nothing_dead_is_no_error_and_no_such_queue_is_one(
-    queue: Queue, in_spark: SparkQueue
+    queue: Queue, in_spark: QueueJobs
 ) -> None:
-    assert dead.table(in_spark).groups == []
-    assert dead.redrive(in_spark).line() == f"{queue.name}: 0 dead messages put back."
+    assert in_spark.dead().groups == []
+    assert in_spark.redrive().line() == f"{queue.name}: 0 dead messages put back."
     assert f"{queue.name}.dead" not in sorted(queue._home.store.notes(QUEUES, ()))
     with pytest.raises(UnknownQueue):
-        dead.redrive(SparkQueue(in_spark.spark, f"{queue.name}-x", in_spark.store))
+        QueueJobs(in_spark.spark, f"{queue.name}-x", in_spark.store).redrive()
 
 
 def test_what_cannot_be_meant_is_refused_before_anything_is_done(
-    queue: Queue, in_spark: SparkQueue
+    queue: Queue, in_spark: QueueJobs
 ) -> None:
     died(queue, 3)
     frame = in_spark.read("dead")
     with pytest.raises(UsageError, match="where or frame, not both"):
-        dead.redrive(in_spark, where="id = 'a'", frame=frame)
+        in_spark.redrive(where="id = 'a'", frame=frame)
     with pytest.raises(UsageError, match="has no column due, row_id"):
-        dead.redrive(in_spark, frame=frame.drop("due", "row_id"))
+        in_spark.redrive(frame=frame.drop("due", "row_id"))
     with pytest.raises(UsageError, match="reasno"):
-        dead.redrive(in_spark, where="reasno = 'a'")
+        in_spark.redrive(where="reasno = 'a'")
     with pytest.raises(BadSetting, match="rate must be"):
-        dead.redrive(in_spark, rate=0)
+        in_spark.redrive(rate=0)
     with pytest.raises(UsageError, match="names no run"):
-        dead.redrive(in_spark, run="yesterday's")
+        in_spark.redrive(run="yesterday's")
     with pytest.raises(UsageError, match="has begun"):
-        dead.redrive(in_spark, run=Run.new(queue._home.clock.now_us()).id)
+        in_spark.redrive(run=Run.new(queue._home.clock.now_us()).id)
     assert queue.dead.depth(exact=True).total == 3
 
 
@@ -602,21 +601,21 @@ class _DyingSource(ShardqDataSource):
 
 
 def test_a_run_whose_tasks_were_killed_is_resumed_and_each_message_is_put_back_once(
-    queue: Queue, in_spark: SparkQueue, monkeypatch: pytest.MonkeyPatch
+    queue: Queue, in_spark: QueueJobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dead, "_PART_ROWS", 20)
     monkeypatch.setattr(dead, "CLOCK_AHEAD_MS", 0)
     died(queue, 400)
     in_spark.spark.dataSource.register(_DyingSource)
     with pytest.raises(StoreUnavailable, match="the store is away") as caught:
-        dead.redrive(in_spark, rate=100)
+        in_spark.redrive(rate=100)
     register(in_spark.spark)
     some = queue.depth(exact=True).total
     assert 0 < some < 400
     assert queue.totals().put - 400 <= some
     [run] = re.findall(r"--run (\S+)\.", "".join(caught.value.__notes__))
     died(queue, 3, "later: {}")
-    report = dead.redrive(in_spark, run=run)
+    report = in_spark.redrive(run=run)
     assert (report.chosen, report.rows, report.left) == (400, 400, 3)
     ids = Counter(row.name for page in queue._rows() for row in page)
     assert ids == Counter(f"order-{n}" for n in range(400))

@@ -13,7 +13,7 @@ from shardq.connection import store_url
 from shardq.model import names
 from shardq.spark.asked import Asked
 from shardq.spark.jobs import archive, audit, backlog, dead, history, schedule
-from shardq.spark.options import FROM_ENVIRONMENT, UNDO, refuse_store
+from shardq.spark.options import DELETE, FROM_ENVIRONMENT, REDRIVE, UNDO, refuse_store
 from shardq.spark.queue import SparkQueue
 from shardq.spark.source import register
 
@@ -188,12 +188,30 @@ class QueueJobs(SparkQueue):
         run: str | None = None,
         dry_run: bool = False,
     ) -> DeadReport:
-        """Put dead messages back, each under its id and once.
+        """Put dead messages back, each once, under their ids and with all attempts again.
 
-        They come due at the rate, 2,000 a second where none is given. A `frame` of the view `dead`
-        chooses them by whatever conditions.
+        They are moved at once, as fast as it goes, and come due at the rate, in no order, from 5 s
+        after the count on. Tasks that fail are tried again, twins of one run share it, and a run
+        that was killed is resumed by its name: each message is put back once, and is due at once
+        where its time was before. Two runs at a time may put back what the other has just read, as
+        `Queue.redrive` may.
+
+        Args:
+            where: Which of them, by the columns of the view `dead`; None: all.
+            frame: Which of them instead: a DataFrame made of that view, by whatever conditions.
+            rate: Messages a second that come due; None: 2,000.
+            run: The name of a run to resume, or to take part in; None begins one.
+            dry_run: True to count alone.
+
+        Raises:
+            UsageError: If the condition cannot be used, the run was of another job, or the queue
+                was purged since it began.
+            ShardqError: If the queue or the store is not there or fails. What was put back stays;
+                the run can be resumed.
         """
-        return dead.redrive(self, where=where, frame=frame, rate=rate, run=run, dry_run=dry_run)
+        return dead.act_on(
+            self, REDRIVE, where=where, frame=frame, rate=rate, run=run, dry_run=dry_run
+        )
 
     def purge(
         self,
@@ -203,8 +221,11 @@ class QueueJobs(SparkQueue):
         run: str | None = None,
         dry_run: bool = False,
     ) -> DeadReport:
-        """Delete dead messages."""
-        return dead.purge(self, where=where, frame=frame, run=run, dry_run=dry_run)
+        """Delete dead messages, each once; totals and history count them as cancelled.
+
+        Its arguments are those of `redrive`. What was deleted stays so, should it fail.
+        """
+        return dead.act_on(self, DELETE, where=where, frame=frame, run=run, dry_run=dry_run)
 
     def history(
         self,
@@ -224,4 +245,4 @@ class QueueJobs(SparkQueue):
         until: Due | Duration | None = None,
     ) -> ArchiveReport:
         """Copy the history to Parquet, a directory for each day that is over; verified."""
-        return archive.run(self, path, since=since, until=until)
+        return archive.plan(self, path, since=since, until=until).run()

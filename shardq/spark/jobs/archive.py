@@ -327,18 +327,6 @@ def plan(
     return Plan(queue, path, sorted(days, key=lambda one: one.day))
 
 
-def run(
-    queue: SparkQueue,
-    path: str,
-    *,
-    since: Due | Duration | None = None,
-    until: Due | Duration | None = None,
-    on_progress: Progress | None = None,
-) -> ArchiveReport:
-    """Archive the days of entry that are over and new, or have changed; `plan` and `Plan.run`."""
-    return plan(queue, path, since=since, until=until).run(on_progress=on_progress)
-
-
 def compare(path: str, day: date, wanted: Sum, found: Sum) -> None:
     """Raise where a day of the archive is not what was to be written.
 

@@ -25,7 +25,7 @@ from shardq.spark.acts import Plan
 from shardq.spark.bins import tasks_of
 from shardq.spark.columns import columns_in
 from shardq.spark.complaint import translated
-from shardq.spark.options import DELETE, REDRIVE
+from shardq.spark.options import REDRIVE
 from shardq.spark.outcome import Outcome
 from shardq.spark.queue import FORMAT
 from shardq.spark.runs import Run
@@ -285,76 +285,22 @@ def table(queue: SparkQueue, *, where: Column | str | None = None) -> DeadTable:
     return DeadTable(queue.name, sorted(made, key=_by_messages))
 
 
-def redrive(
+def act_on(
     queue: SparkQueue,
+    act: str,
     *,
-    where: Column | str | None = None,
-    frame: DataFrame | None = None,
+    where: Column | str | None,
+    frame: DataFrame | None,
     rate: float | None = None,
-    run: str | None = None,
-    dry_run: bool = False,
+    run: str | None,
+    dry_run: bool,
 ) -> DeadReport:
-    """Put dead messages back, each once, under their ids and with all attempts again.
+    """Put dead messages back, or delete them: `REDRIVE` or `DELETE`.
 
-    They are moved at once, as fast as it goes, and come due at the rate, in no order, from 5 s
-    after the count on. Tasks that fail are tried again, twins of one run share it, and a run that
-    was killed is resumed by its name: each message is put back once, and is due at once where its
-    time was before. Two runs at a time may put back what the other has just read, as
-    `Queue.redrive` may.
-
-    Args:
-        queue: The queue that they died in.
-        where: Which of them, by the columns of the view `dead`; None: all.
-        frame: Which of them instead: a DataFrame made of that view, by whatever conditions.
-        rate: Messages a second that come due; None: 2,000.
-        run: The name of a run to resume, or to take part in; None begins one.
-        dry_run: True to count alone.
-
-    Raises:
-        UsageError: If the condition cannot be used, the run was of another job, or the queue was
-            purged since it began.
-        ShardqError: If the queue or the store is not there or fails. What was put back stays; the
-            run can be resumed.
+    The others are those of `QueueJobs.redrive`.
     """
     if rate is not None and not 0 < rate <= _RATE_MAX:
         raise BadSetting(f"rate must be above 0, up to {_RATE_MAX:,}, not {shown(rate)}.")
-    return _act(queue, REDRIVE, where, frame, rate or RATE, run, dry_run=dry_run)
-
-
-def purge(
-    queue: SparkQueue,
-    *,
-    where: Column | str | None = None,
-    frame: DataFrame | None = None,
-    run: str | None = None,
-    dry_run: bool = False,
-) -> DeadReport:
-    """Delete dead messages, each once; totals and history count them as cancelled.
-
-    Args:
-        queue: The queue that they died in.
-        where: Which of them, by the columns of the view `dead`; None: all that there are now.
-        frame: Which of them instead, as for `redrive`.
-        run: The name of a run to resume, or to take part in; None begins one.
-        dry_run: True to count alone.
-
-    Raises:
-        UsageError: If the condition cannot be used, or the run was of another job.
-        ShardqError: If the queue or the store is not there or fails. What was deleted stays so.
-    """
-    return _act(queue, DELETE, where, frame, RATE, run, dry_run=dry_run)
-
-
-def _act(
-    queue: SparkQueue,
-    act: str,
-    where: Column | str | None,
-    frame: DataFrame | None,
-    rate: float,
-    name: str | None,
-    *,
-    dry_run: bool,
-) -> DeadReport:
     if where is not None and frame is not None:
         raise UsageError("give where or frame, not both: filter the frame yourself.")
     if not _has_died(queue):
@@ -363,16 +309,16 @@ def _act(
         chosen = positions(dead_frame(queue, where) if frame is None else frame)
         if dry_run:
             return DeadReport(queue.name, act, "", chosen.count(), is_dry=True)
-    if name is not None:
-        run = Run.read(name)
-        run.check_time(queue.place().clock.now_us())
-        run.check_begun(queue.place().store, queue.name)
-        plan = acts.planned(queue.place(), queue.name, run)
+    if run is not None:
+        known = Run.read(run)
+        known.check_time(queue.place().clock.now_us())
+        known.check_begun(queue.place().store, queue.name)
+        plan = acts.planned(queue.place(), queue.name, known)
         if plan is not None:
-            done = _carry_out(queue, run, _agreed(queue, run, plan, act), chosen)
+            done = _carry_out(queue, known, _agreed(queue, known, plan, act), chosen)
             with translated():
                 left = chosen.count() - done.doubtful
-            return _report(queue, run, plan, done, left)
+            return _report(queue, known, plan, done, left)
     # Counted and acted on as it was read once: what dies meanwhile is none of it.
     chosen.persist()
     try:
@@ -381,19 +327,19 @@ def _act(
         if not count:
             return DeadReport(queue.name, act, "", 0)
         register, now_us = queue.register(), queue.place().clock.now_us()
-        if name is None:
-            run = Run.new(max(now_us, register.settings.purged_before_us))
+        if run is None:
+            known = Run.new(max(now_us, register.settings.purged_before_us))
         wanted = Plan(
             act,
             rows=count,
             until_ms=ceil_ms(now_us) + CLOCK_AHEAD_MS,
             parts=min(max(1, -(-count // _PART_ROWS)), _PARTS_MAX),
             start_ms=ceil_ms(now_us) + _LEAD_MS,
-            window_ms=round(count / rate * 1_000),
+            window_ms=round(count / (rate or RATE) * 1_000),
             lanes=register.settings.lanes_agreed,
         )
-        plan = _agreed(queue, run, wanted, act)
-        return _report(queue, run, plan, _carry_out(queue, run, plan, chosen), 0)
+        plan = _agreed(queue, known, wanted, act)
+        return _report(queue, known, plan, _carry_out(queue, known, plan, chosen), 0)
     finally:
         chosen.unpersist()
 
