@@ -325,8 +325,8 @@ class ActWriter(DataSourceArrowWriter):
         types = {field.name: field.dataType.simpleString() for field in schema.fields}
         if types != COLUMNS:
             raise UsageError(
-                f"what is acted on has the columns {types}, not {COLUMNS}; call "
-                f"`redrive` or `purge` of shardq.spark.jobs.dead, which makes them."
+                f"what is acted on has the columns {types}, not {COLUMNS}; call `redrive` or "
+                f"`purge` of a queue that shardq.spark.connect gives, which makes them."
             )
         self._options = options
         self._queue = options.queue
