@@ -14,7 +14,7 @@ from shardq.records.standing import Is
 
 if TYPE_CHECKING:
     from shardq import Queue
-    from shardq.records.keychanges import Command
+    from shardq.records.keychanges import Placing
     from shardq.records.standing import Standing
 
 
@@ -77,7 +77,7 @@ class Names:
         assert self.keys.write([change]) == {}
         return found.state
 
-    def move(self, name: str, *, delay_ms: int, body: bytes = b"") -> Command:
+    def move(self, name: str, *, delay_ms: int, body: bytes = b"") -> Placing:
         """Make a command, of which nothing is written yet."""
         found = self.of(name)
         assert found.row is not None
@@ -90,7 +90,7 @@ class Names:
             if note := note_of(message._row):
                 self.store.note(note.table, note.partition, {note.key: note.values})
 
-    def take(self, command: Command) -> None:
+    def take(self, command: Placing) -> None:
         """The first step of a command alone: its process has died after it."""
         change = command.change._replace(insert=(), delete=())
         assert self.keys.write([change]) == {}

@@ -8,7 +8,7 @@ from shardq.model.ids import row_ids
 from shardq.model.key import Key
 from shardq.model.message import Row, moved
 from shardq.model.shard import Shard
-from shardq.records.keychanges import Command
+from shardq.records.keychanges import Placing
 from shardq.records.keys import note_of
 from shardq.records.register import Register
 from shardq.records.standing import Refusal, Standing
@@ -103,7 +103,7 @@ class Names:
         self.store.delete([row.position])
         return new
 
-    def command(self, row: Row, *, body: bytes = b"second", delay_ms: int = 2 * HOUR_MS) -> Command:
+    def command(self, row: Row, *, body: bytes = b"second", delay_ms: int = 2 * HOUR_MS) -> Placing:
         """A move, an edit or a replace, that is to be carried out."""
         due_ms = self.clock.now_ms() + delay_ms
         new = row._replace(

@@ -1,7 +1,7 @@
 """How a message's row changes.
 
 ```
- producer  puts new rows ─► keyedputs  puts rows under keys ─► taker  takes their names
+ producer  puts new rows ─► keyedputs  puts rows under keys
  fate      how a delivery ended ─► planner  plans the row's change ─► settle  carries it out once
  receipts  settles by receipt      keyed     cancels, moves and edits by key
  batch     rows of one put_many    home      what works on a queue shares

@@ -266,12 +266,13 @@ class Producer:
     def _put_keyed(self, asked: Asked) -> Message:
         signer = self._register.signer
         try:
-            self._keyed.put(asked)
+            if (taken := self._keyed.put([asked])) is not None:
+                raise taken
             row = asked.found or asked.row
             if asked.is_new:
                 row = self._after_insert((row,), row).get(row.id, row)
         except StoreError as error:
-            error.messages = (KeyedPut(asked.row, signer, asked.conflict),)
+            error.messages = (KeyedPut(asked.carried, signer, asked.conflict),)
             raise
         if asked.is_new:
             self._stats.add(put=1)
@@ -291,7 +292,7 @@ class Producer:
             usual = {"key": None, "on_conflict": "keep", "max_wait": None, "unique_for": None}
             if any(get(option, default) != default for option, default in usual.items()):
                 raise UsageError("a message is put again as it was; put its body to give it a key.")
-            return Asked(row, body.conflict if isinstance(body, KeyedPut) else KEEP, is_again=True)
+            return Asked(row, body.conflict if isinstance(body, KeyedPut) else KEEP, tried=row)
         key = get("key")
         if key is None:
             if not self._register.settings.keyed:
@@ -458,7 +459,7 @@ class Producer:
         if not chunk.keyed:
             self._after_chunk(chunk.rows)
             return
-        error = self._keyed.put_all(chunk.keyed.values())
+        error = self._keyed.put(chunk.keyed.values())
         self._after_chunk(chunk.new())
         if replaced := chunk.replaced():
             # Repaired once more, because later puts of the chunk may have taken long.
@@ -477,7 +478,7 @@ class Producer:
         error.messages = tuple(
             Message(row, 0, signer)
             if (asked := keyed.get(at)) is None
-            else KeyedPut(asked.row, signer, asked.conflict)
+            else KeyedPut(asked.carried, signer, asked.conflict)
             for at, row in enumerate(chunk.rows)
         )
 
@@ -487,8 +488,6 @@ class Producer:
         Some rows may be stored and not counted. To write them again changes nothing.
         """
         try:
-            for asked in chunk.keyed.values():
-                asked.is_again = True
             self._put_chunk(chunk.unkeyed(), chunk)
         except ShardqError as error:
             log.warning(

@@ -21,8 +21,8 @@ from shardq.errors import StoreTimeout, StoreUnavailable, begun
 from shardq.lifecycle.moves import Begun, Trail
 from shardq.lifecycle.planner import Planner
 from shardq.lifecycle.pointers import KeyPointers, noted, write_notes
-from shardq.lifecycle.taker import Taken, Taker
 from shardq.model.message import SERIALS_OF_OTHERS, died_after, shards_of
+from shardq.records.keyrow import own_key
 from shardq.records.keys import Keys
 from shardq.records.ledger import End, Ledger
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from shardq.clock import Clock
     from shardq.model.message import Row
     from shardq.model.shard import Position
-    from shardq.records.keychanges import Command
+    from shardq.records.keychanges import Placing
     from shardq.records.register import Register
     from shardq.stores.store import Mark, Move, Store
 
@@ -184,14 +184,12 @@ class Settler:
             The old positions that were gone before anything was done, and the moves that are not
             done because others have their names.
         """
-        taker = Taker(self._store, names_there)
         found = self._repeated(lambda: self._store.find([move.old for move in moves]))
         there = {row.position: row for row in found}
         gone = {move.old for move in moves if move.old not in there}
-        left, displaced = self._repeated(
-            taker.revive, [move for move in moves if move.old in there]
+        left = self._repeated(
+            self._revive, [move for move in moves if move.old in there], names_there
         )
-        self._repeated(self._store.delete, [move.new.position for move in displaced])
         # Another redrive may have put them back meanwhile.
         still = self._repeated(lambda: self.still_there(move.old for move in left))
         gone |= {move.old for move in left} - still
@@ -204,29 +202,35 @@ class Settler:
             self._repeated(self.repair, entering)
         return gone, [move for move in left if move.old in still]
 
-    def replace(self, commands: Sequence[Command]) -> Taken:
-        """Replace rows by key: take the key, write the row, confirm the key, delete the old row.
+    def _revive(self, moves: Sequence[Move], names_there: Keys) -> list[Move]:
+        """Put messages with a key into another queue, where they take their names.
 
         Returns:
-            The keys that were refused, because another was quicker: nothing was written. And the
-            keys that were displaced: both the new and the old row exist. Reread both kinds.
-
-        Raises:
-            StoreTimeout: Some replacements may be done.
+            The moves whose names others have there: nothing of them is written.
         """
-        if not commands:
-            return Taken(set(), set())
-        refused = set(self.keys.write([one.change for one in commands]))
-        done = [one for one in commands if one.key.name not in refused]
-        with begun("some of the keys are taken"):
-            displaced = set(self.keys.displaced([one.change for one in done]))
-            done = [one for one in done if one.key.name not in displaced]
-            # Deleted last: a command that has displaced another may still use the old row.
-            if old := [one.old for one in done if not one.change.delete]:
-                self._store.delete(old)
-            for one in done:
-                self.keys.forget(one.key)
-        return Taken(refused, displaced)
+        of: dict[str, list[Move]] = {}
+        for move in moves:
+            of.setdefault(own_key(move.new).name, []).append(move)
+        found = names_there.seek(of)
+        chosen: dict[str, Move] = {}
+        placings: list[Placing] = []
+        for name, wanted in of.items():
+            standing = found[name]
+            own = [move for move in wanted if standing.key.is_of(move.new)]
+            if own:
+                # An earlier try has taken the name.
+                chosen[name] = own[0]
+                if again := names_there.again(standing, own[0].new):
+                    placings.append(again)
+            elif standing.state.is_absent:
+                # Of several messages that died under one name the last one has it.
+                last = [move for move in wanted if move.old in standing.key.places]
+                chosen[name] = (last or wanted)[0]
+                placings.append(names_there.placing(chosen[name].new, standing))
+        refused, displaced = names_there.place(placings)
+        self._repeated(self._store.delete, [chosen[name].new.position for name in displaced])
+        done = {one.old for name, one in chosen.items() if name not in refused | displaced}
+        return [move for move in moves if move.old not in done]
 
     def still_there(self, positions: Iterable[Position]) -> set[Position]:
         """The positions at which rows still exist."""

@@ -19,14 +19,14 @@ first, then the message's row.
 from __future__ import annotations
 
 import secrets
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from shardq.model import ids, names
 from shardq.model.key import BUCKETS, bucket_of
 from shardq.model.message import moved
 from shardq.model.times import ceil_ms
 from shardq.records import keyrow
-from shardq.records.keyrow import Before, KeyRow, first_of, own_key
+from shardq.records.keyrow import Before, Does, KeyRow, first_of, own_key
 from shardq.stores.tables import Change
 
 if TYPE_CHECKING:
@@ -39,24 +39,38 @@ if TYPE_CHECKING:
     from shardq.records.standing import Standing
     from shardq.stores.store import Store
 
+Seen: TypeAlias = "Mapping[str, str | None]"
+"""Values of the columns of a key's row."""
 _PROOF_MS = 600_000
 """A cancel's state stays this long, longer than a cancel takes to learn that it was applied."""
 _SLACK_MS = 60_000
 """The row of a held name stays this much longer: the state has the end, by our clock."""
 
 
-class Command(NamedTuple):
-    """The replacement of a row by key.
+class Placing(NamedTuple):
+    """The placement of a message's row under its name, by a put, a command or a redrive.
 
     Attributes:
-        change: Takes the key, and writes the new row.
-        old: The place of the old row, to be deleted once the new one is certain to stand.
-        key: The key's row as it was read.
+        change: Takes the name, and writes the row.
+        old: The place of the row that it replaces, to be deleted once the new row is certain to
+            stand; None if it replaces none.
+        over: The key's row as it was read, of a message or generation that ends by this; None if
+            there is none.
     """
 
     change: Change
-    old: Position
-    key: KeyRow
+    old: Position | None = None
+    over: KeyRow | None = None
+
+    @property
+    def name(self) -> str:
+        """The key."""
+        return str(self.change.key[0])
+
+    @property
+    def row(self) -> Row:
+        """The row to write."""
+        return self.change.insert[0]
 
 
 class KeyChanges:
@@ -81,12 +95,34 @@ class KeyChanges:
             over: A standing that `is_absent`, or whose message runs: then the row follows that
                 message. None: assume that nobody has the name.
         """
-        seen: dict[str, str | None] = {"live": None}
+        seen: Seen = {"live": None}
         if over is not None and over.key.live is not None:
-            seen = {"live": over.key.live, "state": over.key.state}
+            seen = over.key.stored
         return self._placed(row, seen, before=None, behind=over.running if over else None)
 
-    def command(self, key: KeyRow, old: Row, new: Row) -> Command:
+    def placing(self, row: Row, over: Standing | None = None) -> Placing:
+        """Take a name as `put` does; if it was another message's, the notes of that are erased."""
+        is_over = over is not None and over.state.is_absent
+        return Placing(self.put(row, over), None, over.key if is_over and over else None)
+
+    def again(self, found: Standing, row: Row) -> Placing | None:
+        """Repeat the placement of a row that has its name; None if the row was surely written.
+
+        Args:
+            found: What the name stands for: the message of the row.
+            row: The very row that was to be written.
+        """
+        key, before = found.key, found.key.before
+        # On a store whose outcomes are known, a row is written together with its name.
+        is_placed = key.place == row.position and key.does is Does.WAITING and key.at is None
+        if not (is_placed and self._store.write_timeout_ms):
+            return None
+        if before is None and found.row is not None:
+            return None
+        change = self.renew(key)._replace(insert=(row,))
+        return Placing(change, None if before is None else before.place, key)
+
+    def command(self, key: KeyRow, old: Row, new: Row) -> Placing:
         """Replace the row of a waiting message, for a move, an edit, a replace or a debounce.
 
         Args:
@@ -98,15 +134,15 @@ class KeyChanges:
         before = Before(own_key(old).generation, old.position)
         change = self._placed(
             new._replace(first=key.first, key=named.text()),
-            {"live": key.live, "state": key.state},
+            key.stored,
             before=before,
             behind=key.behind,
         )
         if not self._store.write_timeout_ms:
             change = change._replace(delete=(old.position,))
-        return Command(change, old.position, key)
+        return Placing(change, old.position, key)
 
-    def re_place(self, key: KeyRow, row: Row) -> Command:
+    def re_place(self, key: KeyRow, row: Row) -> Placing:
         """Place anew a `STRANDED` row, which a command by key was to replace and has not.
 
         The new row has the next generation, and is due when the old one is, or now. If the command
@@ -135,25 +171,20 @@ class KeyChanges:
         )
         return self.command(key, row, new)
 
-    def confirm(self, change: Change) -> Change:
-        """Check that a name is still as a put or command has written it, and change its nonce.
+    def renew(self, key: KeyRow) -> Change:
+        """Change the nonce of a name that is still as it was read.
 
         This refuses callers that read the name and did not find the row before it was written.
         """
-        new = dict(change.new or {})
-        return change._replace(
-            seen=new,
-            new=new | {"state": keyrow.renewed(str(new["state"]), _nonce())},
-            insert=(),
-            delete=(),
-        )
+        return self._renewed(key.name, key.stored)
 
-    def renew(self, key: KeyRow) -> Change:
-        """Confirm a name as it was read, as `confirm` does."""
-        read = {"live": key.live, "state": key.state}
-        return self._change(
-            key.name, read, read | {"state": keyrow.renewed(str(key.state), _nonce())}
-        )
+    def confirm(self, change: Change) -> Change:
+        """Renew a name that is still as a put or command has written it."""
+        return self._renewed(change.key[0], dict(change.new or {}))
+
+    def _renewed(self, name: str, stored: Seen) -> Change:
+        state = keyrow.renewed(str(stored["state"]), _nonce())
+        return self._change(name, stored, {**stored, "state": state})
 
     def undo(self, change: Change) -> Change:
         """Give back a name that a put has taken, because its row was refused for good.
@@ -175,7 +206,7 @@ class KeyChanges:
         key = own_key(row)
         state = keyrow.begun(row.position, _nonce(), row.serial)
         live = keyrow.message_in(first_of(row), key.generation)
-        seen = {"live": live} if over is None else {"live": over.live, "state": over.state}
+        seen: Seen = {"live": live} if over is None else over.stored
         return self._change(key.name, seen, {"live": live, "state": state})
 
     def give_back(self, change: Change) -> Change:
@@ -195,7 +226,7 @@ class KeyChanges:
         if new is None:
             # Not deleted: only the state proves that this cancel has freed the name.
             new, ttl_ms = {"live": None, "state": keyrow.cancelled(_nonce())}, _PROOF_MS
-        return self._change(key.name, {"live": key.live, "state": key.state}, new, ttl_ms)
+        return self._change(key.name, key.stored, new, ttl_ms)
 
     def doom(self, key: KeyRow) -> Change:
         """Cancel a message while it runs, so that it never begins again.
@@ -204,11 +235,7 @@ class KeyChanges:
             key: The key's row. If another message follows this one, this one gets the name back,
                 which cancels the other.
         """
-        return self._change(
-            key.name,
-            {"live": key.live, "state": key.state},
-            {"live": keyrow.doomed(str(key.message)), "state": keyrow.runs_on(key, _nonce())},
-        )
+        return self._runs_on(key, keyrow.doomed(str(key.message)))
 
     def unfollow(self, key: KeyRow) -> Change:
         """Cancel a message that follows a running one, which gets the name back as it had it.
@@ -216,11 +243,11 @@ class KeyChanges:
         Args:
             key: The key's row, as one of the running message.
         """
-        return self._change(
-            key.name,
-            {"live": key.live, "state": key.state},
-            {"live": keyrow.followed(key), "state": keyrow.runs_on(key, _nonce())},
-        )
+        return self._runs_on(key, keyrow.followed(key))
+
+    def _runs_on(self, key: KeyRow, live: str) -> Change:
+        new: Seen = {"live": live, "state": keyrow.runs_on(key, _nonce())}
+        return self._change(key.name, key.stored, new)
 
     def free(self, row: Row, *, is_doomed: bool = False) -> Change:
         """Free the name of a message that has ended, or hold it for as long as the put asked."""
@@ -231,12 +258,12 @@ class KeyChanges:
 
     def clear(self, key: KeyRow) -> Change:
         """Free the name of a message that no longer exists, if its row is as it was read."""
-        return self._change(key.name, {"live": key.live, "state": key.state}, None)
+        return self._change(key.name, key.stored, None)
 
     def _placed(
         self,
         row: Row,
-        seen: Mapping[str, str | None],
+        seen: Seen,
         *,
         before: Before | None,
         behind: KeyRow | None,
@@ -259,8 +286,8 @@ class KeyChanges:
     def _change(
         self,
         name: str,
-        seen: Mapping[str, str | None],
-        new: Mapping[str, str | None] | None,
+        seen: Seen,
+        new: Seen | None,
         ttl_ms: int | None = None,
         insert: tuple[Row, ...] = (),
     ) -> Change:

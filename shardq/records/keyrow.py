@@ -145,6 +145,11 @@ class KeyRow:
         )
 
     @property
+    def stored(self) -> dict[str, str | None]:
+        """The columns as stored, by which a change is refused if the row has changed."""
+        return {"live": self.live, "state": self.state}
+
+    @property
     def places(self) -> list[Position]:
         """The places at which the message's row can be."""
         return [place for place in (self.place, self.at, self.dead_at) if place is not None]

@@ -6,10 +6,11 @@ put, hand out and settle decide when to do which.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from shardq.errors import StoreUnavailable, begun
+from shardq.errors import StoreError, StoreRefused, StoreUnavailable, begun
 from shardq.model import ids, names
 from shardq.model.key import bucket_of
 from shardq.records import keyrow
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from shardq.model.message import Row
     from shardq.model.receipt import Receipt
     from shardq.model.shard import Position
+    from shardq.records.keychanges import Placing
 
 _LOOKS_MAX = 10
 """A message that moved between each two of so many reads counts as pending."""
@@ -44,6 +46,19 @@ class Refused(NamedTuple):
     why: Refusal
     key: KeyRow
     superseded: Row | None = None
+
+
+class Taken(NamedTuple):
+    """The names that placements have not got.
+
+    Attributes:
+        refused: Names that were not as they had been read; nothing was written.
+        displaced: Names that were taken so slowly that others have taken them over meanwhile. The
+            new rows are written, and the old ones still exist.
+    """
+
+    refused: set[str]
+    displaced: set[str]
 
 
 class Keys(KeyChanges):
@@ -310,6 +325,41 @@ class Keys(KeyChanges):
         """
         refused = self._store.write_records(KEYS, changes) if changes else {}
         return {key[0]: present["live"] for (_, key), present in refused.items()}
+
+    def place(self, placings: Sequence[Placing]) -> Taken:
+        """Place rows under different names, each in steps; a repeat finishes what is half done.
+
+        The name is taken, the row written, the name confirmed if that took long, the old row
+        deleted.
+
+        Raises:
+            StoreTimeout: Some may be placed.
+            StoreRefused: The store refuses a row for good; names without their rows are given back.
+        """
+        if not placings:
+            return Taken(set(), set())
+        try:
+            refused = set(self.write([one.change for one in placings]))
+        except StoreRefused:
+            self._undo([one for one in placings if one.old is None])
+            raise
+        done = [one for one in placings if one.name not in refused]
+        with begun("some of the keys are taken"):
+            displaced = set(self.displaced([one.change for one in done]))
+            done = [one for one in done if one.name not in displaced] if displaced else done
+            # Deleted last: a command that has displaced another may still use the old row.
+            if old := [one.old for one in done if one.old and not one.change.delete]:
+                self._store.delete(old)
+            for one in done:
+                if one.over is not None:
+                    self.forget(one.over)
+        return Taken(refused, displaced)
+
+    def _undo(self, puts: Sequence[Placing]) -> None:
+        """Give back names that were taken for rows that the store refuses for good."""
+        with suppress(StoreError):
+            there = {row.id for row in self._store.find([one.row.position for one in puts])}
+            self.write([self.undo(one.change) for one in puts if one.row.id not in there])
 
     def displaced(self, changes: Sequence[Change]) -> dict[str, KeyRow]:
         """The names that puts and commands have lost again, though their rows are written.
