@@ -33,7 +33,7 @@ from shardq.model.key import NEVER, Key
 from shardq.model.message import Message
 from shardq.model.receipt import Signed
 from shardq.model.times import ceil_ms, duration_ms, iso
-from shardq.records.keyrow import own_key
+from shardq.records.keyrow import first_of, own_key
 from shardq.records.ledger import End
 from shardq.records.standing import Is
 
@@ -134,14 +134,9 @@ class Asked:
         """The key."""
         return own_key(self.row).name
 
-    def end(self, row: Row, found: Row | None = None) -> None:
-        """Record that it is carried out.
-
-        Args:
-            row: The row that it has written.
-            found: The message's present row, if that is another.
-        """
-        self.found = found or row
+    def end(self, row: Row) -> None:
+        """Record that it is carried out, by the row that it has written."""
+        self.found = row
         self.is_new = own_key(row).generation == 1
         self.has_replaced = not self.is_new
 
@@ -289,7 +284,11 @@ class KeyedPuts:
             if _is_placed(tried, found.key):
                 if again := self._keys.again(found, tried):
                     return _Planned(asked, again)
-                asked.end(tried, None if found.state is Is.DEAD else found.row)
+                asked.end(tried)
+                if asked.has_replaced:
+                    self._after_replacing([(asked, None)])
+                if found.row is not None and found.state is not Is.DEAD:
+                    asked.found = found.row
                 return None
             if self._has_ended(asked, tried, found):
                 asked.end(tried)
@@ -483,5 +482,6 @@ def _is_placed(row: Row, key: KeyRow) -> bool:
 
     The place decides of a command, because others may have taken the same generation.
     """
-    places = (key.place, key.before and key.before.place)
-    return key.is_of(row) and (own_key(row).generation == 1 or row.position in places)
+    if own_key(row).generation == 1:
+        return key.is_of(row) or key.ended == first_of(row)
+    return key.is_of(row) and row.position in (key.place, key.before and key.before.place)

@@ -222,10 +222,10 @@ class KeyChanges:
         """
         key, row = found.key, found.row
         unique_ms = key.unique_ms if row is None else own_key(row).unique_ms
-        new, ttl_ms = self._freed(unique_ms)
+        new, ttl_ms = self._freed(unique_ms, key.first)
         if new is None:
             # Not deleted: only the state proves that this cancel has freed the name.
-            new, ttl_ms = {"live": None, "state": keyrow.cancelled(_nonce())}, _PROOF_MS
+            new, ttl_ms = {"live": None, "state": keyrow.cancelled(key.first, _nonce())}, _PROOF_MS
         return self._change(key.name, key.stored, new, ttl_ms)
 
     def doom(self, key: KeyRow) -> Change:
@@ -254,7 +254,7 @@ class KeyChanges:
         key = own_key(row)
         live = keyrow.message_in(first_of(row), key.generation)
         seen = {"live": keyrow.doomed(live) if is_doomed else live}
-        return self._change(key.name, seen, *self._freed(key.unique_ms))
+        return self._change(key.name, seen, *self._freed(key.unique_ms, first_of(row)))
 
     def clear(self, key: KeyRow) -> Change:
         """Free the name of a message that no longer exists, if its row is as it was read."""
@@ -275,12 +275,14 @@ class KeyChanges:
         new = {"live": live if behind is None else keyrow.following(live), "state": state}
         return self._change(key.name, seen, new, insert=(row,))
 
-    def _freed(self, unique_ms: int | None) -> tuple[dict[str, str | None] | None, int | None]:
+    def _freed(
+        self, unique_ms: int | None, first: bytes | None
+    ) -> tuple[dict[str, str | None] | None, int | None]:
         """The new values of a name's row when its message has ended, and their time to live."""
         if unique_ms is None:
             return None, None
         now_us = self._clock.now_us()
-        live, state = keyrow.held(now_us // 1_000 + unique_ms, now_us, _nonce())
+        live, state = keyrow.held(now_us // 1_000 + unique_ms, now_us, first, _nonce())
         return {"live": live, "state": state}, unique_ms + _SLACK_MS
 
     def _change(

@@ -15,11 +15,12 @@ A generation is one placement by a put or a command. Each generation has a note 
 
 from __future__ import annotations
 
-import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
+
+import msgspec
 
 from shardq.errors import StoreCorrupt, shown
 from shardq.model import names
@@ -44,6 +45,39 @@ class Does(Enum):
 
     WAITING = "waiting"
     BEGUN = "begun"
+
+
+_Whole = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class _Run(msgspec.Struct, frozen=True):
+    """A running message that another follows, as the column `state` holds it."""
+
+    live: str
+    place: str
+    serial: _Whole
+
+
+class _State(msgspec.Struct, frozen=True, omit_defaults=True, rename={"does": "is"}):
+    """The column `state`; `KeyRow` describes what it holds."""
+
+    does: Literal["waiting", "begun", "held", "cancelled"]
+    place: str | None = None
+    serial: _Whole = 0
+    before: str | None = None
+    unique: _Whole | None = None
+    behind: _Run | None = None
+    until: _Whole = 0
+    since: _Whole = 0
+    of: bytes | None = None
+    nonce: str = ""
+
+    def text(self) -> str:
+        """The stored form."""
+        return msgspec.json.encode(self).decode()
+
+
+_STATES = msgspec.json.Decoder(_State)
 
 
 class Before(NamedTuple):
@@ -77,6 +111,7 @@ class KeyRow:
         unique_ms: How long to hold the name after the message's end, while its row is not written.
         until_ms: Until when the name is held, epoch milliseconds; None if it is not.
         since_us: Since when it is held, epoch microseconds.
+        ended: The message that has ended and left the name nobody's, as `first`; None if not known.
         at: The place that the message has moved to since, by the note of its generation.
         dead_at: The place that it has moved to within the dead-letter queue.
         before_at: The place that the row to be replaced has moved to.
@@ -98,6 +133,7 @@ class KeyRow:
     unique_ms: int | None = None
     until_ms: int | None = None
     since_us: int = 0
+    ended: bytes | None = None
     at: Position | None = None
     dead_at: Position | None = None
     before_at: Position | None = None
@@ -110,34 +146,19 @@ class KeyRow:
         Raises:
             StoreCorrupt: If shardq never writes such a row.
         """
-        if live is None:
-            return cls(queue, name, None, state if isinstance(state, str) else None)
-        said = _object(state)
-        if isinstance(live, str) and isinstance(state, str) and said is not None:
-            try:
-                if live == _FREE:
-                    return cls(
-                        queue, name, live, state,
-                        until_ms=_whole(said["until"]), since_us=_whole(said["since"]),
-                    )  # fmt: skip
-                if found := _LIVE.fullmatch(live):
-                    return cls(
-                        queue,
-                        name,
-                        live,
-                        state,
-                        first=bytes.fromhex(found[1]),
-                        generation=int(found[2]),
-                        is_doomed=found[3] == _DOOMED,
-                        does=Does(said["is"]),
-                        place=place_in(said["place"], queue),
-                        serial=_whole(said.get("serial", 0)),
-                        before=_before(said.get("before"), queue),
-                        unique_ms=None if (ms := said.get("unique")) is None else _whole(ms),
-                        behind=_behind(said, queue, name, live, state),
-                    )
-            except (KeyError, TypeError, ValueError):
-                pass
+        try:
+            said = _STATES.decode(state) if isinstance(state, str) else None
+            if live is None:
+                ended = None if said is None else said.of
+                return cls(queue, name, None, None if said is None else str(state), ended=ended)
+            if isinstance(live, str) and said is not None:
+                key = cls(queue, name, live, str(state))
+                if live != _FREE:
+                    return _of_message(key, live, said)
+                if said.does == "held":
+                    return replace(key, until_ms=said.until, since_us=said.since, ended=said.of)
+        except (msgspec.DecodeError, ValueError):
+            pass
         raise StoreCorrupt(
             f"key {name!r} of queue {queue!r} is damaged: live is {shown(live)}, state "
             f"{shown(state)}; delete its row of table keys (bucket {bucket_of(name)}), or restore "
@@ -240,10 +261,10 @@ def followed(key: KeyRow) -> str:
     return doomed(live) if key.is_doomed else live
 
 
-def may_run_on(row: Row, live: str | None, state: str | None) -> bool:
+def may_run_on(row: Row, key: KeyRow) -> bool:
     """True if a row's running message has the name, or the message that has it follows this one."""
-    own = live_of(row)
-    return own == live or own == ((_object(state) or {}).get("behind") or {}).get("live")
+    keys = (key, key.behind) if key.behind is not None else (key,)
+    return any(live_of(row) == one.message and not one.is_doomed for one in keys)
 
 
 def is_dead(place: Position) -> bool:
@@ -293,16 +314,11 @@ def waiting(
         unique_ms: How long to hold its name after its end.
         behind: The running message that it follows.
     """
-    if before is None and unique_ms is None and behind is None:
-        return _placed(Does.WAITING, place, nonce)
-    said: dict[str, object] = {"is": Does.WAITING.value, "place": place_text(place)}
-    if before is not None:
-        said["before"] = f"{before.generation}@{place_text(before.place)}"
-    if unique_ms is not None:
-        said["unique"] = unique_ms
-    if behind is not None:
-        said["behind"] = {"live": followed(behind), **_run_of(behind)}
-    return _text(said, nonce)
+    replaced = None if before is None else f"{before.generation}@{place_text(before.place)}"
+    run = None if behind is None else _Run(followed(behind), *_run_of(behind))
+    return _State(
+        "waiting", place_text(place), before=replaced, unique=unique_ms, behind=run, nonce=nonce
+    ).text()
 
 
 def begun(place: Position, nonce: str, serial: int = 0) -> str:
@@ -314,30 +330,27 @@ def begun(place: Position, nonce: str, serial: int = 0) -> str:
         serial: The row's serial. A row of a group stays at its place, so only a higher serial
             shows that an edit has ended this delivery.
     """
-    if not serial:
-        return _placed(Does.BEGUN, place, nonce)
-    said = {"is": Does.BEGUN.value, "place": place_text(place), "serial": serial}
-    return _text(said, nonce)
+    return _State("begun", place_text(place), serial, nonce=nonce).text()
 
 
 def runs_on(key: KeyRow, nonce: str) -> str:
     """The state of a running message, as its begin has written it."""
-    return _text({"is": Does.BEGUN.value, **_run_of(key)}, nonce)
+    return _State("begun", *_run_of(key), nonce=nonce).text()
 
 
 def renewed(state: str, nonce: str) -> str:
     """The same state with another nonce."""
-    return _text(json.loads(state), nonce)
+    return msgspec.structs.replace(_STATES.decode(state), nonce=nonce).text()
 
 
 def given_back(state: str, nonce: str) -> str:
     """The state of a message whose delivery was recorded as begun and did not begin."""
-    return _text({"is": Does.WAITING.value, "place": json.loads(state)["place"]}, nonce)
+    return _State("waiting", _STATES.decode(state).place, nonce=nonce).text()
 
 
 def replaces(state: str) -> bool:
     """True if a state is that of a command, which was to replace a row."""
-    return "before" in json.loads(state)
+    return _STATES.decode(state).before is not None
 
 
 def noted_place(text: object, queue: str, key: tuple[str, str]) -> Position:
@@ -357,67 +370,56 @@ def noted_place(text: object, queue: str, key: tuple[str, str]) -> Position:
         ) from error
 
 
-def cancelled(nonce: str) -> str:
-    """The state of a name that a cancel has freed, which proves to the cancel that it did."""
-    return _text({"is": "cancelled"}, nonce)
+def cancelled(first: bytes | None, nonce: str) -> str:
+    """The state of a name that a cancel has freed, which proves to the cancel that it did.
+
+    Args:
+        first: The message that was cancelled.
+        nonce: Makes the state different from any other.
+    """
+    return _State("cancelled", of=first, nonce=nonce).text()
 
 
-def held(until_ms: int, since_us: int, nonce: str) -> tuple[str, str]:
+def held(until_ms: int, since_us: int, first: bytes | None, nonce: str) -> tuple[str, str]:
     """`live` and state of a name that is held and nobody's."""
-    return _FREE, _text({"is": "held", "until": until_ms, "since": since_us}, nonce)
+    return _FREE, _State("held", until=until_ms, since=since_us, of=first, nonce=nonce).text()
 
 
-def _placed(does: Does, place: Position, nonce: str) -> str:
-    """Text that `_text` would write, at a fifth of its cost: without escapes, for each put."""
-    return f'{{"is":"{does.value}","place":"{place_text(place)}","nonce":"{nonce}"}}'
+def _run_of(key: KeyRow) -> tuple[str, int]:
+    return place_text(key.place) if key.place is not None else "", key.serial
 
 
-def _text(said: dict[str, Any], nonce: str) -> str:
-    return json.dumps(said | {"nonce": nonce}, separators=(",", ":"))
+def _of_message(key: KeyRow, live: str, said: _State) -> KeyRow:
+    """A key's row with a message, by its columns.
+
+    Raises:
+        ValueError: If these are none that shardq writes.
+    """
+    before = behind = None
+    if said.before is not None:
+        generation, _, place = said.before.partition("@")
+        before = Before(int(generation), place_in(place, key.queue))
+    if (run := said.behind) is not None:
+        behind = replace(_at(key, run.live, run.place), does=Does.BEGUN, serial=run.serial)
+    return replace(
+        _at(key, live, said.place),
+        does=Does(said.does),
+        serial=said.serial,
+        before=before,
+        unique_ms=said.unique,
+        behind=behind,
+    )
 
 
-def _object(state: object) -> dict[str, Any] | None:
-    try:
-        said = json.loads(state) if isinstance(state, str) else None
-    except (ValueError, RecursionError):
-        return None
-    return said if isinstance(said, dict) else None
-
-
-def _run_of(key: KeyRow) -> dict[str, object]:
-    return {"place": key.place and place_text(key.place), "serial": key.serial}
-
-
-def _whole(value: object) -> int:
-    if type(value) is int and value >= 0:
-        return value
-    raise ValueError(f"{shown(value)} is no whole number")
-
-
-def _before(text: object, queue: str) -> Before | None:
-    if text is None:
-        return None
-    generation, _, place = str(text).partition("@")
-    return Before(int(generation), place_in(place, queue))
-
-
-def _behind(said: dict[str, Any], queue: str, name: str, live: str, state: str) -> KeyRow | None:
-    """The message that is followed, with `live` and state as stored: changes compare those."""
-    held = said.get("behind")
-    if held is None:
-        return None
-    found = _LIVE.fullmatch(held["live"])
+def _at(key: KeyRow, live: str, place: str | None) -> KeyRow:
+    """A key's row of the message of a column `live`, at a place; the columns stay as stored."""
+    found = _LIVE.fullmatch(live)
     if found is None:
-        raise ValueError(f"{shown(held['live'])} is no message")
-    return KeyRow(
-        queue,
-        name,
-        live,
-        state,
-        bytes.fromhex(found[1]),
-        int(found[2]),
+        raise ValueError(f"{shown(live)} is no message")
+    return replace(
+        key,
+        first=bytes.fromhex(found[1]),
+        generation=int(found[2]),
         is_doomed=found[3] == _DOOMED,
-        does=Does.BEGUN,
-        place=place_in(held["place"], queue),
-        serial=_whole(held["serial"]),
+        place=place_in(place, key.queue),
     )

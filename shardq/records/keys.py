@@ -94,8 +94,7 @@ class Keys(KeyChanges):
         for bucket, of_bucket in _by_bucket(asked).items():
             stored = self._store.records(KEYS, (self._queue, bucket), of_bucket)
             for name in of_bucket:
-                live, state = stored.get(name, (None, None))
-                rows[name] = KeyRow.read(self._queue, name, live, state)
+                rows[name] = KeyRow.read(self._queue, name, *stored.get(name, (None, None)))
         places = self._places(
             (name, message)
             for name, row in rows.items()
@@ -309,8 +308,8 @@ class Keys(KeyChanges):
         """
         name = own_key(row).name
         stored = self._store.records(KEYS, self._partition(name), [name])
-        live, state = stored.get(name, (None, None))
-        return not keyrow.may_run_on(row, live, state)
+        key = KeyRow.read(self._queue, name, *stored.get(name, (None, None)))
+        return not keyrow.may_run_on(row, key)
 
     # Doing ----------------------------------------------------------------------------------------
 
@@ -446,7 +445,7 @@ class Keys(KeyChanges):
         for row in rows:
             key = keys[own_key(row).name]
             if key.leads_to(row) and key.message is not None:
-                new, ttl_ms = self._freed(own_key(row).unique_ms)
+                new, ttl_ms = self._freed(own_key(row).unique_ms, key.first)
                 seen = {"live": key.live, "state": key.state}
                 changes.append(self._change(key.name, seen, new, ttl_ms))
                 notes.append((key.name, key.message))
@@ -498,10 +497,10 @@ def key_misses_row(standing: Standing) -> bool:
 
 
 def _is_own(change: Change, key: KeyRow) -> bool:
-    """True if a name is as a change has made it, or has gone on from there."""
+    """True if a name is as a change has made it, or has gone on from there, to its end too."""
     row = change.insert[0]
     if not key.is_of(row):
-        return False
+        return key.ended == keyrow.first_of(row)
     new = dict(change.new or {})
     # A command may have been undone by one of the next generation, a put never.
     is_command = keyrow.replaces(str(new["state"]))
