@@ -567,6 +567,41 @@ def test_a_slow_put_that_has_run_meanwhile_is_not_known_to_be_stored(apart: Stag
     assert [message.key for message in error.value.messages] == ["order-7"]
 
 
+@pytest.mark.parametrize("held", [None, "1h"])
+@pytest.mark.parametrize("is_written", [False, True])
+def test_a_put_whose_message_is_cancelled_before_it_returns_stays_cancelled(
+    apart: Stage, held: str | None, *, is_written: bool
+) -> None:
+    queue, other = (apart.connect().queue("mail") for _ in range(2))
+
+    def cancel() -> None:
+        apart.clock.advance(PATIENCE_S / 2 + 1)
+        assert other.cancel(key="order-7") is Answer.DONE
+
+    apart.faults.call("insert", cancel, after=is_written)
+    message = queue.put("first", key="order-7", delay="10s", unique_for=held)
+    apart.clock.advance(60)
+    assert queue.receive() == []
+    [record] = queue.history(message.id)
+    assert record.fate == "cancelled"
+
+
+def test_a_put_whose_answer_was_lost_and_whose_message_was_cancelled_stays_cancelled(
+    apart: Stage,
+) -> None:
+    queue, other = (apart.connect().queue("mail") for _ in range(2))
+    apart.faults.fail("insert")
+    with pytest.raises(StoreTimeout) as error:
+        queue.put("first", key="order-7")
+    assert other.cancel(key="order-7") is Answer.DONE
+    again = queue.put(error.value.messages[0])
+    apart.clock.advance(60)
+    assert queue.receive() == []
+    [record] = queue.history(again.id)
+    assert record.fate == "cancelled"
+    assert queue.audit().is_even
+
+
 def test_a_slow_put_that_nobody_has_displaced_is_confirmed(apart: Stage) -> None:
     queue = apart.connect().queue("mail")
     apart.faults.call("insert", lambda: apart.clock.advance(TIMEOUT_MS / 1e3 + 1))

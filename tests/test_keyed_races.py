@@ -288,6 +288,16 @@ def test_a_message_that_takes_the_name_of_a_dead_one_as_it_is_cancelled_stays(
     assert found.text == "y"
 
 
+def test_a_cancel_that_has_removed_a_dead_message_and_fails_then_is_maybe_done(
+    stage: Stage,
+) -> None:
+    queue = dead(stage, "off")
+    stage.faults.call("delete", lambda: stage.faults.fail("records keys"))
+    with pytest.raises(errors.StoreTimeout, match="the dead message is removed"):
+        queue.cancel(key="order-7")
+    assert left(queue.dead) == []
+
+
 def test_a_cancel_that_the_store_may_have_applied_says_so(stage: Stage) -> None:
     queue = stage.connect().queue("mail")
     queue.put("x", key="order-7", delay="1h")

@@ -15,6 +15,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Literal, TypeAlias
@@ -149,35 +150,37 @@ class Keyed:
         self._keep_up(name)
         removed: str | None = None
         pauses = Pauses(self._clock)
-        for _ in range(_TRIES):
-            found = self._keys.seek([name])[name]
-            row, state = found.row, found.state
-            is_meant = of is None or (found.key.is_of(of) and state is not Is.DEAD)
-            if removed is not None and row is not None:
-                # A redrive meanwhile may have put back the message just removed.
-                is_meant = row.message_id == removed
-            if state is Is.DEAD and row is not None and is_meant:
-                if self._remove_dead is not None:
-                    self._remove_dead(row)
-                removed = row.message_id
-            elif not is_meant or state is Is.HELD or state.is_absent:
-                return Answer.NOT_THERE if removed is None else Answer.DONE
-            elif (running := found.running) is not None:
-                is_one = state is Is.RUNNING
-                # Else the message was to follow the running one. If it alone is meant, that one
-                # runs on, and may be tried again.
-                is_alone = not is_one and of is not None
-                change = self._keys.unfollow(running) if is_alone else self._keys.doom(running)
-                if (is_one and running.is_doomed) or not self._keys.write([change]):
-                    if not is_one:
-                        self._end(row, found.key)
-                    return Answer.DONE if is_alone else Answer.RUNNING
-            elif not self._keys.write([self._keys.cancel(found)]):
-                self._end(row, found.key)
-                return Answer.DONE
-            else:
-                pauses.wait()
-        raise self._outrun(name)
+        with ExitStack() as stack:
+            for _ in range(_TRIES):
+                found = self._keys.seek([name])[name]
+                row, state = found.row, found.state
+                is_meant = of is None or (found.key.is_of(of) and state is not Is.DEAD)
+                if removed is not None and row is not None:
+                    # A redrive meanwhile may have put back the message just removed.
+                    is_meant = row.message_id == removed
+                if state is Is.DEAD and row is not None and is_meant:
+                    if self._remove_dead is not None:
+                        self._remove_dead(row)
+                    removed = row.message_id
+                    stack.enter_context(begun("the dead message is removed"))
+                elif not is_meant or state is Is.HELD or state.is_absent:
+                    return Answer.NOT_THERE if removed is None else Answer.DONE
+                elif (running := found.running) is not None:
+                    is_one = state is Is.RUNNING
+                    # Else the message was to follow the running one. If it alone is meant, that one
+                    # runs on, and may be tried again.
+                    is_alone = not is_one and of is not None
+                    change = self._keys.unfollow(running) if is_alone else self._keys.doom(running)
+                    if (is_one and running.is_doomed) or not self._keys.write([change]):
+                        if not is_one:
+                            self._end(row, found.key)
+                        return Answer.DONE if is_alone else Answer.RUNNING
+                elif not self._keys.write([self._keys.cancel(found)]):
+                    self._end(row, found.key)
+                    return Answer.DONE
+                else:
+                    pauses.wait()
+            raise self._outrun(name)
 
     def move(
         self, name: str, due: Due | None, delay: Duration | None, of: Row | None = None

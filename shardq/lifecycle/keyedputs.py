@@ -284,6 +284,9 @@ class KeyedPuts:
             if _is_placed(tried, found.key):
                 if again := self._keys.again(found, tried):
                     return _Planned(asked, again)
+                if not found.key.is_of(tried):
+                    # It may have been cancelled before its row was written. Ends are recorded once.
+                    self._settler.end([tried._replace(key=None)], End.CANCELLED)
                 asked.end(tried)
                 if asked.has_replaced:
                     self._after_replacing([(asked, None)])

@@ -120,7 +120,7 @@ def _was_put_anew(case: Case, one: Delivery) -> bool:
         for other in case.history.errands.values()
         if other.errand.key == call.errand.key and other.errand.does == "put"
     )
-    return (is_slow and is_another) or sum(one.ended_us < us < until_us for us in failed) > 1
+    return is_another and (is_slow or sum(one.ended_us < us < until_us for us in failed) > 1)
 
 
 def zombies(case: Case) -> Iterator[Breach]:

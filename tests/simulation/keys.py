@@ -84,18 +84,11 @@ def _answered(case: Case, named: Named) -> Iterator[Breach]:
 
 
 def _overs(named: Named, name: str, until_us: int, token: int) -> Iterator[ByKey]:
-    """Calls by which a message of a name was over at a time: cancelled, replaced or put anew.
-
-    Unless its caller put it again after that, who had not heard that it was put.
-    """
-    calls = named.calls[name]
-    repeated = [own for own in calls if own.token == token and own.is_unsure]
-    for call in calls:
+    """Calls by which a message of a name was over at a time: cancelled, replaced or put anew."""
+    for call in named.calls[name]:
         is_before = call.is_done and (call.ended_us or 0) <= until_us
-        is_put_again = any(_goes_on(own, call.begun_us) for own in repeated)
         if (
             is_before
-            and not is_put_again
             and call.errand.does != "move"
             and call.errand.of in (None, token)
             and call.token != token
@@ -115,10 +108,6 @@ def _is_called_off(named: Named, call: ByKey, us: int) -> bool:
         and call.token is not None
         and named.reason_to_go(call.token, us) is not None
     )
-
-
-def _goes_on(call: ByKey, us: int) -> bool:
-    return call.ended_us is None or call.ended_us > us
 
 
 def _heeded(case: Case, named: Named) -> Iterator[Breach]:
