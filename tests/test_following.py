@@ -226,7 +226,7 @@ def test_what_follows_waits_where_nothing_is_known_of_the_run_before_it(stage: S
     key = names.keys.look(["doc-1"])["doc-1"]
     view = View(stage.clock.now_us())
     unknown = Standing(key, None, Is.PENDING)
-    assert refusal_of(row, key, {}, view, unknown) is Refusal.BEHIND
+    assert refusal_of(row, unknown, view) is Refusal.BEHIND
 
 
 def test_a_move_by_key_or_id_an_edit_and_a_replace_are_of_what_follows(either: Stage) -> None:

@@ -107,7 +107,7 @@ def test_why_a_row_may_not_begin_follows_from_its_generation_and_what_is_there(
 ) -> None:
     row = _at(BEFORE)._replace(key=Key("a", generation).text())
     found = {place: _at(place) for place in there}
-    assert refusal_of(row, key, found, VIEW) is refusal
+    assert refusal_of(row, judge(key, found, VIEW), VIEW) is refusal
 
 
 def test_on_a_store_whose_writes_are_at_once_what_is_not_there_has_ended() -> None:

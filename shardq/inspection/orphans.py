@@ -11,14 +11,12 @@ from typing import TYPE_CHECKING
 from shardq.errors import StoreOverread
 from shardq.model import names
 from shardq.model.key import BUCKETS
-from shardq.records import keyrow
 from shardq.records.standing import Is
 from shardq.stores.tables import KEYS, PLACES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from shardq.records.keyrow import KeyRow
     from shardq.records.keys import Keys
     from shardq.records.register import Register
     from shardq.stores.store import Store
@@ -96,16 +94,10 @@ class Orphans:
             noted = notes[n : n + _PAGE]
             rows = self._keys.look({name for name, _ in noted})
             lost = [
-                (name, message) for name, message in noted if message not in _led_to(rows[name])
+                (name, message)
+                for name, message in noted
+                if message not in (*rows[name].messages, rows[name].buried)
             ]
             if lost:
                 self._store.erase(PLACES, partition, lost)
         return freed
-
-
-def _led_to(key: KeyRow) -> Iterable[str | None]:
-    """The messages whose notes a name leads to."""
-    at = key.at
-    is_dead = at is not None and keyrow.is_dead(at)
-    buried = keyrow.message_in(at.id, key.generation) if at is not None and is_dead else None
-    return key.message, key.message_before, buried, key.message_behind

@@ -29,6 +29,8 @@ from shardq.model.message import key_of
 from shardq.model.shard import Position, Shard
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from shardq.model.message import Row
 
 _FREE = "free"
@@ -195,9 +197,32 @@ class KeyRow:
         return message_in(self.first, self.before.generation)
 
     @property
-    def message_behind(self) -> str | None:
-        """The followed message and its generation, as `message`; None if this follows none."""
-        return None if self.behind is None else self.behind.message
+    def messages(self) -> list[str]:
+        """The messages whose notes tell the places of their rows."""
+        behind = None if self.behind is None else self.behind.message
+        return [one for one in (self.message, self.message_before, behind) if one is not None]
+
+    @property
+    def buried(self) -> str | None:
+        """The key of the note that a dead message has if it has moved; None if it is not dead."""
+        if self.at is None or not is_dead(self.at):
+            return None
+        return message_in(self.at.id, self.generation)
+
+    def noted(self, places: Mapping[tuple[str, str], Position]) -> KeyRow:
+        """The same row, with the places in the notes of its messages.
+
+        Args:
+            places: Name and message -> the place in its note.
+        """
+        if self.first is None:
+            return self
+        return replace(
+            self,
+            at=places.get((self.name, self.message or "")),
+            before_at=places.get((self.name, self.message_before or "")),
+            behind=None if self.behind is None else self.behind.noted(places),
+        )
 
     def is_of(self, row: Row) -> bool:
         """True if it names the message of a row, in any generation."""

@@ -95,33 +95,12 @@ class Keys(KeyChanges):
             stored = self._store.records(KEYS, (self._queue, bucket), of_bucket)
             for name in of_bucket:
                 rows[name] = KeyRow.read(self._queue, name, *stored.get(name, (None, None)))
-        places = self._places(
-            (name, message)
-            for name, row in rows.items()
-            for message in (row.message, row.message_before, row.message_behind)
-            if message is not None
-        )
-        for name, row in rows.items():
-            if row.first is not None:
-                at = places.get((name, row.message or ""))
-                before_at = places.get((name, row.message_before or ""))
-                rows[name] = replace(row, at=at, before_at=before_at)
-                if (behind := row.behind) is not None:
-                    behind = replace(behind, at=places.get((name, behind.message or "")))
-                    rows[name] = replace(rows[name], behind=behind)
-        return self._among_dead(rows)
-
-    def _among_dead(self, rows: dict[str, KeyRow]) -> dict[str, KeyRow]:
-        """The rows, with the places that dead messages have moved to since they died."""
-        buried = {
-            name: keyrow.message_in(row.at.id, row.generation)
-            for name, row in rows.items()
-            if row.at is not None and keyrow.is_dead(row.at)
-        }
-        places = self._places(buried.items())
-        for name, message in buried.items():
-            rows[name] = replace(rows[name], dead_at=places.get((name, message)))
-        return rows
+        places = self._places((name, one) for name, key in rows.items() for one in key.messages)
+        rows = {name: key.noted(places) for name, key in rows.items()}
+        # A dead message may have moved since it died.
+        buried = self._places((name, key.buried) for name, key in rows.items() if key.buried)
+        dead_at = {name: place for (name, _), place in buried.items()}
+        return rows | {name: replace(rows[name], dead_at=at) for name, at in dead_at.items()}
 
     def _places(self, wanted: Iterable[tuple[str, str]]) -> dict[tuple[str, str], Position]:
         """(name, message) -> the place in its note, for those that have one."""
@@ -384,31 +363,26 @@ class Keys(KeyChanges):
 
     def refusals(self, rows: Sequence[Row]) -> dict[Position, Refused]:
         """The place of each row -> why it was refused to begin."""
-        keys = self.look({own_key(row).name for row in rows})
-        # The row of a running message may move between two reads: `seek` reads again.
-        standings = self.seek(name for name, key in keys.items() if key.behind is not None)
-        keys |= {name: standing.key for name, standing in standings.items()}
-        found = self._found(keys.values(), before=False)
+        standings = self.seek({own_key(row).name for row in rows})
         view = self._view(())
-        refusals = {}
+        refusals: dict[Position, Refused] = {}
+        replaced: dict[str, Change] = {}
         for row in rows:
-            name = own_key(row).name
-            standing = standings.get(name)
-            why = refusal_of(row, keys[name], found, view, standing)
-            behind = None if standing is None else standing.behind
-            superseded = None
-            if behind is not None and why is Refusal.AGAIN:
+            standing = standings[own_key(row).name]
+            key, behind, superseded = standing.key, standing.behind, None
+            why = refusal_of(row, standing, view)
+            if why is Refusal.AGAIN and behind is not None:
                 waits = behind.state is Is.WAITING
                 superseded = behind.row if waits else self.doomed_row(behind.key)
-            refusals[row.position] = Refused(why, keys[name], superseded)
-        replaced = {key.name: key for why, key, _ in refusals.values() if why is Refusal.REPLACED}
-        changed = self.write([self.renew(key) for key in replaced.values()])
-        for row in rows:
-            why, key, _ = refusals[row.position]
             if why is Refusal.REPLACED:
-                sure = Refusal.COPY if key.is_of(row) else Refusal.CANCELLED
-                why = sure if key.name not in changed else Refusal.LATER
-                refusals[row.position] = Refused(why, key)
+                replaced[key.name] = self.renew(key)
+                why = Refusal.COPY if key.is_of(row) else Refusal.CANCELLED
+            refusals[row.position] = Refused(why, key, superseded)
+        if replaced:
+            changed = self.write([*replaced.values()])
+            for row in rows:
+                if own_key(row).name in changed:
+                    refusals[row.position] = Refused(Refusal.LATER, refusals[row.position].key)
         return refusals
 
     def end(self, rows: Iterable[Row]) -> None:

@@ -203,50 +203,45 @@ class Refusal(Enum):
     """The row may begin by now."""
 
 
-def refusal_of(
-    row: Row, key: KeyRow, found: Found, view: View, standing: Standing | None = None
-) -> Refusal:
+def refusal_of(row: Row, standing: Standing, view: View) -> Refusal:
     """Judge why a row was refused to begin.
 
     Args:
         row: The row, with a key.
-        key: The key's row, read after the refusal.
-        found: The rows found at `key.places`.
+        standing: What the key stands for, read after the refusal.
         view: The times by which to judge.
-        standing: The name's standing, if its message follows another.
     """
-    generation = own_key(row).generation
+    key, behind, generation = standing.key, standing.behind, own_key(row).generation
     if not key.is_of(row):
         return _of_another(row, standing, view)
     if generation == key.generation:
         if key.is_doomed:
             return Refusal.CANCELLED
-        behind = None if standing is None else standing.behind
         # Without a standing of the followed message, it may run: others keep changing the key.
         is_alone = key.behind is None or (behind is not None and behind.running is None)
         return Refusal.AGAIN if is_alone else Refusal.BEHIND
     if generation > key.generation:
         # The key is written before the row: a replica is behind, or was restored from a copy.
         return Refusal.LATER
-    return _of_older(generation, key, found, view)
+    return _of_older(generation, standing, view)
 
 
-def _of_older(generation: int, key: KeyRow, found: Found, view: View) -> Refusal:
+def _of_older(generation: int, standing: Standing, view: View) -> Refusal:
     """Judge a refused row of an older generation of its message."""
+    key, row = standing.key, standing.row
     before, place = key.before, key.place
     is_begun = key.does is Does.BEGUN
     if before is None or before.generation != generation or is_begun or place is None:
         return Refusal.COPY
-    if place in found or key.at is not None:
+    if key.at is not None or (row is not None and row.position == place):
         return Refusal.REPLACED if view.is_half_over(place) else Refusal.COPY
     return Refusal.STRANDED if view.is_over(place) else Refusal.LATER
 
 
-def _of_another(row: Row, standing: Standing | None, view: View) -> Refusal:
+def _of_another(row: Row, standing: Standing, view: View) -> Refusal:
     """Judge a refused row whose name another message has, which may follow the row's message."""
-    behind = None if standing is None else standing.key.behind
-    place = None if standing is None else standing.key.place
-    if standing is None or behind is None or place is None or not behind.is_of(row):
+    behind, place = standing.key.behind, standing.key.place
+    if behind is None or place is None or not behind.is_of(row):
         return Refusal.OVER
     if own_key(row).generation < behind.generation:
         return Refusal.COPY
