@@ -84,11 +84,17 @@ def _answered(case: Case, named: Named) -> Iterator[Breach]:
 
 
 def _overs(named: Named, name: str, until_us: int, token: int) -> Iterator[ByKey]:
-    """Calls by which a message of a name was over at a time: cancelled, replaced or put anew."""
-    for call in named.calls[name]:
+    """Calls by which a message of a name was over at a time: cancelled, replaced or put anew.
+
+    Unless its body comes from an edit that was unsure, and that its caller did again after that.
+    """
+    calls = named.calls[name]
+    edits = [one for one in calls if one.token == token and one.errand.does == "edit"]
+    for call in calls:
         is_before = call.is_done and (call.ended_us or 0) <= until_us
         if (
             is_before
+            and not any(one.is_unsure and _goes_on(one, call.begun_us) for one in edits)
             and call.errand.does != "move"
             and call.errand.of in (None, token)
             and call.token != token
@@ -108,6 +114,10 @@ def _is_called_off(named: Named, call: ByKey, us: int) -> bool:
         and call.token is not None
         and named.reason_to_go(call.token, us) is not None
     )
+
+
+def _goes_on(call: ByKey, us: int) -> bool:
+    return call.ended_us is None or call.ended_us > us
 
 
 def _heeded(case: Case, named: Named) -> Iterator[Breach]:
