@@ -74,9 +74,13 @@ class Start:
         outcome: The outcome of a delivery that does not begin.
         after_us: How soon the row of such a delivery is released; 0: it ends by `outcome`, at once.
         until_us: If begun in advance: time since boot until which it waits for a slot.
+        damage: What is damaged in its row or its key's; empty if nothing is.
     """
 
-    __slots__ = ("after_us", "change", "has_begun", "is_over", "name", "one", "outcome", "until_us")
+    __slots__ = (
+        *("after_us", "change", "damage", "has_begun", "is_over"),
+        *("name", "one", "outcome", "until_us"),
+    )
 
     def __init__(self, one: Delivery, change: Change | None) -> None:
         self.one = one
@@ -86,6 +90,7 @@ class Start:
         self.outcome: Outcome = GIVEN_UP
         self.after_us = 0
         self.until_us = 0
+        self.damage = ""
 
     def refuse(self, outcome: Outcome, after_us: int = 0) -> None:
         """Decide that the delivery does not begin."""
@@ -139,8 +144,6 @@ class Starts:
         if not self._has_keys:
             return Start(one, None)
         start = self._begun_ahead(one)
-        if start is None:
-            return None
         is_low = start.is_over and self._is_low()
         while is_low or not start.is_over:
             is_low = False
@@ -153,11 +156,7 @@ class Starts:
 
     def begin_all(self, deliveries: Iterable[Delivery]) -> dict[Delivery, Start]:
         """Begin many, as `begin` does, for callers of `receive`; returns those that have begun."""
-        starts = []
-        for one in deliveries:
-            start = self._start(one) if self._has_keys else Start(one, None)
-            if start is not None:
-                starts.append(start)
+        starts = [self._start(one) if self._has_keys else Start(one, None) for one in deliveries]
         while left := [start for start in starts if not start.is_over]:
             self._decide(_by_name(left))
         for start in starts:
@@ -231,7 +230,7 @@ class Starts:
 
     # Writing --------------------------------------------------------------------------------------
 
-    def _begun_ahead(self, one: Delivery) -> Start | None:
+    def _begun_ahead(self, one: Delivery) -> Start:
         """The start of a delivery: one made in advance, or a new one that waits to be written."""
         with self._lock:
             self._taken += 1
@@ -243,20 +242,20 @@ class Starts:
                     return start
                 self._back += [] if start.change is None else [start.change]
         start = self._start(one)
-        if start is not None:
+        if not start.is_over:
             with self._lock:
                 self._asked.append(start)
         return start
 
-    def _start(self, one: Delivery) -> Start | None:
+    def _start(self, one: Delivery) -> Start:
+        """A start that is to be decided; it is refused if its row is damaged."""
+        start = Start(one, None)
         try:
-            return Start(one, self._keys.begin(one.row))
+            start = Start(one, self._keys.begin(one.row))
         except StoreCorrupt as error:
-            log.error("%s", error)  # noqa: TRY400 - it says all that there is to say
-            start = Start(one, None)
             start.refuse(GIVEN_UP, _DAMAGED_US)
-            self._pass_on(start)
-            return None
+            start.damage = str(error)
+        return start
 
     def _is_low(self) -> bool:
         """True if threads will have taken all starts in advance before more are written.
@@ -337,20 +336,13 @@ class Starts:
         chosen = [
             start
             for one in first
-            if one.row.id not in ahead and (start := self._start_ahead(one)) is not None
+            if one.row.id not in ahead and not (start := self._start(one)).is_over
         ]
         with self._lock:
             ahead.update((start.one.row.id, start) for start in chosen)
             # A part of the rows that exist: otherwise each row that is taken would cause a search.
             self._low = len(first) // _LOW_PART
         return chosen
-
-    def _start_ahead(self, one: Delivery) -> Start | None:
-        try:
-            return Start(one, self._keys.begin(one.row))
-        except StoreCorrupt:
-            # The thread that takes the row logs it.
-            return None
 
     def _decide(self, starts: Sequence[Start]) -> None:
         """Begin these, each of another name; those that the store fails to write are released."""
@@ -437,8 +429,8 @@ class Starts:
         except StoreCorrupt as error:
             if len(starts) > 1:
                 return [one for start in starts for one in self._refusals([start])]
-            log.error("%s", error)  # noqa: TRY400 - likewise
             starts[0].refuse(GIVEN_UP, _DAMAGED_US)
+            starts[0].damage = str(error)
             return []
         return [(start, found[start.one.row.position]) for start in starts]
 
@@ -456,6 +448,8 @@ class Starts:
     def _pass_on(self, start: Start) -> None:
         """End a delivery that does not begin: by its outcome at once, or by a release later."""
         one = start.one
+        if start.damage:
+            log.error("%s", start.damage)
         if not start.after_us:
             self._outbox.finish(one, start.outcome)
             return
