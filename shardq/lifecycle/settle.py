@@ -85,11 +85,11 @@ class Settler:
     def carry_out(self, moves: Sequence[Move]) -> tuple[set[Position], dict[bytes, Row]]:
         """Do the moves whose old rows still exist; safe to repeat with the same moves.
 
-        A repeat after an unknown outcome finds the old row gone, and does nothing.
+        A repeat after an unknown outcome does what is left: of a move that was done, nothing.
 
         Returns:
-            The old positions that were gone, for which nothing was written; and the result of
-            `repair` for the new rows.
+            The old positions of messages that others have settled, for which no new row exists; and
+            the result of `repair` for the new rows.
         """
         if not moves:
             return set(), {}
@@ -106,7 +106,17 @@ class Settler:
         if in_steps:
             self._transfer(noted(in_steps, there), [there[move.old] for move in in_steps])
         self._store.move(noted(at_once, there))
-        return gone, self.repair([move.new for move in moves])
+        repaired = self.repair([move.new for move in moves])
+        if gone:
+            # An earlier try whose answer was lost has done some of them: their new rows exist.
+            made = {
+                move.old: repaired.get(move.new.id, move.new).position
+                for move in moves
+                if move.old in gone
+            }
+            stand = self.still_there(made.values())
+            gone = {old for old, new in made.items() if new not in stand}
+        return gone, repaired
 
     def carry_out_surely(self, moves: Sequence[Move]) -> set[Position]:
         """Do the moves as `carry_out` does, and repeat them if the store fails.

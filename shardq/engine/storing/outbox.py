@@ -41,13 +41,11 @@ from shardq.records.ledger import End
 from shardq.stores.store import Try
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
-    from collections.abc import Set as AbstractSet
+    from collections.abc import Collection
 
     from shardq.engine.groups.room import GroupLanes
     from shardq.engine.handing.delivery import Delivery
     from shardq.engine.members.member import Member
-    from shardq.model.shard import Position
     from shardq.stores.store import Move
 
 log = logging.getLogger(__name__)
@@ -531,9 +529,6 @@ class Outbox:
             raise
         # A claim that was too late for its minute was moved to now: its ack has to find it there.
         claim = repaired.get(plan.new.id, plan.new)
-        if gone and again:
-            # The first try may have been applied though its answer was lost.
-            gone -= {plan.old for _ in self._settler.still_there([claim.position])}
         del self._parking[was]
         self._note_parked(one, claim, is_lost=bool(gone))
         if self._running.pop(was, None) is not None:
@@ -672,10 +667,8 @@ class Outbox:
     def _flush_moves(self) -> None:
         self._leave_lapsed()
         gone, repaired = self._settler.carry_out([pending.move for pending in self._moves])
-        dead = self._dead_here(gone, repaired)
         moves, self._moves = self._moves, []
         self._memory.read_again(p.move.new for p in moves)
-        self._note_deaths(dead)
         for pending in moves:
             self._count(pending)
             if pending.move.old in gone:
@@ -683,22 +676,13 @@ class Outbox:
         ended = [pending.one for pending in moves]
         self._groups.edits.tell(ended)
         self._conclude(ended)
+        done = [p for p in moves if p.move.old not in gone]
+        now = [repaired.get(p.move.new.id, p.move.new) for p in done]
+        self._note_deaths([row for p, row in zip(done, now, strict=True) if p.fate is Fate.BURY])
         self._happened.moved += [
-            repaired.get(p.move.new.id, p.move.new)
-            for p in moves
-            if p.fate is not Fate.BURY and p.one.begun_us and p.move.old not in gone
-        ]
-
-    def _dead_here(self, gone: AbstractSet[Position], repaired: Mapping[bytes, Row]) -> list[Row]:
-        """The new rows of messages that these moves buried, and that nobody else had settled."""
-        buried = [p.move for p in self._moves if p.fate is Fate.BURY]
-        # A try whose answer was lost may have buried it: then its new row exists.
-        doubtful = [move.new.position for move in buried if move.old in gone]
-        there = self._settler.still_there(doubtful) if doubtful else ()
-        return [
-            repaired.get(move.new.id, move.new)
-            for move in buried
-            if move.old not in gone or move.new.position in there
+            row
+            for p, row in zip(done, now, strict=True)
+            if p.fate is not Fate.BURY and p.one.begun_us
         ]
 
     def _count(self, pending: _Pending) -> None:
