@@ -55,7 +55,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_TRIES = 40
 _SLACK_US = 1_000_000
 """A command waits for a row about to be written as long as three take, and this much longer."""
 
@@ -149,9 +148,8 @@ class Keyed:
         """
         self._keep_up(name)
         removed: str | None = None
-        pauses = Pauses(self._clock)
         with ExitStack() as stack:
-            for _ in range(_TRIES):
+            for _ in Pauses(self._clock):
                 found = self._keys.seek([name])[name]
                 row, state = found.row, found.state
                 is_meant = of is None or (found.key.is_of(of) and state is not Is.DEAD)
@@ -178,8 +176,6 @@ class Keyed:
                 elif not self._keys.write([self._keys.cancel(found)]):
                     self._end(row, found.key)
                     return Answer.DONE
-                else:
-                    pauses.wait()
             raise self._outrun(name)
 
     def move(
@@ -238,8 +234,7 @@ class Keyed:
             of: A row of the message to replace; None: any message that has the key.
         """
         self._keep_up(name)
-        pauses = Pauses(self._clock)
-        for _ in range(_TRIES):
+        for _ in Pauses(self._clock):
             found = self._seek(name)
             if found.state is Is.RUNNING:
                 return Answer.RUNNING
@@ -252,7 +247,6 @@ class Keyed:
             if not any(self._settler.keys.place([command])):
                 self._follow(found.row, command.change.insert[0])
                 return Answer.DONE
-            pauses.wait()
         raise self._outrun(name)
 
     def _seek(self, name: str) -> Standing:

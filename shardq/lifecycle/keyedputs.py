@@ -57,7 +57,6 @@ OnConflict: TypeAlias = Literal["keep", "replace", "reject", "debounce"]
 """What a put does if a message has its key already."""
 CHOICES: tuple[OnConflict, ...] = ("keep", "replace", "reject", "debounce")
 """All choices, the default first."""
-_TRIES = 40
 _WITHIN_US = 100_000_000
 """A put waits this long for a row about to be written, while others keep changing its key."""
 
@@ -259,23 +258,24 @@ class KeyedPuts:
 
     def _carry_out(self, many: Sequence[Asked]) -> None:
         """Carry out puts under different keys: look, write, look again if others were quicker."""
-        pauses = Pauses(self._clock)
-        for turn in range(_TRIES):
-            left = [asked for asked in many if not asked.is_over]
-            if not left:
-                return
-            if turn:
-                pauses.wait()
+        left = [asked for asked in many if not asked.is_over]
+        for _ in Pauses(self._clock) if left else ():
             self._register.refresh(force=True)  # Purged messages do not exist for a put.
             if self._register.settings.dropped:
                 raise UnknownQueue(f"queue {self._register.name!r} has been dropped.")
             standings = self._keys.seek(asked.name for asked in left)
             for name, found in standings.items():
                 if found.state is Is.PENDING:
-                    standings[name] = self._await(name)
+                    awaited = self._keys.await_row(name, _WITHIN_US)
+                    if awaited is None:
+                        raise self._contended(name)
+                    standings[name] = awaited
             plans = [self._plan(asked, standings[asked.name]) for asked in left]
             self._place([plan for plan in plans if plan is not None])
-        if left := [asked for asked in many if not asked.is_over]:
+            left = [asked for asked in left if not asked.is_over]
+            if not left:
+                return
+        if left:
             raise self._contended(left[0].name)
 
     def _plan(self, asked: Asked, found: Standing) -> _Planned | None:
@@ -445,17 +445,6 @@ class KeyedPuts:
         """The same row, due at another time."""
         shard = self._register.layout.shard(due_ms, row.shard.lane)
         return row._replace(shard=shard, due_ms=due_ms)
-
-    def _await(self, name: str) -> Standing:
-        """What a name stands for, once it is not pending.
-
-        Raises:
-            StoreUnavailable: If others keep changing the key.
-        """
-        found = self._keys.await_row(name, _WITHIN_US)
-        if found is None:
-            raise self._contended(name)
-        return found
 
     def _contended(self, name: str) -> StoreUnavailable:
         return StoreUnavailable(

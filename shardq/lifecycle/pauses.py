@@ -6,8 +6,11 @@ import secrets
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from shardq.clock import Clock
 
+_TRIES_MAX = 40
 _LONGEST_US = 250_000
 _DOUBLINGS_MAX = 4
 """Newer callers would outrun a caller with much longer pauses for ever."""
@@ -15,7 +18,7 @@ _BITS = 16
 
 
 class Pauses:
-    """Keeps callers that change the same record out of each other's way.
+    """Iterates over the tries of a change, and keeps callers of one record out of each other's way.
 
     A pause is random, up to the time of the last try, twice that after each further try, 16 times
     at most. Without pauses some of 16 callers that put under one key on Cassandra lose 20 times.
@@ -25,6 +28,12 @@ class Pauses:
         self._clock = clock
         self._count = 0
         self._since_us = clock.boot_us()
+
+    def __iter__(self) -> Iterator[int]:
+        for turn in range(_TRIES_MAX):
+            if turn:
+                self.wait()
+            yield turn
 
     def wait(self) -> None:
         """Wait after a try in which another process was quicker."""
