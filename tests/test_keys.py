@@ -138,7 +138,7 @@ def test_a_slow_put_whose_message_began_or_was_moved_meanwhile_is_a_success(queu
     queue.wait(2)
     assert queue.begins(row)
     assert queue.keys.displaced([put]) == {}
-    assert not any(queue.keys.place([queue.command(row)]))
+    assert not any(queue.settler.place([queue.command(row)]))
     assert queue.keys.displaced([put]) == {}
 
 
@@ -236,7 +236,7 @@ def test_a_note_that_comes_late_hides_neither_the_next_generation_nor_the_next_m
     queue.put(row)
     stray = queue.moves_to(row, 90_000)._replace(id=row_ids.next(queue.clock.now_us() + 10_000_000))
     command = queue.command(row)
-    queue.keys.place([command])
+    queue.settler.place([command])
     queue.note(stray)
     assert queue.of()[1:3] == (command.change.insert[0], Is.WAITING)
     queue.begins(command.change.insert[0])
@@ -257,7 +257,7 @@ def test_a_command_replaces_the_row_and_what_is_left_of_it_never_begins(queue: N
     row = queue.row()
     queue.put(row)
     command = queue.command(row)
-    assert not any(queue.keys.place([command]))
+    assert not any(queue.settler.place([command]))
     [new] = command.change.insert
     assert (new.first, keyrow.own_key(new).generation) == (row.id, 2)
     assert queue.of()[1:3] == (new, Is.WAITING)
@@ -298,7 +298,7 @@ def test_a_stranded_row_comes_back_and_the_slow_command_is_told(queue: Names) ->
     late = queue.crashed(command.change)
     queue.wait(2)
     back = queue.keys.re_place(queue.of().key, row)
-    assert not any(queue.keys.place([back]))
+    assert not any(queue.settler.place([back]))
     queue.store.insert([late])
     assert queue.keys.displaced([command.change]).keys() == {"order-7"}
     assert not queue.begins(late)
@@ -333,7 +333,7 @@ def test_a_replaced_row_is_a_copy_only_once_nobody_can_go_by_it_any_more(queue: 
     other = queue.command(row)
     queue.store.insert([late])
     assert queue.refusal(row) is Refusal.COPY
-    assert queue.keys.place([other]).refused == {"order-7"}
+    assert queue.settler.place([other]).refused == {"order-7"}
 
 
 def test_what_was_cancelled_as_it_ran_is_not_there_for_commands(queue: Names) -> None:
@@ -356,7 +356,7 @@ def test_an_old_copy_of_what_has_begun_since_is_not_brought_back(queue: Names) -
     row = queue.row()
     queue.put(row)
     command = queue.command(row)
-    queue.keys.place([command])
+    queue.settler.place([command])
     queue.store.insert([row])
     [new] = command.change.insert
     queue.begins(new)
@@ -373,7 +373,7 @@ def test_the_note_of_a_replaced_generation_is_erased(queue: Names) -> None:
     note = note_of(row)
     assert note is not None
     before = queue.of().key
-    queue.keys.place([queue.command(row)])
+    queue.settler.place([queue.command(row)])
     queue.keys.forget(before)
     assert not queue.store.notes(PLACES, note.partition, [note.key])
 

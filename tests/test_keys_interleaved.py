@@ -145,7 +145,7 @@ class Process:
     def commanded(self, key: keyrow.KeyRow, old: Row) -> bool:
         row_id = ids.after(old.id, self.clock.now_us())
         new = self.placed(old, self.due_ms(), row_id)._replace(claim=None)
-        if any(self.keys.place([self.keys.command(key, old, new)])):
+        if any(self.settler.place([self.keys.command(key, old, new)])):
             return False
         moves = self.book.replaced.setdefault(key.first or b"", [])
         moves.append((self.turns.steps, key.generation + 1))
@@ -234,7 +234,7 @@ class Process:
             if not self.keys.write([begun]):
                 self.run(row, begun, is_calm=False)
         elif why is Refusal.STRANDED:
-            self.keys.place([self.keys.re_place(key, row)])
+            self.settler.place([self.keys.re_place(key, row)])
 
     def run(self, row: Row, begun: Any, *, is_calm: bool) -> None:
         generation = keyrow.own_key(row).generation

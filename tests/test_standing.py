@@ -161,7 +161,7 @@ def test_what_is_no_place_is_refused(text: object) -> None:
 
 
 LIVE = keyrow.message_in(FIRST, 2)
-STATE = keyrow.waiting(OLD, "n", before=Before(1, BEFORE), unique_ms=5)
+STATE = keyrow.waiting(OLD, before=Before(1, BEFORE), unique_ms=5).text()
 
 
 def test_a_state_is_read_as_it_was_written() -> None:

@@ -244,7 +244,7 @@ class Keyed:
             if found.state is not Is.WAITING or found.row is None:
                 return Answer.NOT_THERE
             command = self._keys.command(found.key, found.row, plan(found.row.checked()))
-            if not any(self._settler.keys.place([command])):
+            if not any(self._settler.place([command])):
                 self._follow(found.row, command.change.insert[0])
                 return Answer.DONE
         raise self._outrun(name)

@@ -1,15 +1,17 @@
 """Putting messages under keys: the name is taken first, then the row is written.
 
 ```
- put ──► name taken ──► row written ──► slow? still ours? ──► stored
-          └─ refused: the name has ─┬─ no message any more ──► taken over
-                                    ├─ a row about to be written ──► watched, 2 write timeouts
-                                    └─ a message ──► keep | reject | replace | debounce
-                                            └─ it runs: a debounce follows it
+ put ──► name free? taken, row written, slow? confirmed ──► stored
+          └─ no ──► what it stands for ─┬─ the message of this put ──► the same write again
+                                        ├─ no message any more ──► taken over
+                                        ├─ a row about to be written ──► watched, 2 write timeouts
+                                        └─ a message ──► keep | reject | replace | debounce
+                                                └─ it runs: a debounce follows it
 ```
 
-Names are taken in bulk, and conflicts with existing messages are settled in bulk. All other
-refusals are resolved one by one. `records/keys.py` reads and changes names.
+A put of one is a put of many: each turn reads and writes the names of all that are left. A repeat
+begins with the look, and knows its message by the id of the row that it tried to write.
+`Settler.place` writes names and rows.
 """
 
 from __future__ import annotations
@@ -333,7 +335,7 @@ class KeyedPuts:
         before = [asked.tried for asked, _, _ in planned]
         for asked, placing, _ in planned:
             asked.tried = placing.row
-        refused, displaced = self._keys.place([one.placing for one in planned])
+        refused, displaced = self._settler.place([one.placing for one in planned])
         for one, tried in zip(planned, before, strict=True) if refused else ():
             if one.asked.name in refused:
                 one.asked.tried = tried

@@ -4,6 +4,7 @@
  planner ─► moves ─► old row exists? ─┬─ yes ─► the moves ─► too late? repaired
                                       └─ no ──► settled by another: nothing is written
             ends ──► recorded, if the queue keeps a history ─► pointers ─► rows deleted
+ placings ─► names taken ─► rows written ─► slow? confirmed ─► old rows deleted
 ```
 
 A consumer's own acks under a valid lease are blind deletes. A move into another queue is an end in
@@ -13,11 +14,11 @@ this queue and an entry in the other.
 from __future__ import annotations
 
 import logging
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from shardq.errors import StoreTimeout, StoreUnavailable, begun
+from shardq.errors import StoreError, StoreRefused, StoreTimeout, StoreUnavailable, begun
 from shardq.lifecycle.moves import Begun, Trail
 from shardq.lifecycle.planner import Planner
 from shardq.lifecycle.pointers import KeyPointers, noted, write_notes
@@ -45,6 +46,19 @@ CLAIM_MARGIN_MS = 1_000
 _REPAIRS = 5
 _REPEATS = 5
 _REPEAT_S = 0.5
+
+
+class Taken(NamedTuple):
+    """The names that placements have not got.
+
+    Attributes:
+        refused: Names that were not as they had been read; nothing was written.
+        displaced: Names that were taken so slowly that others have taken them over meanwhile. The
+            new rows are written, and the old ones still exist.
+    """
+
+    refused: set[str]
+    displaced: set[str]
 
 
 class Settler:
@@ -237,10 +251,50 @@ class Settler:
                 last = [move for move in wanted if move.old in standing.key.places]
                 chosen[name] = (last or wanted)[0]
                 placings.append(names_there.placing(chosen[name].new, standing))
-        refused, displaced = names_there.place(placings)
+        refused, displaced = self.place(placings, names_there)
         self._repeated(self._store.delete, [chosen[name].new.position for name in displaced])
         done = {one.old for name, one in chosen.items() if name not in refused | displaced}
         return [move for move in moves if move.old not in done]
+
+    def place(self, placings: Sequence[Placing], keys: Keys | None = None) -> Taken:
+        """Place rows under different names, each in steps; a repeat finishes what is half done.
+
+        The name is taken, the row written, the name confirmed if that took long, the old row
+        deleted.
+
+        Args:
+            placings: The rows and their names.
+            keys: The names of another queue that the rows go to; None: those of this queue.
+
+        Raises:
+            StoreTimeout: Some may be placed.
+            StoreRefused: The store refuses a row for good; names without their rows are given back.
+        """
+        if not placings:
+            return Taken(set(), set())
+        keys = keys or self.keys
+        try:
+            refused = set(keys.write([one.change for one in placings]))
+        except StoreRefused:
+            self._undo(keys, [one for one in placings if one.old is None])
+            raise
+        done = [one for one in placings if one.name not in refused]
+        with begun("some of the keys are taken"):
+            displaced = set(keys.displaced([one.change for one in done]))
+            done = [one for one in done if one.name not in displaced] if displaced else done
+            # Deleted last: a command that has displaced another may still use the old row.
+            if old := [one.old for one in done if one.old and not one.change.delete]:
+                self._store.delete(old)
+            for one in done:
+                if one.over is not None:
+                    keys.forget(one.over)
+        return Taken(refused, displaced)
+
+    def _undo(self, keys: Keys, puts: Sequence[Placing]) -> None:
+        """Give back names that were taken for rows that the store refuses for good."""
+        with suppress(StoreError):
+            there = {row.id for row in self._store.find([one.row.position for one in puts])}
+            keys.write([keys.undo(one.change) for one in puts if one.row.id not in there])
 
     def still_there(self, positions: Iterable[Position]) -> set[Position]:
         """The positions at which rows still exist."""

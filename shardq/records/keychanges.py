@@ -18,7 +18,6 @@ first, then the message's row.
 
 from __future__ import annotations
 
-import secrets
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from shardq.model import ids, names
@@ -26,7 +25,7 @@ from shardq.model.key import BUCKETS, bucket_of
 from shardq.model.message import moved
 from shardq.model.times import ceil_ms
 from shardq.records import keyrow
-from shardq.records.keyrow import Before, Does, KeyRow, first_of, own_key
+from shardq.records.keyrow import Before, Does, KeyRow, State, first_of, own_key
 from shardq.stores.tables import Change
 
 if TYPE_CHECKING:
@@ -183,7 +182,7 @@ class KeyChanges:
         return self._renewed(change.key[0], dict(change.new or {}))
 
     def _renewed(self, name: str, stored: Seen) -> Change:
-        state = keyrow.renewed(str(stored["state"]), _nonce())
+        state = State.read(stored["state"]).renewed().text()
         return self._change(name, stored, {**stored, "state": state})
 
     def undo(self, change: Change) -> Change:
@@ -204,7 +203,7 @@ class KeyChanges:
                 the message that was to follow it was never written; None if it has its name.
         """
         key = own_key(row)
-        state = keyrow.begun(row.position, _nonce(), row.serial)
+        state = keyrow.begun(row.position, row.serial).text()
         live = keyrow.message_in(first_of(row), key.generation)
         seen: Seen = {"live": live} if over is None else over.stored
         return self._change(key.name, seen, {"live": live, "state": state})
@@ -212,8 +211,8 @@ class KeyChanges:
     def give_back(self, change: Change) -> Change:
         """Record that a delivery recorded as begun did not begin. Refused if it was cancelled."""
         new = dict(change.new or {})
-        state = keyrow.given_back(str(new["state"]), _nonce())
-        return change._replace(seen=new, new=new | {"state": state})
+        state = State("waiting", State.read(new["state"]).place)
+        return change._replace(seen=new, new=new | {"state": state.text()})
 
     def cancel(self, found: Standing) -> Change:
         """Free the name of a message that waits, is pending or dead, and so never begins.
@@ -225,7 +224,10 @@ class KeyChanges:
         new, ttl_ms = self._freed(unique_ms, key.first)
         if new is None:
             # Not deleted: only the state proves that this cancel has freed the name.
-            new, ttl_ms = {"live": None, "state": keyrow.cancelled(key.first, _nonce())}, _PROOF_MS
+            new, ttl_ms = (
+                {"live": None, "state": State("cancelled", of=key.first).text()},
+                _PROOF_MS,
+            )
         return self._change(key.name, key.stored, new, ttl_ms)
 
     def doom(self, key: KeyRow) -> Change:
@@ -246,8 +248,9 @@ class KeyChanges:
         return self._runs_on(key, keyrow.followed(key))
 
     def _runs_on(self, key: KeyRow, live: str) -> Change:
-        new: Seen = {"live": live, "state": keyrow.runs_on(key, _nonce())}
-        return self._change(key.name, key.stored, new)
+        """Let a running message have its name, by a state as its begin has written it."""
+        state = keyrow.begun(key.place, key.serial).text()
+        return self._change(key.name, key.stored, {"live": live, "state": state})
 
     def free(self, row: Row, *, is_doomed: bool = False) -> Change:
         """Free the name of a message that has ended, or hold it for as long as the put asked."""
@@ -270,8 +273,8 @@ class KeyChanges:
     ) -> Change:
         key, live = own_key(row), keyrow.live_of(row)
         state = keyrow.waiting(
-            row.position, _nonce(), before=before, unique_ms=key.unique_ms, behind=behind
-        )
+            row.position, before=before, unique_ms=key.unique_ms, behind=behind
+        ).text()
         new = {"live": live if behind is None else keyrow.following(live), "state": state}
         return self._change(key.name, seen, new, insert=(row,))
 
@@ -282,8 +285,8 @@ class KeyChanges:
         if unique_ms is None:
             return None, None
         now_us = self._clock.now_us()
-        live, state = keyrow.held(now_us // 1_000 + unique_ms, now_us, first, _nonce())
-        return {"live": live, "state": state}, unique_ms + _SLACK_MS
+        state = State("held", until=now_us // 1_000 + unique_ms, since=now_us, of=first)
+        return {"live": keyrow.FREE, "state": state.text()}, unique_ms + _SLACK_MS
 
     def _change(
         self,
@@ -299,7 +302,3 @@ class KeyChanges:
 
     def _partition(self, name: str) -> tuple[str, int]:
         return self._partitions[bucket_of(name)]
-
-
-def _nonce() -> str:
-    return secrets.token_hex(8)

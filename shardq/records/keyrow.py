@@ -16,8 +16,10 @@ A generation is one placement by a put or a command. Each generation has a note 
 from __future__ import annotations
 
 import re
+import secrets
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import msgspec
@@ -33,7 +35,8 @@ if TYPE_CHECKING:
 
     from shardq.model.message import Row
 
-_FREE = "free"
+FREE = "free"
+"""The column `live` of a name that is held and nobody's."""
 _DOOMED = "!"
 _FOLLOWS = "+"
 _LIVE = re.compile(r"([0-9a-f]{32})\.([1-9][0-9]{0,17})([!+]?)", re.ASCII)
@@ -52,7 +55,7 @@ class Does(Enum):
 _Whole = Annotated[int, msgspec.Meta(ge=0)]
 
 
-class _Run(msgspec.Struct, frozen=True):
+class Run(msgspec.Struct, frozen=True):
     """A running message that another follows, as the column `state` holds it."""
 
     live: str
@@ -60,26 +63,42 @@ class _Run(msgspec.Struct, frozen=True):
     serial: _Whole
 
 
-class _State(msgspec.Struct, frozen=True, omit_defaults=True, rename={"does": "is"}):
-    """The column `state`; `KeyRow` describes what it holds."""
+class State(msgspec.Struct, frozen=True, omit_defaults=True, rename={"does": "is"}):
+    """The column `state`; `KeyRow` describes what it holds.
+
+    A change that sets it is proven by the nonce, which makes it different from any other.
+    """
 
     does: Literal["waiting", "begun", "held", "cancelled"]
     place: str | None = None
     serial: _Whole = 0
     before: str | None = None
     unique: _Whole | None = None
-    behind: _Run | None = None
+    behind: Run | None = None
     until: _Whole = 0
     since: _Whole = 0
     of: bytes | None = None
-    nonce: str = ""
+    nonce: str = msgspec.field(default_factory=partial(secrets.token_hex, 8))
 
     def text(self) -> str:
         """The stored form."""
         return msgspec.json.encode(self).decode()
 
+    def renewed(self) -> State:
+        """The same state with another nonce."""
+        return msgspec.structs.replace(self, nonce=secrets.token_hex(8))
 
-_STATES = msgspec.json.Decoder(_State)
+    @staticmethod
+    def read(text: object) -> State:
+        """A state from its stored form.
+
+        Raises:
+            msgspec.DecodeError: If it is none.
+        """
+        return _STATES.decode(str(text))
+
+
+_STATES = msgspec.json.Decoder(State)
 
 
 class Before(NamedTuple):
@@ -149,13 +168,13 @@ class KeyRow:
             StoreCorrupt: If shardq never writes such a row.
         """
         try:
-            said = _STATES.decode(state) if isinstance(state, str) else None
+            said = State.read(state) if isinstance(state, str) else None
             if live is None:
                 ended = None if said is None else said.of
                 return cls(queue, name, None, None if said is None else str(state), ended=ended)
             if isinstance(live, str) and said is not None:
                 key = cls(queue, name, live, str(state))
-                if live != _FREE:
+                if live != FREE:
                     return _of_message(key, live, said)
                 if said.does == "held":
                     return replace(key, until_ms=said.until, since_us=said.since, ended=said.of)
@@ -324,58 +343,36 @@ def place_in(text: object, queue: str) -> Position:
 
 def waiting(
     place: Position,
-    nonce: str,
     *,
-    before: Before | None,
-    unique_ms: int | None,
+    before: Before | None = None,
+    unique_ms: int | None = None,
     behind: KeyRow | None = None,
-) -> str:
+) -> State:
     """The state of a waiting message that a put or command writes.
 
     Args:
         place: The place of its row.
-        nonce: Makes the state different from any other.
         before: The row that it replaces.
         unique_ms: How long to hold its name after its end.
         behind: The running message that it follows.
     """
     replaced = None if before is None else f"{before.generation}@{place_text(before.place)}"
-    run = None if behind is None else _Run(followed(behind), *_run_of(behind))
-    return _State(
-        "waiting", place_text(place), before=replaced, unique=unique_ms, behind=run, nonce=nonce
-    ).text()
+    run = None
+    if behind is not None and behind.place is not None:
+        run = Run(followed(behind), place_text(behind.place), behind.serial)
+    text = place_text(place)
+    return State("waiting", text, before=replaced, unique=unique_ms, behind=run)
 
 
-def begun(place: Position, nonce: str, serial: int = 0) -> str:
+def begun(place: Position | None, serial: int) -> State:
     """The state of a message whose delivery begins.
 
     Args:
         place: The place of its row.
-        nonce: Makes the state different from any other.
         serial: The row's serial. A row of a group stays at its place, so only a higher serial
             shows that an edit has ended this delivery.
     """
-    return _State("begun", place_text(place), serial, nonce=nonce).text()
-
-
-def runs_on(key: KeyRow, nonce: str) -> str:
-    """The state of a running message, as its begin has written it."""
-    return _State("begun", *_run_of(key), nonce=nonce).text()
-
-
-def renewed(state: str, nonce: str) -> str:
-    """The same state with another nonce."""
-    return msgspec.structs.replace(_STATES.decode(state), nonce=nonce).text()
-
-
-def given_back(state: str, nonce: str) -> str:
-    """The state of a message whose delivery was recorded as begun and did not begin."""
-    return _State("waiting", _STATES.decode(state).place, nonce=nonce).text()
-
-
-def replaces(state: str) -> bool:
-    """True if a state is that of a command, which was to replace a row."""
-    return _STATES.decode(state).before is not None
+    return State("begun", place and place_text(place), serial)
 
 
 def noted_place(text: object, queue: str, key: tuple[str, str]) -> Position:
@@ -395,26 +392,7 @@ def noted_place(text: object, queue: str, key: tuple[str, str]) -> Position:
         ) from error
 
 
-def cancelled(first: bytes | None, nonce: str) -> str:
-    """The state of a name that a cancel has freed, which proves to the cancel that it did.
-
-    Args:
-        first: The message that was cancelled.
-        nonce: Makes the state different from any other.
-    """
-    return _State("cancelled", of=first, nonce=nonce).text()
-
-
-def held(until_ms: int, since_us: int, first: bytes | None, nonce: str) -> tuple[str, str]:
-    """`live` and state of a name that is held and nobody's."""
-    return _FREE, _State("held", until=until_ms, since=since_us, of=first, nonce=nonce).text()
-
-
-def _run_of(key: KeyRow) -> tuple[str, int]:
-    return place_text(key.place) if key.place is not None else "", key.serial
-
-
-def _of_message(key: KeyRow, live: str, said: _State) -> KeyRow:
+def _of_message(key: KeyRow, live: str, said: State) -> KeyRow:
     """A key's row with a message, by its columns.
 
     Raises:

@@ -6,27 +6,26 @@ put, hand out and settle decide when to do which.
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from shardq.errors import StoreError, StoreRefused, StoreUnavailable, begun
+from shardq.errors import StoreUnavailable, begun
 from shardq.model import ids, names
 from shardq.model.key import bucket_of
 from shardq.records import keyrow
 from shardq.records.keychanges import KeyChanges
-from shardq.records.keyrow import KeyRow, own_key
+from shardq.records.keyrow import KeyRow, State, own_key
 from shardq.records.standing import Is, Refusal, Standing, View, judge, refusal_of
 from shardq.stores.tables import KEYS, PLACES, Change, Note
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from shardq.model.message import Row
     from shardq.model.receipt import Receipt
     from shardq.model.shard import Position
-    from shardq.records.keychanges import Placing
 
+K = TypeVar("K")
 _LOOKS_MAX = 10
 """A message that moved between each two of so many reads counts as pending."""
 _POLL_S = 0.02
@@ -46,19 +45,6 @@ class Refused(NamedTuple):
     why: Refusal
     key: KeyRow
     superseded: Row | None = None
-
-
-class Taken(NamedTuple):
-    """The names that placements have not got.
-
-    Attributes:
-        refused: Names that were not as they had been read; nothing was written.
-        displaced: Names that were taken so slowly that others have taken them over meanwhile. The
-            new rows are written, and the old ones still exist.
-    """
-
-    refused: set[str]
-    displaced: set[str]
 
 
 class Keys(KeyChanges):
@@ -91,7 +77,7 @@ class Keys(KeyChanges):
             StoreCorrupt: If a row is damaged.
         """
         rows: dict[str, KeyRow] = {}
-        for bucket, of_bucket in _by_bucket(asked).items():
+        for bucket, of_bucket in _by_bucket(asked, bucket_of).items():
             stored = self._store.records(KEYS, (self._queue, bucket), of_bucket)
             for name in of_bucket:
                 rows[name] = KeyRow.read(self._queue, name, *stored.get(name, (None, None)))
@@ -104,11 +90,8 @@ class Keys(KeyChanges):
 
     def _places(self, wanted: Iterable[tuple[str, str]]) -> dict[tuple[str, str], Position]:
         """(name, message) -> the place in its note, for those that have one."""
-        of_bucket: dict[int, list[tuple[str, str]]] = {}
-        for key in wanted:
-            of_bucket.setdefault(_place_bucket(key), []).append(key)
         found: dict[tuple[str, str], Position] = {}
-        for bucket, keys in of_bucket.items():
+        for bucket, keys in _by_bucket(wanted, _place_bucket).items():
             for key, (text, _) in self._store.notes(PLACES, (self._queue, bucket), keys).items():
                 found[key] = keyrow.noted_place(text, self._queue, key)
         return found
@@ -304,41 +287,6 @@ class Keys(KeyChanges):
         refused = self._store.write_records(KEYS, changes) if changes else {}
         return {key[0]: present["live"] for (_, key), present in refused.items()}
 
-    def place(self, placings: Sequence[Placing]) -> Taken:
-        """Place rows under different names, each in steps; a repeat finishes what is half done.
-
-        The name is taken, the row written, the name confirmed if that took long, the old row
-        deleted.
-
-        Raises:
-            StoreTimeout: Some may be placed.
-            StoreRefused: The store refuses a row for good; names without their rows are given back.
-        """
-        if not placings:
-            return Taken(set(), set())
-        try:
-            refused = set(self.write([one.change for one in placings]))
-        except StoreRefused:
-            self._undo([one for one in placings if one.old is None])
-            raise
-        done = [one for one in placings if one.name not in refused]
-        with begun("some of the keys are taken"):
-            displaced = set(self.displaced([one.change for one in done]))
-            done = [one for one in done if one.name not in displaced] if displaced else done
-            # Deleted last: a command that has displaced another may still use the old row.
-            if old := [one.old for one in done if one.old and not one.change.delete]:
-                self._store.delete(old)
-            for one in done:
-                if one.over is not None:
-                    self.forget(one.over)
-        return Taken(refused, displaced)
-
-    def _undo(self, puts: Sequence[Placing]) -> None:
-        """Give back names that were taken for rows that the store refuses for good."""
-        with suppress(StoreError):
-            there = {row.id for row in self._store.find([one.row.position for one in puts])}
-            self.write([self.undo(one.change) for one in puts if one.row.id not in there])
-
     def displaced(self, changes: Sequence[Change]) -> dict[str, KeyRow]:
         """The names that puts and commands have lost again, though their rows are written.
 
@@ -432,10 +380,7 @@ class Keys(KeyChanges):
         self._erase([(key.name, message) for message, place in noted if message and place])
 
     def _erase(self, notes: Sequence[tuple[str, str]]) -> None:
-        of_bucket: dict[int, list[tuple[str, str]]] = {}
-        for note in notes:
-            of_bucket.setdefault(_place_bucket(note), []).append(note)
-        for bucket, keys in of_bucket.items():
+        for bucket, keys in _by_bucket(notes, _place_bucket).items():
             self._store.erase(PLACES, (self._queue, bucket), keys)
 
 
@@ -477,7 +422,7 @@ def _is_own(change: Change, key: KeyRow) -> bool:
         return key.ended == keyrow.first_of(row)
     new = dict(change.new or {})
     # A command may have been undone by one of the next generation, a put never.
-    is_command = keyrow.replaces(str(new["state"]))
+    is_command = State.read(new["state"]).before is not None
     return not is_command or key.generation == own_key(row).generation
 
 
@@ -487,8 +432,8 @@ def _place_bucket(key: tuple[str, str]) -> int:
     return bucket_of(name or message)
 
 
-def _by_bucket(asked: Iterable[str]) -> dict[int, list[str]]:
-    of_bucket: dict[int, list[str]] = {}
-    for name in dict.fromkeys(asked):
-        of_bucket.setdefault(bucket_of(name), []).append(name)
-    return of_bucket
+def _by_bucket(keys: Iterable[K], of: Callable[[K], int]) -> dict[int, list[K]]:
+    found: dict[int, list[K]] = {}
+    for key in dict.fromkeys(keys):
+        found.setdefault(of(key), []).append(key)
+    return found

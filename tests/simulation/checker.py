@@ -103,7 +103,7 @@ def _headers_of(case: Case, token: int) -> dict[str, str]:
 
 
 def _was_put_anew(case: Case, one: Delivery) -> bool:
-    """Whether a message under a key was put anew by a repeat, with another id.
+    """Whether a message under a key was put anew by a repeat, with the id of one that it replaced.
 
     Its caller had been told nothing, and it had run. To find that out failed as well, more than
     once, or it took so long that another took its key over: then it rather comes twice.
@@ -114,7 +114,6 @@ def _was_put_anew(case: Case, one: Delivery) -> bool:
     until_us = call.ended_us or case.history.ended_us
     failed = case.history.failed.get(call.process, ())
     is_slow = until_us - call.begun_us > 2 * int(case.history.plan.weather["timeout_us"])
-    # It is put in the place of another then, and has the id of that.
     is_another = any(
         other.token != one.token and (other.ended_us or 0) > call.begun_us
         for other in case.history.errands.values()

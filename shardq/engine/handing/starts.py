@@ -438,7 +438,7 @@ class Starts:
         commands = {
             start: self._keys.re_place(refused.key, start.one.row) for start, refused in stranded
         }
-        changed = set().union(*self._keys.place(list(commands.values())))
+        changed = set().union(*self._settler.place(list(commands.values())))
         for start in commands:
             if start.name in changed:
                 start.refuse(GIVEN_UP, _LATER_US)
