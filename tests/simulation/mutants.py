@@ -399,6 +399,9 @@ MUTANTS: dict[str, Edits] = {
     "a name is not held": (
         (KeyChanges, "_freed", "if unique_ms is None:", "if True:"),
     ),
+    "a freed name does not say whose it was": (
+        (KeyChanges, "cancel", "of=key.first", "of=None"),
+    ),
     "what is put back takes no name": (
         (Forwarder, "move", "keyed = [] if is_death else", "keyed = [] if True else"),
     ),
