@@ -335,20 +335,20 @@ class KeyedPuts:
         before = [asked.tried for asked, _, _ in planned]
         for asked, placing, _ in planned:
             asked.tried = placing.row
-        refused, displaced = self._settler.place([one.placing for one in planned])
-        for one, tried in zip(planned, before, strict=True) if refused else ():
-            if one.asked.name in refused:
-                one.asked.tried = tried
-        if displaced:
-            self._give_way([one.asked for one in planned if one.asked.name in displaced])
+        refused, displaced = self._settler.place([placing for _, placing, _ in planned])
         replaced = []
-        for asked, placing, old in planned:
-            if asked.name not in refused and asked.name not in displaced:
+        lost = refused | displaced
+        for (asked, placing, old), tried in zip(planned, before, strict=True):
+            if not lost or placing.name not in lost:
                 asked.end(placing.row)
                 if asked.has_replaced:
                     replaced.append((asked, old))
+            elif placing.name in refused:
+                asked.tried = tried
         if replaced:
             self._after_replacing(replaced)
+        if displaced:
+            self._give_way([one.asked for one in planned if one.placing.name in displaced])
 
     def _after_replacing(self, replaced: Sequence[tuple[Asked, Row | None]]) -> None:
         """Record and repair rows that have replaced others, and tell the readers of those."""

@@ -278,7 +278,7 @@ class Settler:
         except StoreRefused:
             self._undo(keys, [one for one in placings if one.old is None])
             raise
-        done = [one for one in placings if one.name not in refused]
+        done = [one for one in placings if one.name not in refused] if refused else placings
         with begun("some of the keys are taken"):
             displaced = set(keys.displaced([one.change for one in done]))
             done = [one for one in done if one.name not in displaced] if displaced else done
