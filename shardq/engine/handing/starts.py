@@ -479,7 +479,7 @@ class Watch:
         self._asked_us = now_us
         try:
             self._is_cancelled = self._keys.is_cancelled(self._row)
-        except (StoreTimeout, StoreUnavailable) as error:
+        except (StoreCorrupt, StoreTimeout, StoreUnavailable) as error:
             log.info("message %s runs on: %s", self._row.message_id, error)
         return self._is_cancelled
 
