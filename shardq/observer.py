@@ -299,7 +299,7 @@ class Observer:
         self._is_stale = False
         self.newer: dict[str, str] = {}
         self.damaged: dict[str, str] = {}
-        self.unseen = 0
+        self.unseen: int = 0
         self.queues: dict[str, Queue] = {}
 
     def look(

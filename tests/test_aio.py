@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import itertools
+import pydoc
 import re
 import sqlite3
 import threading
@@ -133,6 +134,19 @@ def test_each_call_that_may_wait_is_a_coroutine_of_the_same_signature(
     assert given.parameters == taken.parameters
 
 
+@pytest.mark.parametrize(
+    ("sync", "face", "name"), CALLS, ids=[f"{face.__name__}.{name}" for _, face, name in CALLS]
+)
+def test_help_shows_the_parameters_of_each_call_under_its_own_name(
+    sync: type, face: type, name: str
+) -> None:
+    shown = pydoc.render_doc(face, renderer=pydoc.plaintext)
+    original, call = vars(sync)[name], vars(face)[name]
+    assert (call.__module__, call.__qualname__) == (face.__module__, f"{face.__name__}.{name}")
+    assert f"async {name}{inspect.signature(call)}\n" in shown
+    assert call.__doc__ == original.__doc__ or f"{name}`" in call.__doc__ or name == "close"
+
+
 @pytest.mark.parametrize("sync", [sync for sync, _, _ in FACES])
 def test_what_is_no_call_is_there_as_well(sync: type) -> None:
     [(face, others)] = [(face, others) for one, face, others in FACES if one is sync]
@@ -239,6 +253,21 @@ def test_what_runs_in_a_thread_sees_the_context_of_its_caller(local: str) -> Non
             assert [message.text for message in await queue.peek()] == ["here"]
 
     where: ContextVar[str] = ContextVar("where")
+    run(main)
+
+
+def test_a_queue_forwards_to_one_of_its_own_connection_alone(url: str) -> None:
+    async def main() -> None:
+        async with aio.connect(url) as db, opened(url) as other:
+            queue, to = db.queue(f"aio-{uuid4().hex}"), db.queue(f"aio-{uuid4().hex}")
+            sent = await queue.put("a")
+            [message] = await queue.receive(wait="20s")
+            with pytest.raises(UsageError, match="of another connection; give its name"):
+                await queue.forward(message, to=other)
+            await queue.forward(message, to=to)
+            [message] = await to.receive(wait="20s")
+            assert message.id == sent.id
+
     run(main)
 
 

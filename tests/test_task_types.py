@@ -290,6 +290,19 @@ async def coroutines_are_typed() -> None:
         assert_type(await db.queue("mail").put_many(["a"]), int)
         async for record in db.queue("mail").history():
             assert_type(record, shardq.Record)
+        mail = db.queue("mail")
+        message = await mail.put("a", delay="3d", on_conflict="keep")
+        assert_type(message, shardq.Message)
+        await mail.put("a", on_conflict="kept")  # type: ignore[arg-type]  # wrong: no such word
+        assert_type(await mail.every("1h", "a", name="hourly", count=3), aio.Schedule)
+        assert_type(await mail.schedules.get("hourly"), aio.Schedule | None)
+        await mail.every("1h", "a", nme="hourly")  # type: ignore[call-arg]  # wrong: its name
+        await mail.alter(atempts=3)  # type: ignore[call-arg]  # wrong: its name
+        assert_type(await mail.ack(message), None)
+        assert_type(await mail.cancel(message), bool)
+        assert_type(await mail.cancel(key="a"), shardq.Answer)
+        assert_type(await mail.depth(exact=True), shardq.Depth)
+        assert_type(await db.queues(), list[str])
     assert_type(await fetch("x"), list[str])
     await fetch(1)  # type: ignore[arg-type]  # wrong: the function's argument
     _one: str = await fetch("x")  # type: ignore[assignment]  # wrong: a list

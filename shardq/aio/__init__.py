@@ -25,9 +25,9 @@ asyncio.run(main())
 
 Its classes have the methods of `shardq.Connection`, `shardq.Queue`, `shardq.Schedule` and of
 `shardq.tasks`, as coroutines: the same arguments, results and errors. They run in threads, 8 for
-each connection or app unless it is told otherwise; what takes long, as `put_many` or `check_all`,
-in 4 others, and `receive` in 4 of its own. What they are given to call, as `where` of a `redrive`,
-is called there.
+each connection or app unless it is given another number. Calls that take long, `put_many` or
+`check_all` for example, run in 4 others; `receive` takes none. Functions that they are given, the
+`where` of a `redrive` for example, are called there.
 
 A call that is cancelled returns at once, and may still be done: a put that was cancelled may be
 stored. What a cancelled `receive` has taken is released, and costs no attempt.

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Unpack
 
 import shardq.connection as sync
 from shardq.aio.queue import Queue
+from shardq.aio.threaded import Face, threaded
 from shardq.aio.threads import THREADS, Threads
 from shardq.errors import UsageError
 from shardq.model import names
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Callable, Generator
     from types import TracebackType
 
     from shardq.clock import Clock
@@ -45,25 +47,30 @@ def connect(
         BadSetting: If there cannot be so many threads.
         BadUrl, SchemaMissing, StoreUnavailable: As `shardq.connect`, when it is opened.
     """
-    return Connection(store, Threads(threads), clock, traces)
+    if isinstance(store, sync.Connection):
+        return Connection(lambda: store, Threads(threads), store)
+    opening = partial(sync.connect, store, clock=clock, traces=traces)
+    return Connection(opening, Threads(threads), None)
 
 
-class Connection:
+class Connection(Face[sync.Connection]):
     """An open store and its queues, from asyncio. Made by `connect`."""
 
     def __init__(
         self,
-        store: str | sync.Connection | None,
+        opening: Callable[[], sync.Connection],
         threads: Threads,
-        clock: Clock | None,
-        traces: Traces | None,
+        given: sync.Connection | None,
     ) -> None:
-        """Made by `connect`."""
-        self._store = store
-        self._threads = threads
-        self._clock = clock
-        self._traces = traces
-        self._connection = store if isinstance(store, sync.Connection) else None
+        """Made by `connect`.
+
+        Args:
+            opening: Opens the store; called in a thread.
+            threads: Where calls run.
+            given: A connection that is open, and stays so; None: one is opened.
+        """
+        super().__init__(opening, threads)
+        self._own = self._given = given
 
     def __await__(self) -> Generator[None, None, Connection]:
         return self._open().__await__()
@@ -103,28 +110,23 @@ class Connection:
             lambda: self._opened().queue(name, create=create, **settings),
         )
 
-    async def queues(self) -> list[str]:
+    @threaded(sync.Connection.queues)
+    def queues(self) -> None:
         """The names of all queues, as `shardq.Connection.queues`."""
-        return await self._threads.call(lambda: self._opened().queues())
 
     async def close(self) -> None:
         """Let calls end, release what is held, disconnect. Idempotent."""
         await self._threads.close(self._end)
 
     async def _open(self) -> Connection:
-        if self._connection is None:
-            store, clock, traces = self._store, self._clock, self._traces
-            assert not isinstance(store, sync.Connection)  # noqa: S101 - it is open
-            self._connection = await self._threads.call(
-                lambda: sync.connect(store, clock=clock, traces=traces)
-            )
+        await self._threads.call(super()._opened)
         return self
 
     def _opened(self) -> sync.Connection:
-        if self._connection is None:
+        if self._own is None:
             raise UsageError("this connection is not open; `async with` it, or await it, first.")
-        return self._connection
+        return self._own
 
     def _end(self) -> None:
-        if self._connection is not None and not isinstance(self._store, sync.Connection):
-            self._connection.close()
+        if self._own is not None and self._given is None:
+            self._own.close()

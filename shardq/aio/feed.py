@@ -6,9 +6,7 @@ import asyncio
 from collections.abc import AsyncIterable, Iterable, Mapping
 from contextlib import suppress
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
-
-from shardq.aio.threads import Kind
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -19,6 +17,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 R = TypeVar("R")
+
+AnyIterable: TypeAlias = Iterable[T] | AsyncIterable[T]
 
 _CHUNK = 1_000
 _CHUNK_US = 50_000
@@ -99,7 +99,7 @@ class Feed(Generic[T]):
 
 
 async def fed(
-    items: Iterable[T] | AsyncIterable[T],
+    items: AnyIterable[T],
     put: Callable[[Iterable[T]], R],
     threads: Threads,
     clock: Clock,
@@ -114,7 +114,7 @@ async def fed(
     """
     if isinstance(items, AsyncIterable):
         feed: Feed[T] = Feed(clock)
-        taker = threads.begin(lambda: put(feed), Kind.LONG)
+        taker = threads.begin(lambda: put(feed), is_long=True)
         await feed.fill(items, taker)
         return await asyncio.wrap_future(taker)
     if not isinstance(items, Iterable) or isinstance(items, (bytes, str, Mapping)):
@@ -122,6 +122,6 @@ async def fed(
         return await threads.call(lambda: put(items))
     stoppable = Stoppable(items)
     try:
-        return await threads.call(lambda: put(stoppable), Kind.LONG)
+        return await threads.call(lambda: put(stoppable), is_long=True)
     finally:
         stoppable.is_stopped = True

@@ -5,48 +5,36 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from shardq.aio.feed import fed
-from shardq.aio.schedules import Schedule, Schedules
-from shardq.aio.threads import Kind
+from shardq.aio.schedules import Schedules, schedule_face
+from shardq.aio.threaded import Face, overloaded, threaded
 from shardq.engine.handing.caller import Caller
 from shardq.model.names import dead_queue
+from shardq.queue import Queue as SyncQueue
 from shardq.queue import received
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping
-    from datetime import datetime, tzinfo
+    from collections.abc import AsyncIterator, Callable, Iterable
 
-    from apscheduler.triggers.base import BaseTrigger
-
+    from shardq.aio.feed import AnyIterable
     from shardq.aio.threads import Threads
     from shardq.errors import KeyTaken, ReceiptError, ShardqError
-    from shardq.inspection.audit import Audit
-    from shardq.inspection.census import Check
-    from shardq.inspection.depth import Depth
-    from shardq.inspection.state import Found, State
     from shardq.lifecycle.batch import Item
-    from shardq.lifecycle.keyed import Answer, Snapshot
+    from shardq.lifecycle.keyed import Answer
     from shardq.model.message import Message
-    from shardq.model.settings import QueueOptions, Settings
+    from shardq.model.settings import Settings
     from shardq.model.times import Due, Duration
-    from shardq.queue import Queue as SyncQueue
     from shardq.queue import Several
     from shardq.records.ledger import Record
-    from shardq.records.stats import Totals
-    from shardq.schedules.options import ScheduleOptions
-    from shardq.schedules.triggers.trigger import Trigger
-    from shardq.stores.store import Progress
-
-R = TypeVar("R")
 
 _RECORDS_FIRST, _RECORDS = 10, 1_000
 _PATIENT_MS = 2_000
 """A call of `receive` that waits for so long leaves the time of the next look to others."""
 
 
-class Queue:
+class Queue(Face[SyncQueue]):
     """A queue, from asyncio. Made by `Connection.queue`; it is opened by its first call.
 
     Attributes:
@@ -66,10 +54,8 @@ class Queue:
             threads: Where calls run.
             opening: Opens it; called in a thread.
         """
+        super().__init__(opening, threads)
         self.name: str = name
-        self._threads = threads
-        self._opening = opening
-        self._queue: SyncQueue | None = None
 
     def __repr__(self) -> str:
         return f"<aio.Queue {self.name!r}>"
@@ -77,7 +63,7 @@ class Queue:
     @property
     def dead(self) -> Queue:
         """The queue that keeps this one's dead messages, as `shardq.Queue.dead`."""
-        register = self._queue and self._queue._home.register
+        register = self._own and self._own._home.register
         name = (register and register.dead_name) or dead_queue(self.name)
         return Queue(name, self._threads, lambda: self._opened().dead)
 
@@ -87,59 +73,23 @@ class Queue:
 
     # Putting --------------------------------------------------------------------------------------
 
-    async def put(
-        self,
-        body: bytes | str | Message,
-        *,
-        due: Due | None = None,
-        delay: Duration | None = None,
-        priority: int = 0,
-        group: str | None = None,
-        headers: Mapping[str, str] | None = None,
-        id: str | None = None,  # noqa: A002 - the word that users expect
-        expires: Duration | None = None,
-        key: str | None = None,
-        on_conflict: Literal["keep", "replace", "reject", "debounce"] = "keep",
-        max_wait: Duration | None = None,
-        unique_for: Duration | None = None,
-    ) -> Message:
+    @threaded(SyncQueue.put)
+    def put(self) -> None:
         """Put one message, as `shardq.Queue.put`; when this returns, the store has it."""
-        return await self._call(
-            lambda queue: queue.put(
-                body,
-                due=due,
-                delay=delay,
-                priority=priority,
-                group=group,
-                headers=headers,
-                id=id,
-                expires=expires,
-                key=key,
-                on_conflict=on_conflict,
-                max_wait=max_wait,
-                unique_for=unique_for,
-            )
-        )
 
     @overload
-    async def put_many(
-        self, items: Iterable[Item] | AsyncIterable[Item], *, ids: Literal[False] = False
-    ) -> int: ...
+    async def put_many(self, items: AnyIterable[Item], *, ids: Literal[False] = False) -> int: ...
+    @overload
+    async def put_many(self, items: AnyIterable[Item], *, ids: Literal[True]) -> list[str]: ...
+    @overload
+    async def put_many(self, items: AnyIterable[Item], *, ids: bool) -> int | list[str]: ...
     @overload
     async def put_many(
-        self, items: Iterable[Item] | AsyncIterable[Item], *, ids: Literal[True]
-    ) -> list[str]: ...
-    @overload
-    async def put_many(
-        self, items: Iterable[Item] | AsyncIterable[Item], *, ids: bool
-    ) -> int | list[str]: ...
-    @overload
-    async def put_many(
-        self, items: Iterable[Item] | AsyncIterable[Item], *, partial: Literal[True]
+        self, items: AnyIterable[Item], *, partial: Literal[True]
     ) -> list[Message | ShardqError]: ...
     async def put_many(
         self,
-        items: Iterable[Item] | AsyncIterable[Item],
+        items: AnyIterable[Item],
         *,
         ids: bool = False,
         partial: bool = False,
@@ -173,7 +123,7 @@ class Queue:
         it has taken is released, and costs no attempt.
         """
         count, visibility_ms, wait_ms, per_group = received(max, visibility, wait, per_group)
-        queue = self._queue
+        queue = self._own
         if queue is None:
             queue = await self._call(lambda opened: opened)
         receiver = queue._receiver
@@ -182,7 +132,7 @@ class Queue:
                 lambda opened: opened.receive(
                     count, visibility, wait, per_group=per_group, lasting=lasting
                 ),
-                kind=Kind.LONG,
+                is_long=True,
             )
         self._threads.check()
         loop = asyncio.get_running_loop()
@@ -222,13 +172,9 @@ class Queue:
     async def ack(
         self, *deliveries: Message | str, partial: bool, redelivered: bool = False
     ) -> list[ReceiptError | None] | None: ...
-    async def ack(
-        self, *deliveries: Message | str, partial: bool = False, redelivered: bool = False
-    ) -> list[ReceiptError | None] | None:
+    @overloaded(SyncQueue.ack)
+    async def ack(self, *given: Any, **options: Any) -> Any:
         """End deliveries as done, as `shardq.Queue.ack`."""
-        return await self._call(
-            lambda queue: queue.ack(*deliveries, partial=partial, redelivered=redelivered)
-        )
 
     @overload
     async def retry(
@@ -243,18 +189,9 @@ class Queue:
         reason: str = "",
         partial: Literal[True],
     ) -> list[ReceiptError | None]: ...
-    async def retry(
-        self,
-        delivery: Several,
-        delay: Duration | None = None,
-        *,
-        reason: str = "",
-        partial: bool = False,
-    ) -> list[ReceiptError | None] | None:
+    @overloaded(SyncQueue.retry)
+    async def retry(self, *given: Any, **options: Any) -> Any:
         """End a delivery as failed, as `shardq.Queue.retry`."""
-        return await self._call(
-            lambda queue: cast("Any", queue).retry(delivery, delay, reason=reason, partial=partial)
-        )
 
     @overload
     async def snooze(self, delivery: Message | str, delay: Duration) -> None: ...
@@ -262,13 +199,9 @@ class Queue:
     async def snooze(
         self, delivery: Several, delay: Duration, *, partial: Literal[True]
     ) -> list[ReceiptError | None]: ...
-    async def snooze(
-        self, delivery: Several, delay: Duration, *, partial: bool = False
-    ) -> list[ReceiptError | None] | None:
+    @overloaded(SyncQueue.snooze)
+    async def snooze(self, *given: Any, **options: Any) -> Any:
         """Deliver a message again later, as `shardq.Queue.snooze`."""
-        return await self._call(
-            lambda queue: cast("Any", queue).snooze(delivery, delay, partial=partial)
-        )
 
     @overload
     async def extend(
@@ -283,20 +216,9 @@ class Queue:
         partial: Literal[True],
         redelivered: bool = False,
     ) -> list[str | ReceiptError]: ...
-    async def extend(
-        self,
-        delivery: Several,
-        visibility: Duration = "30s",
-        *,
-        partial: bool = False,
-        redelivered: bool = False,
-    ) -> str | list[str | ReceiptError]:
+    @overloaded(SyncQueue.extend)
+    async def extend(self, *given: Any, **options: Any) -> Any:
         """Keep a received message for longer, as `shardq.Queue.extend`."""
-        return await self._call(
-            lambda queue: cast("Any", queue).extend(
-                delivery, visibility, partial=partial, redelivered=redelivered
-            )
-        )
 
     @overload
     async def bury(self, delivery: Message | str, reason: str = "buried") -> None: ...
@@ -304,13 +226,9 @@ class Queue:
     async def bury(
         self, delivery: Several, reason: str = "buried", *, partial: Literal[True]
     ) -> list[ReceiptError | None]: ...
-    async def bury(
-        self, delivery: Several, reason: str = "buried", *, partial: bool = False
-    ) -> list[ReceiptError | None] | None:
+    @overloaded(SyncQueue.bury)
+    async def bury(self, *given: Any, **options: Any) -> Any:
         """Move a message to the dead-letter queue, as `shardq.Queue.bury`."""
-        return await self._call(
-            lambda queue: cast("Any", queue).bury(delivery, reason, partial=partial)
-        )
 
     @overload
     async def forward(self, delivery: Message | str, *, to: Queue | str) -> None: ...
@@ -328,24 +246,9 @@ class Queue:
         limit: int,
         where: Callable[[Message], bool] | None = None,
     ) -> int: ...
-    async def forward(
-        self,
-        delivery: Several | None = None,
-        *,
-        to: Queue | str | None = None,
-        ids: Iterable[str] | None = None,
-        limit: int | None = None,
-        where: Callable[[Message], bool] | None = None,
-        partial: bool = False,
-    ) -> list[ReceiptError | KeyTaken | None] | dict[str, Answer] | int | None:
+    @overloaded(SyncQueue.forward, is_long=lambda delivery=None, **_: delivery is None)
+    async def forward(self, *given: Any, **options: Any) -> Any:
         """Move messages into another queue, as `shardq.Queue.forward`."""
-        name = to.name if isinstance(to, Queue) else to
-        return await self._call(
-            lambda queue: cast("Any", queue).forward(
-                delivery, to=name, ids=ids, limit=limit, where=where, partial=partial
-            ),
-            kind=Kind.QUICK if delivery is not None else Kind.LONG,
-        )
 
     # By key ---------------------------------------------------------------------------------------
 
@@ -357,22 +260,13 @@ class Queue:
     async def cancel(
         self, *, keys: Iterable[str] | None = None, ids: Iterable[str] | None = None
     ) -> dict[str, Answer]: ...
-    async def cancel(
-        self,
-        delivery: Message | str | None = None,
-        *,
-        key: str | None = None,
-        keys: Iterable[str] | None = None,
-        ids: Iterable[str] | None = None,
-    ) -> bool | Answer | dict[str, Answer]:
+    @overloaded(SyncQueue.cancel)
+    async def cancel(self, *given: Any, **options: Any) -> Any:
         """Remove messages that have not been delivered, as `shardq.Queue.cancel`."""
-        return await self._call(
-            lambda queue: cast("Any", queue).cancel(delivery, key=key, keys=keys, ids=ids)
-        )
 
-    async def get(self, key: str) -> Snapshot | None:
+    @threaded(SyncQueue.get)
+    def get(self) -> None:
         """The message that has a key, as `shardq.Queue.get`."""
-        return await self._call(lambda queue: queue.get(key))
 
     @overload
     async def move(
@@ -387,29 +281,13 @@ class Queue:
         due: Due | None = None,
         delay: Duration | None = None,
     ) -> dict[str, Answer]: ...
-    async def move(
-        self,
-        key: str | None = None,
-        *,
-        keys: Iterable[str] | None = None,
-        ids: Iterable[str] | None = None,
-        due: Due | None = None,
-        delay: Duration | None = None,
-    ) -> Answer | dict[str, Answer]:
+    @overloaded(SyncQueue.move)
+    async def move(self, *given: Any, **options: Any) -> Any:
         """Let messages that wait be due at another time, as `shardq.Queue.move`."""
-        return await self._call(
-            lambda queue: cast("Any", queue).move(key, keys=keys, ids=ids, due=due, delay=delay)
-        )
 
-    async def edit(
-        self,
-        key: str,
-        *,
-        body: bytes | str | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> Answer:
+    @threaded(SyncQueue.edit)
+    def edit(self) -> None:
         """Change a message that waits, as `shardq.Queue.edit`."""
-        return await self._call(lambda queue: queue.edit(key, body=body, headers=headers))
 
     # Again and again ------------------------------------------------------------------------------
 
@@ -418,94 +296,44 @@ class Queue:
         """The queue's schedules, by name."""
         return Schedules(lambda: self._opened().schedules, self._threads)
 
-    async def every(
-        self,
-        interval: Duration,
-        body: bytes | str,
-        *,
-        name: str | None = None,
-        start: Due | None = None,
-        end: Due | None = None,
-        at_start: bool = False,
-        **options: Unpack[ScheduleOptions],
-    ) -> Schedule:
+    @threaded(SyncQueue.every, face=schedule_face)
+    def every(self) -> None:
         """Put a message again and again, as `shardq.Queue.every`."""
-        made = await self._call(
-            lambda queue: queue.every(
-                interval, body, name=name, start=start, end=end, at_start=at_start, **options
-            )
-        )
-        return Schedule(made, self._threads)
 
-    async def cron(
-        self,
-        text: str,
-        body: bytes | str,
-        *,
-        tz: str | tzinfo = "UTC",
-        name: str | None = None,
-        start: Due | None = None,
-        end: Due | None = None,
-        **options: Unpack[ScheduleOptions],
-    ) -> Schedule:
+    @threaded(SyncQueue.cron, face=schedule_face)
+    def cron(self) -> None:
         """Put a message at times of the wall clock, as `shardq.Queue.cron`."""
-        made = await self._call(
-            lambda queue: queue.cron(text, body, tz=tz, name=name, start=start, end=end, **options)
-        )
-        return Schedule(made, self._threads)
 
-    async def schedule(
-        self,
-        trigger: BaseTrigger | Trigger,
-        body: bytes | str,
-        *,
-        name: str | None = None,
-        **options: Unpack[ScheduleOptions],
-    ) -> Schedule:
+    @threaded(SyncQueue.schedule, face=schedule_face)
+    def schedule(self) -> None:
         """Put a message whenever a trigger fires, as `shardq.Queue.schedule`."""
-        made = await self._call(lambda queue: queue.schedule(trigger, body, name=name, **options))
-        return Schedule(made, self._threads)
 
     # Looking --------------------------------------------------------------------------------------
 
-    async def peek(self, limit: int = 10) -> list[Message]:
+    @threaded(SyncQueue.peek)
+    def peek(self) -> None:
         """The messages that are due first, as `shardq.Queue.peek`."""
-        return await self._call(lambda queue: queue.peek(limit))
 
-    async def find(
-        self, message_id: Message | str | None = None, *, key: str | None = None, near: bool = False
-    ) -> Found | None:
+    @threaded(SyncQueue.find)
+    def find(self) -> None:
         """A message and where it is, as `shardq.Queue.find`."""
-        return await self._call(lambda queue: queue.find(message_id, key=key, near=near))
 
-    async def state_of(
-        self, message_id: Message | str | None = None, *, key: str | None = None, near: bool = False
-    ) -> State | None:
+    @threaded(SyncQueue.state_of)
+    def state_of(self) -> None:
         """Where a message is, as `shardq.Queue.state_of`."""
-        return await self._call(lambda queue: queue.state_of(message_id, key=key, near=near))
 
-    async def depth(self, *, exact: bool = False) -> Depth:
+    @threaded(SyncQueue.depth, is_long=lambda exact=False: exact)
+    def depth(self) -> None:
         """How many messages there are, as `shardq.Queue.depth`."""
-        return await self._call(
-            lambda queue: queue.depth(exact=exact), kind=Kind.LONG if exact else Kind.QUICK
-        )
 
-    async def forecast(self, horizon: Duration = "1h") -> list[tuple[datetime, int]]:
+    # A cron in seconds has 86,400 fire times a day, and each takes 0.1 ms.
+    @threaded(SyncQueue.forecast, is_long=True)
+    def forecast(self) -> None:
         """Messages due in each of the coming minutes, as `shardq.Queue.forecast`."""
-        # A cron in seconds has 86,400 fire times a day, and each takes 0.1 ms.
-        return await self._call(lambda queue: queue.forecast(horizon), kind=Kind.LONG)
 
-    async def audit(
-        self,
-        since: Due | Duration | None = None,
-        until: Due | Duration | None = None,
-        *,
-        on_progress: Progress | None = None,
-    ) -> Audit:
+    @threaded(SyncQueue.audit, is_long=True)
+    def audit(self) -> None:
         """Whether the books balance, as `shardq.Queue.audit`."""
-        return await self._call(
-            lambda queue: queue.audit(since, until, on_progress=on_progress), kind=Kind.LONG
-        )
 
     async def history(
         self,
@@ -521,56 +349,44 @@ class Queue:
                 yield record
             some = await self._threads.call(lambda: list(islice(records, _RECORDS)))
 
-    async def totals(self) -> Totals:
+    @threaded(SyncQueue.totals)
+    def totals(self) -> None:
         """What has happened in this queue, as `shardq.Queue.totals`."""
-        return await self._call(lambda queue: queue.totals())
 
     # Steering -------------------------------------------------------------------------------------
 
-    async def alter(self, **given: Unpack[QueueOptions]) -> None:
+    @threaded(SyncQueue.alter)
+    def alter(self) -> None:
         """Change settings while the queue runs, as `shardq.Queue.alter`."""
-        await self._call(lambda queue: queue.alter(**given))
 
-    async def pause(self) -> None:
+    @threaded(SyncQueue.pause)
+    def pause(self) -> None:
         """Hold deliveries back, as `shardq.Queue.pause`."""
-        await self._call(lambda queue: queue.pause())
 
-    async def resume(self) -> None:
+    @threaded(SyncQueue.resume)
+    def resume(self) -> None:
         """Deliver again, as `shardq.Queue.resume`."""
-        await self._call(lambda queue: queue.resume())
 
-    async def purge(self) -> None:
+    @threaded(SyncQueue.purge)
+    def purge(self) -> None:
         """Delete all that has entered the queue until now, as `shardq.Queue.purge`."""
-        await self._call(lambda queue: queue.purge())
 
-    async def drop(self) -> None:
+    @threaded(SyncQueue.drop)
+    def drop(self) -> None:
         """Purge the queue and take it off the list, as `shardq.Queue.drop`."""
-        await self._call(lambda queue: queue.drop())
 
-    async def redrive(
-        self, limit: int | None = None, *, where: Callable[[Message], bool] | None = None
-    ) -> int:
+    @threaded(SyncQueue.redrive, is_long=True)
+    def redrive(self) -> None:
         """Put this queue's dead messages back, as `shardq.Queue.redrive`."""
-        return await self._call(lambda queue: queue.redrive(limit, where=where), kind=Kind.LONG)
 
-    async def check_all(self, on_progress: Callable[[int], None] | None = None) -> Check:
+    @threaded(SyncQueue.check_all, is_long=True)
+    def check_all(self) -> None:
         """Visit every partition, near and far, as `shardq.Queue.check_all`."""
-        return await self._call(lambda queue: queue.check_all(on_progress), kind=Kind.LONG)
 
     async def close(self) -> None:
         """Release what `receive` holds, and store the totals. Idempotent."""
-        if self._queue is not None:
-            await self._call(lambda queue: queue.close())
-
-    # Details --------------------------------------------------------------------------------------
-
-    def _opened(self) -> SyncQueue:
-        if self._queue is None:
-            self._queue = self._opening()
-        return self._queue
-
-    async def _call(self, call: Callable[[SyncQueue], R], *, kind: Kind = Kind.QUICK) -> R:
-        return await self._threads.call(lambda: call(self._opened()), kind)
+        if self._own is not None:
+            await self._call(SyncQueue.close)
 
 
 def _tell(loop: asyncio.AbstractEventLoop, over: asyncio.Future[None]) -> None:

@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack
+from typing import TYPE_CHECKING, Literal
 
-from shardq.aio.threads import Kind
+import shardq.schedules.face as sync_face
+import shardq.schedules.schedule as sync
+from shardq import tasks
+from shardq.aio.threaded import Face, or_none, threaded
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping
-    from datetime import datetime, timedelta, tzinfo
+    from collections.abc import AsyncIterator, Mapping
+    from datetime import datetime, timedelta
 
-    from apscheduler.triggers.base import BaseTrigger
-
-    import shardq.schedules.face as sync_face
-    import shardq.schedules.schedule as sync
-    from shardq import tasks
     from shardq.aio.threads import Threads
-    from shardq.model.message import Message
-    from shardq.model.times import Due, Duration
-    from shardq.schedules.options import ChangeOptions, Preview
-    from shardq.schedules.policy import Policies, PolicyOptions
+    from shardq.schedules.policy import Policies
     from shardq.schedules.triggers.trigger import Trigger
-    from shardq.tasks import Call, WithoutArguments
-
-R = TypeVar("R")
 
 
-class Schedule:
+def schedule_face(schedule: sync.Schedule, threads: Threads) -> Schedule:
+    """A schedule that a call has made or read, from asyncio."""
+    return Schedule(schedule, threads)
+
+
+class Schedule(Face[sync.Schedule]):
     """A schedule as it was read, from asyncio. Made by the calls that make or read one.
 
     Its attributes are those of `shardq.Schedule`.
@@ -34,8 +31,8 @@ class Schedule:
 
     def __init__(self, schedule: sync.Schedule, threads: Threads) -> None:
         """Made by the calls that make or read one."""
+        super().__init__(lambda: schedule, threads)
         self._schedule = schedule
-        self._threads = threads
         self.name: str = schedule.name
         self.queue: str = schedule.queue
         self.trigger: Trigger = schedule.trigger
@@ -60,171 +57,80 @@ class Schedule:
     def __repr__(self) -> str:
         return f"<aio.Schedule of {self._schedule!r}>"
 
-    async def change(
-        self,
-        *,
-        body: bytes | str | None = None,
-        trigger: BaseTrigger | Trigger | None = None,
-        every: Duration | None = None,
-        cron: str | None = None,
-        tz: str | tzinfo | None = None,
-        **options: Unpack[ChangeOptions],
-    ) -> Schedule:
+    @threaded(sync.Schedule.change, face=schedule_face)
+    def change(self) -> None:
         """Change it, as `shardq.Schedule.change`; returns it as it is now."""
-        changed = await self._call(
-            lambda schedule: schedule.change(
-                body=body,
-                trigger=trigger,
-                every=every,
-                cron=cron,
-                tz=tz,
-                **options,
-            )
-        )
-        return Schedule(changed, self._threads)
 
-    async def pause(self) -> Schedule:
+    @threaded(sync.Schedule.pause, face=schedule_face)
+    def pause(self) -> None:
         """Let it not fire until `resume`, as `shardq.Schedule.pause`."""
-        return Schedule(await self._call(lambda schedule: schedule.pause()), self._threads)
 
-    async def resume(self) -> Schedule:
+    @threaded(sync.Schedule.resume, face=schedule_face)
+    def resume(self) -> None:
         """Let it fire again, as `shardq.Schedule.resume`."""
-        return Schedule(await self._call(lambda schedule: schedule.resume()), self._threads)
 
-    async def run(self) -> Message:
+    @threaded(sync.Schedule.run)
+    def run(self) -> None:
         """Put its message now, as `shardq.Schedule.run`."""
-        return await self._call(lambda schedule: schedule.run())
 
-    async def backfill(self, after: Due, until: Due, *, dry_run: bool = False) -> int:
+    @threaded(sync.Schedule.backfill, is_long=True)
+    def backfill(self) -> None:
         """Put a message for each fire time of a span, as `shardq.Schedule.backfill`."""
-        return await self._call(
-            lambda schedule: schedule.backfill(after, until, dry_run=dry_run), kind=Kind.LONG
-        )
 
-    async def remove(self) -> bool:
+    @threaded(sync.Schedule.remove)
+    def remove(self) -> None:
         """Remove it, as `shardq.Schedule.remove`."""
-        return await self._call(lambda schedule: schedule.remove())
 
-    async def preview(self, count: int = 10, after: Due | None = None) -> list[Preview]:
+    @threaded(sync.Schedule.preview)
+    def preview(self) -> None:
         """Its next fire times, as `shardq.Schedule.preview`."""
-        return await self._call(lambda schedule: schedule.preview(count, after))
-
-    async def _call(self, call: Callable[[sync.Schedule], R], *, kind: Kind = Kind.QUICK) -> R:
-        return await self._threads.call(lambda: call(self._schedule), kind)
 
 
-class Schedules:
+class Schedules(Face[sync_face.Schedules]):
     """The schedules of a queue, from asyncio. Made by `Queue.schedules`.
 
     `async for schedule in queue.schedules` gives all of them.
     """
 
-    def __init__(self, opened: Callable[[], sync_face.Schedules], threads: Threads) -> None:
-        """Made by `Queue.schedules`.
-
-        Args:
-            opened: Gives them; called in a thread.
-            threads: Where calls run.
-        """
-        self._opened = opened
-        self._threads = threads
-
     async def __aiter__(self) -> AsyncIterator[Schedule]:
-        for found in await self._threads.call(lambda: list(self._opened())):
+        for found in await self._call(list):
             yield Schedule(found, self._threads)
 
-    async def get(self, name: str) -> Schedule | None:
+    @threaded(sync_face.Schedules.get, face=or_none(schedule_face))
+    def get(self) -> None:
         """A schedule as it is now, as `shardq.Schedules.get`."""
-        found = await self._threads.call(lambda: self._opened().get(name))
-        return None if found is None else Schedule(found, self._threads)
 
-    async def remove(self, name: str) -> bool:
+    @threaded(sync_face.Schedules.remove)
+    def remove(self) -> None:
         """Remove one, also a damaged one, as `shardq.Schedules.remove`."""
-        return await self._threads.call(lambda: self._opened().remove(name))
 
-    async def preview(self, name: str, count: int = 10, after: Due | None = None) -> list[Preview]:
+    @threaded(sync_face.Schedules.preview)
+    def preview(self) -> None:
         """The next fire times of one, as `shardq.Schedules.preview`."""
-        return await self._threads.call(lambda: self._opened().preview(name, count, after))
 
 
-class AppSchedules:
+class AppSchedules(Face[tasks.AppSchedules]):
     """The schedules in the queues of an app's tasks, from asyncio. Made by `App.schedules`.
 
     `async for schedule in app.schedules` gives all of them.
     """
 
-    def __init__(self, schedules: tasks.AppSchedules, threads: Threads) -> None:
-        """Made by `App.schedules`."""
-        self._schedules = schedules
-        self._threads = threads
-
     async def __aiter__(self) -> AsyncIterator[Schedule]:
-        for found in await self._threads.call(lambda: list(self._schedules)):
+        for found in await self._call(list):
             yield Schedule(found, self._threads)
 
-    async def get(self, name: str, *, queue: str | None = None) -> Schedule | None:
+    @threaded(tasks.AppSchedules.get, face=or_none(schedule_face))
+    def get(self) -> None:
         """A schedule as it is now, as `shardq.tasks.AppSchedules.get`."""
-        found = await self._threads.call(lambda: self._schedules.get(name, queue=queue))
-        return None if found is None else Schedule(found, self._threads)
 
-    async def every(
-        self,
-        interval: Duration,
-        call: Call[Any] | WithoutArguments,
-        *,
-        name: str | None = None,
-        start: Due | None = None,
-        end: Due | None = None,
-        at_start: bool = False,
-        count: int | None = None,
-        **policies: Unpack[PolicyOptions],
-    ) -> Schedule:
+    @threaded(tasks.AppSchedules.every, face=schedule_face)
+    def every(self) -> None:
         """Put a task again and again, as `shardq.tasks.AppSchedules.every`."""
-        return await self._made(
-            lambda: self._schedules.every(
-                interval,
-                call,
-                name=name,
-                start=start,
-                end=end,
-                at_start=at_start,
-                count=count,
-                **policies,
-            )
-        )
 
-    async def cron(
-        self,
-        text: str,
-        call: Call[Any] | WithoutArguments,
-        *,
-        tz: str | tzinfo = "UTC",
-        name: str | None = None,
-        start: Due | None = None,
-        end: Due | None = None,
-        count: int | None = None,
-        **policies: Unpack[PolicyOptions],
-    ) -> Schedule:
+    @threaded(tasks.AppSchedules.cron, face=schedule_face)
+    def cron(self) -> None:
         """Put a task as cron does, as `shardq.tasks.AppSchedules.cron`."""
-        return await self._made(
-            lambda: self._schedules.cron(
-                text, call, tz=tz, name=name, start=start, end=end, count=count, **policies
-            )
-        )
 
-    async def schedule(
-        self,
-        trigger: BaseTrigger | Trigger,
-        call: Call[Any] | WithoutArguments,
-        *,
-        name: str | None = None,
-        count: int | None = None,
-        **policies: Unpack[PolicyOptions],
-    ) -> Schedule:
+    @threaded(tasks.AppSchedules.schedule, face=schedule_face)
+    def schedule(self) -> None:
         """Put a task whenever a trigger fires, as `shardq.tasks.AppSchedules.schedule`."""
-        return await self._made(
-            lambda: self._schedules.schedule(trigger, call, name=name, count=count, **policies)
-        )
-
-    async def _made(self, make: Callable[[], sync.Schedule]) -> Schedule:
-        return Schedule(await self._threads.call(make), self._threads)

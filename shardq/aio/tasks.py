@@ -18,18 +18,19 @@ from weakref import WeakKeyDictionary
 from shardq import tasks
 from shardq.aio.feed import fed
 from shardq.aio.schedules import AppSchedules
+from shardq.aio.threaded import Face, or_none, threaded
 from shardq.aio.threads import THREADS, Threads
 from shardq.clock import pause
 from shardq.errors import BadSetting, shown
 from shardq.tasks.elsewhere import FromElsewhere
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterable, Callable, Generator, Iterable, Mapping
+    from collections.abc import Callable, Generator, Iterable, Mapping
     from datetime import datetime
 
-    from shardq.lifecycle.keyed import Answer
-    from shardq.model.times import Due, Duration
-    from shardq.tasks import Call, CallOptions, JobState, Progress, Reconciled
+    from shardq.aio.feed import AnyIterable
+    from shardq.model.times import Duration
+    from shardq.tasks import Call, CallOptions, JobState, Progress
     from shardq.tasks.registry import Registry
 
 P = ParamSpec("P")
@@ -45,6 +46,10 @@ def _threads_of(registry: Registry, count: int = THREADS) -> Threads:
     if found is None or found.is_closed:
         found = _threads[registry] = Threads(count)
     return found
+
+
+def _job_face(job: tasks.Job[R], threads: Threads) -> Job[R]:
+    return Job(job, threads)
 
 
 class App:
@@ -76,48 +81,41 @@ class App:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def get(self, key: str, *, queue: str | None = None) -> Job[Any] | None:
+    @threaded(tasks.App.get, face=or_none(_job_face))
+    def get(self) -> None:
         """The live job that has a key, as `shardq.App.get`."""
-        found = await self._call(lambda app: app.get(key, queue=queue))
-        return None if found is None else Job(found, _threads_of(self._app._home))
 
-    async def cancel(self, key: str, *, queue: str | None = None) -> Answer:
+    @threaded(tasks.App.cancel)
+    def cancel(self) -> None:
         """Cancel the job that has a key, as `shardq.App.cancel`."""
-        return await self._call(lambda app: app.cancel(key, queue=queue))
 
-    async def move(
-        self,
-        key: str,
-        *,
-        due: Due | None = None,
-        delay: Duration | None = None,
-        queue: str | None = None,
-    ) -> Answer:
+    @threaded(tasks.App.move)
+    def move(self) -> None:
         """Let the job that has a key run at another time, as `shardq.App.move`."""
-        return await self._call(lambda app: app.move(key, due=due, delay=delay, queue=queue))
 
-    async def job(
-        self, job_id: str, *, queue: str | None = None, task: str | None = None
-    ) -> Job[Any]:
+    @threaded(tasks.App.job, face=_job_face)
+    def job(self) -> None:
         """A job by its id, as `shardq.App.job`."""
-        found = await self._call(lambda app: app.job(job_id, queue=queue, task=task))
-        return Job(found, _threads_of(self._app._home))
 
     @property
     def schedules(self) -> AppSchedules:
         """The schedules that are in the store, declared or made at run time."""
-        return AppSchedules(self._app.schedules, _threads_of(self._app._home))
+        return AppSchedules(lambda: self._app.schedules, self._threads)
 
-    async def reconcile(self) -> Reconciled:
+    @threaded(tasks.App.reconcile)
+    def reconcile(self) -> None:
         """Bring the store's schedules to what is declared, as `shardq.App.reconcile`."""
-        return await self._call(lambda app: app.reconcile())
 
     async def close(self) -> None:
         """Let calls end, and close the store, as `shardq.App.close`; a put opens it anew."""
-        await _threads_of(self._app._home).close(self._app.close)
+        await self._threads.close(self._app.close)
 
-    async def _call(self, call: Callable[[tasks.App], T]) -> T:
-        return await _threads_of(self._app._home).call(lambda: call(self._app))
+    @property
+    def _threads(self) -> Threads:
+        return _threads_of(self._app._home)
+
+    async def _call(self, call: Callable[[tasks.App], T], *, is_long: bool = False) -> T:
+        return await self._threads.call(lambda: call(self._app), is_long=is_long)
 
 
 def task(task: tasks.Bound[P, R]) -> Task[P, R]:
@@ -158,26 +156,18 @@ class Task(FromElsewhere, Generic[P, R]):
     @overload
     async def put_many(
         self,
-        items: (
-            Iterable[Call[P] | tuple[Any, ...] | Mapping[str, Any]]
-            | AsyncIterable[Call[P] | tuple[Any, ...] | Mapping[str, Any]]
-        ),
+        items: AnyIterable[Call[P] | tuple[Any, ...] | Mapping[str, Any]],
         *,
         ids: Literal[False] = False,
     ) -> int: ...
     @overload
     async def put_many(
         self,
-        items: (
-            Iterable[Call[P] | tuple[Any, ...] | Mapping[str, Any]]
-            | AsyncIterable[Call[P] | tuple[Any, ...] | Mapping[str, Any]]
-        ),
+        items: AnyIterable[Call[P] | tuple[Any, ...] | Mapping[str, Any]],
         *,
         ids: Literal[True],
     ) -> list[str]: ...
-    async def put_many(
-        self, items: Iterable[Any] | AsyncIterable[Any], *, ids: bool = False
-    ) -> int | list[str]:
+    async def put_many(self, items: AnyIterable[Any], *, ids: bool = False) -> int | list[str]:
         """Put a job for each item, as `shardq.tasks.Bound.put_many`.
 
         An async iterable is read by the task of asyncio that calls this, any other in a thread.
@@ -200,7 +190,7 @@ class Task(FromElsewhere, Generic[P, R]):
         return Task(self._task.using(**options))
 
 
-class Job(Generic[R]):
+class Job(Face[tasks.Job[R]], Generic[R]):
     """A job that was put, from asyncio. Made by its task, and by `App.job` of an id.
 
     Attributes:
@@ -213,8 +203,8 @@ class Job(Generic[R]):
 
     def __init__(self, job: tasks.Job[R], threads: Threads) -> None:
         """Made by its task, and by `App.job`."""
+        super().__init__(lambda: job, threads)
         self._job = job
-        self._threads = threads
         self.id: str = job.id
         self.queue: str = job.queue
         self.task: str = job.task
@@ -256,16 +246,13 @@ class Job(Generic[R]):
                 return looked.value
             await pause(looked)
 
-    async def cancel(self) -> bool:
+    @threaded(tasks.Job.cancel)
+    def cancel(self) -> None:
         """Remove it, unless it has ended, as `shardq.tasks.Job.cancel`."""
-        return await self._call(lambda job: job.cancel())
 
-    async def move(self, *, due: Due | None = None, delay: Duration | None = None) -> Answer:
+    @threaded(tasks.Job.move)
+    def move(self) -> None:
         """Let it be due at another time, as `shardq.tasks.Job.move`."""
-        return await self._call(lambda job: job.move(due=due, delay=delay))
-
-    async def _call(self, call: Callable[[tasks.Job[R]], T]) -> T:
-        return await self._threads.call(lambda: call(self._job))
 
 
 class _End(NamedTuple, Generic[R]):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from concurrent.futures import ThreadPoolExecutor
-from enum import Enum
 from typing import TYPE_CHECKING, TypeVar
 
 from shardq import locks
@@ -21,18 +20,11 @@ THREADS = 8
 _THREADS_MAX = 1_000
 
 
-class Kind(Enum):
-    """What a call is like: each kind has threads of its own, so that none waits for another."""
-
-    QUICK = 1
-    LONG = 2
-    """It may take minutes, as what puts many or visits all."""
-
-
 class Threads:
-    """A pool for each kind of calls.
+    """A pool for quick calls, and one for long ones, so that no quick call waits for a long one.
 
-    They begin when they are first needed. From any thread and any loop.
+    A long call may take minutes: it puts many messages, or visits all. Threads begin when they are
+    first needed. From any thread and any loop.
 
     Attributes:
         is_closed: Whether they take no calls any more.
@@ -55,30 +47,27 @@ class Threads:
     def _begin(self) -> None:
         # Also in a forked child, which has none of its parent's threads.
         half = max(1, self._count // 2)
-        self._pools = {
-            kind: ThreadPoolExecutor(
-                self._count if kind is Kind.QUICK else half, f"shardq-aio-{kind.name.lower()}"
-            )
-            for kind in Kind
-        }
+        self._quick = ThreadPoolExecutor(self._count, "shardq-aio-quick")
+        self._long = ThreadPoolExecutor(half, "shardq-aio-long")
 
     def check(self) -> None:
         """Raise `UsageError` if they are closed."""
         if self.is_closed:
             raise UsageError("this connection is closed; open another.")
 
-    def begin(self, call: Callable[[], R], kind: Kind = Kind.QUICK) -> Future[R]:
+    def begin(self, call: Callable[[], R], *, is_long: bool = False) -> Future[R]:
         """Let a thread make a call, in the caller's context.
 
         Raises:
             UsageError: If they are closed.
         """
         self.check()
-        return self._pools[kind].submit(contextvars.copy_context().run, call)
+        pool = self._long if is_long else self._quick
+        return pool.submit(contextvars.copy_context().run, call)
 
-    async def call(self, call: Callable[[], R], kind: Kind = Kind.QUICK) -> R:
+    async def call(self, call: Callable[[], R], *, is_long: bool = False) -> R:
         """What a call returns that a thread makes."""
-        return await asyncio.wrap_future(self.begin(call, kind))
+        return await asyncio.wrap_future(self.begin(call, is_long=is_long))
 
     async def close(self, last: Callable[[], object]) -> None:
         """Let all that has begun end, and then make a last call. Idempotent."""
@@ -88,8 +77,8 @@ class Threads:
 
         def end() -> None:
             # The quick ones last: what another has taken may have to be released by one of them.
-            for kind in (Kind.LONG, Kind.QUICK):
-                self._pools[kind].shutdown()
+            self._long.shutdown()
+            self._quick.shutdown()
             last()
 
         await asyncio.to_thread(end)

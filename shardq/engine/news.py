@@ -100,11 +100,14 @@ class News:
         self._lock = locks.new()
         self._changed = locks.condition(self._lock)
         self._spacing = locks.condition(self._lock)
-        self._is_rung = self.is_leaving = self.is_watched = self.is_looked_at = False
-        self.is_regular = False
+        self._is_rung = self.is_leaving = False
+        self.is_watched: bool = False
+        self.is_looked_at: bool = False
+        self.is_regular: bool = False
         self._near: Near | None = None
-        self._freed_us = self._first_us = self._rested_us = self._fails = self.stepped_us = 0
-        self.seen_us = self._clock.boot_us()
+        self._freed_us = self._first_us = self._rested_us = self._fails = 0
+        self.stepped_us: int = 0
+        self.seen_us: int = self._clock.boot_us()
         self._token: int | None = None
 
     # Wakes ----------------------------------------------------------------------------------------

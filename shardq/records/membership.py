@@ -283,7 +283,8 @@ class Membership:
         self._parted: tuple[str, ...] = ()
         self._beat_us: int | None = None
         self._read_us = self._assigned_us = 0
-        self._is_hurried = self.may_rest = False
+        self._is_hurried = False
+        self.may_rest: bool = False
         self._has_changed = False
         self._is_given = False
 

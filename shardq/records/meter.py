@@ -86,8 +86,10 @@ class Meter:
     """
 
     def __init__(self) -> None:
-        self.is_on = self._has_store = False
-        self.queues, self.tasks = Known(), Known()
+        self.is_on: bool = False
+        self._has_store = False
+        self.queues: Known = Known()
+        self.tasks: Known = Known()
         self.gauges: dict[str, Callable[[], float]] = {}
         self._counts: dict[tuple[str, Labels], list[float]] = {}
         self._lock = locks.new()

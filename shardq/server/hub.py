@@ -18,7 +18,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from shardq.aio.queue import Queue
-from shardq.aio.threads import Kind, Threads
+from shardq.aio.threads import Threads
 from shardq.errors import ShardqError, StoreError, StoreTimeout, UnknownQueue, own_copy
 from shardq.records.meter import BATCH, SIZES
 
@@ -254,9 +254,7 @@ class ServedQueue:
             call: The call.
             is_long: True if it may take minutes.
         """
-        return await self._threads.call(
-            lambda: call(self._opened), Kind.LONG if is_long else Kind.QUICK
-        )
+        return await self._threads.call(lambda: call(self._opened), is_long=is_long)
 
     def _note(self, kind: str, count: int) -> None:
         meter = self._opened._home.meter

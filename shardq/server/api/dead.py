@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from msgspec import Meta, Struct
 from msgspec.structs import asdict
 
-from shardq.aio.threads import Kind
 from shardq.errors import ShardqError
 from shardq.inspection import choice as choosing
 from shardq.inspection.choice import Choice
@@ -224,7 +223,7 @@ async def list_all_dead(call: Call[AllDeadQuery, None]) -> AllDead:
             passed_over={kept[name].of[0]: text for name, text in damaged.items()},
         )
 
-    return await site.threads.call(read, Kind.LONG)
+    return await site.threads.call(read, is_long=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,32 @@
+"""The signatures of asyncio's calls in the reference, which is made from the source alone."""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+import griffe
+
+
+class Signatures(griffe.Extension):
+    """Gives each function that `threaded` decorates the parameters that it has at run time."""
+
+    def on_package(self, *, pkg: Any, **_: Any) -> None:
+        for module in pkg["aio"].modules.values():
+            for face in module.classes.values():
+                for call in face.functions.values() if isinstance(face, griffe.Class) else ():
+                    _sign(call, pkg)
+
+
+def _sign(call: Any, package: Any) -> None:
+    for decorator in call.decorators:
+        if decorator.callable_path != "shardq.aio.threaded.threaded":
+            continue
+        threaded, *options = decorator.value.arguments
+        method = package[threaded.canonical_path.removeprefix(f"{package.name}.")]
+        call.parameters, call.returns = method.parameters, method.returns
+        if any(option.name == "face" for option in options):
+            # A class of the same name, but that of asyncio.
+            returned = ast.parse(str(method.returns), mode="eval").body
+            call.returns = griffe.get_annotation(returned, parent=package["aio"])
+        call.labels.add("async")
