@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
     from shardq.connection import Connection
     from shardq.inspection.state import Found, State
-    from shardq.lifecycle.keyedputs import OnConflict
     from shardq.model.message import Message
     from shardq.queue import Queue
 
@@ -52,7 +51,7 @@ if TYPE_CHECKING:
 @options.priority
 @options.group
 @options.headers
-@click.option("--id", "message_id", metavar="ID", help="The message's id; made up if not given.")
+@click.option("--id", metavar="ID", help="The message's id; made up if not given.")
 @click.option("--task", metavar="NAME", help="Put a job of this task, with --args for a body.")
 @click.option(
     "--args",
@@ -96,25 +95,17 @@ if TYPE_CHECKING:
 @click.pass_context
 def put(
     context: click.Context,
+    /,
     *,
     queue: str | None,
     body: str | None,
-    due: str | None,
-    delay: str | None,
-    priority: int,
-    group: str | None,
     headers: tuple[str, ...],
-    message_id: str | None,
     task: str | None,
     arguments: str | None,
     app_name: str | None,
-    key: str | None,
-    expires: str | None,
-    on_conflict: OnConflict,
-    max_wait: str | None,
-    unique_for: str | None,
     url: str | None,
     as_json: bool,
+    **chosen: Any,
 ) -> None:
     """Put one message into QUEUE, which is created where it does not exist.
 
@@ -124,20 +115,7 @@ def put(
     With --task it is a job, as `shardq work` runs it, and has --args for a body. Without --app
     nothing is checked of these: a worker finds out.
     """
-    given = options.headers_of(headers)
-    chosen: dict[str, Any] = {
-        "due": due,
-        "delay": delay,
-        "priority": priority,
-        "group": group,
-        "headers": given,
-        "id": message_id,
-        "expires": expires,
-        "key": key,
-        "on_conflict": on_conflict,
-        "max_wait": max_wait,
-        "unique_for": unique_for,
-    }
+    chosen["headers"] = given = options.headers_of(headers)
     if task is None:
         if arguments is not None or app_name is not None:
             raise click.UsageError("--args and --app belong to --task; name the task as well.")
@@ -171,8 +149,7 @@ def put(
 
 def _is_given(context: click.Context, name: str) -> bool:
     """Whether an option was given, rather than left at what it is otherwise."""
-    parameter = {"id": "message_id"}.get(name, name)
-    return context.get_parameter_source(parameter) is not ParameterSource.DEFAULT
+    return context.get_parameter_source(name) is not ParameterSource.DEFAULT
 
 
 def _tell_put(message: Message, *, as_json: bool) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
 from shardq.errors import KeyTaken, UsageError
 
@@ -12,9 +12,27 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from shardq.errors import StoreError
-    from shardq.lifecycle.keyedputs import Asked
+    from shardq.lifecycle.keyedputs import Asked, OnConflict
     from shardq.model.message import Message, Row, Sealed
     from shardq.model.shard import Layout
+    from shardq.model.times import Due, Duration
+
+
+class PutOptions(TypedDict, total=False):
+    """The options of a put, as `Queue.put` describes them: of an item of `put_many` too."""
+
+    due: Due | None
+    delay: Duration | None
+    priority: int
+    group: str | None
+    headers: Mapping[str, str] | None
+    id: str | None
+    expires: Duration | None
+    key: str | None
+    on_conflict: OnConflict
+    max_wait: Duration | None
+    unique_for: Duration | None
+
 
 Item: TypeAlias = "bytes | str | Message | Mapping[str, Any] | Sealed"
 """An item of `put_many`: a body, a mapping of `put`'s arguments, or a message to put again.

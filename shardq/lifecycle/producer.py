@@ -23,7 +23,7 @@ from datetime import timedelta
 from functools import partial
 from itertools import count
 from types import NoneType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
 from shardq.errors import (
     BadSetting,
@@ -37,7 +37,7 @@ from shardq.errors import (
     own_copy,
     shown,
 )
-from shardq.lifecycle.batch import Chunk, Filling, add_count, iterator_of
+from shardq.lifecycle.batch import Chunk, Filling, PutOptions, add_count, iterator_of
 from shardq.lifecycle.cap import Cap
 from shardq.lifecycle.hub import Call, Hub, Hubs
 from shardq.lifecycle.keyedputs import (
@@ -45,7 +45,6 @@ from shardq.lifecycle.keyedputs import (
     Asked,
     KeyedPut,
     KeyedPuts,
-    OnConflict,
     check_unkeyed,
     conflict_of,
     key_text,
@@ -71,7 +70,7 @@ if TYPE_CHECKING:
     from shardq.clock import Clock
     from shardq.lifecycle.batch import Item, LaneOf
     from shardq.lifecycle.settle import Settler
-    from shardq.model.times import Due, Duration
+    from shardq.model.times import Duration
     from shardq.records.register import Register
     from shardq.records.stats import StatsLog
     from shardq.stores.store import Store
@@ -87,7 +86,7 @@ _CHUNK_OF_GROUPS_US = 100_000
 _LATE_MS = 100
 """A row of a group that is stored a quarter of a second after its due may be read after later ones:
 a chunk with such rows ends soon, and a row that has waited is due anew."""
-_ARGUMENTS = {"body", "due", "delay", "priority", "group", "headers", "id", "expires"}
+_ARGUMENTS = {"body", *PutOptions.__annotations__}
 _OF_KEYS = {"key", "on_conflict", "max_wait", "unique_for"}
 
 
@@ -163,22 +162,7 @@ class Producer:
         self._cap = Cap(store, clock, register, stats)
         self._clock_steps = clock.steps
 
-    def put(
-        self,
-        body: bytes | str | Message,
-        *,
-        due: Due | None = None,
-        delay: Duration | None = None,
-        priority: int = 0,
-        group: str | None = None,
-        headers: Mapping[str, str] | None = None,
-        id: str | None = None,  # noqa: A002 - the word of the public API
-        expires: Duration | None = None,
-        key: str | None = None,
-        on_conflict: OnConflict = "keep",
-        max_wait: Duration | None = None,
-        unique_for: Duration | None = None,
-    ) -> Message:
+    def put(self, body: bytes | str | Message, **given: Unpack[PutOptions]) -> Message:
         """Put one message; `Queue.put` describes it."""
         self._keep_up()
         is_held = False
@@ -187,29 +171,10 @@ class Producer:
         else:
             now_us = self._clock.now_us()
             self._cap.check()
-            delay = self._delay_of(due, delay)
-            row = self._row(
-                now_us, self._next_lane, body, due, delay, priority, group, headers, id, expires
-            )
-            is_held = group is not None and row.due_ms <= ceil_ms(now_us)
-        if (
-            key is not None
-            or row.key is not None
-            or self._register.settings.keyed
-            or on_conflict != "keep"
-            or max_wait is not None
-            or unique_for is not None
-        ):
-            given = {
-                "body": body,
-                "due": due,
-                "delay": delay,
-                "key": key,
-                "on_conflict": on_conflict,
-                "max_wait": max_wait,
-                "unique_for": unique_for,
-            }
-            return self._put_keyed(self._asked(row, given))
+            row = self._row(now_us, self._next_lane, body, given)
+            is_held = row.group is not None and row.due_ms <= ceil_ms(now_us)
+        if row.key is not None or self._register.settings.keyed or _is_keyed(given):
+            return self._put_keyed(self._asked(row, body, given))
         call = _Put(row, is_held=is_held)
         try:
             self._puts.of(self._place_of(row)).do(call)
@@ -220,10 +185,10 @@ class Producer:
         self._on_put(call.row.due_ms)
         return Message(call.row, 0, self._register.signer)
 
-    def _delay_of(self, due: Due | None, delay: Duration | None) -> Duration | None:
+    def _delay_of(self, given: PutOptions) -> Duration | None:
         """The delay of a put: the queue's, where neither a due nor a delay is given."""
-        delay_ms = self._register.settings.delay_ms
-        if due is not None or delay is not None or not delay_ms:
+        delay, delay_ms = given.get("delay"), self._register.settings.delay_ms
+        if given.get("due") is not None or delay is not None or not delay_ms:
             return delay
         return timedelta(milliseconds=delay_ms)
 
@@ -281,19 +246,17 @@ class Producer:
         self._on_put(row.due_ms)
         return Message(row, 0, signer)
 
-    def _asked(self, row: Row, given: Mapping[str, Any]) -> Asked:
+    def _asked(self, row: Row, body: object, given: PutOptions) -> Asked:
         """A put under a key, by its arguments; its row has the key.
 
         Raises:
             UsageError: If the arguments do not go together.
         """
-        body, get = given["body"], given.get
         if isinstance(body, Message):
-            usual = {"key": None, "on_conflict": "keep", "max_wait": None, "unique_for": None}
-            if any(get(option, default) != default for option, default in usual.items()):
+            if _is_keyed(given):
                 raise UsageError("a message is put again as it was; put its body to give it a key.")
             return Asked(row, body.conflict if isinstance(body, KeyedPut) else KEEP, tried=row)
-        key = get("key")
+        key = given.get("key")
         if key is None:
             if not self._register.settings.keyed:
                 check_unkeyed(given)
@@ -303,9 +266,11 @@ class Producer:
                 f"queue {self._register.name!r} keeps dead messages, under the keys that they had; "
                 f"put into {names.served_queue(self._register.name)!r}."
             )
-        is_timed = get("due") is not None or self._delay_of(None, get("delay")) is not None
-        conflict = conflict_of(get("on_conflict", "keep"), get("max_wait"), is_timed=is_timed)
-        return Asked(row._replace(key=key_text(key, get("unique_for"))), conflict)
+        is_timed = given.get("due") is not None or self._delay_of(given) is not None
+        conflict = conflict_of(
+            given.get("on_conflict", "keep"), given.get("max_wait"), is_timed=is_timed
+        )
+        return Asked(row._replace(key=key_text(key, given.get("unique_for"))), conflict)
 
     def put_many(self, items: Iterable[Item], on_id: Callable[[str], object] | None = None) -> int:
         """Put messages as they come, in full batches; `Queue.put_many` describes it.
@@ -660,9 +625,9 @@ class Producer:
     def _row_of_item(self, now_us: int, lane_of: LaneOf, item: Any, chunk: Chunk) -> Row | Asked:
         if isinstance(item, Message):
             row = self._again(item, chunk)
-            return row if row.key is None else self._asked(row, {"body": item})
+            return row if row.key is None else self._asked(row, item, {})
         if type(item) is Sealed:
-            given: Mapping[str, Any] = {"body": item.body, "headers": json.loads(item.headers)}
+            given: Any = {"body": item.body, "headers": json.loads(item.headers)}
         elif isinstance(item, (bytes, str)):
             given = {"body": item}
         elif type(item) is dict:
@@ -675,56 +640,33 @@ class Producer:
                     f"put_many takes bodies or mappings of put's arguments, "
                     f"not {type(item).__name__}."
                 ) from error
-        is_keyed = self._register.settings.keyed
         if not given.keys() <= _ARGUMENTS or "body" not in given:
-            known = _ARGUMENTS | _OF_KEYS
-            if not given.keys() <= known or "body" not in given:
-                raise UsageError(
-                    f"put_many's mappings need 'body' and may have {', '.join(sorted(known))}; "
-                    f"this one has {shown(list(given))}."
-                )
-            if given.get("key") is not None:
-                is_keyed = True
-            elif not is_keyed:
-                check_unkeyed(given)
-        get = given.get
-        delay = self._delay_of(get("due"), get("delay"))
-        row = self._row(
-            now_us,
-            lane_of,
-            given["body"],
-            get("due"),
-            delay,
-            get("priority", 0),
-            get("group"),
-            get("headers"),
-            get("id"),
-            get("expires"),
-            chunk,
-        )
-        return self._asked(row, given) if is_keyed else row
+            raise UsageError(
+                f"put_many's mappings need 'body' and may have {', '.join(sorted(_ARGUMENTS))}; "
+                f"this one has {shown(list(given))}."
+            )
+        body = given["body"]
+        row = self._row(now_us, lane_of, body, given, chunk)
+        if self._register.settings.keyed or _is_keyed(given):
+            return self._asked(row, body, given)
+        return row
 
     def _row(
         self,
         now_us: int,
         lane_of: LaneOf,
         body: object,
-        due: Due | None,
-        delay: Duration | None,
-        priority: int,
-        group: str | None,
-        headers: Mapping[str, str] | None,
-        name: str | None,
-        expires: Duration | None,
+        given: PutOptions,
         chunk: Chunk | None = None,
     ) -> Row:
+        group, name, priority = given.get("group"), given.get("id"), given.get("priority", 0)
         if group is not None:
             names.label(group, what="group")
             # Before the layout is read, which this may replace.
             _use(self._register.use_groups, chunk)
         layout = self._register.layout
         now_ms = ceil_ms(now_us)
-        wanted_ms = asked_ms(now_ms, due, delay)
+        wanted_ms = asked_ms(now_ms, given.get("due"), self._delay_of(given))
         due_ms = max(wanted_ms, now_ms)
         if due_ms > now_ms + NEAR_MS:
             self._stats.note_farthest(due_ms)
@@ -743,8 +685,8 @@ class Producer:
         else:
             lane = layout.group_lane(group)
             self._first_group_lane = self._first_group_lane or layout.first_group_lane
-        content, headers_text = contents(body, headers)
-        if expires is not None:
+        content, headers_text = contents(body, given.get("headers"))
+        if (expires := given.get("expires")) is not None:
             headers_text = expiring(headers_text, duration_ms(expires, name="expires"))
         return Row(
             Shard(layout.queue, minute, lane),
@@ -786,6 +728,19 @@ def _use(use: Callable[[], None], chunk: Chunk | None) -> None:
             use()
         except StoreError as error:
             chunk.failed = error
+
+
+def _is_keyed(given: PutOptions) -> bool:
+    """True if a put has a key, or an option that needs one."""
+    if _OF_KEYS.isdisjoint(given):
+        return False
+    get = given.get
+    return (
+        get("key") is not None
+        or get("on_conflict") not in (None, KEEP.choice)
+        or get("max_wait") is not None
+        or get("unique_for") is not None
+    )
 
 
 def _due_of(row: Row) -> int:

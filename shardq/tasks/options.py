@@ -17,6 +17,8 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, cast
 
 from shardq.errors import BadSetting, UsageError, shown
+from shardq.lifecycle.batch import PutOptions
+from shardq.lifecycle.keyedputs import CHOICES
 from shardq.model import message, names
 from shardq.model.message import headers_json
 from shardq.model.times import DELAY_MAX_MS, duration_ms, duration_text
@@ -35,7 +37,6 @@ TASK_HEADER, OPTIONS_HEADER = message.JOB_HEADERS
 _BACKOFFS_MAX = 1_000
 _FACTOR_MAX = 100
 
-OnConflict: TypeAlias = Literal["keep", "replace", "reject", "debounce"]
 Errors: TypeAlias = "type[BaseException] | Sequence[type[BaseException]]"
 BackoffLike: TypeAlias = (
     "Backoff | Duration | Sequence[Duration] | Callable[[int, BaseException], Duration]"
@@ -75,7 +76,7 @@ class TaskOptions(TypedDict, total=False):
     priority: int
     group: str | None
     key: str | None
-    on_conflict: OnConflict
+    on_conflict: Literal["keep", "replace", "reject", "debounce"]
     max_wait: Duration | None
     unique_for: Duration | None
     headers: Mapping[str, str]
@@ -356,7 +357,7 @@ class Options:
             putting.pop("due", None)
         if given.get("due") is not None and given.get("delay") is not None:
             raise BadSetting(f"{whose}: due and delay contradict each other; give one of them.")
-        putting |= {name: given[name] for name in _PUT_NAMES if name in given}
+        putting |= {name: given[name] for name in PUT_NAMES if name in given}
         made = Options(
             names.queue_name(given.get("queue", self.queue)),
             {name: value for name, value in putting.items() if value is not None},
@@ -367,12 +368,10 @@ class Options:
         return made
 
 
-_PUT_NAMES = (
-    "due", "delay", "priority", "group", "key", "on_conflict", "max_wait", "unique_for", "id",
-)  # fmt: skip
+PUT_NAMES = tuple(name for name in PutOptions.__annotations__ if name not in ("headers", "expires"))
+"""The options of a put that a job leaves to its message."""
 _CALL_NAMES = tuple(CallOptions.__annotations__)
 _TASK_NAMES = tuple(TaskOptions.__annotations__)
-_CONFLICTS = ("keep", "replace", "reject", "debounce")
 
 
 def _checked_headers(given: Mapping[str, str], whose: str) -> Mapping[str, str]:
@@ -457,9 +456,9 @@ def _check_together(made: Options, given: Mapping[str, Any], whose: str) -> None
                     f"{whose}: {name} has no use with attempts=1, which retries nothing; leave one "
                     f"of them out."
                 )
-    if putting.get("on_conflict", "keep") not in _CONFLICTS:
+    if putting.get("on_conflict", "keep") not in CHOICES:
         raise BadSetting(
-            f"{whose}: on_conflict must be one of {', '.join(_CONFLICTS)}, not "
+            f"{whose}: on_conflict must be one of {', '.join(CHOICES)}, not "
             f"{shown(putting['on_conflict'])}."
         )
     if "key" not in putting:

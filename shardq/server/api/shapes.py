@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 from msgspec.structs import asdict
 
 from shardq.errors import BadTime, shown
+from shardq.lifecycle.keyedputs import OnConflict
 from shardq.model.message import BODY_BYTES_MAX
 from shardq.model.times import duration_ms, iso
 from shardq.server.api.problem import Problem, Refused
@@ -23,7 +24,6 @@ Span = Annotated[str, Meta(examples=["30s", "10m", "1h30m"])]
 """A duration, `90s`, `1h30m` or ISO 8601."""
 Wait = Annotated[str, Meta(examples=["0s", "1s"])]
 """A duration to 60 s."""
-OnConflict = Literal["keep", "replace", "reject", "debounce"]
 MANY_MAX = 1_000
 """Messages or receipts of a call."""
 _WITHIN_MS_MAX = 60_000

@@ -10,15 +10,16 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from shardq.aio.tasks import Job as AsyncJob
 from shardq.errors import JobError
+from shardq.lifecycle.keyedputs import OnConflict
 from shardq.model.grants import Level
 from shardq.model.times import duration_ms
 from shardq.records.actions import What
 from shardq.server.api.messages import Told
 from shardq.server.api.problem import Refused
 from shardq.server.api.route import Call, Route
-from shardq.server.api.shapes import OnConflict, Put, Span, Time, Wait, put_of
+from shardq.server.api.shapes import Put, Span, Time, Wait, put_of
 from shardq.tasks.job import Job as SyncJob
-from shardq.tasks.options import ATTEMPTS_MAX, OPTIONS_HEADER, TASK_HEADER
+from shardq.tasks.options import ATTEMPTS_MAX, OPTIONS_HEADER, PUT_NAMES, TASK_HEADER
 
 _WAIT_MS_MAX = 60_000
 
@@ -74,7 +75,7 @@ class NewJob(Struct, kw_only=True, forbid_unknown_fields=True):
         headers = {TASK_HEADER: self.task, **self.headers}
         if policy := self._policy():
             headers[OPTIONS_HEADER] = msgspec.json.encode(policy).decode()
-        putting = {name: getattr(self, name) for name in _PUTTING}
+        putting = {name: getattr(self, name) for name in PUT_NAMES}
         given = {name: value for name, value in putting.items() if value is not UNSET}
         return {"body": msgspec.json.encode(self.args), "headers": headers, **given}
 
@@ -88,11 +89,6 @@ class NewJob(Struct, kw_only=True, forbid_unknown_fields=True):
                 if not made[f"{name}_ms"]:
                     raise Refused(400, f"{name} must be longer than 0s.", field=name)
         return made
-
-
-_PUTTING = (
-    *("due", "delay", "priority", "group", "key", "on_conflict", "max_wait", "unique_for", "id"),
-)
 
 
 class JobQuery(Struct, kw_only=True, forbid_unknown_fields=True):
