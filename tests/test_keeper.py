@@ -60,7 +60,7 @@ def is_waiting(clock: ManualClock) -> bool:
 
 def told(stage: Stage, queue: str = "mail") -> list[tuple[int, bool]]:
     rows = stored_totals(stage._store, queue).rows
-    return [(row.totals.put, row.is_open) for row in rows]
+    return [(row.put, row.is_open) for row in rows]
 
 
 def test_what_an_idle_process_has_put_is_stored_at_once_and_closed_at_rest(
@@ -359,7 +359,7 @@ def test_an_idle_child_s_totals_are_stored_beside_its_parent_s(tmp_path: Path) -
         os._exit(7)
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
     queue.put("x")
-    print(queue.totals().put, sorted(row.totals.put for row in rows()))
+    print(queue.totals().put, sorted(row.put for row in rows()))
     # Of a process that is gone, and has told of no end.
     gaps = stored_totals(db._home.store, "mail").gaps(db._home.clock.now_ms() + 6_000)
     print(sum(one.member.endswith(f":{child}") for one in gaps))
@@ -379,7 +379,7 @@ def test_a_child_of_multiprocessing_that_returns_has_stored_its_totals(tmp_path:
         child = multiprocessing.get_context("fork").Process(target=put_with, args=[parents])
         child.start()
         child.join()
-        print(child.exitcode, [(row.totals.put, row.is_open) for row in rows()])
+        print(child.exitcode, [(row.put, row.is_open) for row in rows()])
     """
     assert run(tmp_path, script) == ["0 [(1, False)]", "0 [(1, False), (1, False)]"]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 
 import pytest
@@ -11,8 +10,8 @@ from hypothesis import strategies as st
 
 from shardq import Consumer, Snooze
 from shardq.errors import StoreCorrupt
-from shardq.records.folded import StatsRow, stored_totals
-from shardq.records.stats import Lateness, StatsLog, Totals
+from shardq.records.folded import stored_totals
+from shardq.records.stats import Lateness, StatsLog, StatsRow, Totals
 from shardq.stores.tables import STATS
 from shardq.testing import Stage
 
@@ -67,7 +66,7 @@ def test_totals_read_back_as_stored() -> None:
 
 
 def test_merging_adds_every_count() -> None:
-    one = Totals(**dict.fromkeys(json.loads(Totals(put=1, purged=1).to_json()), 1))
+    one = Totals(put=1, purged=1)
     one.merge(Totals(put=2, late_repaired=5))
     assert (one.put, one.purged, one.late_repaired) == (3, 1, 5)
 
@@ -166,13 +165,13 @@ def test_what_is_stored_by_two_at_once_is_the_newer_in_the_end() -> None:
     "text",
     [
         "{bad",
-        '{"lateness":{"9999999":1}}',
+        '{"lateness":[{"512":1}]}',
         "5",
         "[]",
         '{"put":"2"}',
         '{"put":-1}',
         '{"lateness":5}',
-        '{"lateness":{"x":1}}',
+        '{"lateness":[{"x":1}]}',
         None,
     ],
 )
@@ -192,7 +191,7 @@ def told(stage: Stage) -> list[StatsRow]:
 
 
 def consumer_rows(stage: Stage) -> list[StatsRow]:
-    return [row for row in told(stage) if row.totals.delivered]
+    return [row for row in told(stage) if row.delivered]
 
 
 def test_what_a_consumer_does_is_stored_at_once_and_closed_at_rest() -> None:
@@ -202,7 +201,7 @@ def test_what_a_consumer_does_is_stored_at_once_and_closed_at_rest() -> None:
         queue.put("x")
         stage.drive(consumer, seconds=0.2)
         [row] = consumer_rows(stage)
-        assert (row.totals.acked, row.is_open) == (1, True)
+        assert (row.acked, row.is_open) == (1, True)
         stage.drive(consumer, seconds=3.5)
         assert [row.is_open for row in consumer_rows(stage)] == [True]
         stage.drive(consumer, seconds=1)
@@ -221,7 +220,7 @@ def test_a_consumer_that_is_busy_stores_its_totals_every_2_s_and_no_more() -> No
         # Those of what was put, by a connection without a thread, are among them.
         assert 5 <= stored <= 9
         stage.drive(consumer, seconds=5)
-        assert consumer_rows(stage)[0].totals.acked == 2_000
+        assert consumer_rows(stage)[0].acked == 2_000
 
 
 def test_a_consumer_that_crashed_is_told_apart_from_one_that_ended() -> None:

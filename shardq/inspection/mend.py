@@ -212,13 +212,8 @@ class Mender:
                 layout=self._register.layout,
                 now_ms=now_ms,
             )
-            made = replace(
-                made,
-                doomed=found.doomed,
-                purged_then=after.totals.purged,
-                former=found.former,
-                rough=int(not is_all),
-            )
+            made.doomed, made.purged_then = found.doomed, after.totals.purged
+            made.former, made.rough = found.former, int(not is_all)
             if write_folded(self._store, after, made, now_ms):
                 if missing:
                     self._log(begun, missing)
@@ -235,7 +230,8 @@ class Mender:
             for _ in range(_TRIES):
                 stored = self.read()
                 present, purged = max(stored.totals.present, 0), stored.totals.purged
-                made = replace(stored.folded, doomed=present, purged_then=purged)
+                made = stored.folded
+                made.doomed, made.purged_then = present, purged
                 if write_folded(self._store, stored, made, self._clock.now_ms()):
                     return
         except StoreError as error:

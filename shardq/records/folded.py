@@ -14,16 +14,16 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import json
 import logging
 from collections import Counter
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from msgspec import field
+from msgspec.structs import replace
 
 from shardq.errors import StoreCorrupt
-from shardq.records.stats import RECENT_MINUTES, Lateness, Totals, damaged, histogram, whole
+from shardq.records.stats import RECENT_MINUTES, Count, Lateness, StatsRow, Totals
 from shardq.stores.tables import STATS, Change
 
 if TYPE_CHECKING:
@@ -54,71 +54,13 @@ _ROWS_MAX = 150
 _ROUNDS = 25
 
 
-@dataclass(frozen=True, slots=True)
-class StatsRow:
-    """The totals of one process, as stored.
-
-    Attributes:
-        minute: The minute with which the stretch begins.
-        member: The process, and the number of its row.
-        totals: The counts, with the lateness of the whole stretch.
-        recent: Minute since the epoch -> lateness of deliveries in it; the last 5.
-        recent_put: Minute since the epoch -> messages put in it, to within 2 s; likewise.
-        at_ms: When the row was stored, epoch milliseconds.
-        is_open: True if the process was counting then, and meant to store the row again.
-        late_ms: When the row was last stored too late, epoch milliseconds; 0: never.
-    """
-
-    minute: int
-    member: str
-    totals: Totals
-    recent: dict[int, Lateness] = field(default_factory=dict)
-    recent_put: dict[int, int] = field(default_factory=dict)
-    at_ms: int = 0
-    is_open: bool = False
-    late_ms: int = 0
-
-    @classmethod
-    def of(cls, minute: int, member: str, text: str, queue: str) -> StatsRow:
-        """A row from its stored form.
-
-        Raises:
-            StoreCorrupt: If shardq never writes such a form; names the row.
-        """
-        try:
-            stored = json.loads(text)
-            return cls(
-                minute,
-                member,
-                Totals.of(stored),
-                {whole(int(k)): histogram(v) for k, v in stored.get("recent", {}).items()},
-                {whole(int(k)): whole(v) for k, v in stored.get("recent_put", {}).items()},
-                whole(stored.get("at_ms", 0)),
-                stored.get("open", 0) != 0,
-                whole(stored.get("late_ms", 0)),
-            )
-        except (ValueError, TypeError, AttributeError, RecursionError) as error:
-            raise damaged(text, queue, minute=minute, member=member) from error
-
-    @property
-    def process(self) -> str:
-        """The name of the process, the same as in its heartbeats."""
-        name, _, number = self.member.rpartition("~")
-        return name if name and number.isdecimal() else self.member
-
-    @property
-    def digest(self) -> str:
-        """Eight characters that tell the row from others of its queue: 10^14 are possible."""
-        key = f"{self.minute}/{self.member}".encode()
-        return base64.b64encode(hashlib.blake2b(key, digest_size=6).digest()).decode()
-
-
-@dataclass(frozen=True, slots=True)
-class Folded:
+class Folded(Totals):
     """The row with the totals of ended processes; written by compare and set alone.
 
+    Its counts are their sum, without lateness, with `mended`.
+
     Attributes:
-        totals: Their sum, without lateness, with `mended`.
+        at_ms: When the row was stored, epoch milliseconds.
         mended_ms: When the last full count whose result is in `mended` began; 0: never. It has
             settled rows that were open or late before.
         doomed: Messages in the queue when it was purged last.
@@ -132,56 +74,15 @@ class Folded:
             case the row is written again; 0: until the row is deleted.
     """
 
-    totals: Totals = field(default_factory=Totals)
-    mended_ms: int = 0
-    doomed: int = 0
-    purged_then: int = 0
-    former: int = 0
-    rough: int = 0
-    stretches: dict[int, Lateness] = field(default_factory=dict)
-    hours: dict[int, tuple[int, int]] = field(default_factory=dict)
-    digests: dict[str, int] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, text: str, queue: str) -> Folded:
-        """The row from its stored form.
-
-        Raises:
-            StoreCorrupt: If shardq never writes such a form.
-        """
-        try:
-            stored = json.loads(text)
-            return cls(
-                Totals.of(stored),
-                whole(stored.get("mended_ms", 0)),
-                whole(stored.get("doomed", 0)),
-                whole(stored.get("purged_then", 0)),
-                whole(stored.get("former", 0)),
-                whole(stored.get("rough", 0)),
-                {whole(int(k)): histogram(v) for k, v in stored.get("stretches", {}).items()},
-                {whole(int(k)): _pair(*v) for k, v in stored.get("hours", {}).items()},
-                {str(k): whole(v) for k, v in stored.get("digests", {}).items()},
-            )
-        except (ValueError, TypeError, AttributeError, RecursionError) as error:
-            raise damaged(text, queue, minute=MINUTE, member=MEMBER) from error
-
-    def to_json(self, at_ms: int) -> str:
-        """The stored form.
-
-        Args:
-            at_ms: Now, epoch milliseconds.
-        """
-        return self.totals.to_json(
-            at_ms=at_ms,
-            mended_ms=self.mended_ms,
-            doomed=self.doomed,
-            purged_then=self.purged_then,
-            former=self.former,
-            rough=self.rough,
-            stretches={k: v.buckets for k, v in self.stretches.items()},
-            hours=self.hours,
-            digests=self.digests,
-        )
+    at_ms: Count = 0
+    mended_ms: Count = 0
+    doomed: Count = 0
+    purged_then: Count = 0
+    former: Count = 0
+    rough: Count = 0
+    stretches: dict[Count, Lateness] = field(default_factory=dict)
+    hours: dict[Count, tuple[Count, Count]] = field(default_factory=dict)
+    digests: dict[str, Count] = field(default_factory=dict)
 
     def with_rows(self, rows: Iterable[StatsRow], layout: Layout, now_ms: int) -> Folded:
         """The row with other rows added, and without lateness of over a day ago.
@@ -191,7 +92,6 @@ class Folded:
             layout: The queue's layout.
             now_ms: Epoch milliseconds.
         """
-        totals = replace(self.totals, lateness=Lateness())
         stretches = {
             one: Lateness(dict(late.buckets))
             for one, late in self.stretches.items()
@@ -200,16 +100,17 @@ class Folded:
         since = layout.hour_of(now_ms - _HOUR_MS)
         hours = {minute: counts for minute, counts in self.hours.items() if minute >= since}
         digests = dict(self.digests)
+        made = replace(self, stretches=stretches, hours=hours, digests=digests)
         for row in rows:
             if row.minute >= since:
                 put, gone = hours.get(row.minute, (0, 0))
-                hours[row.minute] = put + row.totals.put, gone + row.totals.gone
-            totals.merge(replace(row.totals, lateness=Lateness()))
-            if row.totals.lateness.buckets:
+                hours[row.minute] = put + row.put, gone + row.gone
+            made.count(row)
+            if row.lateness.buckets:
                 one = layout.start_ms(row.minute) // _STRETCH_MS
-                stretches.setdefault(one, Lateness()).merge(row.totals.lateness)
+                stretches.setdefault(one, Lateness()).merge(row.lateness)
             digests[row.digest] = now_ms // _HOUR_MS + _KEPT_HOURS if row.is_open else 0
-        return replace(self, totals=totals, stretches=stretches, hours=hours, digests=digests)
+        return made
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,7 +166,7 @@ class Stored:
         Args:
             minute: The minute with which this hour or the last one begins.
         """
-        counted = [(row.totals.put, row.totals.gone) for row in self.rows if row.minute >= minute]
+        counted = [(row.put, row.gone) for row in self.rows if row.minute >= minute]
         counted += [counts for began, counts in self.folded.hours.items() if began >= minute]
         return sum(put for put, _ in counted), sum(gone for _, gone in counted)
 
@@ -327,7 +228,7 @@ class Stored:
         found = Lateness()
         for row in self.rows:
             if abs(now_ms - layout.start_ms(row.minute)) <= _DAY_MS:
-                found.merge(row.totals.lateness)
+                found.merge(row.lateness)
         for one, late in self.folded.stretches.items():
             if abs(now_ms - one * _STRETCH_MS) < _DAY_MS + _STRETCH_MS:
                 found.merge(late)
@@ -348,10 +249,10 @@ class Stored:
         # Rows from before the clock was set back are folded now: no later count could settle them.
         ahead = [row for row in self.rows if self.is_gap(row, now_ms) and _is_ahead(row, now_ms)]
         made = self.folded.with_rows(ahead, layout, now_ms)
-        totals = made.totals
-        totals.mended += by
-        totals.farthest_ms = max(totals.farthest_ms, farthest_ms)
-        return replace(made, mended_ms=counted_ms)
+        made.mended += by
+        made.farthest_ms = max(made.farthest_ms, farthest_ms)
+        made.mended_ms = counted_ms
+        return made
 
     def is_gap(self, row: StatsRow, now_ms: int) -> bool:
         """True if counts of a row may be missing, or be counted twice."""
@@ -392,7 +293,7 @@ def write_folded(store: Registers, stored: Stored, folded: Folded, now_ms: int) 
     Raises:
         StoreTimeout: Maybe stored; reread.
     """
-    text = folded.to_json(now_ms)
+    text = replace(folded, at_ms=now_ms).to_json()
     seen, new = {"totals": stored.text}, {"totals": text}
     return not store.write_records(STATS, [Change((stored.queue,), (MINUTE, MEMBER), seen, new)])
 
@@ -403,15 +304,15 @@ def drop_damaged(store: Registers, queue: str, now_ms: int) -> list[str]:
     Returns:
         A sentence about each damaged row.
     """
-    wrong: list[tuple[StatsRow, str]] = []
+    wrong: dict[tuple[int, str], str] = {}
     stored = _read(store, queue, wrong)
-    rows = [(row.minute, row.member) for row, _ in wrong]
+    rows = list(wrong)
     folded = [row for row in rows if row == (MINUTE, MEMBER)]
     if folded:
         # It is written by compare and set alone, so an empty one replaces it.
         write_folded(store, stored, Folded(), now_ms)
     store.erase(STATS, (queue,), [row for row in rows if row not in folded])
-    return [said for _, said in wrong]
+    return list(wrong.values())
 
 
 def fold(store: Registers, clock: Clock, register: Register) -> int:
@@ -464,32 +365,31 @@ def _is_foldable(stored: Stored, row: StatsRow, layout: Layout, now_ms: int) -> 
     return is_old and (not needs_count or stored.is_settled(row, now_ms))
 
 
-def _pair(put: Any, gone: Any) -> tuple[int, int]:
-    return whole(put), whole(gone)
-
-
 def _is_ahead(row: StatsRow, now_ms: int) -> bool:
     """True if a row is from the future: the clock was set back since."""
     return max(row.at_ms, row.late_ms) > now_ms + OPEN_MS
 
 
-def _read(store: Noted, queue: str, wrong: list[tuple[StatsRow, str]] | None) -> Stored:
+def _read(store: Noted, queue: str, wrong: dict[tuple[int, str], str] | None) -> Stored:
     """The rows of a queue; damaged ones are added to `wrong`, or raised if that is None."""
     folded, text = Folded(), None
     found: list[StatsRow] = []
-    for (minute, member), told in sorted(store.notes(STATS, (queue,)).items()):
+    for key, told in sorted(store.notes(STATS, (queue,)).items()):
         try:
-            if (minute, member) == (MINUTE, MEMBER):
+            if key == (MINUTE, MEMBER):
                 text = told
-                folded = Folded.of(told, queue)
+                folded = Folded.from_json(told, queue, key)
             else:
-                found.append(StatsRow.of(minute, member, told, queue))
+                row = StatsRow.from_json(told, queue, key)
+                row.minute, row.member = key
+                found.append(row)
         except StoreCorrupt as error:
             if wrong is None:
                 raise
-            wrong.append((StatsRow(minute, member, Totals()), str(error)))
+            wrong[key] = str(error)
     rows, left_out = [], []
-    totals = replace(folded.totals, lateness=Lateness())
+    totals = Totals()
+    totals.count(folded)
     for late in folded.stretches.values():
         totals.lateness.merge(late)
     for row in found:
@@ -497,5 +397,5 @@ def _read(store: Noted, queue: str, wrong: list[tuple[StatsRow, str]] | None) ->
             left_out.append(row)
         else:
             rows.append(row)
-            totals.merge(row.totals)
+            totals.merge(row)
     return Stored(queue, totals, tuple(rows), tuple(left_out), folded, text)

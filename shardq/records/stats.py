@@ -5,10 +5,13 @@ One process writes one row; `observer.py` makes sums and rates of the rows.
 
 from __future__ import annotations
 
-import json
+import base64
+import hashlib
 from collections import deque
-from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Self, TypeAlias
+
+import msgspec
+from msgspec.structs import asdict
 
 from shardq import locks
 from shardq.errors import StoreCorrupt, StoreError, shown
@@ -45,18 +48,17 @@ _Stored: TypeAlias = "tuple[str, tuple[int, str], str]"
 _MENDED_MIN = -(1 << 52)
 _BUCKETS_MAX = 64 * _SUB
 """Buckets that values of 64 bits can fall into."""
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Bucket = Annotated[int, msgspec.Meta(ge=0, lt=_BUCKETS_MAX)]
 
 
-class Lateness:
+class Lateness(msgspec.Struct, array_like=True):
     """A histogram of milliseconds between due and handed out, in buckets that grow by 9 %.
 
     The bucket of 0.1 ms counts everything below it.
     """
 
-    __slots__ = ("buckets",)
-
-    def __init__(self, buckets: dict[int, int] | None = None) -> None:
-        self.buckets: dict[int, int] = buckets or {}
+    buckets: dict[Bucket, Count] = {}
 
     def add(self, late_us: int) -> None:
         """Count one delivery."""
@@ -97,8 +99,7 @@ class Lateness:
         return ((eighth + _SUB + 1) << shift) / 1_000
 
 
-@dataclass(slots=True)
-class Totals:
+class Totals(msgspec.Struct, omit_defaults=True):
     """Counts of one stretch of time of one process, or their sum.
 
     Attributes:
@@ -137,15 +138,24 @@ class Totals:
     replaced: int = 0
     mended: int = 0
     farthest_ms: int = 0
-    lateness: Lateness = field(default_factory=Lateness)
+    lateness: Lateness = msgspec.field(default_factory=Lateness)
+
+    def __post_init__(self) -> None:
+        # Also of what is read: no process counts below 0.
+        least = min(getattr(self, name) for name in _COUNTS if name != "mended")
+        if min(least, self.farthest_ms, self.mended - _MENDED_MIN) < 0:
+            raise ValueError("a count is below 0")
 
     def merge(self, other: Totals) -> None:
-        """Add another's counts."""
+        """Add another's counts, and its lateness."""
+        self.count(other)
+        self.lateness.merge(other.lateness)
+
+    def count(self, other: Totals) -> None:
+        """Add another's counts, without its lateness."""
         for name in _COUNTS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
-        self.mended += other.mended
         self.farthest_ms = max(self.farthest_ms, other.farthest_ms)
-        self.lateness.merge(other.lateness)
 
     @property
     def gone(self) -> int:
@@ -158,91 +168,76 @@ class Totals:
         """Messages in the queue; below 0 while puts are counted later than the ends."""
         return self.put - self.gone + self.mended
 
-    def to_json(self, **more: object) -> str:
-        """The stored form; counts of zero are left out.
-
-        Args:
-            more: Further values to store; None and empty ones are left out too.
-        """
-        stored = {name: getattr(self, name) for name in (*_COUNTS, "mended", "farthest_ms")}
-        stored |= {"lateness": self.lateness.buckets} | more
-        return json.dumps({k: v for k, v in stored.items() if v}, separators=(",", ":"))
+    def to_json(self) -> str:
+        """The stored form; counts of zero are left out."""
+        return msgspec.json.encode(self).decode()
 
     @classmethod
-    def from_json(cls, text: str, queue: str) -> Totals:
-        """Totals from their stored form.
+    def from_json(cls, text: str, queue: str, key: tuple[int, str] | None = None) -> Self:
+        """Totals, or a row with them, from their stored form.
 
         Args:
             text: The stored form.
             queue: The queue's name, for an error.
+            key: The row's minute and member, likewise; None if not known.
 
         Raises:
             StoreCorrupt: If shardq never writes such a form.
         """
         try:
-            return cls.of(json.loads(text))
-        except (ValueError, TypeError, AttributeError, RecursionError) as error:
-            raise damaged(text, queue) from error
-
-    @classmethod
-    def of(cls, stored: dict[str, Any]) -> Totals:
-        """Totals from their stored form, read as JSON.
-
-        Raises:
-            ValueError, TypeError, AttributeError: If shardq never writes such a form.
-        """
-        counts = {name: whole(stored.get(name, 0)) for name in _COUNTS}
-        return cls(
-            **counts,
-            mended=whole(stored.get("mended", 0), least=_MENDED_MIN),
-            farthest_ms=whole(stored.get("farthest_ms", 0)),
-            lateness=histogram(stored.get("lateness", {})),
-        )
+            return msgspec.json.decode(text, type=cls)
+        except (ValueError, TypeError, RecursionError, msgspec.DecodeError) as error:
+            row = (
+                "" if key is None else f" in the row of minute {key[0]} and member {shown(key[1])}"
+            )
+            name = queue.partition("#")[0]
+            raise StoreCorrupt(
+                f"totals of queue {queue!r} are damaged{row}: {shown(text)}; run `shardq check "
+                f"--all {name}`, which deletes that row and counts what is there."
+            ) from error
 
 
-def whole(value: Any, *, least: int = 0) -> int:
-    """A stored number, checked.
+class StatsRow(Totals):
+    """The totals of one process, as stored, with the lateness of the whole stretch.
 
-    Raises:
-        ValueError: If it is no whole number, or below the least.
+    Attributes:
+        minute: The minute with which the stretch begins, by the row's key.
+        member: The process, and the number of its row, by the row's key.
+        recent: Minute since the epoch -> lateness of deliveries in it; the last 5.
+        recent_put: Minute since the epoch -> messages put in it, to within 2 s; likewise.
+        at_ms: When the row was stored, epoch milliseconds.
+        open: 1 if the process was counting then, and meant to store the row again.
+        late_ms: When the row was last stored too late, epoch milliseconds; 0: never.
     """
-    if type(value) is not int or value < least:
-        raise ValueError(f"no count: {shown(value)}")
-    return value
 
+    minute: Count = 0
+    member: str = ""
+    recent: dict[Count, Lateness] = {}
+    recent_put: dict[Count, Count] = {}
+    at_ms: Count = 0
+    open: int = 0
+    late_ms: Count = 0
 
-def histogram(stored: dict[str, Any]) -> Lateness:
-    """A histogram from its stored form.
+    @property
+    def is_open(self) -> bool:
+        """True if the process was counting when it stored the row."""
+        return self.open != 0
 
-    Raises:
-        ValueError, AttributeError: If it is no histogram.
-    """
-    buckets = {whole(int(bucket)): whole(count) for bucket, count in stored.items()}
-    if any(bucket >= _BUCKETS_MAX for bucket in buckets):
-        raise ValueError("no histogram")
-    return Lateness(buckets)
+    @property
+    def process(self) -> str:
+        """The name of the process, the same as in its heartbeats."""
+        name, _, number = self.member.rpartition("~")
+        return name if name and number.isdecimal() else self.member
 
-
-def damaged(
-    text: object, queue: str, *, minute: int | None = None, member: str = ""
-) -> StoreCorrupt:
-    """The error for totals that cannot be read.
-
-    Args:
-        text: Their stored form.
-        queue: The queue's name.
-        minute: The minute of their row; None if not known.
-        member: The member of their row.
-    """
-    row = "" if minute is None else f" in the row of minute {minute} and member {shown(member)}"
-    return StoreCorrupt(
-        f"totals of queue {queue!r} are damaged{row}: {shown(text)}; run `shardq check --all "
-        f"{queue.partition('#')[0]}`, which deletes that row and counts what is there."
-    )
+    @property
+    def digest(self) -> str:
+        """Eight characters that tell the row from others of its queue: 10^14 are possible."""
+        key = f"{self.minute}/{self.member}".encode()
+        return base64.b64encode(hashlib.blake2b(key, digest_size=6).digest()).decode()
 
 
 _COUNTS = tuple(
-    one.name for one in fields(Totals) if one.name not in ("lateness", "mended", "farthest_ms")
+    name for name in Totals.__struct_fields__ if name not in ("lateness", "farthest_ms")
 )
 
 
@@ -459,17 +454,16 @@ class StatsLog:
         running = Lateness(dict(self._late.buckets))
         lateness = Lateness(dict(self.totals.lateness.buckets))
         lateness.merge(running)
-        recent = {minute: late.buckets for minute, late in self._recent.items()}
-        if running.buckets:
-            recent[self._late_minute] = running.buckets
-        told = replace(self.totals, lateness=lateness, farthest_ms=self.farthest_ms)
-        return told.to_json(
+        recent = self._recent | ({self._late_minute: running} if running.buckets else {})
+        counts = asdict(self.totals) | {"lateness": lateness, "farthest_ms": self.farthest_ms}
+        return StatsRow(
+            **counts,
             at_ms=now_ms,
             open=int(is_open),
             late_ms=self._late_ms,
             recent=recent,
             recent_put=self._recent_put,
-        )
+        ).to_json()
 
     # Rows -----------------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -24,6 +24,7 @@ from shardq.errors import BadTime, StoreCorrupt, UsageError, shown
 from shardq.model import ids
 from shardq.model.times import LATEST_MS, moment_of
 from shardq.records.folded import stored_totals
+from shardq.records.stats import StatsRow
 from shardq.stores.store import Entry, Mark
 from shardq.stores.tables import STATS
 
@@ -222,15 +223,16 @@ def write_totals(
         suffix: Tells totals of a run from others of it.
     """
     as_of_ms = run.as_of_us // 1_000
-    if totals.put:
-        # No line says when its last row is due: whoever counts looks as far as there may be rows.
-        totals = replace(totals, farthest_ms=LATEST_MS)
+    # No line says when its last row is due: whoever counts looks as far as there may be rows.
+    farthest_ms = LATEST_MS if totals.put else 0
     try:
         mended_ms = stored_totals(store, register.totals_key).mended_ms
     except StoreCorrupt:
         # Whoever deletes what is damaged counts every row.
         mended_ms = 0
     # A full count since the run began has found rows of it already: another is to be made.
-    text = totals.to_json(late_ms=mended_ms if mended_ms >= as_of_ms else 0)
+    late_ms = mended_ms if mended_ms >= as_of_ms else 0
+    row = StatsRow(farthest_ms=farthest_ms, late_ms=late_ms)
+    row.merge(totals)
     minute = register.layout.hour_of(as_of_ms)
-    store.note(STATS, (register.totals_key,), {(minute, f"spark-{run.id}{suffix}"): text})
+    store.note(STATS, (register.totals_key,), {(minute, f"spark-{run.id}{suffix}"): row.to_json()})
