@@ -10,11 +10,14 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypedDict, cast
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+from msgspec.structs import asdict
 
 from shardq.errors import BadSetting, UsageError, shown
 from shardq.lifecycle.batch import PutOptions
@@ -43,6 +46,8 @@ BackoffLike: TypeAlias = (
 )
 """How long a failed job waits: an exponential `Backoff`, always the same, one duration after the
 other (the last repeats), or a function of the attempt, from 1, and the error."""
+_Backoff: TypeAlias = "Backoff | tuple[Duration, ...] | Callable[[int, BaseException], Duration]"
+"""A back-off that was checked."""
 
 
 class TaskOptions(TypedDict, total=False):
@@ -152,7 +157,7 @@ class Policy:
 
     Attributes:
         attempts: How often it may run.
-        backoff: As it was given; None: the usual `Backoff`.
+        backoff: A `Backoff`, delays one after the other, or a function; None: the usual `Backoff`.
         retry_on: Names of the errors that are retried, as `error_names` gives them; None: all.
         bury_on: Names of those that are not.
         timeout_ms: How long a run may take; None: for ever.
@@ -161,7 +166,7 @@ class Policy:
     """
 
     attempts: int = ATTEMPTS
-    backoff: BackoffLike | None = None
+    backoff: _Backoff | None = None
     retry_on: tuple[str, ...] | None = None
     bury_on: tuple[str, ...] = ()
     timeout_ms: int | None = None
@@ -194,9 +199,7 @@ class Policy:
             return backoff.delay_ms(attempt)
         if callable(backoff):
             return duration_ms(backoff(attempt, error), name="what backoff returns")
-        if isinstance(backoff, (list, tuple)):
-            return duration_ms(backoff[min(attempt, len(backoff)) - 1], name="backoff")
-        return duration_ms(cast("Duration", backoff), name="backoff")
+        return duration_ms(backoff[min(attempt, len(backoff)) - 1], name="backoff")
 
     def changes_json(self, other: Policy) -> str:
         """What another policy has otherwise, as the header has it; empty where it is the same.
@@ -204,13 +207,11 @@ class Policy:
         Raises:
             UsageError: If its back-off is a function, which cannot travel.
         """
-        changed: dict[str, Any] = {}
-        for field in fields(self):
-            value = getattr(other, field.name)
-            if value == getattr(self, field.name):
-                continue
-            changed[field.name] = _backoff_json(value) if field.name == "backoff" else value
-        return json.dumps(changed, separators=(",", ":")) if changed else ""
+        named = {field.name: getattr(other, field.name) for field in fields(self)}
+        changed = {name: one for name, one in named.items() if one != getattr(self, name)}
+        if "backoff" in changed:
+            changed["backoff"] = _backoff_json(other.backoff)
+        return msgspec.json.encode(changed).decode() if changed else ""
 
     def of_job(self, headers: Mapping[str, str]) -> Policy:
         """This policy of a task, with what a put has chosen otherwise.
@@ -228,10 +229,12 @@ class Policy:
             UsageError: If it cannot be read.
         """
         try:
-            given = json.loads(text)
-            known = {field.name: given[field.name] for field in fields(self) if field.name in given}
-            return replace(self, **{name: _read(name, value) for name, value in known.items()})
-        except (ValueError, TypeError) as error:
+            given = asdict(msgspec.json.decode(text, type=_Changes))
+            changed = {name: value for name, value in given.items() if value is not UNSET}
+            if "backoff" in changed:
+                changed["backoff"] = _read_backoff(changed["backoff"])
+            return replace(self, **changed)
+        except (ValueError, TypeError, msgspec.DecodeError) as error:
             told = str(error).removesuffix(".")
             raise UsageError(
                 f"header {OPTIONS_HEADER!r} cannot be read, {shown(text)}: {told}."
@@ -246,7 +249,7 @@ def error_names(kind: type[BaseException]) -> list[str]:
     return [f"{one.__module__}.{one.__qualname__}" for one in kind.__mro__]
 
 
-def backoff_text(backoff: BackoffLike) -> str:
+def backoff_text(backoff: _Backoff) -> str:
     """A back-off for people.
 
     >>> backoff_text(Backoff("1s", factor=3, longest="10m")), backoff_text(("1s", "1m"))
@@ -259,11 +262,10 @@ def backoff_text(backoff: BackoffLike) -> str:
         return f"{first} x{backoff.factor:g} to {longest}"
     if callable(backoff):
         return f"by {getattr(backoff, '__name__', 'a function')}"
-    several = backoff if isinstance(backoff, (list, tuple)) else [cast("Duration", backoff)]
-    return " ".join(duration_text(duration_ms(one)) for one in several)
+    return " ".join(duration_text(duration_ms(one)) for one in backoff)
 
 
-def _backoff_json(backoff: BackoffLike | None) -> Any:
+def _backoff_json(backoff: _Backoff | None) -> Any:
     if isinstance(backoff, Backoff):
         return {
             "first": f"{duration_ms(backoff.first)}ms",
@@ -278,41 +280,35 @@ def _backoff_json(backoff: BackoffLike | None) -> Any:
             "a back-off that is a function belongs to the task, @app.task(backoff=..), and cannot "
             "travel with a job; give using() a Backoff, a duration or a list of them."
         )
-    if isinstance(backoff, (list, tuple)):
-        return [f"{duration_ms(one)}ms" for one in backoff]
-    return f"{duration_ms(cast('Duration', backoff))}ms"
+    return [f"{duration_ms(one)}ms" for one in backoff]
 
 
-def _read(name: str, value: Any) -> Any:
-    """A field of a policy, as a header has it: any program may have written that.
+def _read_backoff(value: Any) -> _Backoff | None:
+    """A back-off as a header has it: any program may have written that.
 
     Raises:
-        ValueError: If it is none.
+        UsageError: If it is none.
     """
-    if name == "backoff":
-        if isinstance(value, dict):
-            names = [field.name for field in fields(Backoff) if field.name in value]
-            return Backoff(**{each: value[each] for each in names})
-        return _checked_backoff(value, OPTIONS_HEADER)
-    if name in _WHOLE_MAX:
-        if value is None and name != "attempts":
-            return None
-        if type(value) is not int or not 1 <= value <= _WHOLE_MAX[name]:
-            raise ValueError(f"{name} is {shown(value)}")
-        return value
-    if value is None and name == "retry_on":
-        return None
-    if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
-        raise ValueError(f"{name} is {shown(value)}")
-    return tuple(value)
+    if isinstance(value, dict):
+        return Backoff(
+            **{one.name: value[one.name] for one in fields(Backoff) if one.name in value}
+        )
+    return _checked_backoff(value, OPTIONS_HEADER)
 
 
-_WHOLE_MAX = {
-    "attempts": ATTEMPTS_MAX,
-    "timeout_ms": DELAY_MAX_MS,
-    "expires_ms": DELAY_MAX_MS,
-    "keep_ms": KEEP_MS_MAX,
-}
+_Span: TypeAlias = Annotated[int, Meta(ge=1, le=DELAY_MAX_MS)] | UnsetType | None
+
+
+class _Changes(msgspec.Struct):
+    """The fields of a policy as a header has them."""
+
+    attempts: Annotated[int, Meta(ge=1, le=ATTEMPTS_MAX)] | UnsetType = UNSET
+    backoff: str | tuple[str, ...] | dict[str, Any] | UnsetType | None = UNSET
+    retry_on: tuple[str, ...] | UnsetType | None = UNSET
+    bury_on: tuple[str, ...] | UnsetType = UNSET
+    timeout_ms: _Span = UNSET
+    expires_ms: _Span = UNSET
+    keep_ms: Annotated[int, Meta(ge=1, le=KEEP_MS_MAX)] | UnsetType | None = UNSET
 
 
 @dataclass(frozen=True, slots=True)
@@ -411,20 +407,17 @@ def _span_ms(value: Duration, name: str, whose: str) -> int:
     return span_ms
 
 
-def _checked_backoff(backoff: Any, whose: str) -> BackoffLike | None:
+def _checked_backoff(backoff: Any, whose: str) -> _Backoff | None:
     if backoff is None or isinstance(backoff, Backoff) or callable(backoff):
-        return cast("BackoffLike | None", backoff)
-    if isinstance(backoff, (list, tuple)):
-        if not 1 <= len(backoff) <= _BACKOFFS_MAX:
-            raise BadSetting(
-                f"{whose}: backoff must have 1 to {_BACKOFFS_MAX:,} durations, not "
-                f"{len(backoff):,}."
-            )
-        for one in backoff:
-            duration_ms(one, name=f"{whose}: backoff")
-        return tuple(backoff)
-    duration_ms(backoff, name=f"{whose}: backoff")
-    return cast("Duration", backoff)
+        return cast("_Backoff | None", backoff)
+    several = tuple(backoff) if isinstance(backoff, (list, tuple)) else (backoff,)
+    if not 1 <= len(several) <= _BACKOFFS_MAX:
+        raise BadSetting(
+            f"{whose}: backoff must have 1 to {_BACKOFFS_MAX:,} durations, not {len(several):,}."
+        )
+    for one in several:
+        duration_ms(one, name=f"{whose}: backoff")
+    return several
 
 
 def _error_names_of(given: Any, name: str, whose: str) -> tuple[str, ...] | None:
