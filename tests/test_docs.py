@@ -293,8 +293,8 @@ def rows(page: str, heading: str) -> dict[str, list[str]]:
 
 def test_the_settings_page_has_every_setting_with_its_default_and_bounds() -> None:
     wanted = {}
-    for name, (stored, _) in settings.CHOICES.items():
-        bounds = settings._BOUNDS.get(stored)
+    for name, choice in settings.CHOICES.items():
+        stored, bounds = choice.stored, choice.bounds
         words = "a queue, off" if stored == "dead" else "no, yes"
         said = " to ".join(settings.said(stored, one) for one in bounds) if bounds else words
         default = settings.text_of(settings.create({}, 0), name)

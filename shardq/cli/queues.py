@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -33,65 +32,38 @@ _WIDE = 100
 """Columns from which on the table has all that there is."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Setting:
-    """What the command line says of a setting.
-
-    Attributes:
-        metavar: What its value looks like; empty, where giving the option is all.
-        text: What it is, in a sentence, without its default.
-    """
-
-    metavar: str
-    text: str
-
-
 _SETTINGS = {
-    "lanes": _Setting(
-        "N|auto",
+    "lanes": (
         "Partitions that each minute of a band is spread over, for more speed: 1 to 256, or auto: "
-        "as many as consumers and puts need.",
+        "as many as consumers and puts need."
     ),
-    "bands": _Setting("N", "Priorities, 1 to 16: messages of priority 0 come first."),
-    "group-lanes": _Setting("N", "Lanes that groups are spread over, 1 to 256."),
-    "minute": _Setting("DURATION", "Stretch of due times in one partition; tests shorten it."),
-    "offset": _Setting(
-        "DURATION", "Time after its minute for which a partition takes in late writes."
-    ),
-    "attempts": _Setting("N", "Deliveries until a message that fails is dead."),
-    "dead": _Setting(
-        "QUEUE|off", "The queue that takes its dead messages; off: they are counted, and gone."
-    ),
-    "backoff": _Setting("DURATION", "Delay of the first retry, which doubles with each further."),
-    "backoff-max": _Setting("DURATION", "Longest delay of a retry."),
-    "hold": _Setting(
-        "DURATION", "Run time after which a delivery is parked, so that its partition can end."
-    ),
-    "visibility": _Setting(
-        "DURATION", "Time after which a parked delivery whose consumer is gone comes again."
-    ),
-    "lease": _Setting(
-        "DURATION", "Time after which what a killed consumer held goes to another; 5s to 1m."
-    ),
-    "delay": _Setting("DURATION", "Delay of a message that is put with neither --due nor --delay."),
-    "retention": _Setting(
-        "DURATION|off", "Time after its due for which a message is kept; then it has expired."
-    ),
-    "depth-max": _Setting("N|off", "Messages from which on puts are refused, about."),
-    "history": _Setting(
-        "DURATION|off", "Time for which to keep what became of each message, for `audit`."
-    ),
-    "keyed": _Setting("", "Give each message a key: its id, unless it is put with another."),
+    "bands": "Priorities, 1 to 16: messages of priority 0 come first.",
+    "group-lanes": "Lanes that groups are spread over, 1 to 256.",
+    "minute": "Stretch of due times in one partition; tests shorten it.",
+    "offset": "Time after its minute for which a partition takes in late writes.",
+    "attempts": "Deliveries until a message that fails is dead.",
+    "dead": "The queue that takes its dead messages; off: they are counted, and gone.",
+    "backoff": "Delay of the first retry, which doubles with each further.",
+    "backoff-max": "Longest delay of a retry.",
+    "hold": "Run time after which a delivery is parked, so that its partition can end.",
+    "visibility": "Time after which a parked delivery whose consumer is gone comes again.",
+    "lease": "Time after which what a killed consumer held goes to another; 5s to 1m.",
+    "delay": "Delay of a message that is put with neither --due nor --delay.",
+    "retention": "Time after its due for which a message is kept; then it has expired.",
+    "depth-max": "Messages from which on puts are refused, about.",
+    "history": "Time for which to keep what became of each message, for `audit`.",
+    "keyed": "Give each message a key: its id, unless it is put with another.",
 }
-"""In the order in which people meet them; the same names as in Python, but for their dashes."""
+"""What each is, in a sentence without its default, in the order in which people meet them; the same
+names as in Python, but for their dashes."""
 
 
-def _stored(option: str) -> str:
-    return model.CHOICES[option.replace("-", "_")][0]
+def _choice(option: str) -> model.Choice:
+    return model.CHOICES[option.replace("-", "_")]
 
 
 def _is_fixed(option: str) -> bool:
-    return _stored(option) in model.FIXED
+    return _choice(option).stored in model.FIXED
 
 
 def _default(option: str, queue: str = "") -> str:
@@ -113,21 +85,19 @@ def _settings(of_creation: bool) -> Callable[[Callable[..., None]], Callable[...
     """Options for a queue's settings; those fixed at creation only where it is made."""
 
     def add(command: Callable[..., None]) -> Callable[..., None]:
-        for name, setting in reversed(_SETTINGS.items()):
+        for name, text in reversed(_SETTINGS.items()):
             if _is_fixed(name) and not of_creation:
                 continue
-            text = setting.text
+            said: dict[str, Any] = {"help": text}
             if of_creation:
                 fixed = "; fixed from then on" if _is_fixed(name) else ""
-                text = f"{text} Default: {_default(name)}{fixed}."
-            if setting.metavar:
-                kind: Any = {"N": int}.get(setting.metavar, str)
-                if setting.metavar.startswith("N|"):
-                    kind = _number_or_word
-                option = click.option(f"--{name}", metavar=setting.metavar, type=kind, help=text)
+                said["help"] = f"{text} Default: {_default(name)}{fixed}."
+            if form := _choice(name).form:
+                kind = _number_or_word if form.startswith("N|") else {"N": int}.get(form, str)
+                said |= {"metavar": form, "type": kind}
             else:
-                option = click.option(f"--{name}", is_flag=True, default=None, help=text)
-            command = option(command)
+                said |= {"is_flag": True, "default": None}
+            command = click.option(f"--{name}", **said)(command)
         return command
 
     return add
@@ -267,10 +237,10 @@ def show(queue: str, url: str | None, *, as_json: bool) -> None:
             click.echo(f"  has {told}: see `shardq schedule list {shown.name}`")
         click.echo()
         made = screen.table("setting", ">value", ">default", "", "what it is")
-        for option, setting in _SETTINGS.items():
+        for option, text in _SETTINGS.items():
             value = model.text_of(settings, option.replace("-", "_"))
             fixed = "fixed" if _is_fixed(option) else ""
-            made.add_row(option, value, _default(option, shown.name), fixed, setting.text)
+            made.add_row(option, value, _default(option, shown.name), fixed, text)
         screen.show(made)
         click.echo()
         click.echo("Fixed ones hold from a queue's creation on; change others with:")
@@ -309,13 +279,13 @@ def _described(queue: Queue) -> dict[str, Any]:
 
     def value(option: str) -> Any:
         text = model.text_of(settings, option.replace("-", "_"))
-        metavar = _SETTINGS[option].metavar
-        is_plain = not metavar or (metavar.startswith("N") and text not in (model.AUTO, model.OFF))
-        return getattr(settings, _stored(option)) if is_plain else text
+        form, stored = _choice(option).form, _choice(option).stored
+        is_plain = not form or (form.startswith("N") and text not in (model.AUTO, model.OFF))
+        return getattr(settings, stored) if is_plain else text
 
     def default(option: str) -> Any:
         text = _default(option, queue.name)
-        if not _SETTINGS[option].metavar:
+        if not _choice(option).form:
             return text == "yes"
         number = text.replace(",", "")
         return int(number) if number.isdigit() else text

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict
 
 from shardq.errors import BadSetting, BadTime, SchemaNewer, StoreCorrupt, shown
 from shardq.model import formats, names
@@ -33,6 +33,7 @@ AUTO = "auto"
 """What `lanes` is set to where the consumers decide how many there are."""
 AUTO_LANES_MIN = 8
 AUTO_LANES_MAX = 64
+_DAY_MS = 86_400_000
 _BANDS = 3
 """Bands of a new queue: enough for most, as those that nobody puts to cost nothing."""
 
@@ -285,7 +286,7 @@ def text_of(settings: Settings, name: str) -> str:
     """
     if name == "lanes" and settings.lanes_auto:
         return AUTO
-    stored, _ = CHOICES[name]
+    stored = CHOICES[name].stored
     return said(stored, getattr(settings, stored))
 
 
@@ -423,12 +424,11 @@ def read_choices(given: Mapping[str, Any]) -> dict[str, Any]:
             raise BadSetting(
                 f"unknown setting {shown(name)}; there are {', '.join(sorted(CHOICES))}."
             )
-        stored, reader = CHOICES[name]
         if name == "lanes":
             chosen["lanes_auto"] = value == AUTO
             if value == AUTO:
                 continue
-        chosen[stored] = reader(value, name)
+        chosen[CHOICES[name].stored] = CHOICES[name].read(value, name)
     _check_bounds(chosen)
     return chosen
 
@@ -440,7 +440,7 @@ def _duration(value: Any, name: str) -> int:
 def _kept(value: Any, name: str) -> int:
     if value == OFF:
         return 0
-    stored, _ = CHOICES[name]
+    stored = CHOICES[name].stored
     try:
         kept_ms = duration_ms(value, name=name)
     except BadTime as error:
@@ -527,57 +527,59 @@ class QueueOptions(TypedDict, total=False):
     keyed: bool
 
 
-CHOICES: dict[str, tuple[str, Callable[[Any, str], Any]]] = {
-    "minute": ("minute_ms", _duration),
-    "bands": ("bands", _whole),
-    "group_lanes": ("group_lanes", _whole),
-    "lanes": ("lanes_written", _whole),
-    "offset": ("offset_ms", _duration),
-    "attempts": ("attempts", _whole),
-    "dead": ("dead", _dead),
-    "backoff": ("backoff_ms", _duration),
-    "backoff_max": ("backoff_max_ms", _duration),
-    "hold": ("hold_ms", _duration),
-    "visibility": ("visibility_ms", _duration),
-    "lease": ("lease_ms", _duration),
-    "delay": ("delay_ms", _duration),
-    "retention": ("retention_ms", _kept),
-    "depth_max": ("depth_max", _cap),
-    "history": ("history_ms", _kept),
-    "keyed": ("keyed", _flag),
+class Choice(NamedTuple):
+    """A setting that a user may choose.
+
+    Attributes:
+        stored: The name under which it is stored.
+        read: Returns the stored value of what was given under a name.
+        form: What a text of it looks like, `DURATION|off` say; empty for a flag.
+        bounds: The least and the most that is stored; None for a flag or a name.
+    """
+
+    stored: str
+    read: Callable[[Any, str], Any]
+    form: str
+    bounds: tuple[int, int] | None = None
+
+
+CHOICES = {
+    "minute": Choice("minute_ms", _duration, "DURATION", (100, _DAY_MS)),
+    "bands": Choice("bands", _whole, "N", (1, BANDS_MAX)),
+    "group_lanes": Choice("group_lanes", _whole, "N", (1, LANES_MAX)),
+    "lanes": Choice("lanes_written", _whole, "N|auto", (1, LANES_MAX)),
+    "offset": Choice("offset_ms", _duration, "DURATION", (100, _DAY_MS)),
+    "attempts": Choice("attempts", _whole, "N", (1, 10_000)),
+    "dead": Choice("dead", _dead, "QUEUE|off"),
+    "backoff": Choice("backoff_ms", _duration, "DURATION", (0, _DAY_MS)),
+    "backoff_max": Choice("backoff_max_ms", _duration, "DURATION", (0, 30 * _DAY_MS)),
+    "hold": Choice("hold_ms", _duration, "DURATION", (100, 3_600_000)),
+    "visibility": Choice("visibility_ms", _duration, "DURATION", (1_000, _DAY_MS)),
+    "lease": Choice("lease_ms", _duration, "DURATION", (5_000, 60_000)),
+    "delay": Choice("delay_ms", _duration, "DURATION", (0, 365 * _DAY_MS)),
+    "retention": Choice("retention_ms", _kept, "DURATION|off", (1_000, 5 * 365 * _DAY_MS)),
+    "depth_max": Choice("depth_max", _cap, "N|off", (1, 1_000_000_000)),
+    # To five years, for Cassandra takes no time to live that ends after 2038 before its release 5.
+    "history": Choice("history_ms", _kept, "DURATION|off", (60_000, 5 * 365 * _DAY_MS)),
+    "keyed": Choice("keyed", _flag, ""),
 }
-"""What a user may set, the stored name, and how its value is read."""
+"""What a user may choose, by name."""
 
 SHARED = ("history", "offset")
 """Those of a queue that are also its dead-letter queue's."""
 _MAY_BE_OFF = ("history_ms", "retention_ms", "depth_max")
 """Settings of which 0 stands for `off`."""
 FIXED = ("minute_ms", "bands", "group_lanes", "keyed")
-_CHOICE_OF = {stored: name for name, (stored, _) in CHOICES.items()}
+_CHOICE_OF = {choice.stored: name for name, choice in CHOICES.items()}
 
 _BOUNDS = {
     # What is above `FORMAT` is an error of its own.
     "needs": (formats.BASE, sys.maxsize),
     "first_lane": (0, FIRST_LANE_MAX),
     "first_group_lane": (FIRST_GROUP_LANE, GROUP_LANE_MAX - LANES_MAX),
-    "minute_ms": (100, 86_400_000),
-    "bands": (1, BANDS_MAX),
     "bands_used": (1, BANDS_MAX),
-    "group_lanes": (1, LANES_MAX),
-    "lanes_written": (1, LANES_MAX),
     "lanes_read": (1, LANES_MAX),
-    "offset_ms": (100, 86_400_000),
-    "attempts": (1, 10_000),
-    "backoff_ms": (0, 86_400_000),
-    "backoff_max_ms": (0, 30 * 86_400_000),
-    "hold_ms": (100, 3_600_000),
-    "visibility_ms": (1_000, 86_400_000),
-    "lease_ms": (5_000, 60_000),
-    "delay_ms": (0, 365 * 86_400_000),
-    "depth_max": (1, 1_000_000_000),
-    "retention_ms": (1_000, 5 * 365 * 86_400_000),
-    # To five years, for Cassandra takes no time to live that ends after 2038 before its release 5.
-    "history_ms": (60_000, 5 * 365 * 86_400_000),
+    **{choice.stored: choice.bounds for choice in CHOICES.values() if choice.bounds},
 }
 
 

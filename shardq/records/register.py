@@ -322,7 +322,7 @@ class Register:
 
     def _open_dead(self, name: str, *, create: bool) -> Register:
         shared = settings.SHARED if self.has_own_dead else ()
-        stored = {choice: settings.CHOICES[choice][0] for choice in shared}
+        stored = {choice: settings.CHOICES[choice].stored for choice in shared}
         return Register.open(
             self._store,
             self._clock,
@@ -400,13 +400,13 @@ class Register:
         """
         asked = replace(self.settings, **settings.read_choices(given))
         differing = []
-        for name, (stored, _) in settings.CHOICES.items():
+        for name, choice in settings.CHOICES.items():
             present = settings.text_of(self.settings, name)
             wanted = settings.text_of(asked, name)
             if present == wanted:
                 continue
             values = f"{name} {present}, not {wanted}"
-            if stored in settings.FIXED:
+            if choice.stored in settings.FIXED:
                 raise BadSetting(
                     f"queue {self.name!r} exists with {values}; that is fixed when a queue is "
                     f"created."

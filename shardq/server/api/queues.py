@@ -216,7 +216,7 @@ def _shown(now: QueueSettings, name: str) -> Any:
 
 
 def _stored(name: str) -> str:
-    return settings.CHOICES[name][0]
+    return settings.CHOICES[name].stored
 
 
 def _has(now: QueueSettings, given: Mapping[str, Any]) -> bool:

@@ -47,5 +47,5 @@ async def one_queue(page: Page) -> Template:
         raise NotShown(503, look.away)
     if view is None and not look.passed_over.get(name):
         raise NotShown(404, f"there is no queue {name!r}.")
-    fixed = [one for one, (stored, _) in settings.CHOICES.items() if stored in settings.FIXED]
+    fixed = [name for name, one in settings.CHOICES.items() if one.stored in settings.FIXED]
     return Template("queue", {"queue": queue, "view": view, "look": look, "fixed": fixed})
