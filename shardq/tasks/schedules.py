@@ -4,23 +4,25 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Unpack
 
+from shardq.schedules.options import chosen
 from shardq.schedules.schedule import unknown
 from shardq.tasks.declared import scheduled
 from shardq.tasks.task import check_attempts
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Iterator, Mapping
     from datetime import tzinfo
 
     from apscheduler.triggers.base import BaseTrigger
 
     from shardq.model.times import Due, Duration
     from shardq.queue import Queue
+    from shardq.schedules.options import Make
     from shardq.schedules.policy import PolicyOptions
     from shardq.schedules.schedule import Schedule
     from shardq.schedules.triggers.trigger import Trigger
     from shardq.tasks.registry import Registry
-    from shardq.tasks.task import Call, ScheduledCall, WithoutArguments
+    from shardq.tasks.task import Call, WithoutArguments
 
 
 class AppSchedules:
@@ -91,18 +93,8 @@ class AppSchedules:
                 nothing was written.
             KeyTaken: If another schedule has the name.
         """
-        job, queue = self._put_by(call, policies)
-        return queue.every(
-            interval,
-            job.body,
-            name=name or job.task.name,
-            start=start,
-            end=end,
-            at_start=at_start,
-            count=count,
-            **job.options,
-            **policies,
-        )
+        made = chosen(every=interval, start=start, end=end, at_start=at_start)
+        return self._make(made, call, name, {"count": count, **policies})
 
     def cron(
         self,
@@ -131,18 +123,8 @@ class AppSchedules:
         Raises:
             UsageError, KeyTaken: As `every`.
         """
-        job, queue = self._put_by(call, policies)
-        return queue.cron(
-            text,
-            job.body,
-            tz=tz,
-            name=name or job.task.name,
-            start=start,
-            end=end,
-            count=count,
-            **job.options,
-            **policies,
-        )
+        made = chosen(cron=text, tz=tz, start=start, end=end)
+        return self._make(made, call, name, {"count": count, **policies})
 
     def schedule(
         self,
@@ -165,23 +147,20 @@ class AppSchedules:
         Raises:
             UsageError, KeyTaken: As `every`.
         """
-        job, queue = self._put_by(call, policies)
-        return queue.schedule(
-            trigger,
-            job.body,
-            name=name or job.task.name,
-            count=count,
-            **job.options,
-            **policies,
-        )
+        return self._make(chosen(trigger), call, name, {"count": count, **policies})
 
-    def _put_by(
-        self, call: Call[Any] | WithoutArguments, policies: Collection[str]
-    ) -> tuple[ScheduledCall, Queue]:
-        job = scheduled(call, self._registry, policies)
+    def _make(
+        self,
+        make: Make | None,
+        call: Call[Any] | WithoutArguments,
+        name: str | None,
+        options: Mapping[str, Any],
+    ) -> Schedule:
+        job = scheduled(call, self._registry, options)
         queue = self._registry.queue(job.queue)
         check_attempts(job.task.name, job.attempts, queue)
-        return job, queue
+        name = name or job.task.name
+        return queue.schedules._home.make(make, job.body, name=name, **job.options, **options)
 
     def _queues(self, queue: str | None) -> list[Queue]:
         searched = self._registry.queue_names if queue is None else [queue]
