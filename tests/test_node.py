@@ -210,8 +210,14 @@ def test_where_nothing_was_started_there_is_nothing_to_stop_or_see(tmp_path: Pat
         node.nodetool("status", directory=tmp_path)
 
 
-def test_a_state_that_cannot_be_read_is_an_error_that_says_what_to_remove(tmp_path: Path) -> None:
-    (tmp_path / "cluster.json").write_text("{")
+@pytest.mark.parametrize(
+    "text",
+    ["{", "[]", "{}", '{"java":"java","port":"9042","storage_port":2,"nodes":[]}'],
+)
+def test_a_state_that_cannot_be_read_is_an_error_that_says_what_to_remove(
+    tmp_path: Path, text: str
+) -> None:
+    (tmp_path / "cluster.json").write_text(text)
     with pytest.raises(NodeError, match=f"remove {tmp_path}"):
         node.status(tmp_path)
 

@@ -5,10 +5,11 @@ Whether its processes live, `cluster.py` looks.
 
 from __future__ import annotations
 
-import json
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from shardq.errors import NodeError
 from shardq.node.runtime import CASSANDRA_VERSION, home_directory
@@ -71,6 +72,14 @@ class NodeSet:
         return self.directory / f"node{node.number}"
 
 
+class _Stored(msgspec.Struct):
+    java: str
+    port: int
+    storage_port: int
+    nodes: tuple[Node, ...]
+    cassandra: str = CASSANDRA_VERSION
+
+
 def home(directory: str | Path | None) -> Path:
     """Where a cluster's files are: as given, else `SHARDQ_NODE_DIR`, else in the user's state."""
     if directory is None:
@@ -92,32 +101,22 @@ def load(directory: Path) -> NodeSet | None:
     """
     path = directory / STATE_FILE
     try:
-        stored = json.loads(path.read_text())
-        return NodeSet(
-            directory=directory,
-            java=Path(stored["java"]),
-            port=stored["port"],
-            storage_port=stored["storage_port"],
-            nodes=tuple(Node(**node) for node in stored["nodes"]),
-        )
+        stored = msgspec.json.decode(path.read_bytes(), type=_Stored)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, msgspec.DecodeError) as error:
         raise NodeError(
             f"{path} cannot be read ({error}); remove {directory} and start again."
         ) from error
+    return NodeSet(
+        directory, Path(stored.java), stored.port, stored.storage_port, nodes=stored.nodes
+    )
 
 
 def save(there: NodeSet) -> None:
     """Keep a cluster's state: the old one is replaced whole or not at all."""
-    stored = {
-        "cassandra": CASSANDRA_VERSION,
-        "java": str(there.java),
-        "port": there.port,
-        "storage_port": there.storage_port,
-        "nodes": [asdict(node) for node in there.nodes],
-    }
+    stored = _Stored(str(there.java), there.port, there.storage_port, there.nodes)
     path = there.directory / STATE_FILE
     fresh = path.with_suffix(".new")
-    fresh.write_text(json.dumps(stored, indent=2) + "\n")
+    fresh.write_bytes(msgspec.json.format(msgspec.json.encode(stored), indent=2) + b"\n")
     fresh.replace(path)
