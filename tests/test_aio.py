@@ -271,6 +271,18 @@ def test_a_queue_forwards_to_one_of_its_own_connection_alone(url: str) -> None:
     run(main)
 
 
+def test_a_wrong_argument_is_refused_as_by_a_queue(local: str) -> None:
+    async def main() -> None:
+        async with opened(local) as queue:
+            for call in (queue.depth, queue.forward, queue.peek):
+                with pytest.raises(
+                    TypeError, match=rf"Queue\.{call.__name__}\(\) got an unexpected"
+                ):
+                    await call(exat=True)
+
+    run(main)
+
+
 # Putting many -------------------------------------------------------------------------------------
 
 

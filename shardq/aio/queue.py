@@ -246,7 +246,7 @@ class Queue(Face[SyncQueue]):
         limit: int,
         where: Callable[[Message], bool] | None = None,
     ) -> int: ...
-    @overloaded(SyncQueue.forward, is_long=lambda delivery=None, **_: delivery is None)
+    @overloaded(SyncQueue.forward, is_long=lambda delivery=None, *_, **__: delivery is None)
     async def forward(self, *given: Any, **options: Any) -> Any:
         """Move messages into another queue, as `shardq.Queue.forward`."""
 
@@ -322,7 +322,7 @@ class Queue(Face[SyncQueue]):
     def state_of(self) -> None:
         """Where a message is, as `shardq.Queue.state_of`."""
 
-    @threaded(SyncQueue.depth, is_long=lambda exact=False: exact)
+    @threaded(SyncQueue.depth, is_long=lambda *_, exact=False, **__: exact)
     def depth(self) -> None:
         """How many messages there are, as `shardq.Queue.depth`."""
 

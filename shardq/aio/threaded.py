@@ -61,7 +61,7 @@ def threaded(
     Args:
         method: The synchronous method.
         face: Makes a face of what the method returns.
-        is_long: True if a call may take minutes; or says so by the call's arguments.
+        is_long: True if a call may take minutes, or a function of its arguments that says so.
     """
 
     def made(named: Callable[..., object]) -> Any:

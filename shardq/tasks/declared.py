@@ -28,7 +28,6 @@ from shardq.tasks.task import Bound, Call, check_attempts
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
-    from types import FrameType
 
     from shardq.queue import Queue
     from shardq.schedules.definition import Definition
@@ -406,13 +405,8 @@ def _listed(named: list[str]) -> str:
 def _place() -> str:
     """Where a method of the app was called."""
     frame = inspect.currentframe()
-    for one in _outwards(frame):
-        if not str(one.f_globals.get("__name__", "")).startswith("shardq."):
-            return f"{one.f_code.co_filename}:{one.f_lineno}"
-    return "a place that is not known"
-
-
-def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
     while frame is not None:
-        yield frame
+        if not str(frame.f_globals.get("__name__", "")).startswith("shardq."):
+            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
         frame = frame.f_back
+    return "a place that is not known"
