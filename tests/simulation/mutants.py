@@ -413,17 +413,12 @@ MUTANTS: dict[str, Edits] = {
         ),
     ),
     "a schedule goes on before its runs are written": (
+        (Firing, "_write", "self._home.store.insert(planned)", "pass"),
         (
-            Firing, "_write",
-            "        if not self._is_local:\n"
-            "            self._home.store.insert([row for one in fired for row in one.rows])\n",
-            "",
-        ),
-        (
-            Firing, "_write", "        if rows := [row for one in done for row in one.rows]:\n",
-            "        if rows := [row for one in done for row in one.rows]:\n"
+            Firing, "_write", "            self._count(rows)\n",
             "            if not self._is_local:\n"
-            "                self._home.store.insert(rows)\n",
+            "                self._home.store.insert(rows)\n"
+            "            self._count(rows)\n",
         ),
     ),
     "a change of a schedule does not hold": (

@@ -28,6 +28,7 @@ from shardq.errors import (
 from shardq.lifecycle.keyed import Keyed
 from shardq.model.message import write_headers
 from shardq.model.times import moment_of
+from shardq.records.ledger import End
 from shardq.schedules.stored import headers_of, id_of
 from shardq.schedules.table import ScheduleTable, Written
 
@@ -220,8 +221,10 @@ class Firing:
 
     def _write(self, fired: Sequence[_Fired], when: dict[str, int | None]) -> None:
         """Write jobs and records; notes when to look at each schedule again."""
+        ledger, planned = self._home.settler.ledger, [row for one in fired for row in one.rows]
         if not self._is_local:
-            self._home.store.insert([row for one in fired for row in one.rows])
+            self._home.store.insert(planned)
+            ledger.enter(planned)
         refused = self._stored.write(
             [
                 Written(one.name, one.before, _kept(one.after), one.rows if self._is_local else ())
@@ -232,12 +235,14 @@ class Firing:
         for one in done:
             when[one.name] = one.after.begin_ms(is_local=self._is_local)
         if rows := [row for one in done for row in one.rows]:
-            self._enter(rows)
+            if self._is_local:
+                ledger.enter(rows)
+            self._count(rows)
         if refused and not self._is_local:
             self._take_back([one for one in fired if one.name in refused])
 
     def _take_back(self, refused: Sequence[_Fired]) -> None:
-        """Delete jobs of fire times that a command has changed since the record was read."""
+        """Cancel jobs of fire times that a command has changed since the record was read."""
         found = self._stored.read([one.name for one in refused], {})
         unwanted: list[Row] = []
         for one in refused:
@@ -248,15 +253,11 @@ class Firing:
                 if before.next_ms is not None and before.next_ms > after_ms:
                     unwanted += one.rows
         if unwanted:
-            self._home.settler.delete([row.position for row in unwanted])
+            self._home.settler.end(unwanted, End.CANCELLED)
 
-    def _enter(self, rows: Sequence[Row]) -> None:
-        """Count and record jobs, and let polls find those that were written late.
-
-        Jobs of a process that dies before this are recorded by the member that ends them.
-        """
+    def _count(self, rows: Sequence[Row]) -> None:
+        """Count jobs, and let polls find those that were written late."""
         home = self._home
-        home.settler.ledger.enter(rows)
         home.stats.add(put=len(rows))
         self._to_now(rows)
         dues_ms = [row.due_ms for row in rows]
