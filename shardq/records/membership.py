@@ -273,8 +273,8 @@ class Membership:
         self._clock = clock
         self.key = queue
         self._others: list[str] = []
-        self._ranked_of: list[str] = []
-        self._ranked: dict[tuple[int, ...], dict[int, list[str]]] = {}
+        self._ranked: tuple[list[str], dict[tuple[int, ...], dict[int, list[str]]]] = ([], {})
+        """Members, and how they rank for lanes; replaced as a whole, as two threads rank."""
         self._dead: dict[str, None] = {}
         """The holders of members that are dead, the latest last."""
         self._returned: list[str] = []
@@ -518,12 +518,14 @@ class Membership:
 
     def _rankings(self, lanes: list[int], members: list[str]) -> dict[int, list[str]]:
         # Called at each look, and the same until members change: a hash for each lane and member.
-        if self._ranked_of != members or len(self._ranked) > _RANKED_MAX:
-            self._ranked_of, self._ranked = members, {}
+        of, ranked = self._ranked
+        if of != members or len(ranked) > _RANKED_MAX:
+            ranked = {}
+            self._ranked = members, ranked
         asked = tuple(lanes)
-        if asked not in self._ranked:
-            self._ranked[asked] = rankings(lanes, members)
-        return self._ranked[asked]
+        if asked not in ranked:
+            ranked[asked] = rankings(lanes, members)
+        return ranked[asked]
 
     def leave(self) -> None:
         """Erase this member's heartbeat."""

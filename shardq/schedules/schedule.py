@@ -406,8 +406,8 @@ class Book:
                     f"name."
                 )
             if self.write(definition, there):
-                break
-        return self.the(definition.name)
+                return self.the(definition.name)
+        raise self._busy(definition.name)
 
     # Changing -------------------------------------------------------------------------------------
 
@@ -573,13 +573,19 @@ class Book:
             if self._fires_soon(record):
                 # Another member may be writing these jobs, and a changed schedule has others.
                 self._firing.fire([name], ahead_ms=_SOON_MS)
-                continue
+                if self._record(name).next_ms != record.next_ms:
+                    continue
+                # Its trigger fails, say: no member fires it either.
+                record = self._record(name)
             self._use_lane_of(made)
             after = record.changed(made, self._clock.now_ms())
             if self._write(Written(name, record, after)):
                 return self._record(name)
             pauses.wait()
-        raise StoreUnavailable(
+        raise self._busy(name)
+
+    def _busy(self, name: str) -> StoreUnavailable:
+        return StoreUnavailable(
             f"schedule {name!r} of queue {self._queue!r} could not be changed: it is being fired "
             f"or changed all the time; try again."
         )

@@ -32,12 +32,15 @@ _OPEN_S = 1.0
 """How often the settings, which are in memory, are asked whether the queue has schedules by now."""
 _LOOK_S = 1.0
 _LOOK_LOCAL_S = 0.25
+_RANK_MS, _RANK_LOCAL_MS = 3_000, 500
+"""The member that ranks next fires schedules that are so late."""
 _AGAIN_US = 5_000_000
 """After this time a thread that could not be started is tried again."""
 _HANGS_US = 10_000_000
 """A trigger that takes longer is reported as hanging."""
 _TURN_MAX = 1_000
 """Most schedules of one turn; fewer if their records are outdated by the time they are planned."""
+_LEAST_S = 1.0
 _PAUSE_MIN_S = 0.1
 _PAUSE_MAX_S = 5.0
 _BUCKETS = range(BUCKETS)
@@ -69,6 +72,7 @@ class Firer:
             home.clock,
             lead_ms=LEAD_LOCAL_MS if is_local else LEAD_MS,
             every_us=round(self._look_s * 1e6),
+            rank_ms=_RANK_LOCAL_MS if is_local else _RANK_MS,
         )
         self._pause_s = 0.0
         self._turn = _TURN_MAX
@@ -149,7 +153,8 @@ class Firer:
         if thread is not None and thread.ident is not None:
             with self._idle:
                 self._idle.notify()
-            thread.join(seconds)
+            # A trigger that has not returned so far may never do so.
+            thread.join(seconds if self._asked is None else min(seconds, _LEAST_S))
 
     def _run(self) -> None:
         while not self._is_stopping:
@@ -171,30 +176,36 @@ class Firer:
         try:
             return self._step()
         except (StoreUnavailable, StoreTimeout) as error:
-            self._pause_s = min(max(2 * self._pause_s, _PAUSE_MIN_S), _PAUSE_MAX_S)
-            log.warning(
-                "schedules of queue %s: tried again in %.1f s: %s",
-                self._register.name,
-                self._pause_s,
-                error,
-            )
-            return self._pause_s
+            what = "tried again"
+            failure: ShardqError = error
         except UnknownQueue as error:
             log.info("schedules of queue %s: %s", self._register.name, error)
+            return _OPEN_S
         except ShardqError as error:
-            log.warning("schedules of queue %s do not fire: %s", self._register.name, error)
-        return _OPEN_S
+            what = "not fired, and tried again"
+            failure = error
+        self._pause_s = min(max(2 * self._pause_s, _PAUSE_MIN_S), _PAUSE_MAX_S)
+        log.warning(
+            "schedules of queue %s: %s in %.1f s: %s",
+            self._register.name,
+            what,
+            self._pause_s,
+            failure,
+        )
+        return self._pause_s
 
     def _step(self) -> float:
         self._upcoming.look()
-        while due := self._upcoming.due(self._ranks(), self._clock.now_ms(), self._turn):
+        while not self._is_stopping:
+            due = self._upcoming.due(self._ranks(), self._clock.now_ms(), self._turn)
+            when: dict[str, int | None] = dict.fromkeys(due, 0)
             try:
-                for name, when_ms in self._firing.fire(due).items():
+                if due:
+                    when = self._firing.fire(due)
+            finally:
+                # Also after an error of any kind: no name may be forgotten.
+                for name, when_ms in when.items():
                     self._upcoming.put(name, when_ms)
-            except (StoreUnavailable, StoreTimeout):
-                for name in due:
-                    self._upcoming.put(name, 0)
-                raise
             is_whole = len(due) < self._turn
             self._turn = max(self._turn // 2, 1) if self._firing.was_slow else _TURN_MAX
             if is_whole:

@@ -60,12 +60,14 @@ class _Fired(NamedTuple):
         before: The record as it was read.
         after: The record after it.
         rows: The rows of its jobs, for a plain schedule.
+        keys: The keys of its jobs, for any other.
     """
 
     name: str
     before: StoredSchedule
     after: StoredSchedule
     rows: tuple[Row, ...] = ()
+    keys: tuple[str, ...] = ()
 
 
 class Firing:
@@ -127,18 +129,26 @@ class Firing:
         ready = self._ready(due, now_ms)
         planned = [self._guarded(one, self._plan, when) for one in ready if one.is_plain]
         self.was_slow = self._clock.boot_us() - read_us > _FRESH_US
-        if self._is_local or not self.was_slow:
+        # One alone cannot be planned any faster.
+        if self._is_local or not self.was_slow or len(names) == 1:
             self._write([one for one in planned if one is not None], when)
         for record in ready:
-            if not record.is_plain and (one := self._guarded(record, self._put_all, when)):
-                self._write([one], when)
+            # A command may have changed it while others were put.
+            if not record.is_plain and self._is_unchanged(record):
+                one = self._guarded(record, self._put_all, when)
+                self._write([] if one is None else [one], when)
         return when
+
+    def _is_unchanged(self, record: StoredSchedule) -> bool:
+        """True if a schedule is stored as it was read."""
+        name = record.definition.name
+        found = self._stored.read([name], {}).get(name)
+        return found is not None and found.stored == record.stored
 
     def _ready(self, due: Sequence[StoredSchedule], now_ms: int) -> list[StoredSchedule]:
         """The schedules that can be fired as they are stored; the others are written for that."""
         lanes = self._register.settings.lanes_agreed
-        missed = [record for record in due if record.is_missed(now_ms)]
-        begun = self._begun(missed)
+        begun = self._begun([one for one in due if one.lanes != lanes or one.is_missed(now_ms)])
         ready: list[StoredSchedule] = []
         writes: list[Written] = []
         for record in due:
@@ -153,15 +163,15 @@ class Firing:
         self._stored.write(writes)
         return ready
 
-    def _begun(self, missed: Sequence[StoredSchedule]) -> set[str]:
+    def _begun(self, records: Sequence[StoredSchedule]) -> set[str]:
         """The names of schedules of whose next firing a job exists: a member died as it fired."""
         if self._is_local:
             return set()
         names: dict[Position, str] = {}
-        for record in missed:
+        for record in records:
             if record.is_plain:
                 with suppress(TriggerError):
-                    for firing in record.fire()[0]:
+                    for firing in self._fire(record)[0]:
                         job = record.job(firing, self._register.layout, "")
                         names[job.position] = record.definition.name
         return {names[place] for place in self._home.settler.still_there(names)} if names else set()
@@ -238,7 +248,7 @@ class Firing:
             if self._is_local:
                 ledger.enter(rows)
             self._count(rows)
-        if refused and not self._is_local:
+        if refused:
             self._take_back([one for one in fired if one.name in refused])
 
     def _take_back(self, refused: Sequence[_Fired]) -> None:
@@ -251,7 +261,10 @@ class Firing:
                 # Those that fired before the command are in the past of the record.
                 after_ms = -1 if now.previous_ms is None else now.previous_ms
                 if before.next_ms is not None and before.next_ms > after_ms:
-                    unwanted += one.rows
+                    unwanted += () if self._is_local else one.rows
+                    if before.definition.job.key is None:
+                        for key in one.keys:
+                            self._keyed.cancel(key)
         if unwanted:
             self._home.settler.end(unwanted, End.CANCELLED)
 
@@ -285,12 +298,14 @@ class Firing:
         """
         name = record.definition.name
         firings, after = self._fire(record)
+        keys: list[str] = []
         fired, last_key, previous_ms = record.fired, record.last_key, record.previous_ms
         for firing in firings:
             key = id_of(name, firing.time_ms)
             if self._is_in_the_way(record, last_key, key):
                 continue
             self._put(record, firing._replace(previous_ms=previous_ms), key)
+            keys.append(key)
             last_key = key if record.definition.job.key is None else None
             fired, previous_ms = fired + 1, firing.time_ms
         after = after._replace(
@@ -302,7 +317,7 @@ class Firing:
         if firings and after.next_ms is None and not after.is_spent:
             # The last job of a count was not put.
             after = after.aimed(firings[-1].time_ms)
-        return _Fired(name, record, after)
+        return _Fired(name, record, after, keys=tuple(keys))
 
     def _is_in_the_way(self, record: StoredSchedule, last_key: str | None, key: str) -> bool:
         """True if a fire time is skipped as the last run is still there; or cancels that run.

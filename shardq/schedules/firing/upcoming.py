@@ -5,8 +5,8 @@
 ```
 
 The heaps only tell when to look: a firing begins with a fresh read of the record. The member that
-ranks first for a bucket looks in time; the next ones look 3 s later, each after the other, and find
-that it has fired, or fire in its place.
+ranks first for a bucket looks in time; the next ones look 3 s later (0.5 s on SQLite), each after the
+other, and find that it has fired, or fire in its place.
 """
 
 from __future__ import annotations
@@ -23,13 +23,12 @@ if TYPE_CHECKING:
     from shardq.schedules.table import ScheduleTable
 
 NEVER_MS = 1 << 62
-_RANK_MS = 3_000
-"""The member that ranks next fires schedules that are so late."""
-_RANKS = 3
-_SETTLED_US = 10_000_000
-"""A command writes its record no later than this after its announcement, or announces it again."""
-_REREAD_US = 300_000_000
-"""Each bucket is reread so often: a process may die between a late write and its announcement."""
+_RANKS = 10
+_REREADS_US = (0, 1_000_000, 4_000_000, 10_000_000)
+"""When a bucket is reread after an announcement: its command writes the record meanwhile, or
+announces it once more."""
+_WHOLE_US = 300_000_000
+"""Each bucket is reread so often: a process may die between a slow write and its announcement."""
 
 
 class Upcoming:
@@ -38,22 +37,25 @@ class Upcoming:
     Args:
         lead_ms: The longest time before its fire time at which a schedule is fired.
         every_us: How often announcements are read.
+        rank_ms: The member that ranks next fires schedules that are so late.
     """
 
-    def __init__(self, stored: ScheduleTable, clock: Clock, *, lead_ms: int, every_us: int) -> None:
+    def __init__(
+        self, stored: ScheduleTable, clock: Clock, *, lead_ms: int, every_us: int, rank_ms: int
+    ) -> None:
         self._stored = stored
         self._clock = clock
         self._lead_ms = lead_ms
         self._every_us = every_us
+        self._rank_ms = rank_ms
         self.forget()
 
     def forget(self) -> None:
         """Let the next look read all schedules."""
         self._look_us = 0
         self._announced: Mapping[str, int | None] = {}
-        self._reread_until_us = dict.fromkeys(range(BUCKETS), 0)
-        self._reread_us = dict.fromkeys(range(BUCKETS), 0)
-        self._unread = set(range(BUCKETS))
+        self._rereads_us: dict[int, list[int]] = {bucket: [0] for bucket in range(BUCKETS)}
+        """Bucket -> when to reread it, time since boot."""
         self._heaps: list[list[tuple[int, str]]] = [[] for _ in range(BUCKETS)]
         self._when: dict[str, int] = {}
         """Name -> when to look at it; entries of the heaps that say otherwise are outdated."""
@@ -68,19 +70,15 @@ class Upcoming:
         if now_us < self._look_us:
             return
         announced = self._stored.announced()
-        for bucket in range(BUCKETS):
+        for bucket, rereads_us in self._rereads_us.items():
             if announced.get(str(bucket)) != self._announced.get(str(bucket)):
-                self._reread_until_us[bucket] = now_us + _SETTLED_US
-        self._unread.update(b for b, until_us in self._reread_until_us.items() if now_us < until_us)
-        oldest = min(self._reread_us, key=self._reread_us.__getitem__)
-        if now_us - self._reread_us[oldest] >= _REREAD_US:
-            self._unread.add(oldest)
+                rereads_us[:] = [now_us + after_us for after_us in _REREADS_US]
+            if rereads_us[0] <= now_us:
+                self._reread(bucket)
+                # One that was announced while the others were read is reread by the next look.
+                left_us = [at_us for at_us in rereads_us if at_us > now_us]
+                rereads_us[:] = left_us or [now_us + _WHOLE_US]
         self._announced = announced
-        while self._unread:
-            bucket = min(self._unread)
-            self._reread(bucket)
-            self._reread_us[bucket] = now_us
-            self._unread.discard(bucket)
         self._look_us = now_us + self._every_us
 
     def _reread(self, bucket: int) -> None:
@@ -133,7 +131,5 @@ class Upcoming:
             heapq.heappop(heap)
         return heap[0] if heap else None
 
-    @staticmethod
-    def _late_ms(ranks: Mapping[int, int], bucket: int) -> int:
-        rank = ranks.get(bucket, 0)
-        return rank * _RANK_MS if rank < _RANKS else NEVER_MS
+    def _late_ms(self, ranks: Mapping[int, int], bucket: int) -> int:
+        return min(ranks.get(bucket, 0), _RANKS) * self._rank_ms
