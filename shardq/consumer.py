@@ -376,7 +376,6 @@ class Consumer:
         self._closed = True
         if not self._started:
             deadline_us = self._clock.boot_us() + self._deadline_us
-            self._firer.close()
             try:
                 self._engine.close()
             finally:

@@ -877,9 +877,9 @@ class Queue(Scheduled):
         deleted once it is made again: by `check_all`, or, where `minute` is the same, as it comes
         due. Its schedules go with it. Its dead-letter queue stays; `dead.drop()` drops it.
         """
-        self.schedules._home.drop()
         before_us = self._home.clock.now_us()
         self._home.register.change(lambda now: settings.drop(now, before_us))
+        self.schedules._home.drop()
         # Else it would share the lanes of a queue that is made again with that one's reader.
         self._receiver.drop()
 

@@ -50,6 +50,8 @@ _LINGER_US = 5_000_000
 _CATCH_UP_US = 1_000_000
 """How long a call steps on while lanes are left unread, and fewer rows are ready than it wants."""
 _KEEP_S = 0.5
+_JOIN_S = 1.0
+"""How long to wait for the end of a firing."""
 _NEAR_S = 0.005
 _NEXT_S, _NEXT_US = 0.001, 2_000
 """A message that is put without a delay is due in the next millisecond, to which a call without a
@@ -64,14 +66,20 @@ _GONE_S = 0.05
 log = logging.getLogger(__name__)
 
 
-class Firing(Protocol):
-    """Fires schedules: stepped beside the engine while there are callers, and closed with it."""
+class Schedules(Protocol):
+    """Fires the queue's schedules while there are callers."""
+
+    def follow(self) -> None:
+        """Let it fire in a thread of its own until `stop`."""
 
     def step(self) -> float:
-        """Do what is to be done now; returns seconds until the next step is needed."""
+        """Fire what is due now; returns seconds until the next step is needed."""
 
-    def close(self) -> None:
-        """Forget what was read. Idempotent; it may be stepped again."""
+    def stop(self) -> None:
+        """Ask for the end of its thread."""
+
+    def join(self, seconds: float) -> None:
+        """Wait for the end of its thread, at most so long."""
 
 
 class Receiver:
@@ -90,7 +98,7 @@ class Receiver:
         home: QueueHome,
         *,
         stepper: Stepper | None,
-        make_firer: Callable[[Callable[[], Membership | None]], Firing],
+        make_firer: Callable[[Callable[[], Membership | None]], Schedules],
         put_back: Callable[[Message], object],
     ) -> None:
         self._home = home
@@ -100,7 +108,7 @@ class Receiver:
         self._put_back = put_back
         self._lock = locks.new()
         self._make_firer = make_firer
-        self._firer: Firing | None = None
+        self._firer: Schedules | None = None
         self._engine: Engine | None = None
         self._was_interrupted = False
         self._called_us = 0
@@ -452,7 +460,11 @@ class Receiver:
             if not self._register.settings.schedules_used:
                 return math.inf
             self._firer = self._make_firer(self._members)
-        return self._firer.step()
+        if self._stepper is None:
+            return self._firer.step()
+        # A user's trigger may hang, and the stepper serves other queues.
+        self._firer.follow()
+        return math.inf
 
     def _members(self) -> Membership | None:
         return None if self._engine is None else self._engine.membership
@@ -513,8 +525,10 @@ class Receiver:
     def _release(self) -> None:
         """Release the leases, and stop firing schedules, until the next call."""
         engine, self._engine = self._engine, None
-        if self._firer is not None:
-            self._firer.close()
+        firer, self._firer = self._firer, None
+        if firer is not None:
+            firer.stop()
+            firer.join(_JOIN_S)
         if engine is not None:
             engine.close()
 

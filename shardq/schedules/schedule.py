@@ -259,7 +259,7 @@ class Book:
         self._producer = home.producer
         self._queue = home.register.name
         self._is_local = home.store.is_local
-        self._stored = ScheduleTable(home.store, self._queue)
+        self._stored = ScheduleTable(home.store, home.register)
         self._firing = Firing(home)
 
     # Reading --------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from shardq.model.message import Row
+    from shardq.records.register import Register
     from shardq.stores.store import Store
 
 _NEWS = BUCKETS
@@ -48,15 +49,19 @@ class Written(NamedTuple):
 
 
 class ScheduleTable:
-    """The records of one queue's schedules.
+    """The records of one queue's schedules; a queue that is made anew under its name has its own.
 
     Args:
-        queue: The queue's name.
+        register: The queue's record.
     """
 
-    def __init__(self, store: Store, queue: str) -> None:
+    def __init__(self, store: Store, register: Register) -> None:
         self._store = store
-        self._queue = queue
+        self._register = register
+
+    @property
+    def _queue(self) -> str:
+        return self._register.totals_key
 
     def read(
         self, asked: Iterable[str], damaged: dict[str, str] | None = None
@@ -149,7 +154,7 @@ class ScheduleTable:
     ) -> dict[str, StoredSchedule]:
         made: dict[str, StoredSchedule] = {}
         for name, one in found.items():
-            whose = f"schedule {name!r} of queue {self._queue!r}"
+            whose = f"schedule {name!r} of queue {self._register.name!r}"
             next_ms = None if one.next == _ENDED else one.next
             columns = one.definition or "", one.state or "", next_ms
             try:

@@ -68,7 +68,7 @@ class Firer:
         is_local = home.store.is_local
         self._look_s = _LOOK_LOCAL_S if is_local else _LOOK_S
         self._upcoming = Upcoming(
-            ScheduleTable(home.store, home.register.name),
+            ScheduleTable(home.store, home.register),
             home.clock,
             lead_ms=LEAD_LOCAL_MS if is_local else LEAD_MS,
             every_us=round(self._look_s * 1e6),
@@ -222,10 +222,6 @@ class Firer:
     def hurry(self) -> None:
         """Let the next step read what commands have announced."""
         self._upcoming.hurry()
-
-    def close(self) -> None:
-        """Forget what was read. Idempotent."""
-        self._upcoming.forget()
 
     def _ranks(self) -> Mapping[int, int]:
         members = self._membership()

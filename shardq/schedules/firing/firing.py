@@ -95,7 +95,7 @@ class Firing:
         self._clock = home.clock
         self._register = home.register
         self._is_local = home.store.is_local
-        self._stored = ScheduleTable(home.store, home.register.name)
+        self._stored = ScheduleTable(home.store, home.register)
         self._keyed = Keyed(home)
         self._damaged: dict[str, str] = {}
         self.was_slow = False

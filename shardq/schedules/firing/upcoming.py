@@ -5,8 +5,8 @@
 ```
 
 The heaps only tell when to look: a firing begins with a fresh read of the record. The member that
-ranks first for a bucket looks in time; the next ones look 3 s later (0.5 s on SQLite), each after the
-other, and find that it has fired, or fire in its place.
+ranks first for a bucket looks in time; the next ones look later, one after the other, and find that
+it has fired, or fire in its place.
 """
 
 from __future__ import annotations
@@ -48,10 +48,6 @@ class Upcoming:
         self._lead_ms = lead_ms
         self._every_us = every_us
         self._rank_ms = rank_ms
-        self.forget()
-
-    def forget(self) -> None:
-        """Let the next look read all schedules."""
         self._look_us = 0
         self._announced: Mapping[str, int | None] = {}
         self._rereads_us: dict[int, list[int]] = {bucket: [0] for bucket in range(BUCKETS)}
