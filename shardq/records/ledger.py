@@ -41,8 +41,9 @@ if TYPE_CHECKING:
     from shardq.records.register import Register
     from shardq.stores.store import Logs
 
-CLOCK_AHEAD_MS = 1_000
-"""Without a given end, entries up to this far ahead are read, because producers' clocks differ."""
+CLOCK_AHEAD_MS = 3_000
+"""Without a given end, entries up to this far ahead are read: producers' clocks differ, and a run of
+a schedule, which is put up to 2.75 s before it is due, enters when it is due."""
 
 _MS = timedelta(milliseconds=1)
 SPAN_MINUTES = 30
