@@ -52,14 +52,14 @@ def test_a_row_that_somebody_settled_is_not_moved_back_to_life(stage: Stage) -> 
     assert [found._row for found in queue.peek()] == [moves[0].new]
 
 
-def test_a_move_repeated_after_its_answer_was_lost_leaves_one_row(stage: Stage) -> None:
+def test_a_move_repeated_after_its_answer_was_lost_leaves_one_row_and_is_done(stage: Stage) -> None:
     queue = stage.connect().queue("mail")
     settler = settler_of(queue)
     move = settler.planner.move(put(queue)._row, stage.clock.now_ms() + 1_000, attempt=1)
     stage.faults.fail("move", applied=True)
     with pytest.raises(StoreTimeout):
         settler.carry_out([move])
-    settler.carry_out([move])
+    assert settler.carry_out([move]) == (set(), {})
     assert [found._row for found in queue.peek()] == [move.new]
 
 
