@@ -151,7 +151,7 @@ class Schedule:
 
         What is not given stays: the zone, start and end too where only the times are changed.
 
-        What is due within 2.5 s, on SQLite 0.1 s, may be put already.
+        What is due within 3 s, on SQLite 0.4 s, may be put already.
 
         Args:
             body: What it puts.
