@@ -60,14 +60,12 @@ class _Fired(NamedTuple):
         before: The record as it was read.
         after: The record after it.
         rows: The rows of its jobs, for a plain schedule.
-        keys: The keys of its jobs, for any other.
     """
 
     name: str
     before: StoredSchedule
     after: StoredSchedule
     rows: tuple[Row, ...] = ()
-    keys: tuple[str, ...] = ()
 
 
 class Firing:
@@ -248,7 +246,7 @@ class Firing:
             if self._is_local:
                 ledger.enter(rows)
             self._count(rows)
-        if refused:
+        if refused and not self._is_local:
             self._take_back([one for one in fired if one.name in refused])
 
     def _take_back(self, refused: Sequence[_Fired]) -> None:
@@ -261,10 +259,7 @@ class Firing:
                 # Those that fired before the command are in the past of the record.
                 after_ms = -1 if now.previous_ms is None else now.previous_ms
                 if before.next_ms is not None and before.next_ms > after_ms:
-                    unwanted += () if self._is_local else one.rows
-                    if before.definition.job.key is None:
-                        for key in one.keys:
-                            self._keyed.cancel(key)
+                    unwanted += one.rows
         if unwanted:
             self._home.settler.end(unwanted, End.CANCELLED)
 
@@ -298,14 +293,12 @@ class Firing:
         """
         name = record.definition.name
         firings, after = self._fire(record)
-        keys: list[str] = []
         fired, last_key, previous_ms = record.fired, record.last_key, record.previous_ms
         for firing in firings:
             key = id_of(name, firing.time_ms)
             if self._is_in_the_way(record, last_key, key):
                 continue
             self._put(record, firing._replace(previous_ms=previous_ms), key)
-            keys.append(key)
             last_key = key if record.definition.job.key is None else None
             fired, previous_ms = fired + 1, firing.time_ms
         after = after._replace(
@@ -317,7 +310,7 @@ class Firing:
         if firings and after.next_ms is None and not after.is_spent:
             # The last job of a count was not put.
             after = after.aimed(firings[-1].time_ms)
-        return _Fired(name, record, after, keys=tuple(keys))
+        return _Fired(name, record, after)
 
     def _is_in_the_way(self, record: StoredSchedule, last_key: str | None, key: str) -> bool:
         """True if a fire time is skipped as the last run is still there; or cancels that run.
