@@ -233,6 +233,7 @@ class Firing:
         if not self._is_local:
             self._home.store.insert(planned)
             ledger.enter(planned)
+            self._home.settler.repair(planned)
         refused = self._stored.write(
             [
                 Written(one.name, one.before, _kept(one.after), one.rows if self._is_local else ())
@@ -256,10 +257,9 @@ class Firing:
         for one in refused:
             now, before = found.get(one.name), one.before
             if now is not None and now.generation != before.generation:
-                # Those that fired before the command are in the past of the record.
-                after_ms = -1 if now.previous_ms is None else now.previous_ms
-                if before.next_ms is not None and before.next_ms > after_ms:
-                    unwanted += one.rows
+                # The changed schedule fires what is still in the future of its record.
+                is_ahead = now.next_ms is not None and (before.next_ms or 0) >= now.next_ms
+                unwanted += one.rows if is_ahead else ()
         if unwanted:
             self._home.settler.end(unwanted, End.CANCELLED)
 
