@@ -399,7 +399,8 @@ class KeyedPuts:
         if generation == 1:
             if ledger.covers(tried.shard.queue) and ledger.finished([tried]):
                 return True
-            if found.state.is_absent:
+            # A message that has the name is kept, whatever became of this one.
+            if found.state.is_absent or asked.conflict.choice == "keep":
                 return False
         is_known = found.key.is_of(tried) and found.key.generation < generation
         if self._store.write_timeout_ms and not is_known:
