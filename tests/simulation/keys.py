@@ -86,16 +86,16 @@ def _answered(case: Case, named: Named) -> Iterator[Breach]:
 def _overs(named: Named, name: str, until_us: int, token: int) -> Iterator[ByKey]:
     """Calls by which a message of a name was over at a time: cancelled, replaced or put anew.
 
-    Unless its body replaces that of another, by a call that was unsure and was done again after
-    that. Others may have replaced it so often meanwhile that no key leads to what was done first.
+    Unless its caller put it again after that, who had not heard that it was put.
     """
     calls = named.calls[name]
-    again = [one for one in calls if one.token == token and one.has_replaced and one.is_unsure]
+    repeated = [own for own in calls if own.token == token and own.is_unsure]
     for call in calls:
         is_before = call.is_done and (call.ended_us or 0) <= until_us
+        is_put_again = any(_goes_on(own, call.begun_us) for own in repeated)
         if (
             is_before
-            and not any(_goes_on(one, call.begun_us) for one in again)
+            and not is_put_again
             and call.errand.does != "move"
             and call.errand.of in (None, token)
             and call.token != token
