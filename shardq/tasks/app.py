@@ -52,7 +52,7 @@ DEFAULT_QUEUE = "default"
 
 
 class Declare(Protocol):
-    """What `App.task(..)` gives: a decorator of a function."""
+    """The decorator that `App.task(..)` returns."""
 
     @overload
     def __call__(
@@ -65,7 +65,7 @@ class Declare(Protocol):
 
 
 class DeclareBatch(Protocol):
-    """What `App.task(batch=..)` gives: a decorator of a function of a list."""
+    """The decorator that `App.task(batch=..)` returns, for a function of a list."""
 
     def __call__(self, function: Callable[[list[A]], R], /) -> BatchTask[A, R]:
         """Make a function a task."""
@@ -74,15 +74,15 @@ class DeclareBatch(Protocol):
 class App:
     """The tasks of a program, and the store that their jobs are in.
 
-    The store is opened by the first put. From any thread; a forked child opens its own.
+    The first put opens the store. Safe from any thread; a forked child opens its own.
 
     Args:
         store: A url as `shardq.connect` takes it, or a connection; None: the environment variable
             `SHARDQ_STORE`, else `sqlite:///shardq.db`, a file in the current directory.
-        middleware: What is done around each put and run, the outermost first.
+        middleware: Context managers around each put and run, the outermost first.
         on_dead: Called by workers with each job that dies, as that of a `Consumer`.
         traces: Makes spans of OpenTelemetry, as for `shardq.connect`; a connection has its own.
-        options: Of all its tasks that choose no others; the queue is `default`.
+        options: The options of all its tasks that choose no others; the queue is `default`.
 
     Raises:
         UsageError: If an option is unknown or cannot be used, or two contradict each other.
@@ -179,13 +179,13 @@ class App:
         """Make a function a task: `@app.task`, or `@app.task(queue="mail", attempts=3)`.
 
         Args:
-            function: The function, plain or `async`. What it takes and returns is JSON, by its type
-                hints.
+            function: The function, plain or `async`. Its arguments and result become JSON by their
+                type hints.
             batch: The function takes a list: of up to so many jobs at once, 1 to 1,000. It succeeds
                 or fails for all of them, unless it returns a list with an error among others: an
                 outcome for each.
-            name: By which jobs find it; its module and name unless given.
-            aliases: Other names, of jobs that were put before it was renamed.
+            name: The name by which jobs find it; its module and name unless given.
+            aliases: Other names, for jobs that were put before a rename.
             cancellable: Let a cancel by its job's key reach a coroutine that runs, as
                 `asyncio.CancelledError`, within some 1 s. One read of the key a second.
             on_dead: Called with each of its jobs that dies, instead of the app's.
@@ -211,9 +211,9 @@ class App:
     def on_start(self, function: Callable[[], A], /) -> Callable[[], A]:
         """Let each worker call a function before it runs jobs: `@app.on_start`.
 
-        In the order in which they are declared. A coroutine runs in the worker's loop, where a
-        client that others share has to be made. A worker does not start if one fails: where another
-        had ended before, it calls what `on_stop` has.
+        In the order of declaration. A coroutine runs in the worker's loop: make a client there if
+        other coroutines share it. A worker does not start if one of the functions fails; it then
+        calls the functions of `on_stop`, if an earlier one had returned.
 
         Args:
             function: Takes no arguments, plain or `async`.
@@ -228,8 +228,8 @@ class App:
     def on_stop(self, function: Callable[[], A], /) -> Callable[[], A]:
         """Let each worker call a function once its jobs have ended: `@app.on_stop`.
 
-        The last that was declared first. Coroutines run in the worker's loop, each no longer than
-        the worker's deadline. What fails is logged. A worker that is killed calls none.
+        In reverse order of declaration. Coroutines run in the worker's loop, each no longer than
+        the worker's deadline. Failures are logged. A killed worker calls none.
 
         Args:
             function: As for `on_start`.
@@ -248,13 +248,13 @@ class App:
 
     @property
     def queue_names(self) -> list[str]:
-        """The queues of the tasks, sorted: what a worker serves."""
+        """The queues of the tasks, sorted. A worker serves them."""
         return self._home.queue_names
 
     # Jobs -----------------------------------------------------------------------------------------
 
     def get(self, key: str, *, queue: str | None = None) -> Job[Any] | None:
-        """The live job that has a key; None if none has.
+        """The live job that has a key; None if there is none.
 
         Args:
             key: Its key.
@@ -267,14 +267,14 @@ class App:
         return None
 
     def cancel(self, key: str, *, queue: str | None = None) -> Answer:
-        """Cancel the job that has a key; of what was `done` nothing runs, whatever crashes.
+        """Cancel the job that has a key. After `done` it never runs, whatever crashes.
 
         Args:
             key: Its key.
             queue: The name of its queue; None: each of those of the tasks.
 
         Returns:
-            What it came to: a job that is running is asked to stop, and does not run again.
+            The outcome. A running job is asked to stop, and does not run again.
         """
         return self._by_key(queue, lambda one: one.cancel(key=key))
 
@@ -286,7 +286,7 @@ class App:
         delay: Duration | None = None,
         queue: str | None = None,
     ) -> Answer:
-        """Let the job that has a key, and waits, run at another time.
+        """Let the waiting job that has a key run at another time.
 
         Args:
             key: Its key.
@@ -297,16 +297,16 @@ class App:
         return self._by_key(queue, lambda one: one.move(key, due=due, delay=delay))
 
     def job(self, job_id: str, *, queue: str | None = None, task: str | None = None) -> Job[Any]:
-        """A job by its id, as of one that another process has put; looks at nothing yet.
+        """A job by its id, for a job that another process has put; reads nothing yet.
 
         Args:
             job_id: Its id.
-            queue: The name of its queue; where None, that of its task, or of all tasks.
-            task: The name of its task, by whose type hints its result is read; where None, that is
-                plain JSON.
+            queue: The name of its queue; None: the queue of its task, or the only one of all tasks.
+            task: The name of its task, whose type hints read the result; None: the result is plain
+                JSON.
 
         Raises:
-            UsageError: If the tasks have several queues and none is named; or there is no such
+            UsageError: If the tasks have several queues and none is named, or if there is no such
                 task.
         """
         names.label(job_id, what="job id")
@@ -347,11 +347,11 @@ class App:
         count: int | None = None,
         **policies: Unpack[PolicyOptions],
     ) -> None:
-        """Declare that a task is put again and again, each time after an interval.
+        """Declare that a task is put repeatedly, each time after an interval.
 
-        Nothing is read or written until a worker starts, or `reconcile` is called; then the
-        schedule is made. One that is there is changed only if it has a lower revision: raise the
-        revision with each change of the declaration.
+        Nothing is read or written until a worker starts or `reconcile` is called, which makes the
+        schedule. An existing schedule is changed only if its revision is lower: raise the revision
+        with each change of the declaration.
 
         Args:
             interval: How long, from 1 s. Clock changes do not touch it.
@@ -361,8 +361,8 @@ class App:
             revision: From 1. Of two programs that declare one name, the higher one decides.
             start: When it fires first, the same in each run of the program; None: one interval
                 after it was made.
-            end: It fires no later.
-            at_start: Whether it fires as soon as it is made; instead of a start.
+            end: When it stops firing.
+            at_start: True to fire as soon as it is made; instead of a start.
             count: How often it fires; None: for ever.
             policies: As `PolicyOptions` names them.
 
@@ -394,7 +394,7 @@ class App:
             call: As for `every`.
             tz: The zone of that wall clock, by its IANA name.
             name: As for `every`.
-            revision: Likewise.
+            revision: As for `every`.
             start: It fires no sooner.
             end: It fires no later.
             count: How often it fires; None: for ever.
@@ -422,7 +422,7 @@ class App:
             trigger: An interval, cron, date or calendar interval, or several by and/or.
             call: As for `every`.
             name: As for `every`.
-            revision: Likewise.
+            revision: As for `every`.
             count: How often it fires; None: for ever.
             policies: As `PolicyOptions` names them.
 
@@ -432,10 +432,10 @@ class App:
         self._declarations.add(chosen(trigger), call, name, revision, {"count": count, **policies})
 
     def unschedule(self, name: str, *, queue: str | None = None) -> None:
-        """Declare that a schedule which code has declared before is to be removed.
+        """Declare the removal of a schedule that code has declared before.
 
-        Nothing is read or written until a worker starts, or `reconcile` is called. Code of its
-        revision, started later, does not make it again. One that was made at run time stays.
+        Nothing is read or written until a worker starts or `reconcile` is called. Code of the same
+        revision, started later, does not make it again. A schedule made at run time stays.
 
         Args:
             name: The schedule's.
@@ -447,30 +447,30 @@ class App:
         self._declarations.remove(name, queue)
 
     def reconcile(self) -> Reconciled:
-        """Bring the store's schedules to what is declared, as each worker does when it starts.
+        """Bring the store's schedules to the declared ones, as each worker does at its start.
 
         Idempotent.
 
         Returns:
-            The names of those that were made, changed and removed.
+            The names of the schedules that were made, changed and removed.
 
         Raises:
-            UsageError: If some are there otherwise with the same revision, or one cannot be used
-                with its queue.
+            UsageError: If the store has different ones with the same revision, or one cannot be
+                used with its queue.
             StoreTimeout, StoreUnavailable: As those of a put.
         """
         return self._declarations.reconcile()
 
     @property
     def schedules(self) -> AppSchedules:
-        """The schedules that are in the store, declared or made at run time."""
+        """The schedules in the store, declared or made at run time."""
         return AppSchedules(self._home)
 
     # The store ------------------------------------------------------------------------------------
 
     @property
     def connection(self) -> Connection:
-        """The store, opened if it was not.
+        """The store, opened on first use.
 
         Raises:
             BadUrl, SchemaMissing, StoreUnavailable: As for `shardq.connect`.
@@ -478,14 +478,14 @@ class App:
         return self._home.connection
 
     def queue(self, name: str) -> Queue:
-        """One of its queues, made where there is none.
+        """A queue of the app, made if it does not exist.
 
-        A queue lets a message be delivered as often as the tasks ask for that put into it.
+        A queue allows as many deliveries of a message as the tasks that are put into it ask for.
         """
         return self._home.queue(name)
 
     def close(self) -> None:
-        """Close the store, unless it was given as a connection. Idempotent; a put opens it anew."""
+        """Close the store, unless it was given as a connection. A put reopens it. Idempotent."""
         self._home.close()
 
     # Details --------------------------------------------------------------------------------------
@@ -544,7 +544,7 @@ class App:
         return [self.queue(name) for name in searched]
 
     def _by_key(self, queue: str | None, command: Callable[[Queue], Answer]) -> Answer:
-        """What a command comes to in the queues that may have the key; the best that it did."""
+        """The best answer to a command from the queues that may have the key."""
         answers = [command(one) for one in self._searched(queue)]
         for best in (Answer.DONE, Answer.RUNNING):
             if best in answers:
@@ -566,7 +566,7 @@ class App:
 
 
 def _check_function(function: object, what: str) -> None:
-    """Refuse what a call of does not do its work, nor gives a coroutine that does.
+    """Refuse a callable whose call neither does its work nor returns a coroutine that does.
 
     Raises:
         BadSetting: If it cannot be called, is a class, or has a `yield`.

@@ -4,9 +4,9 @@
  welcome.put("ada", lang="de") ──► {"user": "ada", "lang": "de"} ──► welcome(user="ada", lang="de")
 ```
 
-A job's body names only what was given: a default is the worker's own, so that a new one holds for
-jobs that wait. What `*args` takes is under `"*"`, what `**kwargs` takes under `"**"`. How values
-become JSON is `values.py`'s, how a function is called `parameters.py`'s.
+A job's body holds only the given arguments: defaults are the worker's own, so that a new default
+holds for jobs that wait. The values of `*args` are under `"*"`, those of `**kwargs` under `"**"`.
+`values.py` makes JSON of values, `parameters.py` calls functions.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ if TYPE_CHECKING:
     from shardq.tasks.parameters import Call, Given
 
 _LISTS = {list, Sequence, Collection, Iterable, Any}
-"""What the parameter of a batch may be: the function is called with a list."""
+"""Allowed hints of a batch's parameter: the function is called with a list."""
 _PLACE = re.compile(r"\.(\*{0,2}\w*)(.*)", re.DOTALL)
 
 
 class _Coder(NamedTuple):
-    """What brings arguments to JSON and back.
+    """Brings arguments to JSON and back.
 
     Attributes:
-        bind: Takes them as the function does, and gives a struct; else raises `TypeError`.
+        bind: Takes arguments as the function does, and returns a struct; else raises `TypeError`.
         codec: Writes and reads that struct.
-        unhinted: Checks what has no hint; None where all has one.
-        call: What to call the function with, for a struct.
+        unhinted: Checks the places without a hint; None if all have one.
+        call: Returns the `args` and `kwargs` for a struct.
     """
 
     bind: Callable[..., Given]
@@ -53,15 +53,15 @@ class _Coder(NamedTuple):
 
 
 class Signature:
-    """What a task's function takes and returns, as JSON.
+    """The parameters and the result of a task's function, as JSON.
 
-    Hints are resolved when they are first needed, so that a function may name what is defined
-    after it.
+    Hints are resolved when they are first needed, so that a function may name types defined after
+    it.
 
     Args:
         function: A function, or anything else that can be called and has parameters.
         name: The task's name, for errors.
-        batch: Whether its argument is a list, of which each job holds one item.
+        batch: True if its argument is a list, of which each job holds one item.
 
     Attributes:
         shown: Its parameters for people, `(user: str, *, lang: str = 'en')`.
@@ -90,11 +90,11 @@ class Signature:
         """Resolve all hints now, as a worker does before it begins.
 
         Args:
-            result: Whether results are kept, so that their hint is needed too.
+            result: True if results are kept, so that their hint is needed too.
 
         Raises:
             BadArguments: If a parameter's hint cannot be resolved, or JSON cannot give it back.
-            BadResult: If that of the result cannot.
+            BadResult: The same for the result's hint.
         """
         self._made()
         if result:
@@ -106,8 +106,8 @@ class Signature:
         """The body of a job that calls the function with these arguments.
 
         Raises:
-            BadArguments: If it does not take them, or they are not what its hints say, cannot be
-                JSON or are larger than 1 MiB.
+            BadArguments: If the function does not take them, or they do not match its hints, cannot
+                be JSON or are larger than 1 MiB.
         """
         bind, codec, unhinted, _ = self._coder or self._made()
         try:
@@ -132,7 +132,7 @@ class Signature:
         """The arguments, `args` and `kwargs`, of a job with this body.
 
         Raises:
-            BadArguments: If the function does not take what is in it.
+            BadArguments: If the function does not take them.
         """
         _, codec, _, call = self._coder or self._made()
         try:
@@ -145,7 +145,8 @@ class Signature:
         """The body of a job that holds one item of a batch, `{"users": "ada"}`.
 
         Raises:
-            BadArguments: If it is not what the hint says, cannot be JSON or is larger than 1 MiB.
+            BadArguments: If the item does not match the hint, cannot be JSON or is larger than 1
+                MiB.
         """
         return self.encode((item,), {})
 
@@ -153,7 +154,7 @@ class Signature:
         """The item of a batch that a job with this body holds.
 
         Raises:
-            BadArguments: If it is not what the hint says.
+            BadArguments: If the item does not match the hint.
         """
         _, kwargs = self.decode(body)
         [item] = kwargs.values()
@@ -162,11 +163,11 @@ class Signature:
     # The result -----------------------------------------------------------------------------------
 
     def encode_result(self, value: Any) -> bytes:
-        """What the function returned, as JSON.
+        """The value that the function returned, as JSON.
 
         Raises:
-            BadResult: If it is not what the return hint says, if JSON would give it back as
-                something else, or if it is larger than 1 MiB.
+            BadResult: If the value does not match the return hint, if JSON would return a different
+                value, or if it is larger than 1 MiB.
         """
         codec = self._result or self._result_codec()
         try:
@@ -181,10 +182,10 @@ class Signature:
         return data
 
     def decode_result(self, data: bytes) -> Any:
-        """What `encode_result` was given.
+        """The value that `encode_result` was given.
 
         Raises:
-            BadResult: If it is not what the return hint says by now.
+            BadResult: If it does not match the return hint, which may have changed.
         """
         codec = self._result or self._result_codec()
         try:
@@ -222,7 +223,7 @@ class Signature:
         return _Coder(struct, codec, _unhinted(struct), lambda given: ((), asdict(given)))
 
     def _codec(self, struct: type[Given], hints: Mapping[str, Any]) -> Codec:
-        """The codec of a struct of arguments, or the error of the one that has none."""
+        """The codec of a struct of arguments; raises the error of the argument that has none."""
         try:
             return Codec(struct)
         except UNREADABLE as error:
@@ -254,15 +255,15 @@ class Signature:
     # What is wrong --------------------------------------------------------------------------------
 
     def _refuse(self, unfit: Unfit, values: Mapping[str, Any]) -> NoReturn:
-        """Raise the error of arguments that were given.
+        """Raise the error of wrong arguments.
 
         Args:
-            unfit: What is wrong.
-            values: Each argument that is there.
+            unfit: The mistake.
+            values: The given arguments.
         """
         place = _PLACE.fullmatch(unfit.path)
         if place is None:
-            # It was found before any place was: whose it is, is tried.
+            # The error names no place: find the argument that cannot be JSON.
             for name, value in values.items():
                 try:
                     _ = value is UNSET or plain_json(value)
@@ -298,7 +299,7 @@ def _unhinted(struct: type[Given]) -> Unhinted | None:
 
 
 def _of_an_option(kwargs: Iterable[str]) -> str:
-    """What to do where an option was given among arguments; empty where none was."""
+    """A hint for a caller that gave an option among the arguments; empty if there is none."""
     for name in kwargs:
         instead = option_here(name)
         if name in CallOptions.__annotations__:

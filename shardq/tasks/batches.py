@@ -1,8 +1,8 @@
 """Jobs that wait for others of their batch: of one task, with one policy.
 
-The first of a batch waits a moment for the others in its handler's thread, and runs all of them
-there; the threads of the others are free for the next. A full batch waits no longer. Where a caller
-steps the worker, all wait in its thread, until nothing more is due.
+The first job of a batch waits a moment in its handler's thread, and runs all of them there; the
+threads of the others are free. A full batch starts at once. If a caller steps the worker, all jobs
+wait in that thread until nothing more is due.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from shardq.tasks.run import Run
 
 _WAIT_S = 0.05
-"""How long the first of a batch waits for others, where it does not become full."""
+"""How long the first job of a batch waits for others, unless the batch fills up."""
 
 
 class _Batch:
@@ -30,10 +30,10 @@ class _Batch:
 
 
 class Batches:
-    """The batches of one queue's consumer that are still open.
+    """The open batches of one queue's consumer.
 
     Attributes:
-        is_threaded: Whether the first of a batch waits in a thread; else `finish` runs it.
+        is_threaded: True if the first job of a batch waits in a thread; else `finish` runs it.
     """
 
     def __init__(self) -> None:
@@ -42,12 +42,12 @@ class Batches:
         self.is_threaded = True
 
     def add(self, run: Run, size: int, work: Callable[[list[Run]], None]) -> None:
-        """Let a run wait for others of its kind, and run them together; its delivery is held.
+        """Add a run to the batch of its kind, which runs together. The delivery is held.
 
         Args:
-            run: One that begins.
+            run: A run that begins.
             size: How many run together at most.
-            work: Runs them, in the thread of the first; where there is but one, in that of the
+            work: Runs the batch, in the thread of its first run; without threads, in that of its
                 last.
         """
         kind = (run.plan.task.name, run.plan.policy)
@@ -70,7 +70,7 @@ class Batches:
             work(batch.runs)
 
     def finish(self) -> None:
-        """Run those that are not full, in this thread: nothing more comes."""
+        """Run the batches that are not full, in this thread: no more jobs arrive."""
         with self._lock:
             batches, self._open = list(self._open.values()), {}
         for batch in batches:
@@ -78,12 +78,13 @@ class Batches:
 
 
 def errors_of(value: Any, count: int, task: str) -> list[BaseException | None]:
-    """What each job of a batch has failed by, None where it is done, as its function returned it.
+    """The error of each job of a batch, None if the job succeeded.
 
     Args:
-        value: What that was: a list with an error among others, as `asyncio.gather` of coroutines
-            gives it, is one outcome a job. Of anything else all are done.
-        count: How many jobs there were.
+        value: The value that the function returned. A list with an error among its items, as
+            `asyncio.gather` returns it, is one outcome for each job. With any other value all
+            succeeded.
+        count: The number of jobs.
         task: The task's name, for errors.
     """
     is_each = isinstance(value, list | tuple)

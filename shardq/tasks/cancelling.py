@@ -1,4 +1,4 @@
-"""Cancels of coroutines: one by its job's key reaches a coroutine as `asyncio.CancelledError`."""
+"""Cancels of coroutines: a cancel by key reaches the coroutine as `asyncio.CancelledError`."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _ASK_EVERY_S = 1.0
 
 
 async def cancelled_by_key(work: Awaitable[Any], context: Context) -> Any:
-    """Await a job's work, which is cancelled once the job is.
+    """Await a job's work, and cancel it once the job is cancelled.
 
     Args:
         work: The user's coroutine.
-        context: Of its job.
+        context: The context of its job.
 
     Raises:
-        BaseException: What it raises.
+        BaseException: Any error of the work.
     """
     task = asyncio.current_task()
     asking = asyncio.create_task(_cancel(task, context))
@@ -34,10 +34,11 @@ async def cancelled_by_key(work: Awaitable[Any], context: Context) -> Any:
 
 async def _cancel(task: asyncio.Task[Any] | None, context: Context) -> None:
     """Wait until a job is cancelled by its key; then cancel its task."""
-    # In a thread: it reads from the store.
+    # In a thread, because it reads the store.
     while not await asyncio.to_thread(context.is_asked_to_stop):
         await asyncio.wait([asyncio.get_running_loop().create_future()], timeout=_ASK_EVERY_S)
     if task is not None:
-        # Not before: one that returns meanwhile was told of nothing, and its result is kept.
+        # Set only now: a coroutine that returned meanwhile did not see the cancel, and its result
+        # is kept.
         context.is_stopped = True
         task.cancel("the job was cancelled by its key")

@@ -5,7 +5,7 @@
               └── a file or a thread awaited ─────────► it waits for that, for as long at most
 ```
 
-So a coroutine that sleeps for an hour takes none on a clock that is moved by hand.
+A coroutine that sleeps for an hour returns at once on a clock that is moved by hand.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 _OWN_FILES = 1
-"""What a loop waits for itself: that another thread wakes it."""
+"""The loop's own file, by which another thread wakes it."""
 
 
 class _Selector(selectors.DefaultSelector):
     """Waits for files, or lets the clock pass where there are none.
 
     Attributes:
-        busy_threads: How many calls run in threads of the loop, whose ends it waits for.
+        busy_threads: How many calls run in threads of the loop; it waits for their ends.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -40,7 +40,7 @@ class _Selector(selectors.DefaultSelector):
         self.busy_threads = 0
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """What is ready, of the files that are waited for."""
+        """The files that are ready."""
         if timeout is None or timeout <= 0:
             return self._ready(timeout)
         until_us = self._clock.boot_us() + round(timeout * 1e6)
@@ -57,10 +57,10 @@ class _Selector(selectors.DefaultSelector):
 
 
 class ClockLoop(asyncio.SelectorEventLoop):
-    """An event loop by a clock.
+    """An event loop on a clock.
 
     Args:
-        clock: By which it tells time, and waits.
+        clock: Tells the loop's time, and waits.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -75,7 +75,7 @@ class ClockLoop(asyncio.SelectorEventLoop):
     def run_in_executor(
         self, executor: Executor | None, func: Callable[[*Ts], T], *args: *Ts
     ) -> asyncio.Future[T]:
-        """Run it as any loop does; the clock is not moved until it has ended."""
+        """Run a call as any loop does; the clock is not moved until the call has ended."""
         future = super().run_in_executor(executor, func, *args)
         self._waits.busy_threads += 1
         future.add_done_callback(self._forget)

@@ -21,16 +21,16 @@ _NOTE_CHARS_MAX = 1_000
 
 
 class Context:
-    """A running job. Made by the worker; `current()` gives it.
+    """A running job. Made by the worker; `current()` returns it.
 
-    Where the function is called by itself, and no job runs, `id` and `queue` are empty, `attempt`
-    is 1, the times are None, and progress goes nowhere.
+    If the function is called directly, without a job, `id` and `queue` are empty, `attempt` is 1,
+    the times are None, and progress is dropped.
 
     Attributes:
         task: The task's name.
-        on_progress: The worker's; told of progress. None where none is kept.
-        is_stopped: The worker's; true if the function was told that the job was cancelled by its
-            key.
+        on_progress: Called with the job's progress; None if none is kept. The worker's.
+        is_stopped: True if the function has learned that the job was cancelled by its key. The
+            worker's.
     """
 
     __slots__ = (
@@ -49,7 +49,7 @@ class Context:
         Args:
             task: The task's name.
             message: The delivery.
-            policy: How it runs.
+            policy: The policy of the job.
             began_ms: When this run began, epoch milliseconds.
         """
         self.task: str = task
@@ -75,7 +75,7 @@ class Context:
 
     @property
     def key(self) -> str | None:
-        """The key that it was put under; None without one."""
+        """The job's key; None without one."""
         return None if self._message is None else self._message.key
 
     @property
@@ -85,7 +85,7 @@ class Context:
 
     @property
     def attempts(self) -> int:
-        """How many it may have."""
+        """How many attempts the job may have."""
         return 1 if self._policy is None else self._policy.attempts
 
     @property
@@ -107,7 +107,7 @@ class Context:
 
     @property
     def headers(self) -> dict[str, str]:
-        """The headers that it was put with, but for those of its task and its schedule."""
+        """The headers that the job was put with, without those of its task and its schedule."""
         if self._message is None:
             return {}
         own = (*JOB_HEADERS, *HEADERS)
@@ -115,36 +115,36 @@ class Context:
 
     @property
     def firing(self) -> Firing | None:
-        """The firing of the schedule that has put the job; None where no schedule has."""
+        """The firing of the schedule that put the job; None if no schedule did."""
         return None if self._message is None else Firing.of(self._message)
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether a cancel by its key asks it to stop, or its time is over.
+        """True if a cancel by key asks the job to stop, or its time is over.
 
-        To be asked now and then by a function that runs for long; it may end as it likes. A job
-        whose function returns once it was told of a cancel ends as cancelled, not as done. One read
-        of its key, at most every 0.25 s.
+        For a function that runs long, to ask now and then; it may end as it likes. If it was True
+        because of a cancel, the job ends as cancelled once the function returns, not as done. One
+        read of the key, at most every 0.25 s.
         """
         if self.is_asked_to_stop():
             self.is_stopped = True
         return self._is_over or self.is_stopped
 
     def is_asked_to_stop(self) -> bool:
-        """Called by the worker: whether it was cancelled by its key, and does not know yet."""
+        """True if the job was cancelled by its key, and the function has not learned it yet."""
         return not self._is_over and self._message is not None and self._message.is_cancelled
 
     def progress(self, fraction: float, note: str = "") -> None:
-        """Tell how far the job is, for `Job.progress`; nothing where it keeps no result.
+        """Report how far the job is, for `Job.progress`; does nothing if the job keeps no result.
 
-        Stored a moment later, five times a second at most: it may be called as often as you like.
+        Stored a moment later, at most five times a second: call it as often as you like.
 
         Args:
             fraction: From 0 to 1.
-            note: What it does just now, to 1,000 characters.
+            note: The current step, up to 1,000 characters.
 
         Raises:
-            BadSetting: If the fraction is none.
+            BadSetting: If the fraction is out of bounds.
         """
         if not isinstance(fraction, (int, float)) or not 0 <= fraction <= 1:
             raise BadSetting(f"progress must be a number from 0 to 1, not {shown(fraction)}.")
@@ -152,11 +152,11 @@ class Context:
             self.on_progress(float(fraction), str(note)[:_NOTE_CHARS_MAX])
 
     def begin(self, now_ms: int) -> None:
-        """Called by the worker: the function is called now, epoch milliseconds."""
+        """Note that the function is called now, epoch milliseconds. Called by the worker."""
         self._began_ms = now_ms
 
     def end(self) -> None:
-        """Called by the worker: what the function still does counts no more."""
+        """Note that the run has ended, whatever the function still does. Called by the worker."""
         self._is_over = True
 
 
@@ -165,8 +165,9 @@ _NONE = Context("")
 
 
 def current() -> Context:
-    """The job that runs here; one without a message where a function is called by itself.
+    """The job that runs here; a context without a message if there is no job.
 
-    Also in coroutines; a thread that the function starts has none, unless it is given one.
+    Works in coroutines too. A thread that the function starts has no job, unless it gets the
+    context.
     """
     return running.get() or _NONE

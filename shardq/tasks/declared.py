@@ -1,4 +1,4 @@
-"""The schedules that an app declares, and how those of its store are brought to that.
+"""The schedules that an app declares, and how a worker brings the store to them.
 
 ```
  app.every(..) ─► checked, kept ─┐                ┌─ not there ──────────────► made
@@ -8,7 +8,7 @@
  app.unschedule(..) ─────────────┘                ─► removed
 ```
 
-Each worker does so, by name: whichever is first makes a schedule, and the others find it.
+Each worker does so, by name: the first one makes a schedule, and the others find it.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ _SAID = {
     "removed": "is not made: code has removed it; a higher revision makes it anew",
     "past": "is not made: all its fire times are past",
 }
-"""What became of a declaration, for the log."""
+"""The end of a log line for each fate of a declaration."""
 _WARNED = ("removed", "past")
-"""What is no part of a rolling deploy: who declares it may wait in vain."""
+"""Fates that are no part of a rolling deploy: jobs of the schedule never run."""
 
 
 class Declaration(NamedTuple):
@@ -61,11 +61,11 @@ class Declaration(NamedTuple):
 
     Attributes:
         name: Its name.
-        call: What it puts.
+        call: The task and arguments that it puts.
         make: Its trigger.
-        options: The others of the schedule.
+        options: The other options of the schedule.
         revision: From 1.
-        place: Where it is declared, for errors.
+        place: The line that declares it, for errors.
     """
 
     name: str
@@ -82,7 +82,7 @@ class Removal(NamedTuple):
     Attributes:
         name: Its name.
         queue: The name of its queue; None: each of those of the tasks.
-        place: Where that is declared, for errors.
+        place: The line that declares the removal, for errors.
     """
 
     name: str
@@ -91,12 +91,12 @@ class Removal(NamedTuple):
 
 
 class Reconciled(NamedTuple):
-    """What `App.reconcile` has done, as names of schedules.
+    """The names of the schedules that `App.reconcile` has touched.
 
     Attributes:
-        made: Those that were not there.
-        changed: Those that had a lower revision.
-        removed: Those that `App.unschedule` names.
+        made: The ones that did not exist.
+        changed: The ones that had a lower revision.
+        removed: The ones that `App.unschedule` names.
     """
 
     made: list[str]
@@ -105,7 +105,7 @@ class Reconciled(NamedTuple):
 
 
 class _Conflict(NamedTuple):
-    """A declaration, what became of it, and what the store has otherwise with its revision."""
+    """A declaration, its fate, and the store's different schedule of the same revision."""
 
     made: Declaration
     found: Declared
@@ -116,7 +116,7 @@ class Declarations:
     """The schedules that one app declares.
 
     Args:
-        registry: Its tasks.
+        registry: The app's tasks.
     """
 
     def __init__(self, registry: Registry) -> None:
@@ -125,7 +125,7 @@ class Declarations:
         self._removed: dict[tuple[str, str | None], Removal] = {}
 
     def __len__(self) -> int:
-        """How many schedules are declared, and how many to be removed."""
+        """The number of declared schedules and removals."""
         return len(self._declared) + len(self._removed)
 
     # Declaring ------------------------------------------------------------------------------------
@@ -168,7 +168,7 @@ class Declarations:
         self._declared[job.queue, name] = made
 
     def remove(self, name: str, queue: str | None) -> None:
-        """Declare that a schedule is to be removed; nothing is read or written.
+        """Declare the removal of a schedule; nothing is read or written.
 
         Raises:
             UsageError: If the app declares it as well.
@@ -182,7 +182,7 @@ class Declarations:
         self._removed[name, queue] = removal
 
     def triggers(self, task: Task) -> dict[str, str]:
-        """When each declared schedule of a task fires, by the schedule's name."""
+        """The triggers of a task's declared schedules as text, by schedule name."""
         now_ms = self._registry.clock.now_ms()
         return {
             one.name: str(one.make(now_ms))
@@ -193,14 +193,14 @@ class Declarations:
     # Reconciling ----------------------------------------------------------------------------------
 
     def reconcile(self) -> Reconciled:
-        """Bring the store's schedules to what is declared. Idempotent.
+        """Bring the store's schedules to the declared ones. Idempotent.
 
         Returns:
-            What was done.
+            The schedules that were made, changed and removed.
 
         Raises:
-            UsageError: If some are there otherwise with the same revision; all others are done. Or
-                if something of one cannot be used with its queue; those before it are done.
+            UsageError: If the store has different ones with the same revision; all others are done.
+                Or if one cannot be used with its queue; those before it are done.
             StoreTimeout, StoreUnavailable: As those of a put.
         """
         done = Reconciled([], [], [])
@@ -272,7 +272,7 @@ class Declarations:
                 )
 
     def _look_at(self, queue: Queue) -> None:
-        """Tell of schedules that put what nobody here runs, or that nobody declares any more."""
+        """Warn of schedules whose task the app does not have, or that it no longer declares."""
         unknown: dict[str, list[str]] = {}
         undeclared: list[str] = []
         for one in queue.schedules._home.definitions():
@@ -307,16 +307,16 @@ class Declarations:
         return one.revision > 0 and (queue, one.name) not in self._declared
 
     def _is_run_anew(self, before: Declaration) -> bool:
-        """Whether a schedule is declared again as its task is, or in a notebook's cell."""
+        """True if a schedule is declared again because its task is, or in a notebook's cell."""
         if self._registry.find(before.call.task.name) is not before.call.task:
             return True
-        # Each run of a cell or a prompt's line is a file of its own, which is none.
+        # A cell or a prompt's line names a file that does not exist, another one in each run.
         return not Path(before.place.rpartition(":")[0]).is_file()
 
 
 @contextmanager
 def _damage_logged() -> Iterator[None]:
-    """Log that a schedule is damaged: else a single one would hold up all jobs."""
+    """Log that a schedule is damaged; raised, a single one would hold up all jobs."""
     try:
         yield
     except StoreCorrupt as error:
@@ -326,16 +326,17 @@ def _damage_logged() -> Iterator[None]:
 def scheduled(
     call: Call[Any] | WithoutArguments, registry: Registry, options: Collection[str]
 ) -> ScheduledCall:
-    """What a schedule is to put.
+    """The call that a schedule is to put.
 
     Args:
-        call: A task, with options or not, or what its `of` has made.
-        registry: Of the app.
-        options: The names of those that were given to the schedule.
+        call: A task, with options or not, or the value of its `of`.
+        registry: The app's tasks.
+        options: The names of the options that were given to the schedule.
 
     Raises:
         BadArguments: If the function does not take the arguments.
-        UsageError: If it is no task of the app, or has an option that a schedule has no use for.
+        UsageError: If it is no task of the app, or has an option that makes no sense with a
+            schedule.
     """
     if isinstance(call, Bound):
         call = call.of()
@@ -357,8 +358,8 @@ def scheduled(
 
 
 def _refusal(conflicts: list[_Conflict]) -> UsageError:
-    """The one error of all declarations that the store has otherwise."""
-    # What was made at run time has a remedy of its own: the last one is of all that follow it.
+    """The one error of all declarations that the store contradicts."""
+    # Schedules made at run time have a remedy of their own, so they are listed last.
     conflicts.sort(key=lambda one: one.there.revision > 0)
     told = [_told(one) for one in conflicts[:_NAMED_MAX]]
     if len(conflicts) > _NAMED_MAX:
@@ -403,7 +404,7 @@ def _listed(named: list[str]) -> str:
 
 
 def _place() -> str:
-    """Where a method of the app was called."""
+    """The line that called a method of the app."""
     frame = inspect.currentframe()
     while frame is not None:
         if not str(frame.f_globals.get("__name__", "")).startswith("shardq."):

@@ -1,4 +1,4 @@
-"""What a task is, apart from how it is put: its function, its names, its options."""
+"""The definition of a task without its puts: its function, its names, its options."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
 
 
 class Definition:
-    """What a task is, apart from how it is put.
+    """The definition of a task, without its puts.
 
     Attributes:
-        name: By which jobs name it.
+        name: The name that its jobs carry.
         aliases: Other names under which jobs find it.
-        shorter: Names under which it is found where no other task has them.
-        function: The user's.
-        signature: Of the function.
-        options: Of all its puts.
-        batch: How many jobs its function takes at once; None where it takes one.
+        shorter: Names under which it is found if no other task has them.
+        function: The user's function.
+        signature: The signature of the function.
+        options: The options of all its puts.
+        batch: How many jobs its function takes at once; None if it takes one.
         cancellable: True if a cancel by a job's key cancels its coroutine.
-        on_dead: Called with each of its jobs that dies; None: what the app says.
-        is_async: Whether a call of it gives a coroutine.
+        on_dead: Called with each of its jobs that dies; None: the app's is called.
+        is_async: True if a call of it returns a coroutine.
     """
 
     __slots__ = (
@@ -77,25 +77,25 @@ class Definition:
 
     @property
     def place(self) -> str:
-        """Where its function is, for errors."""
+        """The line of its function, for errors."""
         code = getattr(self.function, "__code__", None)
         return self.name if code is None else f"{code.co_filename}:{code.co_firstlineno}"
 
     @property
     def decoder(self) -> Signature | None:
-        """By whose return hint results are read; of a batch, which has none for each job, None."""
+        """The signature whose return hint reads results; None for a batch, which has none."""
         return self.signature if self.batch is None else None
 
     def encode_result(self, value: Any) -> bytes:
-        """What a job has returned, as JSON; of a batch that is null.
+        """The result of a job as JSON; null for a job of a batch.
 
         Raises:
-            BadResult: If it cannot be.
+            BadResult: If it cannot be JSON.
         """
         return self.signature.encode_result(value) if self.batch is None else b"null"
 
     def encode(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
-        """The body of a job; of a batch task the only argument is its item."""
+        """The body of a job; the only argument of a batch task is its item."""
         if self.batch is None:
             return self.signature.encode(args, kwargs)
         if len(args) != 1 or kwargs:

@@ -1,4 +1,4 @@
-"""What Celery and other queues call things, for who brings their names: what it is called here."""
+"""Names of Celery and other queues, and the names that shardq has instead, for users who switch."""
 
 from __future__ import annotations
 
@@ -48,15 +48,15 @@ _METHODS = {
 
 
 def option_here(name: str) -> str | None:
-    """What to do instead of giving an option of another queue; None of any other name."""
+    """The replacement for an option of another queue; None for any other name."""
     return _OPTIONS.get(name)
 
 
 class FromElsewhere:
-    """A task, whose missing attributes are told as what another queue calls them."""
+    """A task whose missing attributes raise an error that names their replacement."""
 
     if not TYPE_CHECKING:
-        # A type checker would take any attribute to be there.
+        # Hidden from type checkers, which would otherwise accept any attribute.
         def __getattr__(self, name: str) -> Any:
             instead = _METHODS.get(name)
             hint = "" if instead is None else f"; {instead}"

@@ -1,11 +1,11 @@
-"""The threads in which coroutines call what blocks: by `asyncio.to_thread`, or the loop's executor.
+"""The threads for blocking calls of coroutines: by `asyncio.to_thread`, or the loop's executor.
 
 ```
  coroutine ──► call ──► a thread ──┬─ returns ─► result ──► the thread takes the next call
                                    └─ its job ends first ──► lost: another thread takes its place
 ```
 
-They end with the process. Those of asyncio's own executor are waited for then, whatever they do.
+They end with the process, unlike the threads of asyncio's own executor, which block its exit.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _THREADS_MAX = min(32, (os.cpu_count() or 1) + 4)
-"""The number that asyncio has."""
+"""The number that asyncio uses."""
 _LOST_MAX = 100
-"""Lost threads that others stand in for, at most."""
+"""At most this many lost threads are replaced."""
 
 
 class Call:
     """A call that waits for a thread, or runs in one.
 
     Attributes:
-        calls: Those of its job, itself among them while it runs.
-        future: What it comes to.
-        is_lost: True if its job has ended, and it runs on.
+        calls: The calls of its job, including this one while it runs.
+        future: Its result.
+        is_lost: True if its job has ended and the call still runs.
         thread_id: The thread that runs it; 0 before and after.
     """
 
@@ -54,17 +54,18 @@ class Call:
         self._work = work
 
     def run(self, is_parents: Callable[[], bool]) -> None:
-        """Make it, in this thread, unless it was cancelled.
+        """Make the call, in this thread, unless it was cancelled.
 
         Args:
-            is_parents: Tells whether this is a child that was forked meanwhile, which ends here.
+            is_parents: True if this process is a child that was forked meanwhile, which ends here.
         """
         if not self.future.set_running_or_notify_cancel():
             return
         value, error = None, None
         try:
             value = self._work()
-        # All of it, as a thread of concurrent.futures does: who awaits the call gets it.
+        # Every error, as a thread of concurrent.futures does: the coroutine that awaits the call
+        # gets it.
         except BaseException as raised:  # noqa: BLE001 - the user's function may raise anything
             error = raised
         if is_parents():
@@ -73,18 +74,18 @@ class Call:
             self.future.set_result(value)
         else:
             self.future.set_exception(error)
-            # Its traceback has this frame.
+            # The traceback of the error refers to this frame.
             error = None
 
 
 calls_of: ContextVar[set[Call] | None] = ContextVar("shardq_calls", default=None)
-"""The calls in threads that were made for the job that runs here, and have not ended."""
+"""The unfinished calls in threads of the job that runs here."""
 
 
 class Executor(ThreadPoolExecutor):
-    """A loop's default executor. From any thread.
+    """A loop's default executor. Safe from any thread.
 
-    Of its base it has the name alone, which asyncio asks for.
+    Derives from ThreadPoolExecutor only because asyncio requires the type.
     """
 
     def __init__(self) -> None:
@@ -102,7 +103,7 @@ class Executor(ThreadPoolExecutor):
             RuntimeError: If the loop is closed, or this process may start no thread.
         """
         calls = calls_of.get()
-        # In a context of its own, of which the thread's next call sees nothing.
+        # In a context of its own, hidden from the thread's next call.
         work = partial(Context().run, fn, *args, **kwargs)
         call = Call(work, set() if calls is None else calls)
         with self._lock:
@@ -113,10 +114,10 @@ class Executor(ThreadPoolExecutor):
         return call.future
 
     def lose(self, calls: set[Call]) -> bool:
-        """Let others take the places of the threads that make these calls: their job has ended.
+        """Replace the threads that make these calls, whose job has ended.
 
         Returns:
-            True if one of them runs.
+            True if one of the calls still runs.
         """
         with self._lock:
             for call in calls:
@@ -136,7 +137,7 @@ class Executor(ThreadPoolExecutor):
             self._came.notify_all()
 
     def _replace(self) -> None:
-        """Let another thread take what waits; that fails where there is none, and none starts."""
+        """Let another thread take the next call; fail all calls if no thread is left or starts."""
         try:
             self._let_serve()
         except RuntimeError as error:
@@ -146,7 +147,7 @@ class Executor(ThreadPoolExecutor):
                     future.set_exception(error)
 
     def _let_serve(self) -> None:
-        """Let an idle thread, or another one, take what waits; the lock is held."""
+        """Let an idle or a new thread take the next call; the caller holds the lock."""
         if self._idle:
             self._idle -= 1
             self._came.notify()
@@ -185,5 +186,5 @@ class Executor(ThreadPoolExecutor):
 
 
 def place_of_calls(calls: set[Call]) -> str:
-    """Where the first of some calls stands, as Python prints a stack; empty where none runs."""
+    """The stack of the first running call, as Python prints it; empty if none runs."""
     return next((place for call in calls.copy() if (place := place_of(call.thread_id))), "")

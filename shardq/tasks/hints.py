@@ -1,4 +1,4 @@
-"""Type hints as msgspec is given them: what it does not read by itself is put in its words.
+"""Type hints translated for msgspec.
 
 ```
  Annotated[int, Gt(0)], of annotated-types or pydantic ──► Annotated[int, Meta(gt=0)]
@@ -6,8 +6,8 @@
  Order | int, of which Order is a model                ──► a choice, read by what JSON holds
 ```
 
-It does so for arguments and results, and in the lists, dicts and unions that they are made of. The
-fields of classes are msgspec's and pydantic's.
+This covers arguments and results, and the lists, dicts and unions in them. The fields of classes
+are up to msgspec and pydantic.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ if TYPE_CHECKING:
 _UNIONS = (Union, types.UnionType)
 _BOUNDS = ("gt", "ge", "lt", "le", "multiple_of", "min_length", "max_length", "pattern")
 _SAYING_NOTHING = ("strict", "discriminator")
-"""Constraints of pydantic that hold anyway."""
+"""Constraints of pydantic that always hold."""
 _TAGS = (
     "give each a field of one name with a Literal of its own, kind: Literal['sale'] = 'sale' say"
 )
 
 
 def readable(hint: Any) -> Any:
-    """A resolved hint, with what msgspec does not know in its words.
+    """A resolved hint, with the parts that msgspec does not know translated.
 
     Raises:
-        TypeError: If what it says cannot be checked, or JSON does not tell its types apart.
+        TypeError: If a constraint cannot be checked, or JSON does not distinguish the types.
     """
     while type(hint).__name__ == "TypeAliasType":
         hint = hint.__value__
@@ -61,7 +61,7 @@ def readable(hint: Any) -> Any:
 
 
 def _annotated(hint: Any, notes: Iterable[Any]) -> Any:
-    """A hint with notes, of which those that bound it are msgspec's."""
+    """A hint with notes; its bounds become those of msgspec."""
     bounds: dict[str, Any] = {}
     kept = [one for one in notes if not _take_bounds(one, bounds)]
     if bounds:
@@ -73,7 +73,7 @@ def _annotated(hint: Any, notes: Iterable[Any]) -> Any:
 
 
 def _take_bounds(note: Any, bounds: dict[str, Any]) -> bool:
-    """Add what a note of annotated-types or pydantic bounds; False if it is of others."""
+    """Add the bounds of a note of annotated-types or pydantic; False for any other note."""
     if type(note).__module__.partition(".")[0] not in {"annotated_types", "pydantic"}:
         return False
     several = getattr(note, "metadata", note)
@@ -101,7 +101,7 @@ def _unchecked(note: Any) -> TypeError:
 
 
 def _union(members: list[Any]) -> Any:
-    """A union, or the choice that it is where msgspec does not tell its members apart."""
+    """A union; a `Choice` if msgspec cannot distinguish its members."""
     kinds = [typing.get_origin(one) or one for one in members]
     objects = [one for one, kind in zip(members, kinds, strict=True) if _is_object(kind)]
     others = [one for one in members if one not in objects]
@@ -128,10 +128,10 @@ def _choice(
 
 
 def _tags(members: Sequence[Any]) -> tuple[str, dict[Any, Any]]:
-    """The field by which JSON tells classes apart, and the class of each of its values.
+    """The field by which JSON distinguishes classes, and the class for each of its values.
 
     Raises:
-        TypeError: If they have none.
+        TypeError: If there is no such field.
     """
     tagged = [_literals(typing.get_origin(one) or one) for one in members]
     for name in tagged[0]:
@@ -163,7 +163,7 @@ def _is_struct(kind: Any) -> bool:
 
 
 def _is_object(kind: Any) -> bool:
-    """Whether JSON holds values of a type as an object of fields."""
+    """True if JSON holds values of the type as an object of fields."""
     return isinstance(kind, type) and (
         dataclasses.is_dataclass(kind)
         or typing.is_typeddict(kind)

@@ -1,4 +1,4 @@
-"""What an app does in a worker before its jobs run and after: making and closing a client, say."""
+"""An app's functions around the jobs of a worker: open and close a client, say."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _MARGIN_S = 3.0
-"""A hook is waited for this much longer than its limit: the loop reports its end a while later."""
+"""A hook is awaited this much longer than its limit: the loop reports its end a little later."""
 
 
 def start(hook: Callable[[], Any], loop: Loop) -> None:
-    """Call what is to be done before jobs run; a coroutine in the loop.
+    """Call a hook before jobs run; a coroutine in the loop.
 
     Raises:
         BadApp: If it fails.
@@ -35,7 +35,7 @@ def start(hook: Callable[[], Any], loop: Loop) -> None:
 
 
 def stop(hooks: Sequence[Callable[[], Any]], loop: Loop, limit_s: float) -> None:
-    """Call what is to be done after jobs have run, the last first; what fails is logged.
+    """Call hooks after jobs have run, the last first; failures are logged.
 
     Args:
         hooks: The functions.
@@ -48,7 +48,7 @@ def stop(hooks: Sequence[Callable[[], Any]], loop: Loop, limit_s: float) -> None
 
 
 def _called(hook: Callable[[], Any], loop: Loop, limit_s: float | None) -> BaseException | None:
-    """What a call of it has raised."""
+    """The error of a hook's call; None if it succeeded."""
     if not is_any(inspect.iscoroutinefunction, hook):
         try:
             hook()
@@ -63,7 +63,7 @@ def _called(hook: Callable[[], Any], loop: Loop, limit_s: float | None) -> BaseE
         is_over.set()
 
     context = contextvars.copy_context()
-    # Not in a slot: jobs that outlive the deadline of a stop may have all of them.
+    # Without a slot: jobs that outlive the deadline of a stop may have taken all slots.
     loop.submit(hook, done, context=context, limit_s=limit_s, name=_name_of(hook), has_slot=False)
     if not is_over.wait(None if limit_s is None else limit_s + _MARGIN_S):
         return TimeLimit("did not end within its time")

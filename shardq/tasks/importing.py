@@ -1,4 +1,4 @@
-"""Finding an app by its name, and a sentence for each way in which that fails."""
+"""Finds an app by its name, with a sentence for each way in which that fails."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 ATTRIBUTE = "app"
-"""The name of an app within its module, where none is given."""
+"""The name of an app within its module, unless given."""
 _NAMED_MAX = 5
 
 
 def load(name: str, kind: type[T]) -> T:
-    """Import an app; the current directory is on Python's path from then on.
+    """Import an app. The current directory stays on Python's path from then on.
 
     Args:
         name: `module:attribute`, or `module`, whose attribute is `app` then.
         kind: The class of apps.
 
     Raises:
-        BadApp: If it cannot be imported, or is none; what it says fits into a line.
+        BadApp: If it cannot be imported, or is no app; the text fits into a line.
     """
     module_name, attribute = _split(name)
     here = put_here_on_path()
     module = _imported(module_name, here)
-    # A module may be asked for anything, and answer as it likes.
+    # Not getattr: a module may answer any name as it likes.
     found = vars(module).get(attribute)
     if isinstance(found, kind):
         return found
@@ -59,14 +59,14 @@ def load(name: str, kind: type[T]) -> T:
 
 
 def directory_of(name: str) -> Path:
-    """Where the sources of an app are, which is found without importing it.
+    """The directory of an app's sources, found without an import.
 
     Args:
-        name: As of `load`.
+        name: As for `load`.
 
     Returns:
-        The current directory where they are in it, or cannot be found; else that in which the
-        module is, or the package that it belongs to.
+        The current directory if it contains the sources, or if they are not found; else the
+        directory of the module, or of its outermost package.
 
     Raises:
         BadApp: If the name cannot be one.
@@ -100,7 +100,7 @@ def _split(name: str) -> tuple[str, str]:
 
 
 def put_here_on_path() -> Path:
-    """Let modules be imported from the current directory from now on; returns it."""
+    """Let modules be imported from the current directory from now on; returns the directory."""
     here = Path.cwd()
     if str(here) not in sys.path:
         sys.path.insert(0, str(here))
@@ -108,7 +108,7 @@ def put_here_on_path() -> Path:
 
 
 def _enable_loggers() -> None:
-    """Enable shardq's loggers, which `logging.config.dictConfig` disables unless told not to."""
+    """Enable shardq's loggers, which `logging.config.dictConfig` disables by default."""
     for name, one in logging.Logger.manager.loggerDict.items():
         if isinstance(one, logging.Logger) and name.partition(".")[0] == "shardq":
             one.disabled = False
@@ -135,7 +135,7 @@ def _imported(name: str, here: Path) -> ModuleType:
     except BaseException as error:
         log.info("module %s cannot be imported", name, exc_info=True)
         text = str(error).strip().partition("\n")[0].removesuffix(".")
-        # shardq's own errors say what to do, whatever they are called.
+        # The text of shardq's own errors is enough without the class name.
         kind = "" if isinstance(error, ShardqError) else f"{type(error).__name__}: "
         said = f"{kind}{text}" if text else type(error).__name__
         if isinstance(error, SyntaxError):
@@ -148,7 +148,7 @@ def _imported(name: str, here: Path) -> ModuleType:
 
 
 def _missing(name: str, missing: str, here: Path) -> BadApp:
-    """The error of who names a module that is not there."""
+    """The error of a name whose module does not exist."""
     parent, _, _ = missing.rpartition(".")
     if not parent:
         return BadApp(
@@ -175,7 +175,7 @@ def _file_of(module: ModuleType, here: Path) -> str:
 
 
 def _place_of(error: BaseException, here: Path) -> str:
-    """Where an error was raised: the innermost line of the user's own, else of anybody's."""
+    """The line that raised an error: the innermost of the user's own, else the innermost."""
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
@@ -192,6 +192,6 @@ def _is_in(file: str, here: Path) -> bool:
 
 
 def _short(file: str, here: Path) -> str:
-    """A file's name from the current directory on, where it is in it."""
+    """The name of a file, relative to the current directory if the file is below it."""
     path = Path(file)
     return str(path.relative_to(here) if path.is_relative_to(here) else path)

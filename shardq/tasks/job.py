@@ -1,13 +1,12 @@
-"""A job, as whoever put it holds it: how it stands, and what it came to.
+"""A job, as the caller that put it sees it: its state, and its result.
 
 ```
  result() ── every 20 ms, .. 0.5 s ────► its row of results: an end ──► its value, or its error
       └───── every 2 s, then less often ──► its message: dead, or gone ──► why there is none
 ```
 
-The row is written by who runs the job. A job that nobody runs any more has none that says so: it
-was cancelled, purged, or died with its worker. So it is looked for as well, and what takes long is
-looked for less often.
+The worker writes the row. A job that was cancelled, purged, or died with its worker has no row that
+tells its end. `result` looks for the message too; the longer a look takes, the less often.
 """
 
 from __future__ import annotations
@@ -48,11 +47,11 @@ _PAUSE_S_MIN = 0.001
 _FIRST_LOOK_S = 0.3
 _LOOK_S, _LOOK_S_MAX = 2.0, 60.0
 _SECOND_LOOK_S = 0.25
-"""A message that moves may be missed by one look, but not by a second that is so much later."""
+"""A single look may miss a message that moves; a second look this much later does not."""
 _EARLY_MS = 1_000
-"""Cassandra counts whole seconds: a result may be gone by so much before its time is up."""
+"""Cassandra counts whole seconds: a result may expire this long before its time."""
 _IDLE_PER_LOOK = 20
-"""Between two looks this many times the time that the last one took must pass."""
+"""Between two looks this many times the duration of the last one must pass."""
 
 
 class JobState(StrEnum):
@@ -96,15 +95,15 @@ _PLACES = {
     Where.PURGED: JobState.CANCELLED,
     Where.ENDED: JobState.UNKNOWN,
 }
-"""By where its message is; at any other place it waits, for its first attempt or another one."""
+"""The state by where its message is; at any other place the job waits, first or again."""
 
 
 class Progress(NamedTuple):
     """How far a job is.
 
     Attributes:
-        fraction: From 0 to 1; None where it does not say.
-        note: What it says of it.
+        fraction: From 0 to 1; None if the job has not reported any.
+        note: The job's note.
     """
 
     fraction: float | None
@@ -112,7 +111,7 @@ class Progress(NamedTuple):
 
 
 class Decoder(Protocol):
-    """What makes the value of a result of its JSON, as the signature of a task does."""
+    """Reads the value of a result from its JSON, as the signature of a task does."""
 
     def decode_result(self, data: bytes) -> Any:
         """The value that was encoded."""
@@ -122,16 +121,16 @@ class Job(Generic[R]):
     """A job that was put. Made by its task, and by `App.job` of an id.
 
     Each of its properties but `id`, `queue`, `task`, `key` and `due` asks the store. It cannot be
-    pickled: hand over its id and the name of its queue, and call `app.job(id, queue=..)` elsewhere.
+    pickled: send its id and the name of its queue, and call `app.job(id, queue=..)` there.
 
     Args:
         queue: Its queue.
-        message: As it was put; or its id.
-        signature: Of its task, by whose hints its result is read; None: that is plain JSON.
-        keep_ms: How long its result is kept, milliseconds; None where it is not. Of an id alone
-            that is then not known.
-        task: The name of its task; empty where that is not known.
-        key: The name that it was put under, where the message does not say.
+        message: The message as it was put; or its id.
+        signature: The signature of its task, whose hints read its result; None: plain JSON.
+        keep_ms: How long its result is kept, milliseconds; None if it is not, or if only the id is
+            known.
+        task: The name of its task; empty if it is not known.
+        key: Its key, if the message does not hold it.
     """
 
     def __init__(
@@ -165,24 +164,25 @@ class Job(Generic[R]):
 
     @property
     def due(self) -> datetime | None:
-        """When it was put to be due, UTC; None of an id alone."""
+        """The due that it was put with, UTC; None if only the id is known."""
         return None if isinstance(self._message, str) else self._message.due
 
     @property
     def message(self) -> Message | None:
-        """Its message as it was put, with the receipt that cancels it; None of an id alone."""
+        """The message as it was put, with the receipt that cancels it; None for an id alone."""
         return None if isinstance(self._message, str) else self._message
 
     # How it stands --------------------------------------------------------------------------------
 
     @property
     def state(self) -> JobState:
-        """How it stands: by its result where it has ended, else by where its message is.
+        """Its state: by its result if it has ended, else by where its message is.
 
-        That is a read, and as many as `Queue.state_of` takes. A job without an end that is found
-        nowhere is searched once more, in the whole queue: it is cancelled where its result would
-        still be kept, else unknown. Then it was cancelled, or has ended, and a `history` of its
-        queue would tell. One that died and was put back has failed until its next attempt tells.
+        One read, and as many as `Queue.state_of` takes. If the message is not found and no end is
+        recorded, the whole queue is searched once more. If that finds nothing, the job is cancelled
+        if its result would still be kept, else unknown: it was cancelled or has ended, and a
+        `history` of its queue can tell. A job that died and was put back is failed until its next
+        attempt is recorded.
         """
         found = self._read()
         if found is None or not found.is_end:
@@ -192,7 +192,7 @@ class Job(Generic[R]):
                 where = self._where(True)
             if where is not None and not where.has_ended:
                 return self._live(where, found)
-            # What has ended just now had its result written before.
+            # A job that ended just now wrote its result before.
             found = self._read()
             if found is None or not found.is_end:
                 return _PLACES[where.where] if where is not None else self._gone(found)
@@ -200,7 +200,7 @@ class Job(Generic[R]):
 
     @property
     def progress(self) -> Progress | None:
-        """How far it last said to be; None where it has not, or keeps no result. One read."""
+        """The last reported progress; None if there is none, or no result is kept. One read."""
         found = self._read()
         if found is None or (found.progress is None and not found.note):
             return None
@@ -208,9 +208,9 @@ class Job(Generic[R]):
 
     @property
     def error(self) -> str | None:
-        """Why its last failed attempt failed, to 8,000 characters; None where none has.
+        """The error of its last failed attempt, up to 8,000 characters; None if none failed.
 
-        One read, and where its result does not tell, as many as `Queue.state_of` takes.
+        One read, and as many as `Queue.state_of` takes if the result does not hold it.
         """
         found = self._read()
         if found is not None and (found.error or found.is_end):
@@ -220,7 +220,7 @@ class Job(Generic[R]):
 
     @property
     def traceback(self) -> str | None:
-        """The end of that one's traceback; None where there is none, or it keeps no result."""
+        """The end of that error's traceback; None if there is none, or no result is kept."""
         found = self._read()
         return (found.traceback or None) if found is not None else None
 
@@ -234,25 +234,25 @@ class Job(Generic[R]):
         return max(0 if found is None else found.attempt, 0 if where is None else where.attempts)
 
     def result(self, timeout: Duration | None = None) -> R:
-        """What it returns, waited for.
+        """Wait for its result.
 
-        Its result is read 2 to 50 times a second. Where its message is, is looked up every 2 s and
-        then less often, so that this ends too where nobody runs the job any more. One that is found
-        nowhere is looked for again before that is said: for as long as a write may be under way, on
+        Reads the result 2 to 50 times a second. Looks for the message every 2 s and then less
+        often, so that this ends even if no worker runs the job any more. A message that is not
+        found is searched again before this raises: after as long as a write may be under way, on
         Cassandra 20 s.
 
         Args:
-            timeout: How long to wait; `0s` looks once, None waits until it ends. A search for a
-                message that is gone may take longer.
+            timeout: How long to wait; `0s` looks once, None waits until the job ends. A search for
+                a missing message may take longer.
 
         Raises:
-            JobFailed: It has died; it carries error and traceback.
+            JobFailed: It has died; the exception holds error and traceback.
             JobCancelled: It was cancelled, or purged.
-            JobExpired: It was of no use any more when it was to run.
+            JobExpired: It expired before it could run.
             JobTimeout: It has not ended yet; the text says where it is.
-            NoResult: Its task keeps no result; or it has ended, and its result is not kept any
-                more; or nothing is known of it.
-            StoreUnavailable, StoreTimeout: The store has not answered; ask again.
+            NoResult: Its task keeps no result; or it has ended, and its result is no longer kept;
+                or nothing is known of it.
+            StoreUnavailable, StoreTimeout: The store has not answered; call it again.
         """
         pauses = self._pauses(timeout)
         while True:
@@ -262,9 +262,9 @@ class Job(Generic[R]):
                 return cast("R", end.value)
 
     def _pauses(self, timeout: Duration | None) -> Generator[float, None, R]:
-        """Looks for the result again and again; yields after how many seconds to look next.
+        """Look for the result repeatedly; yields the seconds until the next look.
 
-        For `result`, and for those that wait otherwise. Returns and raises what that does.
+        For `result`, and for callers that wait in another way. Returns and raises like `result`.
         """
         if not self._keeps:
             raise NoResult(
@@ -284,7 +284,7 @@ class Job(Generic[R]):
             is_last = left_s is not None and left_s <= 0
             if is_last or not looks.next_s():
                 if looks.is_over(is_last=is_last):
-                    # What has ended just now had its result written before.
+                    # A job that ended just now wrote its result before.
                     last = self._read()
                     if last is not None and last.is_end:
                         return self._told(last)
@@ -300,13 +300,13 @@ class Job(Generic[R]):
     def cancel(self) -> bool:
         """Remove it, unless it has ended.
 
-        With a key it is exact: where this is True nothing runs, whatever crashes; one that is
-        running is asked to stop, and not run again. Without one it is best effort: what a worker
-        has read may still run. It is searched for where it is not as it was put, in the whole queue
-        if need be.
+        With a key this is exact: after True the job never runs, whatever crashes; a running job is
+        asked to stop, and does not run again. Without a key it is best effort: a job that a worker
+        has already read may still run. If the message has moved, it is searched for, in the whole
+        queue if needed.
 
         Returns:
-            Whether it was there, and with a key also that it does not run.
+            True if the job was found, and with a key also that it does not run.
         """
         put = None if isinstance(self._message, str) else self._message
         if put is not None and self._queue.cancel(put):
@@ -314,29 +314,29 @@ class Job(Generic[R]):
         if self.key is not None:
             found = self._queue.find(key=self.key) if put is None else None
         elif put is not None and self._is_done():
-            # One that has failed may have been put back.
+            # A failed job may have been put back.
             return False
         else:
             found = self._queue.find(self._message)
         if found is None or found.id != self.id:
             return False
         if put is not None and first_of(found._row) != first_of(put._row):
-            # Another, of the same id.
+            # Another job, of the same id.
             return False
         return bool(self._queue.cancel(found))
 
     def move(self, *, due: Due | None = None, delay: Duration | None = None) -> Answer:
-        """Let it be due at another time, where it waits.
+        """Give the job another due, if it waits.
 
         Args:
             due: When, as for `Queue.put`.
             delay: Instead of `due`: how long from now.
 
         Returns:
-            What it came to. Where it was `done`, it does not run at its old time.
+            The outcome. After `done` it does not run at its old due.
 
         Raises:
-            UsageError: If it was put without a key, by which alone a job can be moved.
+            UsageError: If it was put without a key.
         """
         if self.key is None:
             raise UsageError(f"{self._named} has no key; put it by using(key=..) to move it later.")
@@ -357,11 +357,11 @@ class Job(Generic[R]):
 
     @property
     def _keeps(self) -> bool:
-        """Whether its result may be kept."""
+        """True if its result may be kept."""
         return self._keep_ms is not None or isinstance(self._message, str)
 
     def _read(self) -> Result | None:
-        """Its result; None where there is none, or only that of an earlier put under its id."""
+        """Its result; None if there is none, or only that of an earlier put under its id."""
         found = self._queue._home.results.read(self.id) if self._keeps else None
         put = None if isinstance(self._message, str) else self._message
         if found is not None and put is not None and found.entered_us < put._row.entered_us:
@@ -373,7 +373,7 @@ class Job(Generic[R]):
         return found is not None and found.state == results.DONE
 
     def _where(self, is_whole: bool) -> State | None:
-        """Where its message is; None where it is not found, near or in the whole queue."""
+        """The state of its message; None if it is not found."""
         if self.key is not None and isinstance(self._message, str):
             found = self._queue.state_of(key=self.key)
             if found is not None and found.id == self.id:
@@ -384,24 +384,24 @@ class Job(Generic[R]):
         if where.where in _PLACES:
             return _PLACES[where.where]
         if where.where is Where.HELD and found is not None and found.state == results.RUNNING:
-            # What its worker says of itself is a moment old.
+            # The worker's own report is a moment old.
             return JobState.RUNNING
         return JobState.RETRYING if where.attempts and where.error else JobState.WAITING
 
     def _gone(self, found: Result | None) -> JobState:
-        """What became of it where its message is gone, and no end is kept."""
+        """The state of a job whose message is gone and whose end is not recorded."""
         if found is not None:
             return JobState.CANCELLED
         if isinstance(self._message, str) or self._keep_ms is None:
             return JobState.UNKNOWN
         row = self._message._row
-        # It has not ended before it was due; by its key it may have been moved to an earlier time.
+        # It has not ended before its due; with a key it may have been moved to an earlier due.
         ended_ms = row.entered_us // 1_000 if self.key is not None else row.wanted_ms
         is_kept = self._clock.now_ms() < ended_ms + self._keep_ms - _EARLY_MS
         return JobState.CANCELLED if is_kept else JobState.UNKNOWN
 
     def _told(self, found: Result) -> R:
-        """The value of a result that is an end, or its error."""
+        """The value of a result that is an end; raises its error."""
         if found.state == results.DONE:
             return cast("R", self._decoded(found.value))
         if found.state == results.CANCELLED:
@@ -419,7 +419,7 @@ class Job(Generic[R]):
         return json.loads(value)
 
     def _raise_end(self, end: State | None, found: Result | None) -> NoReturn:
-        """Raise what a job came to that has ended without a result."""
+        """Raise the error of a job that has ended without a result."""
         state = self._gone(found) if end is None else _PLACES[end.where]
         if state is JobState.FAILED:
             told = end.error if end is not None else None
@@ -442,15 +442,15 @@ class Job(Generic[R]):
 
 
 class _Looks:
-    """Looks where a job's message is, now and then: what takes long, less often.
+    """Looks for a job's message now and then; the longer a look takes, the less often.
 
     Args:
-        look: Looks once; in the whole queue, if it is told so.
-        patience_ms: How long what moves may not be found.
+        look: Looks once; in the whole queue if its argument is True.
+        patience_ms: How long a message that moves may be missed.
 
     Attributes:
-        where: Where it was last; None where it was not found.
-        told: The same in words.
+        where: Where the message was last; None if it was not found.
+        told: The same as text.
     """
 
     def __init__(
@@ -463,19 +463,19 @@ class _Looks:
         self._next_us = self._clock.boot_us() + round(_FIRST_LOOK_S * 1e6)
         self._missing_us: int | None = None
         self._is_far = False
-        """Whether it is only found in the whole queue: what waits for long, once it has moved."""
+        """True if only a search of the whole queue finds it: it waits for long, and has moved."""
         self.where: State | None = None
         self.told = ""
 
     def next_s(self) -> float:
-        """In how many seconds it is time to look again; 0 where it is."""
+        """Seconds until the next look; 0 if it is due."""
         return max(0.0, (self._next_us - self._clock.boot_us()) / 1e6)
 
     def is_over(self, *, is_last: bool) -> bool:
-        """Look: whether the job has ended, or is found nowhere, twice.
+        """Look. True if the job has ended, or two looks did not find it.
 
         Args:
-            is_last: Whether there is no time for more than these two.
+            is_last: True if there is no time for more than these two.
         """
         begun_us = self._clock.boot_us()
         is_second = self._missing_us is not None

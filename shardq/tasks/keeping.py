@@ -1,12 +1,12 @@
-"""Keeps what jobs come to, and how far they are, where that is asked for.
+"""Keeps the results and the progress of jobs whose tasks ask for it.
 
 ```
  end of a run ──► pending ──► one thread writes all that is there ──► its delivery ends
  progress ──────► the last of each run ──► written five times a second at most
 ```
 
-A job's result is stored before its delivery ends: what is gone has one. What a stop leaves behind
-is run again elsewhere, so of that nothing more is written.
+A job's result is stored before its delivery ends, so that every ended job has one. Jobs that
+outlive a stop run again elsewhere; nothing more is written for them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _TRY_AGAIN_S = 1.0
 
 
 class _Write(NamedTuple):
-    """A result that is to be written, and who is told then."""
+    """A result to write, and the call to make afterwards."""
 
     run: Run
     keep_ms: int
@@ -49,20 +49,20 @@ class _Write(NamedTuple):
 
     @property
     def size(self) -> int:
-        """How much it holds in memory, about, in bytes."""
+        """The size in memory, roughly, in bytes."""
         result = self.result
         return len(result.value or b"") + len(result.error) + len(result.traceback)
 
 
 class Keeping:
-    """Results and progress of the jobs of one queue. From any thread.
+    """Results and progress of the jobs of one queue. Safe from any thread.
 
     Args:
         clock: The store's.
-        kept: Where they are.
+        kept: The rows of results.
 
     Attributes:
-        is_threaded: Whether a thread writes; else all is written where it is told.
+        is_threaded: True if a thread writes; else each caller writes at once.
     """
 
     def __init__(self, clock: Clock, kept: Results) -> None:
@@ -74,20 +74,20 @@ class Keeping:
         self._pending: deque[_Write] = deque()
         self._bytes = 0
         self._moving: dict[Run, None] = {}
-        """Those that have told of progress since that was last written."""
+        """Runs whose progress has changed since it was last written."""
         self._progress_us = 0
         self._writer: threading.Thread | None = None
         self._is_closed = False
         self.is_threaded = True
 
     def write(self, run: Run, result: Result, done: Callable[[Exception | None], object]) -> None:
-        """Store what a run came to; nothing once it is closed.
+        """Store the result of a run; does nothing once this is closed.
 
         Args:
             run: The run; its progress is stored with it.
-            result: What it came to.
-            done: Called once that is stored, or with why it is not after several tries; in a thread
-                of ours, where there is one.
+            result: The result.
+            done: Called once the result is stored, or with the error after several tries; in this
+                object's thread, if there is one.
         """
         keep_ms = run.plan.policy.keep_ms or 0
         one = _Write(run, keep_ms, result, done)
@@ -102,13 +102,13 @@ class Keeping:
         self._write([one], keep_ms)
 
     def wait_for_room(self) -> None:
-        """Wait while so much is to be written that more would fill the memory."""
+        """Wait while the results to write fill the memory."""
         with self._lock:
             while self._bytes > _BYTES_MAX and not self._is_closed:
                 self._clock.wait(self._room, None)
 
     def progress(self, run: Run, fraction: float, note: str) -> None:
-        """Keep how far a run is, a moment later."""
+        """Keep the progress of a run, a moment later."""
         run.progress = (fraction, note)
         if not self.is_threaded:
             self._write_progress([run])
@@ -121,7 +121,8 @@ class Keeping:
     def close(self) -> None:
         """Write nothing more, and end the thread. Called once the deliveries have ended.
 
-        What still waits is of runs whose deliveries did not end by them: they come again.
+        Results that still wait belong to runs whose deliveries did not end: they are delivered
+        again.
         """
         with self._lock:
             self._is_closed = True
@@ -135,7 +136,7 @@ class Keeping:
     def _wake(self) -> None:
         if self._writer is None:
             writer = threading.Thread(target=self._run, name="shardq-results", daemon=True)
-            # Where it may not start, the next one is tried.
+            # If this thread may not start, the next write tries again.
             writer.start()
             self._writer = writer
         self._told.notify()
@@ -183,7 +184,7 @@ class Keeping:
         self._progress_us = self._clock.boot_us() + _PROGRESS_EVERY_US
         by_keep_ms: dict[int, dict[str, Result]] = {}
         for run in moving:
-            # The end of one that has ended is written after this, or was before, and hides it.
+            # The end of an ended run is written before or after this, and hides the progress.
             if not run.is_over:
                 told = by_keep_ms.setdefault(run.plan.policy.keep_ms or 0, {})
                 told[run.message.id] = result_of(run, results.RUNNING)
@@ -192,13 +193,13 @@ class Keeping:
                 log.info("how far %d messages are, is not kept: %s", len(told), error)
 
     def _stored(self, by_id: dict[str, Result], keep_ms: int) -> Exception | None:
-        """Store some; returns why they are not."""
+        """Store some results; returns the error."""
         try:
             self._results.write_many(by_id, keep_ms)
         except StoreError as error:
             return error
         except Exception as fault:
-            # It would end this thread, without which no job here ends.
+            # Raised, it would end this thread, and no job here could end.
             log.exception("what %d messages came to cannot be kept", len(by_id))
             return fault
         return None
@@ -207,7 +208,7 @@ class Keeping:
 def result_of(
     run: Run, state: str, *, value: bytes | None = None, error: str = "", traceback: str = ""
 ) -> Result:
-    """What is kept of a run, with how far it last said to be."""
+    """The row to keep for a run, with its last progress."""
     fraction, note = run.progress
     return Result(
         state=state,

@@ -1,10 +1,10 @@
-"""Time limits of functions that cannot be stopped: one thread tells when they are over.
+"""Time limits of functions that cannot be stopped: one thread reports the ones that are exceeded.
 
-Where a caller steps the worker there is no thread: then it is told at the end of each call at the
+If a caller steps the worker there is no thread: limits are checked at the end of each call at the
 latest.
 
-Nothing but the telling is here: what becomes of the job, `runner.py` knows. Coroutines are
-cancelled by their loop, in `loop.py`.
+This only reports; `runner.py` decides about the job. Coroutines are cancelled by their loop, in
+`loop.py`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _LINGER_S = 1.0
 """The thread waits this long for another limit before it ends."""
 _ENDED_MAX = 1_000
-"""Limits that are kept though nobody needs them, or as many as there are others."""
+"""Ended limits are kept up to this many, or up to half of all."""
 
 
 class TimeLimit(TimeoutError):
@@ -41,18 +41,18 @@ class Limit:
         self.tell: Callable[[], object] | None = tell
 
     def end(self) -> None:
-        """The call has ended: nothing is told, unless it has been, or just is."""
+        """Note that the call has ended: from now on, its limit is not reported."""
         self._watch._note_end(self)  # noqa: SLF001 - its other half
 
 
 class Watch:
-    """Tells when calls take longer than their limits. From any thread.
+    """Reports calls that take longer than their limits. Safe from any thread.
 
     Args:
-        clock: By which time is told; the machine's unless given.
+        clock: A clock; the machine's unless given.
 
     Attributes:
-        is_threaded: Whether a thread tells; else `look` does.
+        is_threaded: True if a thread reports; else `look` does.
     """
 
     def __init__(self, clock: Clock | None = None) -> None:
@@ -60,10 +60,10 @@ class Watch:
         self._lock = locks.new()
         self._changed = locks.condition(self._lock)
         self._limits: list[tuple[int, int, Limit]] = []
-        """(Time since boot at which it is over, number, limit): a heap."""
+        """(Time since boot at which the limit is exceeded, number, limit): a heap."""
         self._count = 0
         self._ended = 0
-        """How many of them are not needed any more."""
+        """How many of them have ended."""
         self._thread: threading.Thread | None = None
         self._is_stopped = False
         self.is_threaded = True
@@ -74,11 +74,11 @@ class Watch:
 
         Args:
             limit_s: How many seconds it may take.
-            tell: Called once when these are over, if it has not ended; in the watch's thread, or
-                in that which looks.
+            tell: Called once when the limit is exceeded, if the call has not ended; in the watch's
+                thread, or in the thread of `look`.
 
         Returns:
-            What is to be told its end.
+            The limit; call its `end` when the call has ended.
 
         Raises:
             RuntimeError: If this process may start no thread.
@@ -97,12 +97,12 @@ class Watch:
         return limit
 
     def look(self) -> None:
-        """Tell what is over, in this thread; of a watch without a thread of its own."""
+        """Report exceeded limits in this thread; does nothing if the watch has its own."""
         while not self.is_threaded and (tell := self._over()) is not None:
             tell()
 
     def stop(self) -> None:
-        """Tell nothing any more."""
+        """Report nothing any more."""
         with self._lock:
             self._is_stopped = True
             self._limits.clear()
@@ -116,7 +116,7 @@ class Watch:
             limit.tell = None
             self._ended += 1
             if self._ended > _ENDED_MAX and 2 * self._ended > len(self._limits):
-                # Else a limit of a day would keep what ended within a second for a day.
+                # Else a limit of a day would keep a call that ended within a second for a day.
                 self._limits = [one for one in self._limits if one[2].tell is not None]
                 heapq.heapify(self._limits)
                 self._ended = 0
@@ -134,11 +134,11 @@ class Watch:
             with self._lock:
                 self._thread = None
                 if self._limits:
-                    # What it told has raised, or another limit came just now.
+                    # A report has raised, or another limit arrived just now.
                     self._start()
 
     def _next(self) -> Callable[[], object] | None:
-        """What is to be told next, once it is; None after a second without any limit."""
+        """Wait for the next report to make; None after a second without any limit."""
         has_waited = False
         with self._lock:
             while not self._is_stopped:
@@ -157,7 +157,7 @@ class Watch:
         return None
 
     def _over(self) -> Callable[[], object] | None:
-        """What is to be told, if the time of the first limit is over."""
+        """The report to make, if the first limit is exceeded."""
         with self._lock:
             self._forget_ended()
             if not self._limits or self._limits[0][0] > self._clock.boot_us():
@@ -172,5 +172,5 @@ class Watch:
             self._ended -= 1
 
     def _begin_child(self) -> None:
-        """A forked child has none of the threads: what is limited is its parent's."""
+        """A forked child has none of the threads: the limited calls are its parent's."""
         self._limits, self._ended, self._thread = [], 0, None

@@ -6,7 +6,7 @@
                            died
 ```
 
-What a process has to do it is told by signals, as it would be without a supervisor.
+The supervisor gives orders by signals, as anyone would to a process without a supervisor.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 VARIABLE = "SHARDQ_SUPERVISOR"
-"""Names the descriptor, and is taken out of the environment with it."""
+"""The variable with the socket's descriptor; removed from the environment once it is read."""
 SOCKETS_VARIABLE = "SHARDQ_SOCKETS"
-"""Names the descriptors of the sockets that a process inherits, apart by commas."""
+"""The variable with the descriptors of the sockets that a process inherits, separated by commas."""
 
 READY = "ready"
 OVERRUN = "overrun"
@@ -39,21 +39,21 @@ ANSWER = "answer"
 
 ASK = b"?"
 COUNTS, STORE, LIVE, READY_NOW = b"c", b"s", b"l", b"r"
-"""Questions: what it has counted, what the store holds, whether it is live, whether it is ready."""
+"""Questions: its counts, the store's contents, is it live, is it ready."""
 MARGIN_S = 5.0
 """How much longer than its deadline a process may take to end before it is killed."""
 
 
 class Line:
-    """The process's end of it. Any thread may speak.
+    """The process's end of the line. Any thread may use it.
 
     Args:
-        descriptor: Of the socket.
+        descriptor: The descriptor of the socket.
     """
 
     def __init__(self, descriptor: int) -> None:
         self._socket = socket.socket(fileno=descriptor)
-        # It has been inherited once; what a job starts must not keep it open.
+        # It was inherited once; a program that a job starts must not keep it open.
         self._socket.set_inheritable(False)
         self._lock = locks.new()
         self._is_lost = False
@@ -69,32 +69,32 @@ class Line:
         return None if text is None else cls(int(text))
 
     def ready(self) -> None:
-        """Say that the app is imported and jobs are about to be taken."""
+        """Report that the app is imported and jobs are about to be taken."""
         self._say(READY)
 
     def overrun(self, text: str) -> None:
-        """Say that this process has to be replaced: a function does not return.
+        """Report that this process has to be replaced: a function does not return.
 
         Args:
-            text: Which one, and for how long it has run.
+            text: The function, and for how long it has run.
         """
         self._say(OVERRUN, text)
 
     def failed(self, code: int, text: str) -> None:
-        """Say why this process ends by itself: before it was ready, or at work.
+        """Report why this process ends by itself: before it was ready, or at work.
 
         Args:
-            code: What it exits with.
+            code: Its exit code.
             text: The sentence that it would print if it were alone.
         """
         self._say(FAILED, code, text)
 
     def died(self) -> None:
-        """Say that a job has died here."""
+        """Report that a job has died here."""
         self._say(DIED)
 
     def done(self) -> None:
-        """Say that nothing is left to do, so that nobody takes this process's place."""
+        """Report that nothing is left to do, so that this process is not replaced."""
         self._say(DONE)
 
     def answer_by(self, question: bytes, make: Callable[[], object]) -> None:
@@ -102,12 +102,12 @@ class Line:
 
         Args:
             question: The question, one byte.
-            make: Makes the answer, which is told as JSON; called in a thread of its own.
+            make: Makes the answer, which is sent as JSON; called in a thread of its own.
         """
         self._makers[question] = make
 
     def answer(self, question: bytes) -> None:
-        """Answer a question now, asked or not, if this process knows what to answer."""
+        """Answer a question now, asked or not, if this process has an answer."""
         make = self._makers.get(question)
         if make is not None:
             self._say(ANSWER, question.decode(), make())
@@ -127,7 +127,7 @@ class Line:
         stop()
 
     def _say(self, *words: object) -> None:
-        # One who has died is not told.
+        # The supervisor may have died.
         with self._lock, suppress(OSError):
             self._socket.sendall(json.dumps(words).encode() + b"\n")
 
@@ -136,7 +136,7 @@ class Line:
             while asked := self._socket.recv(64):
                 self._say(ALIVE)
                 for question in {asked[at : at + 1] for at in range(len(asked))} - {ASK}:
-                    # The store may take its time, and others ask meanwhile.
+                    # A thread, because the store may be slow and other questions wait.
                     threading.Thread(
                         target=self.answer, args=(question,), name="shardq-answer", daemon=True
                     ).start()

@@ -8,9 +8,10 @@
                                            limits are over meanwhile ──► done, told
 ```
 
-Where a caller steps the worker there is no thread: each runs to its end in `submit`, by the clock.
+If a caller steps the worker there is no thread: each coroutine runs to its end in `submit`, on the
+clock.
 
-What a coroutine is of, and what becomes of its job, `runner.py` knows.
+`runner.py` knows the job of a coroutine, and decides about it.
 """
 
 from __future__ import annotations
@@ -49,29 +50,29 @@ _SWALLOW_S = 1.0
 """A coroutine that was cancelled may take this long to end."""
 _LOOK_S = 0.5
 _LATE_US = 1_500_000
-"""A look that comes so long after the one before says nothing of the loop alone."""
+"""A look this long after the one before proves nothing: the machine may have stood."""
 _BLOCKED_US = 1_000_000
-"""A loop that has not turned for so long is blocked, which the log says."""
+"""A loop that has not turned for this long is blocked, and the log reports it."""
 _STUCK_US = 30_000_000
-"""One that is blocked for so long will hardly turn again."""
+"""A loop that is blocked for this long will hardly turn again."""
 _AGAIN = "1s"
-"""When a job is due again that had not begun in a blocked loop; other workers may take it."""
+"""The delay of a job that a blocked loop had not begun; other workers may take it."""
 _END_S = 2.0
 """How long a stop waits for coroutines that were cancelled."""
 _ASYNCIO = os.path.join(os.path.dirname(asyncio.__file__), "")
 
 
 class _Job:
-    """A coroutine that is to run, or runs.
+    """A coroutine that waits to run, or runs.
 
     Attributes:
-        calls: Those that it has made in threads of the loop's executor, while they run.
-        chance: Emptied by whoever tells its end, the first that asks: by one step of C.
-        over_us: Time since boot at which its limit is over; None without one.
-        has_begun: Whether any of it has run.
-        is_over: Whether it was cancelled, for its limit was over.
-        task: As it runs; None before.
-        timer: Of its limit, or of its cancellation.
+        calls: The unfinished calls that it has made in threads of the loop's executor.
+        chance: Emptied by the first caller that reports the end, in one atomic step.
+        over_us: Time since boot at which its limit is exceeded; None without a limit.
+        has_begun: True if any of it has run.
+        is_over: True if it was cancelled because its limit was exceeded.
+        task: Its asyncio task; None before it runs.
+        timer: The timer of its limit, or of its cancellation.
     """
 
     __slots__ = (
@@ -111,27 +112,28 @@ class _Job:
         self.timer: asyncio.TimerHandle | None = None
 
     def where(self) -> str:
-        """Where its coroutine stands, as Python prints a stack; empty where it does not run."""
+        """The stack of its coroutine, as Python prints it; empty if it does not run."""
         task = self.task
         return "" if task is None else _text_of(_frames_of(task.get_coro()))
 
     def error(self) -> TimeLimit:
-        """That it took too long."""
+        """The error of its exceeded limit."""
         return TimeLimit(f"took longer than {duration_text(round((self.limit_s or 0) * 1_000))}")
 
 
 class Loop:
-    """Runs coroutines. From any thread, but for its own coroutines.
+    """Runs coroutines. Safe from any thread, except from its own coroutines.
 
     Args:
         at_once: How many run at once, 1 or more.
-        on_overrun: Told, in a sentence, of a coroutine that runs on though its time is over, or
-            that keeps the loop from turning while limits of others are over, or for 30 s. Those
-            that have not begun are snoozed then, and do not begin here. In any thread; quick.
-        clock: By which time is told; the machine's unless given.
+        on_overrun: Called with a sentence when a coroutine runs on after its limit, or blocks the
+            loop while limits of others are exceeded, or for 30 s. Coroutines that have not begun
+            are snoozed then, and do not begin here. Called in any thread; must be quick.
+        clock: A clock; the machine's unless given.
 
     Attributes:
-        is_threaded: Whether they run in a thread of the loop; else in that which submits them.
+        is_threaded: True if coroutines run in a thread of the loop; else in the thread that submits
+            them.
     """
 
     def __init__(
@@ -156,11 +158,11 @@ class Loop:
         self._is_woken = False
         self._in_flight = 0
         self._jobs: set[_Job] = set()
-        """Those that run, or are about to; changed in the loop's thread."""
+        """Coroutines that run, or are about to; changed in the loop's thread."""
         self._ended = 0
         """How many have ended whose slots are not free yet."""
         self._asked_us: int | None = None
-        """Since when an answer of the loop is awaited: that it turns."""
+        """The time at which the guard asked the loop to answer; None once it has."""
         self._tell_us = _BLOCKED_US
         self._is_told = False
 
@@ -177,23 +179,23 @@ class Loop:
         is_stopping: Callable[[], bool] | None = None,
         has_slot: bool = True,
     ) -> Callable[[], str] | None:
-        """Let a coroutine run; waits while as many run as may at once.
+        """Run a coroutine; waits while the allowed number runs.
 
         Args:
-            make: Makes it, in the loop's thread and in its context.
-            done: Called once, with what it returned and None, or with None and what it raised; of
-                one over its limit with a `TimeLimit`, unless it returns all the same. In the
-                loop's thread, or where that is blocked, in another; quick. Not once the loop is
-                stopped.
-            context: What its context variables are.
-            limit_s: How many seconds it may take from now; None: as long as it takes.
+            make: Makes the coroutine, in the loop's thread and in `context`.
+            done: Called once, with the result and None, or with None and the error. The error of an
+                exceeded limit is a `TimeLimit`, unless the coroutine returns all the same. Called
+                in the loop's thread, or in another if the loop is blocked; must be quick. Not
+                called once the loop is stopped.
+            context: The coroutine's context variables.
+            limit_s: How many seconds it may take from now; None: no limit.
             name: The task's, for the log.
-            is_stopping: Tells whether nothing is to begin any more.
-            has_slot: False where it begins at once, however many run.
+            is_stopping: True once nothing is to begin any more.
+            has_slot: False to begin at once, however many run.
 
         Returns:
-            What tells where it stands, as `Ending.where`; None where it does not run, for
-            meanwhile nothing is to begin any more.
+            A function for `Ending.where`; None if the coroutine does not run because `is_stopping`
+            became True.
 
         Raises:
             RuntimeError: If this process may start no thread.
@@ -210,7 +212,7 @@ class Loop:
             if self._is_stopped:
                 return job.where
             if has_waited and is_stopping is not None and is_stopping():
-                # The slot is there for the next that waits, of another queue.
+                # The slot is free for the next waiter, of another queue.
                 self._freed.notify()
                 return None
             if self._loop is None:
@@ -222,7 +224,8 @@ class Loop:
             is_to_wake, self._is_woken = not self._is_woken, True
             loop = self._loop
         if is_to_wake and loop is not None:
-            # A wake-up costs as much as all else: one for all that come until the loop turns.
+            # A wake-up costs as much as all the rest: one serves all coroutines until the loop
+            # turns.
             self._call(loop, self._take)
         return job.where
 
@@ -234,7 +237,7 @@ class Loop:
         return 0 if asked_us is None else self._clock.boot_us() - asked_us
 
     def stop(self) -> None:
-        """Cancel what still runs, and end the thread; waits 2 s at most. `done` is not called."""
+        """Cancel the coroutines, and end the thread; waits 2 s at most. `done` is not called."""
         with self._lock:
             self._is_stopped = True
             self._freed.notify_all()
@@ -251,7 +254,7 @@ class Loop:
 
     @staticmethod
     def _call(loop: asyncio.AbstractEventLoop, work: Callable[[], object]) -> None:
-        # One that is closed has been stopped.
+        # A closed loop has been stopped.
         with suppress(RuntimeError):
             loop.call_soon_threadsafe(work)
 
@@ -264,7 +267,7 @@ class Loop:
             guard.start()
             thread.start()
         except RuntimeError:
-            # The next one may be let start them. A guard that has lost its loop ends.
+            # The next loop may be allowed to start threads. A guard that has lost its loop ends.
             loop.close()
             raise
         self._loop, self._thread = loop, thread
@@ -272,7 +275,7 @@ class Loop:
     # Without a thread -----------------------------------------------------------------------------
 
     def _run_here(self, job: _Job) -> None:
-        """Run a coroutine to its end, or until it is over its limit and does not heed that."""
+        """Run a coroutine to its end, or until it ignores the cancel after its limit."""
         if self._is_stopped:
             return
         if self._loop is None:
@@ -307,17 +310,17 @@ class Loop:
         asyncio.set_event_loop(loop)
         is_over = False
         while not is_over:
-            # Of a coroutine's own tasks, asyncio lets these through, after it has given them to
-            # whoever awaits the task.
+            # asyncio lets these errors of a coroutine's own tasks through, after their waiters got
+            # them.
             with suppress(SystemExit, KeyboardInterrupt):
                 loop.run_forever()
                 is_over = True
         loop.close()
 
     def _take(self) -> None:
-        """Begin what was submitted."""
+        """Begin the submitted coroutines."""
         loop, inbox = self._loop, self._inbox
-        # Before it is looked at: what comes from now on wakes the loop again.
+        # Before the inbox is read: a coroutine that arrives from now on wakes the loop again.
         self._is_woken = False
         if loop is None:
             return
@@ -333,14 +336,15 @@ class Loop:
     async def _work(self, job: _Job) -> None:
         value, error = None, None
         if not job.chance:
-            # It was given back while the loop was blocked, and may run elsewhere by now.
+            # It was released while the loop was blocked, and may run elsewhere by now.
             self._forget(job)
             return
         job.has_begun = True
         calls_of.set(job.calls)
         try:
             value = await job.make()
-        # All of it: SystemExit would end the loop, and what it was to run would be held for ever.
+        # Every error: SystemExit would end the loop, and the other coroutines would be held for
+        # ever.
         except BaseException as raised:  # noqa: BLE001 - the user's function may raise anything
             error = raised
         try:
@@ -353,14 +357,14 @@ class Loop:
             self._tell_end(job, value, error)
             self._forget(job)
         finally:
-            # Its traceback has this frame.
+            # The traceback of the error refers to this frame.
             value = error = None
 
     def _forget(self, job: _Job) -> None:
-        """It runs no more: its slot is free for another."""
+        """Free the slot of a coroutine that has ended."""
         if job.timer is not None:
             job.timer.cancel()
-        # What they know refers to each other.
+        # These refer to each other.
         job.task = job.timer = None
         self._lose_threads(job)
         self._jobs.discard(job)
@@ -368,7 +372,7 @@ class Loop:
             return
         self._ended += 1
         if self._ended == 1:
-            # With all that end in this turn.
+            # Once for all that end in this turn.
             self._loop.call_soon(self._free)
 
     def _free(self) -> None:
@@ -378,7 +382,7 @@ class Loop:
             self._ended = 0
 
     def _cancel(self, job: _Job) -> None:
-        """Its limit is over."""
+        """Cancel a coroutine whose limit is exceeded."""
         if job.task is None or self._loop is None:
             return
         job.is_over = True
@@ -386,19 +390,19 @@ class Loop:
         job.task.cancel(str(job.error()))
 
     def _abandon(self, job: _Job) -> None:
-        """It has swallowed its cancellation, and runs on; its slot stays taken."""
+        """Report the end of a coroutine that ignored its cancel, and runs on in its slot."""
         if self._tell_end(job, None, job.error()):
             place = job.where()
             stands = f"; it stands at:\n{place}" if place else ""
             self._say(f"task {job.name} {job.error()}, and goes on though cancelled{stands}")
 
     def _lose_threads(self, job: _Job) -> None:
-        """It has ended: threads that it has made calls in are others' to replace."""
+        """Replace the threads in which an ended coroutine has made calls."""
         if job.calls and self._executor.lose(job.calls) and job.is_over and self._loop is not None:
             self._loop.call_later(_SWALLOW_S, self._look_at_threads, job)
 
     def _look_at_threads(self, job: _Job) -> None:
-        """Say so if a call of a coroutine that was cancelled, for its limit was over, runs on."""
+        """Report a call in a thread that outlives its cancelled coroutine."""
         if job.calls:
             place = place_of_calls(job.calls)
             stands = f"; it stands at:\n{place}" if place else ""
@@ -408,7 +412,7 @@ class Loop:
             )
 
     def _tell_end(self, job: _Job, value: Any, error: BaseException | None) -> bool:
-        """Tell the end of a job, unless it was told; in any thread."""
+        """Report the end of a coroutine once; in any thread."""
         if self._is_stopped:
             return False
         try:
@@ -418,7 +422,7 @@ class Loop:
         try:
             job.done(value, error)
         except BaseException:
-            # In the loop it would be one of many; what else has ended is still to be told.
+            # Logged, not raised: other ends are still to be reported.
             log.exception("the end of task %s could not be told", job.name)
         return True
 
@@ -426,7 +430,7 @@ class Loop:
         try:
             self._on_overrun(said)
         except Exception:
-            # The guard goes on looking.
+            # The guard must survive.
             log.exception("could not be told: %s", said)
 
     def _end(self) -> None:
@@ -448,7 +452,7 @@ class Loop:
     # In the guard's thread ------------------------------------------------------------------------
 
     def _guard(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Look whether the loop turns."""
+        """Check repeatedly that the loop turns."""
         clock = self._clock
         looked_us = clock.boot_us()
         while True:
@@ -462,7 +466,7 @@ class Loop:
                 if asked_us is None and not self._in_flight:
                     continue
                 if asked_us is None or now_us - before_us > _LATE_US:
-                    # Where this thread stood as well, the process did.
+                    # This thread stood as well, so the whole process did.
                     self._asked_us = now_us
             if asked_us is None:
                 self._call(loop, self._answer)
@@ -470,7 +474,7 @@ class Loop:
                 self._look_at_block(loop, now_us)
 
     def _answer(self) -> None:
-        """The loop turns."""
+        """Note that the loop turns."""
         with self._lock:
             asked_us, self._asked_us = self._asked_us, None
             was_blocked, self._tell_us = self._tell_us > _BLOCKED_US, _BLOCKED_US
@@ -489,23 +493,23 @@ class Loop:
         said += f" by task {task.get_name()}" if task is not None else ""
         place = _place_of(self._thread)
         stands = f"; it stands at:\n{place}" if place else ""
-        # A copy in one step: a loop that just turns again changes it.
+        # Copied in one step: a loop that just turns again changes it.
         jobs = [*self._jobs.copy(), *self._inbox.copy()]
         over = [job for job in jobs if job.over_us is not None and job.over_us <= now_us]
         is_lost = bool(over) or blocked_us >= _STUCK_US
         if blocked_us >= self._tell_us:
             self._tell_us = 2 * blocked_us
-            # Who is told that it is lost logs it as well.
+            # `on_overrun` logs a lost loop as well.
             if self._is_told or not is_lost:
                 log.warning("%s%s", said, stands)
         if not is_lost:
             return
-        # All of them, before it is said.
+        # End all of them before `on_overrun` is called.
         for job in over:
             if job.has_begun:
                 self._tell_end(job, None, job.error())
         for job in jobs:
-            # It has no fault, and may run elsewhere meanwhile.
+            # It has done nothing wrong, and may run elsewhere.
             if not job.has_begun:
                 self._tell_end(job, None, Snooze(_AGAIN, said))
         if not self._is_told:
@@ -515,9 +519,9 @@ class Loop:
     # Forks ----------------------------------------------------------------------------------------
 
     def _begin_child(self) -> None:
-        """A forked child has no loop: coroutines are its parent's, and so are its files.
+        """A forked child has no loop: coroutines and files are its parent's.
 
-        One that forks goes on in the child up to its first await, or its end.
+        A coroutine that forks continues in the child up to its first await, or its end.
         """
         loop, thread = self._loop, self._thread
         if loop is None:
@@ -529,13 +533,13 @@ class Loop:
                 ready.clear()
                 loop.call_soon(end_child, None)
             return
-        # Kept: it would be closed, and complain that nobody did.
+        # Kept, because its destructor would close the parent's files and warn.
         self._left = loop
         self._begin()
 
 
 def _in_no_loop(run: Callable[[], object]) -> None:
-    """Run a loop in this thread, or where one runs here already, in another while this waits."""
+    """Run a loop in this thread; if one runs here already, in another while this waits."""
     if asyncio._get_running_loop() is None:  # noqa: SLF001 - it is public
         run()
         return
@@ -545,7 +549,7 @@ def _in_no_loop(run: Callable[[], object]) -> None:
 
 
 def _frames_of(awaited: Any) -> Iterator[FrameType]:
-    """The frames of a coroutine that waits, the outermost first."""
+    """The frames of a waiting coroutine, the outermost first."""
     while awaited is not None:
         frame = getattr(awaited, "cr_frame", None) or getattr(awaited, "gi_frame", None)
         if frame is None:
@@ -555,7 +559,7 @@ def _frames_of(awaited: Any) -> Iterator[FrameType]:
 
 
 def _place_of(thread: threading.Thread | None) -> str:
-    """Where a loop's thread stands in the user's code; empty where that is not known."""
+    """The place of a loop's thread in the user's code; empty if it is not known."""
     innermost = None
     if thread is not None and thread.ident is not None:
         innermost = sys._current_frames().get(thread.ident)  # noqa: SLF001 - it is public
@@ -568,7 +572,7 @@ def _place_of(thread: threading.Thread | None) -> str:
 
 
 def _text_of(frames: Iterator[FrameType]) -> str:
-    """The user's part of a stack: without what leads to that through asyncio and shardq."""
+    """The user's part of a stack, without the frames of asyncio and shardq that lead to it."""
     shown = list(frames)
     while shown and (is_own(shown[0]) or shown[0].f_code.co_filename.startswith(_ASYNCIO)):
         del shown[0]

@@ -1,4 +1,4 @@
-"""Middleware: what an app does around each put and each run. `docs/tasks.md` shows two of them."""
+"""Middleware: an app's context managers around each put and run. `docs/tasks.md` shows two."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Draft:
     Attributes:
         task: The name of its task.
         queue: The name of the queue that it goes to.
-        args: What it is called with, by position.
-        kwargs: And by name.
-        headers: Names and texts that travel with it; to be added to.
+        args: The positional arguments of the function.
+        kwargs: The named ones.
+        headers: Names and texts that travel with the job; add to them.
     """
 
     __slots__ = ("args", "headers", "kwargs", "queue", "task")
@@ -41,34 +41,34 @@ class Draft:
 
 
 class Middleware(Protocol):
-    """Two functions of an app's own, each giving a context manager.
+    """Two functions of an app, each of which returns a context manager.
 
-    The first one given is outermost. It sees the error that a put or a run raises, and may raise
+    The first one of the app's list is outermost. It sees the error of a put or a run, and may raise
     another in its place.
     """
 
     def put(self, draft: Draft) -> AbstractContextManager[Any]:
-        """Entered before a job is put, left once it is stored; of `put_many` once it is read.
+        """Entered before a job is put, left once it is stored; with `put_many`, once it is read.
 
-        Not for what a schedule puts: no app has a part in that. `run` is entered for it as for any
-        job, and sees which firing it is of, `context.firing`.
+        Not entered for the puts of a schedule, which happen without the app. `run` is entered for
+        them as for any job, and `context.firing` names the firing.
         """
 
     def run(self, context: Context) -> AbstractContextManager[Any]:
-        """Entered before a job's function is called, left when it has ended, by an error too.
+        """Entered before a job's function is called, left when it has ended, even by an error.
 
-        Of a coroutine it is entered in the worker's event loop, which it must not block; of a batch
-        once for each of its jobs.
+        For a coroutine it is entered in the worker's event loop, which it must not block; for a
+        batch, once for each of its jobs.
         """
 
 
 def entered_put(stack: ExitStack, all_of: Sequence[Middleware], draft: Draft) -> None:
-    """Enter all of them around a put."""
+    """Enter the put of each."""
     for one in all_of:
         stack.enter_context(one.put(draft))
 
 
 def entered_run(stack: ExitStack, all_of: Sequence[Middleware], context: Context) -> None:
-    """Enter all of them around a run."""
+    """Enter the run of each."""
     for one in all_of:
         stack.enter_context(one.run(context))

@@ -1,4 +1,4 @@
-"""The names of tasks: of a function's module and the function, however the program was started.
+"""The names of tasks: a function's module and name, however the program was started.
 
 ```
  f of the file         python ns/send.py, or      shardq work ns.send:app,
@@ -8,8 +8,8 @@
    ns/__init__.py      ns.send.f                  ns.send.f
 ```
 
-A directory without `__init__.py` is part of a module's name only for who imports it by that. So a
-task knows its shorter names as well, and a worker finds it by them.
+A directory without `__init__.py` is part of a module's name only in programs that import it by that
+name. So a task has its shorter names as well, by which a worker also finds it.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _MAINS = ("__main__", "__mp_main__")
-"""The module of the program that was started, also in a child that `multiprocessing` starts."""
+"""The module of the started program, also in a child of `multiprocessing`."""
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """Module and name of a function, by which a worker that imports its module knows it."""
+    """Module and name of a function; the name that a worker has for it after an import."""
     function = _inner(function)
     module = getattr(function, "__module__", None) or ""
     if module in _MAINS:
-        # Not those of `sys.modules`: a profiler runs a program that is not there.
+        # Not from `sys.modules`: a profiler runs a program that is not there.
         program = globals_of(function)
         spec, path = program.get("__spec__"), program.get("__file__")
         if spec is not None:
@@ -50,9 +50,9 @@ def name_of(function: Callable[..., Any]) -> str:
 
 
 def shorter_names(function: Callable[..., Any]) -> list[str]:
-    """By which names a program knows a function that is started in a directory that is no package.
+    """The function's names in a program that is started in a directory that is no package.
 
-    They are its own without the packages that have no `__init__.py`.
+    Its own name without the packages that have no `__init__.py`.
     """
     function = _inner(function)
     parts = (getattr(function, "__module__", None) or "").split(".")
@@ -76,7 +76,7 @@ def _qualified(function: Callable[..., Any]) -> str:
 
 
 def _program_directory() -> Path | None:
-    """Where the program is that was started by its path; its modules are imported from there."""
+    """The directory of a program that was started by its path; its modules are imported there."""
     program = vars(sys.modules["__main__"])
     path = program.get("__file__")
     if path is None or program.get("__spec__") is not None:
@@ -85,7 +85,7 @@ def _program_directory() -> Path | None:
 
 
 def _in_package(top: Path, module: str) -> str:
-    """The name of a module that is imported from a directory, within the packages around it."""
+    """The name of a module in a directory, including the packages around the directory."""
     parts = [module]
     for directory in (top, *top.parents):
         if directory == Path.cwd() or not (directory / "__init__.py").is_file():

@@ -1,4 +1,4 @@
-"""What can be chosen of a task and of each of its puts, and the policy that comes of it.
+"""The options of a task and of each of its puts, and the policy that results.
 
 ```
  App(..) ──► @app.task(..) ──► task.using(..)     each adds to the one before, and replaces
@@ -44,14 +44,15 @@ Errors: TypeAlias = "type[BaseException] | Sequence[type[BaseException]]"
 BackoffLike: TypeAlias = (
     "Backoff | Duration | Sequence[Duration] | Callable[[int, BaseException], Duration]"
 )
-"""How long a failed job waits: an exponential `Backoff`, always the same, one duration after the
-other (the last repeats), or a function of the attempt, from 1, and the error."""
+"""How long a failed job waits: an exponential `Backoff`, a constant, one duration after the other
+(the last repeats), or a function of the attempt, from 1, and the error.
+"""
 _Backoff: TypeAlias = "Backoff | tuple[Duration, ...] | Callable[[int, BaseException], Duration]"
 """A back-off that was checked."""
 
 
 class TaskOptions(TypedDict, total=False):
-    """What `App.task` takes for all puts of a task, and `App` for all of its tasks.
+    """The options of `App.task` for all puts of a task, and of `App` for all of its tasks.
 
     `key` and `group` may name arguments in braces, which each put fills in: `key="welcome-{user}"`
     with `put("ada")` is `welcome-ada`.
@@ -62,18 +63,17 @@ class TaskOptions(TypedDict, total=False):
         priority: 0 is first; below the queue's `bands`.
         group: Jobs of one group run one at a time, in order.
         key: A name that no other live job of the queue has; `Queue.put` describes it.
-        on_conflict: What to do where a job has the key: keep, replace, reject or debounce.
-        max_wait: Of a debounce: how long the first put is put off at most.
+        on_conflict: If a job has the key already: keep, replace, reject or debounce.
+        max_wait: For debounce: how long the first put is postponed at most.
         unique_for: How long the key is held after the job's end.
         headers: Names and texts that travel with the job, beside its task's own.
         attempts: How often it may run, 1 to 10,000; 5 unless given.
         backoff: How long it waits after a failure.
-        retry_on: Errors after which it runs again; after any other it is buried.
-        bury_on: Errors after which it is buried at once.
+        retry_on: Errors after which it runs again; any other buries it.
+        bury_on: Errors that bury it at once.
         timeout: How long one run may take.
-        expires: How long after its first due it is still of use; later it ends, and counts as
-            expired.
-        keep: How long its result and progress are kept; without it none are.
+        expires: How long after its first due it is of use; later it ends as expired.
+        keep: How long its result and progress are kept; without it they are not kept.
     """
 
     queue: str
@@ -95,9 +95,9 @@ class TaskOptions(TypedDict, total=False):
 
 
 class CallOptions(TaskOptions, total=False):
-    """What `using` takes, for the puts that follow: those of a task, and two more.
+    """The options of `using`, for the puts that follow: those of a task, and two more.
 
-    None takes back what the task has chosen. Of `key` and `group` braces are as any other letters.
+    None removes the option of the task. Braces in `key` and `group` stay as they are.
 
     Attributes:
         due: Instead of `delay`: an aware datetime, or ISO 8601 text with a zone.
@@ -110,14 +110,14 @@ class CallOptions(TaskOptions, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """A delay that grows with each failed attempt, a little of it at random.
+    """A delay that grows with each failed attempt, partly at random.
 
     Attributes:
-        first: After the first attempt.
-        factor: By what it grows with each further one, 1 to 100.
-        longest: It grows no further.
-        jitter: The share of it that is left to chance, 0 to 1: 0.2 gives 80 to 100 % of the delay,
-            so that what failed together does not come back together.
+        first: The delay after the first attempt.
+        factor: The growth with each further attempt, 1 to 100.
+        longest: The longest delay.
+        jitter: The random share of the delay, 0 to 1: 0.2 gives 80 to 100 % of it, so that jobs
+            that failed together do not retry together.
 
     >>> Backoff("1s", factor=2, longest="1m", jitter=0).delay_ms(4)
     8000
@@ -153,16 +153,16 @@ class Backoff:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """How a job runs, and what becomes of it when it fails.
+    """How a job runs, and its fate after a failure.
 
     Attributes:
         attempts: How often it may run.
         backoff: A `Backoff`, delays one after the other, or a function; None: the usual `Backoff`.
-        retry_on: Names of the errors that are retried, as `error_names` gives them; None: all.
-        bury_on: Names of those that are not.
-        timeout_ms: How long a run may take; None: for ever.
+        retry_on: The names of retried errors, as `error_names` returns them; None: all.
+        bury_on: The names of errors that are not retried.
+        timeout_ms: How long a run may take; None: no limit.
         expires_ms: How long after its first due it is of use; None: for ever.
-        keep_ms: How long its result is kept; None: it has none.
+        keep_ms: How long its result is kept; None: not at all.
     """
 
     attempts: int = ATTEMPTS
@@ -174,10 +174,10 @@ class Policy:
     keep_ms: int | None = None
 
     def is_hopeless(self, error: BaseException) -> bool:
-        """Whether a run that failed so is not to be tried again."""
+        """True if a run that failed with this error is not retried."""
         if self.retry_on is None and not self.bury_on:
             return False
-        # The nearest class that is named decides.
+        # The nearest named class decides.
         for name in error_names(type(error)):
             if name in self.bury_on:
                 return True
@@ -186,11 +186,11 @@ class Policy:
         return self.retry_on is not None
 
     def backoff_ms(self, attempt: int, error: BaseException) -> int:
-        """How long a job waits whose attempt, from 1, failed so.
+        """How long a job waits after an attempt, from 1, that failed with this error.
 
         Raises:
-            BaseException: What the user's function raises.
-            UsageError: If it gives no duration.
+            BaseException: Any error of the user's function.
+            UsageError: If the function returns no duration.
         """
         backoff = self.backoff
         if backoff is None:
@@ -202,7 +202,7 @@ class Policy:
         return duration_ms(backoff[min(attempt, len(backoff)) - 1], name="backoff")
 
     def changes_json(self, other: Policy) -> str:
-        """What another policy has otherwise, as the header has it; empty where it is the same.
+        """The differences of another policy, as the header holds them; empty if there are none.
 
         Raises:
             UsageError: If its back-off is a function, which cannot travel.
@@ -214,19 +214,19 @@ class Policy:
         return msgspec.json.encode(changed).decode() if changed else ""
 
     def of_job(self, headers: Mapping[str, str]) -> Policy:
-        """This policy of a task, with what a put has chosen otherwise.
+        """This policy of a task, with the changes of a put.
 
         Raises:
-            UsageError: If the header that says so cannot be read.
+            UsageError: If the header cannot be read.
         """
         text = headers.get(OPTIONS_HEADER)
         return self if text is None else self.changed(text)
 
     def changed(self, text: str) -> Policy:
-        """This policy with what a header has otherwise; what a newer release has, is passed over.
+        """This policy with the changes of a header; unknown fields of newer releases are ignored.
 
         Raises:
-            UsageError: If it cannot be read.
+            UsageError: If the header cannot be read.
         """
         try:
             given = asdict(msgspec.json.decode(text, type=_Changes))
@@ -245,12 +245,12 @@ _USUAL = Backoff()
 
 
 def error_names(kind: type[BaseException]) -> list[str]:
-    """The names of a class of errors and of its bases, itself first, as jobs carry them."""
+    """The names of an error's class and its bases, itself first, as jobs carry them."""
     return [f"{one.__module__}.{one.__qualname__}" for one in kind.__mro__]
 
 
 def backoff_text(backoff: _Backoff) -> str:
-    """A back-off for people.
+    """A back-off as text for people.
 
     >>> backoff_text(Backoff("1s", factor=3, longest="10m")), backoff_text(("1s", "1m"))
     ('1s x3 to 10m', '1s 1m')
@@ -284,10 +284,10 @@ def _backoff_json(backoff: _Backoff | None) -> Any:
 
 
 def _read_backoff(value: Any) -> _Backoff | None:
-    """A back-off as a header has it: any program may have written that.
+    """A back-off from a header, which any program may have written.
 
     Raises:
-        UsageError: If it is none.
+        UsageError: If it is no back-off.
     """
     if isinstance(value, dict):
         return Backoff(
@@ -300,7 +300,7 @@ _Span: TypeAlias = Annotated[int, Meta(ge=1, le=DELAY_MAX_MS)] | UnsetType | Non
 
 
 class _Changes(msgspec.Struct):
-    """The fields of a policy as a header has them."""
+    """The fields of a policy as a header holds them."""
 
     attempts: Annotated[int, Meta(ge=1, le=ATTEMPTS_MAX)] | UnsetType = UNSET
     backoff: str | tuple[str, ...] | dict[str, Any] | UnsetType | None = UNSET
@@ -313,12 +313,12 @@ class _Changes(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What was chosen of a task or a put, checked.
+    """The checked options of a task or a put.
 
     Attributes:
         queue: The queue's name.
-        putting: The arguments of `Queue.put` that were chosen, but for body and headers.
-        headers: Of the user.
+        putting: The chosen arguments of `Queue.put`, without body and headers.
+        headers: The user's headers.
         policy: How it runs.
     """
 
@@ -328,12 +328,12 @@ class Options:
     policy: Policy
 
     def with_(self, given: Mapping[str, Any], whose: str, *, is_call: bool) -> Options:
-        """These options, with others in their place.
+        """These options, with some replaced.
 
         Args:
-            given: As `CallOptions` or `TaskOptions` name them.
-            whose: For errors: the task, or the app.
-            is_call: Whether they are of a put.
+            given: The new options, as `CallOptions` or `TaskOptions` name them.
+            whose: The task or the app, for errors.
+            is_call: True if they are of a put.
 
         Raises:
             UsageError: If one is unknown or cannot be used, or two contradict each other.
@@ -423,7 +423,7 @@ def _checked_backoff(backoff: Any, whose: str) -> _Backoff | None:
 def _error_names_of(given: Any, name: str, whose: str) -> tuple[str, ...] | None:
     if given is None:
         return None if name == "retry_on" else ()
-    # An enum can be iterated over as well, and a name: over its letters.
+    # An enum class and a string are iterable as well.
     is_one = isinstance(given, (type, str)) or not isinstance(given, Iterable)
     kinds = [given] if is_one else list(given)
     if name == "retry_on" and not kinds:
@@ -435,7 +435,7 @@ def _error_names_of(given: Any, name: str, whose: str) -> tuple[str, ...] | None
 
 
 def _check_together(made: Options, given: Mapping[str, Any], whose: str) -> None:
-    """Refuse options of which one makes no sense beside another."""
+    """Refuse options that contradict each other."""
     policy, putting = made.policy, made.putting
     if both := set(policy.retry_on or ()) & set(policy.bury_on):
         raise BadSetting(

@@ -1,7 +1,7 @@
-"""The parameters of a task's function: read, bound to what a caller gives, called with it.
+"""The parameters of a task's function: read, bound to a caller's arguments, and used in a call.
 
-The arguments of a call are held in a struct of msgspec's, made for the function: it binds them in
-C, and has no room for what was not given. What is wrong with them is told in Python, afterwards.
+The arguments of a call are held in a msgspec struct made for the function: the struct binds them in
+C, without room for those not given. Errors are explained in Python, afterwards.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 Given: TypeAlias = msgspec.Struct
-"""The arguments of one call; what was not given is UNSET."""
+"""The arguments of one call; those not given are UNSET."""
 Call: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
-"""What a function is called with: its `args` and `kwargs`."""
+"""The `args` and `kwargs` of a function's call."""
 
 _BY_PLACE = {Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD}
 _BY_NAME = {Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY}
 _STARS: dict[Any, str] = {Parameter.VAR_POSITIONAL: "*", Parameter.VAR_KEYWORD: "**"}
 
 _REST = "make a task of a function that takes the rest, and calls this one"
-"""What to do where a decorator gives arguments."""
+"""The remedy if a decorator passes arguments."""
 
 
 class Parameters:
@@ -43,14 +43,14 @@ class Parameters:
 
     Args:
         function: A function, or anything else that can be called and has parameters.
-        task: Whose it is, for errors.
+        task: The task's name, for errors.
 
     Attributes:
-        names: Their names, in order.
-        shown: All of them for people, `(user: str, *, lang: str = 'en')`.
+        names: The parameters' names, in order.
+        shown: All parameters as text for people, `(user: str, *, lang: str = 'en')`.
 
     Raises:
-        BadArguments: If they cannot be read, or one has a name of Python's own.
+        BadArguments: If they cannot be read, or one has a name that Python reserves.
     """
 
     def __init__(self, function: Callable[..., Any], task: str) -> None:
@@ -68,7 +68,7 @@ class Parameters:
         self.shown = _as_written(self._signature)
 
     def takes_a_list(self) -> bool:
-        """Whether one argument is all that it needs, as a function that takes a batch."""
+        """True if one positional argument is enough, as for a function that takes a batch."""
         kinds = [one.kind for one in self._all.values()]
         needed = [one.name for one in self._all.values() if _is_needed(one)]
         return bool(kinds) and kinds[0] in _BY_PLACE and needed in ([], self.names[:1])
@@ -76,14 +76,14 @@ class Parameters:
     def check_decorators(self, function: Any, *, is_batch: bool) -> None:
         """Refuse a decorator that cannot be called as a worker calls the function beneath it.
 
-        What one makes of `*args, **kwargs` nobody knows.
+        A decorator of `*args, **kwargs` is accepted unseen.
 
         Args:
-            function: The outermost.
-            is_batch: Whether it is called with a list, by place.
+            function: The outermost function.
+            is_batch: True if it is called with a list, by position.
 
         Raises:
-            BadArguments: If there is one.
+            BadArguments: If there is such a decorator.
         """
         calls: list[tuple[list[None], dict[str, None]]] = (
             [([None], {})]
@@ -118,7 +118,7 @@ class Parameters:
     # Hints ----------------------------------------------------------------------------------------
 
     def hint_of(self, name: str) -> Any:
-        """The type of a parameter; of `*args` that of all, a tuple, of `**kwargs` a dict.
+        """The type of a parameter; of `*args` a tuple, of `**kwargs` a dict.
 
         Raises:
             BadArguments: If it cannot be resolved.
@@ -146,7 +146,7 @@ class Parameters:
         return hint
 
     def result_hint(self) -> Any:
-        """The type of what the function returns, `Any` where it does not say.
+        """The return type of the function, `Any` without a hint.
 
         Raises:
             TypeError, NameError, AttributeError, SyntaxError: If it cannot be resolved.
@@ -154,12 +154,12 @@ class Parameters:
         return readable(self._resolved(self._signature.return_annotation))
 
     def shown_name(self, name: str) -> str:
-        """The name of an argument in a body for people: `*` is that of `*numbers`, say."""
+        """The name of a body's argument for people: `*` becomes `*numbers`, say."""
         stars = {_STARS[one.kind]: one.name for one in self._all.values() if one.kind in _STARS}
         return f"{name}{stars.get(name, '')}"
 
     def written_hint(self, name: str) -> str:
-        """The hint of a parameter as it is written; empty where it takes anything."""
+        """The hint of a parameter as written; empty if it takes anything."""
         written = self._all[name].annotation
         free = {Parameter.empty, Any, object, "Any", "object", "typing.Any"}
         return "" if written in free else name_of(written)
@@ -178,7 +178,7 @@ class Parameters:
         """A struct for the arguments of a call.
 
         Args:
-            hints: The type of each parameter.
+            hints: The types of all parameters, by name.
         """
         made: type[Given] = msgspec.Struct
         for by_place in (True, False):
@@ -196,11 +196,11 @@ class Parameters:
         return made
 
     def binder(self, struct: type[Given]) -> Callable[..., Given]:
-        """What takes the arguments of a call and gives the struct, or raises `TypeError`."""
+        """A function that returns the struct for a call's arguments, or raises `TypeError`."""
         if not self._has_more_than_names():
             return struct
         signature = self._signature
-        # Named ones of which some are needed are looked at where none is given, too.
+        # `**kwargs` with required names are checked even if no argument is given.
         fields = msgspec.structs.fields(struct)
         empty: dict[str, Any] = {
             one.name: {} for one in fields if one.encode_name == "**" and one.required
@@ -212,7 +212,7 @@ class Parameters:
         return bind
 
     def caller(self) -> Callable[[Given], Call]:
-        """What gives the `args` and `kwargs` to call the function with, for a struct."""
+        """The function that returns the `args` and `kwargs` of a call for a struct."""
         if self._has_more_than_names():
             return self._call
         if all(map(_is_needed, self._all.values())):
@@ -246,14 +246,14 @@ class Parameters:
         return "does not take these arguments"
 
     def _has_more_than_names(self) -> bool:
-        """Whether some are given by place alone, or any number of them."""
+        """True if some are positional only, or there is `*args` or `**kwargs`."""
         return any(one.kind not in _BY_NAME for one in self._all.values())
 
     def _call(self, struct: Given) -> Call:
-        """What to call a function with that has more than names.
+        """The `args` and `kwargs` of a function that has more than named parameters.
 
         Raises:
-            BadArguments: If another language gave what none in Python can.
+            BadArguments: If another language gave arguments that no Python call can.
         """
         given = _as_given(struct)
         by_kind = {one.kind: name for name, one in self._all.items()}
@@ -281,7 +281,7 @@ class Parameters:
 
 
 def globals_of(function: Any) -> dict[str, Any]:
-    """The names of the module in which a function's hints are written."""
+    """The names of the module that contains a function's hints."""
     function = inspect.unwrap(function)
     while isinstance(function, functools.partial):
         function = inspect.unwrap(function.func)
@@ -292,7 +292,7 @@ def globals_of(function: Any) -> dict[str, Any]:
 
 
 def is_method(function: object) -> bool:
-    """True if a function is to be called with an object or a class that nobody gives it here."""
+    """True if a function needs an object or a class first, which a worker cannot pass."""
     if not inspect.isfunction(function):
         return isinstance(function, classmethod)
     scope = function.__qualname__.rpartition(".")[0]
@@ -301,7 +301,7 @@ def is_method(function: object) -> bool:
 
 
 def is_dispatching(function: object) -> bool:
-    """True if a function is one of `functools.singledispatch`."""
+    """True if a function was made by `functools.singledispatch`."""
     return (
         inspect.isfunction(function)
         and hasattr(function, "registry")
@@ -310,10 +310,10 @@ def is_dispatching(function: object) -> bool:
 
 
 def _signature_of(function: Callable[..., Any], task: str) -> inspect.Signature:
-    """A function's signature, its hints as they are written."""
+    """A function's signature, its hints as written."""
     options: dict[str, Any] = {}
     if sys.version_info >= (3, 14):
-        # Else hints are evaluated here, and may name what is defined later.
+        # Else hints are evaluated here, and may name types defined later.
         from annotationlib import Format
 
         options["annotation_format"] = Format.FORWARDREF
@@ -327,7 +327,7 @@ def _signature_of(function: Callable[..., Any], task: str) -> inspect.Signature:
 
 
 class _Written:
-    """A hint that `inspect` shows as it is written, text without quotes."""
+    """A hint that `inspect` shows as written, text without quotes."""
 
     def __init__(self, hint: Any) -> None:
         self._hint = hint
@@ -354,7 +354,7 @@ def _is_needed(one: Parameter) -> bool:
 def _field(one: Parameter, hint: Any) -> Any:
     """A parameter as a field of a struct."""
     if one.kind in _STARS:
-        # Of named arguments by a TypedDict some may be needed, and then all are looked at.
+        # A TypedDict of `**kwargs` may require names, and then all of them are checked.
         needed = one.kind is Parameter.VAR_KEYWORD and getattr(hint, "__required_keys__", None)
         default = msgspec.NODEFAULT if needed else UNSET
         field = msgspec.field(name=_STARS[one.kind], default=default)

@@ -3,15 +3,15 @@
 ```
                   ┌─ died: killed, out of memory, os._exit ─► another, at once or a while later
  start ─► ready ──┼─ overran, or grew too large ────────────► another at once; it ends gracefully
-   │              ├─ a file has changed, or SIGHUP ─────────► likewise
+   │              ├─ a file has changed, or SIGHUP ─────────► another at once; it ends gracefully
    │              ├─ answers nothing for a minute ──────────► killed, so died
-   │              └─ has nothing left to do ────────────────► nobody
-   └─ cannot begin ─► all end with its error; where others work, or files are watched: another later
+   │              └─ has nothing left to do ────────────────► none
+   └─ cannot begin ─► all end with its error; if others work, or files are watched: another later
 ```
 
-Each is a new program, never a fork of one with threads, in a process group of its own: what stops
-the supervisor does not stop it, and what it has started is ended with it. The supervisor imports
-nothing of the user's, so it outlives whatever that does.
+Each is a new program, never a fork of one with threads, in a process group of its own: a signal
+that stops the supervisor does not stop the process, and all its children are ended with it. The
+supervisor imports nothing of the user's, so it outlives the user's errors.
 """
 
 from __future__ import annotations
@@ -46,35 +46,36 @@ PROCESSES_MAX = 64
 
 _SECOND_US = 1_000_000
 _LOOK_EVERY_US = 300_000
-"""How often files that are watched are looked at."""
+"""How often watched files are checked."""
 _MEASURE_EVERY_US = 1_000_000
 _SETTLED_US = 5_000_000
-"""A process that worked for less has died quickly; nor is its memory judged before."""
+"""A process that worked for less has died quickly. Its memory is not judged before."""
 _DELAY_MIN_US = 500_000
 _DELAY_MAX_US = 30_000_000
 _ASK_EVERY_US = 5_000_000
 _UNANSWERED_MAX = 12
-"""A process may leave this many questions unanswered: a minute. Asked rather than timed: a machine
-that slept, or a supervisor that was stopped, makes none silent."""
+"""A process may leave this many questions unanswered: a minute. Questions rather than time: a
+machine that slept, or a stopped supervisor, makes no process silent.
+"""
 _COUNT_EVERY_US = 1_000_000
 _MARGIN_US = round(line.MARGIN_S * _SECOND_US)
 _BEGIN_US = 30_000_000
-"""A process that is not ready after so long is told of once: its app may never be imported."""
+"""A process that is not ready after this long is reported once: its app may never be imported."""
 _STARTS_MAX = 3
-"""How often in a row a process may die before it was ready, while no other works."""
+"""How often in a row a process may die before it is ready, while no other works."""
 _CHANGES_MAX = 3
-"""A file that has changed so often in a row soon after a start is said to be written by the app."""
+"""A file that changed this often in a row soon after a start is reported: the app may write it."""
 _READ_BYTES = 65_536
 
 
 class Outcome(NamedTuple):
-    """How the whole ended.
+    """How a supervisor's run ended.
 
     Attributes:
-        code: 0, or what the process that could not begin exited with.
-        text: What that one said.
-        killed: How many were killed, because they still worked when the deadline was over.
-        has_deaths: True if jobs have died, as processes said.
+        code: 0, or the exit code of the process that could not begin.
+        text: The sentence that this process reported.
+        killed: How many were killed because they still worked after the deadline.
+        has_deaths: True if processes reported that jobs have died.
     """
 
     code: int = 0
@@ -84,27 +85,26 @@ class Outcome(NamedTuple):
 
 
 class Supervisor:
-    """Keeps so many processes of one command running, until SIGTERM or SIGINT.
+    """Keeps a number of processes of one command running, until SIGTERM or SIGINT.
 
-    The first signal lets each end gracefully, a second one is passed on; what still runs 5 s after
-    the deadline, or after a second signal, is killed. SIGHUP replaces all of them; where stdin is
-    a terminal, it asks for an end, and where it is ignored, it stays so. Call `run` in the main
-    thread.
+    The first signal lets each process end gracefully, a second one is passed on; processes that
+    still run 5 s after the deadline, or after a second signal, are killed. SIGHUP replaces all of
+    them; if stdin is a terminal, it stops them instead; if it is ignored, it stays ignored. Call
+    `run` in the main thread.
 
     Args:
-        command: What each process runs; it takes `Line.inherited()` and heeds SIGTERM.
+        command: The command of each process; it takes `Line.inherited()` and heeds SIGTERM.
         processes: How many at once, 1 to 64.
         deadline_s: How long a graceful end may take, in seconds.
         report: Called with a sentence about each process that is replaced or killed.
-        memory_bytes: What a process may have resident before another takes its place; None: any
-            size.
-        reload: The files that are watched; None: none is.
-        sockets: A list for each process of sockets that listen: it inherits them, and so does the
-            process that takes its place, so meanwhile connections wait. They are closed here when
-            the whole ends.
+        memory_bytes: The resident memory at which a process is replaced; None: any size.
+        reload: The files to watch; None: none.
+        sockets: For each process a list of listening sockets. The process and its successors
+            inherit them, so that connections wait meanwhile. They are closed here when the
+            supervisor ends.
         clock: A clock; the machine's if None.
-        is_counting: True if processes are asked each second what they have counted, so that one
-            that is killed takes no more than a second of counts along.
+        is_counting: True to ask processes each second for their counts, so that a killed one takes
+            no more than a second of counts along.
 
     Raises:
         UsageError: If a number is out of bounds.
@@ -132,10 +132,10 @@ class Supervisor:
         self._clock: Clock = clock or SystemClock()
         self._sources = reload
         self._changes: dict[str, int] = {}
-        """The files that changed last, and how often in a row soon after a start."""
+        """The last changed files, and how often in a row each changed soon after a start."""
         self._slots = [_Slot(sockets[number] if sockets else ()) for number in range(processes)]
         self._children: list[_Child] = []
-        """All that have not been reaped: those of the slots, and those that end."""
+        """All that have not been reaped: the processes of the slots, and those that end."""
         self._selector = selectors.DefaultSelector()
         self._caught: list[int] = []
         self._heeded = 0
@@ -143,7 +143,7 @@ class Supervisor:
         self._is_stopping = False
         self._is_measured = False
         self._told: set[str] = set()
-        """Why none could begin, of the files as they are now."""
+        """Reported reasons why none could begin, with the files as they are now."""
         self._error: ShardqError | None = None
         self._outcome = Outcome()
         self._chores = [_Chore(self._ask, _ASK_EVERY_US)]
@@ -158,11 +158,12 @@ class Supervisor:
         self._ended_counts: Counted = {}
 
     def run(self) -> Outcome:
-        """Start them, and return once all have ended.
+        """Start the processes, and return once all have ended.
 
         Raises:
             ShardqError: If processes die before they are ready.
-            UsageError: If one has more memory than `memory_bytes` before it has done anything.
+            UsageError: If a process has more memory than `memory_bytes` before it has done
+                anything.
         """
         with self._selector, _woken(self._selector, self._caught, self._hangups):
             while True:
@@ -184,15 +185,15 @@ class Supervisor:
         return self._is_stopping
 
     def ask(self, question: bytes, seconds: float, *, of_all: bool = True) -> list[Any]:
-        """Ask the processes that are at work a question; from any thread but that of `run`.
+        """Ask the working processes a question; from any thread except that of `run`.
 
         Args:
             question: One byte of `line`.
             seconds: How long to wait for the answers.
-            of_all: False asks one of them alone.
+            of_all: False to ask only one of them.
 
         Returns:
-            The answers; None of a process that has not answered in time.
+            The answers; None for a process that has not answered in time.
         """
         at_work = [one for one in self._children.copy() if one.ready_us and one.kill_us is None]
         asked = at_work if of_all else at_work[:1]
@@ -214,7 +215,7 @@ class Supervisor:
             return [one.answers[question][1] if has else None for one, has in found]
 
     def counted(self) -> Counted:
-        """What all processes have counted, as they said last; those that have ended included."""
+        """The last reported counts of all processes, including those that have ended."""
         with self._news:
             return merged(self._ended_counts, *(one.counted for one in self._children))
 
@@ -227,7 +228,7 @@ class Supervisor:
         return is_awaited and not self._is_stopping
 
     def _wait(self) -> None:
-        """Until something happens, or is due."""
+        """Wait until something happens, or is due."""
         dues = [slot.start_us for slot in self._slots if slot.start_us is not None]
         dues += [child.kill_us for child in self._children if child.kill_us is not None]
         dues += [chore.due_us for chore in self._chores]
@@ -258,7 +259,7 @@ class Supervisor:
         self._stop_all()
         if is_second:
             for child in self._children:
-                # Of another kind: two of one may arrive as one.
+                # Another kind of signal, because two of a kind may arrive as one.
                 child.signal(signal.SIGINT)
                 child.kill_us = min(child.kill_us or 0, self._now_us() + _MARGIN_US)
 
@@ -266,20 +267,20 @@ class Supervisor:
         self._is_stopping = True
         for slot in self._slots:
             slot.start_us = None
-            # Before the processes end, which answer what still waits in them.
+            # Before the processes end, which answer the connections that still wait.
             for one in slot.sockets:
                 one.close()
         for child in self._children:
             self._end(child)
 
     def _end(self, child: _Child) -> None:
-        """Let a process end gracefully, and within the deadline."""
+        """Let a process end gracefully, within the deadline."""
         if child.kill_us is None:
             self._let_end(child)
             child.signal(signal.SIGTERM)
 
     def _let_end(self, child: _Child) -> None:
-        """Give a process the time that an end may take."""
+        """Give a process the time of a graceful end."""
         if child.kill_us is None:
             child.kill_us = self._now_us() + self._deadline_us + _MARGIN_US
 
@@ -311,7 +312,7 @@ class Supervisor:
         _reap_strangers({child.number for child in self._children})
 
     def _ended(self, slot: _Slot, child: _Child) -> None:
-        """A process has ended that was not asked to."""
+        """Handle the end of a process that was not asked to end."""
         if child.is_done:
             return
         if child.ready_us is None:
@@ -367,7 +368,7 @@ class Supervisor:
             self._selector.register(child.socket, selectors.EVENT_READ, partial(self._hear, child))
 
     def _start_later(self, slot: _Slot, *, is_quick: bool) -> str:
-        """Let a process start in a slot, by delays that double; returns the delay in words."""
+        """Let a process start in a slot, after delays that double; returns the delay as text."""
         slot.quick_ends = slot.quick_ends + 1 if is_quick else 0
         delay_us = 0
         if slot.quick_ends:
@@ -376,7 +377,7 @@ class Supervisor:
         return f" in {span(delay_us / 1_000)}" if delay_us else ""
 
     def _replace(self, child: _Child) -> bool:
-        """Let another process begin at once in the place of one, which ends gracefully."""
+        """Start another process at once in the place of one, which ends gracefully."""
         for slot in self._slots:
             if slot.child is child:
                 slot.child, slot.start_us = None, self._now_us()
@@ -385,7 +386,7 @@ class Supervisor:
         return False
 
     def _replace_all(self) -> None:
-        """Let others begin at once, also where none was to begin before a file changes."""
+        """Replace all processes at once, and fill the slots that wait for a file to change."""
         self._told.clear()
         for slot in self._slots:
             if slot.child is not None:
@@ -414,7 +415,7 @@ class Supervisor:
             elif word == line.ANSWER:
                 self._answered(child, *rest)
         if child.is_gone and not was_gone:
-            # Else every wait would end at once until it is reaped.
+            # Else every wait would end at once until the process is reaped.
             self._selector.unregister(child.socket)
 
     def _answered(self, child: _Child, question: str, answer: Any) -> None:
@@ -449,7 +450,7 @@ class Supervisor:
         self._replace_all()
 
     def _note_changes(self, changed: list[str]) -> None:
-        """Say which file changes whenever processes start, for the app may write it."""
+        """Report a file that changes whenever processes start, because the app may write it."""
         began = [slot.child.ready_us for slot in self._slots if slot.child is not None]
         is_soon = not any(us and self._now_us() - us >= _SETTLED_US for us in began)
         before = self._changes if is_soon else {}
@@ -495,7 +496,7 @@ class Supervisor:
 
 
 class _Chore:
-    """Something that is done every so many microseconds."""
+    """An action that is due every `every_us` microseconds."""
 
     __slots__ = ("act", "due_us", "every_us")
 
@@ -506,15 +507,15 @@ class _Chore:
 
 
 class _Slot:
-    """The place of one process: it, or when another starts there.
+    """The place of one process: the process, or the time of the next start.
 
     Attributes:
         child: The process.
-        start_us: When one starts, in microseconds since boot; None: none does.
-        is_waiting: Whether none starts before a file has changed.
+        start_us: When the next one starts, in microseconds since boot; None: none does.
+        is_waiting: True if none starts before a file has changed.
         quick_ends: How many in a row have ended soon after their beginning.
         failed_starts: How many in a row have ended before they were ready.
-        sockets: What each process that starts there inherits.
+        sockets: The sockets that each process of the slot inherits.
     """
 
     __slots__ = ("child", "failed_starts", "is_waiting", "quick_ends", "sockets", "start_us")
@@ -532,25 +533,25 @@ class _Child:
     """A process, and the supervisor's end of the line to it.
 
     Args:
-        command: What it runs.
+        command: The command.
         started_us: Now, in microseconds since boot.
-        is_reloaded: Whether its sources may change: their bytecode is not kept then, for a file
-            that is changed twice in a second would be taken for the one before.
-        sockets: Sockets that it inherits.
+        is_reloaded: True if its sources may change. Then their bytecode is not kept: a file that
+            changes twice in a second would be taken for the old one.
+        sockets: The sockets that it inherits.
 
     Attributes:
         number: Its process id.
         socket: The line.
-        started_us: When it was started.
-        ready_us: Since when it is at work; None: it is not yet.
-        is_told_slow: Whether it was told of that it is not ready yet.
-        is_gone: Whether its end of the line is closed.
-        is_done: Whether it has said that nothing is left to do.
-        error: Why it ends, by what it said itself: its exit code and a sentence.
-        kill_us: When it is killed if it has not ended; None: it is not to end.
-        is_killed: Whether it was.
-        unanswered: How often in a row it was asked whether it lives, and said nothing.
-        answers: Question -> how often it has answered that, and the last answer.
+        started_us: The time of its start.
+        ready_us: The time since which it works; None: not yet.
+        is_told_slow: True if it was reported as not ready yet.
+        is_gone: True if its end of the line is closed.
+        is_done: True if it has reported that nothing is left to do.
+        error: The reported reason of its end: an exit code and a sentence.
+        kill_us: When it is killed if it has not ended; None: it was not asked to end.
+        is_killed: True if it was killed.
+        unanswered: How many questions in a row it has not answered.
+        answers: Question -> the number of answers, and the last answer.
 
     Raises:
         OSError: If it cannot be started.
@@ -603,28 +604,28 @@ class _Child:
 
     @property
     def counted(self) -> Counted:
-        """What it has counted, as it said last."""
+        """Its last reported counts."""
         _, answer = self.answers.get(line.COUNTS, (0, None))
         return {} if answer is None else answer[0]
 
     def has_ended(self) -> bool:
-        """Whether it has ended; then all else in its process group is ended too."""
+        """True if it has ended; then the rest of its process group is killed too."""
         if self._process.poll() is None:
             return False
-        # As long as its group has a member, its number is not given out again.
+        # While its group has a member, its number is not given out again.
         self._signal_group(signal.SIGKILL)
         return True
 
     def close(self) -> None:
-        """Close the line to it."""
+        """Close the line."""
         self.socket.close()
 
     def signal(self, number: int) -> None:
-        """Send it a signal."""
+        """Send a signal to the process."""
         self._process.send_signal(number)
 
     def kill(self) -> None:
-        """Kill it, and all that it has started in its process group."""
+        """Kill the process, and all of its process group."""
         self.is_killed = True
         self._signal_group(signal.SIGKILL)
 
@@ -638,13 +639,13 @@ class _Child:
         self.put(line.ASK)
 
     def put(self, question: bytes) -> None:
-        """Put a question to it, which it answers in its own time."""
-        # One that does not read, or has died.
+        """Send a question, which the process answers in its own time."""
+        # It may not read, or have died.
         with suppress(OSError):
             self.socket.send(question)
 
     def heard(self) -> Iterator[list[Any]]:
-        """What it has said since the last call."""
+        """Its reports since the last call."""
         try:
             while read := self.socket.recv(_READ_BYTES):
                 self._heard += read
@@ -658,7 +659,7 @@ class _Child:
         yield from map(json.loads, lines)
 
     def why_ended(self) -> str:
-        """What is said of its end."""
+        """The reason of its end, as text."""
         if self.error is not None:
             return self.error[1].removesuffix(".")
         code = self.code or 0
@@ -682,10 +683,10 @@ def _signal_name(number: int) -> str:
 
 
 def _reap_strangers(own: set[int]) -> None:
-    """Reap what children have left: as process 1 of a container, this one inherits it.
+    """Reap orphans that children have left: as process 1 of a container, this one inherits them.
 
     Args:
-        own: The children, of which one may have ended just now: the next turn sees it.
+        own: The children; if one of them has just ended, the rest waits for the next turn.
     """
     if not hasattr(os, "waitid"):
         return
@@ -697,7 +698,7 @@ def _reap_strangers(own: set[int]) -> None:
 
 
 def resident_bytes(process: int) -> int | None:
-    """What a process has in memory; None where it has ended, or nothing tells it.
+    """The resident memory of a process; None if it has ended, or the system does not report it.
 
     Args:
         process: Its id.
@@ -723,12 +724,12 @@ def _mb(count: int) -> str:
 def _woken(
     selector: selectors.BaseSelector, caught: list[int], hangups: list[int]
 ) -> Iterator[None]:
-    """Let signals end the waits of a selector: those that ask for an end, and of ended children.
+    """Let signals end the waits of a selector: SIGTERM, SIGINT, SIGCHLD, and SIGHUP unless ignored.
 
     Args:
         selector: The selector.
-        caught: Filled with those that ask for an end.
-        hangups: Filled with those that ask for other processes.
+        caught: Filled with signals that ask for an end.
+        hangups: Filled with signals that ask for a replacement of the processes.
     """
     reader, writer = socket.socketpair()
     reader.setblocking(False)
@@ -741,13 +742,13 @@ def _woken(
         if not is_in_terminal:
             hangups.append(number)
         elif not caught:
-            # A terminal that is closed may send several.
+            # A closed terminal may send several.
             caught.append(number)
 
     def pass_over(_number: int, _frame: FrameType | None) -> None:
-        """A handler, without which nothing would be written to the socket."""
+        """Do nothing. Without a handler nothing would be written to the socket."""
 
-    # Once it is closed, nothing tells that it was one.
+    # Asked now: a closed terminal can no longer be recognized.
     is_in_terminal = sys.stdin is not None and sys.stdin.isatty()
     handlers = {signal.SIGTERM: catch, signal.SIGINT: catch, signal.SIGCHLD: pass_over}
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:

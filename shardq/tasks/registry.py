@@ -1,4 +1,4 @@
-"""What the tasks of an app share: their names, and the store that their jobs are in."""
+"""The shared state of an app's tasks: their names, and the store with their jobs."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ if TYPE_CHECKING:
 
 DEFAULT_STORE = "sqlite:///shardq.db"
 _guards: list[Callable[[Registry], object]] = []
-"""What is asked before an app uses its store: a sandbox refuses those that are not in it."""
+"""Called before an app uses its store: a sandbox refuses apps that are not in it."""
 
 
 class Registry:
-    """The tasks of one app by name, and its store. From any thread.
+    """The tasks of one app by name, and its store. Safe from any thread.
 
     Args:
-        store: A url, or a connection; None: as the environment says.
-        middleware: What is done around each put and run.
-        on_dead: Called with each job that dies and whose task says nothing else.
-        traces: As for `shardq.connect`, where the store is a url.
+        store: A url, or a connection; None: `SHARDQ_STORE`, or a default.
+        middleware: Context managers around each put and run.
+        on_dead: Called with each dead job whose task has no `on_dead` of its own.
+        traces: As for `shardq.connect`, if the store is a url.
 
     Attributes:
-        middleware: What was given.
+        middleware: The app's middleware.
         definitions: The tasks, by their own names.
-        on_start: What a worker calls before jobs run.
-        on_stop: What it calls after that, the last first.
+        on_start: Functions that a worker calls before jobs run.
+        on_stop: Functions that it calls after that, the last first.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Registry:
         self.definitions: dict[str, Definition] = {}
         self._by_name: dict[str, Definition] = {}
         self._store = store
-        # A program may go elsewhere before its first put.
+        # Taken now: a program may change its directory before its first put.
         self._directory: Path | None = None
         with suppress(FileNotFoundError):
             self._directory = Path.cwd()
@@ -71,10 +71,10 @@ class Registry:
         self._lock = locks.new()
 
     def add(self, definition: Definition) -> None:
-        """Add a task, in the place of the one that an earlier run of the same lines has declared.
+        """Add a task; replaces the task that an earlier run of the same lines has declared.
 
         Raises:
-            UsageError: If one of its names is another's.
+            UsageError: If another task has one of its names.
         """
         names = (definition.name, *definition.aliases)
         before = self.definitions.get(definition.name)
@@ -91,11 +91,11 @@ class Registry:
                 del self._by_name[name]
         self.definitions[definition.name] = definition
         self._by_name |= dict.fromkeys(names, definition)
-        # It may ask for more attempts than its queue has allowed so far.
+        # The new task may ask for more attempts than its queue has allowed so far.
         self._queues.pop(definition.options.queue, None)
 
     def find(self, name: str) -> Definition | None:
-        """The task of a name or an alias, else the only one of a shorter name; None without one."""
+        """The task of a name or an alias, else the only one of a shorter name; else None."""
         found = self._by_name.get(name)
         if found is None:
             shorter = [one for one in self.definitions.values() if name in one.shorter]
@@ -103,21 +103,21 @@ class Registry:
         return found
 
     def meant(self, name: str) -> str:
-        """The name of a task that is like one that none has; empty if none is."""
+        """The name of a task that resembles an unknown one; empty if none does."""
         return names.nearest(name, self.definitions) or ""
 
     def known(self, name: str) -> str:
-        """What tasks there are, for the error of a name that none has."""
+        """A sentence on the existing tasks, for the error of an unknown name."""
         every = ", ".join(self.definitions) or "none"
         return names.hint(name, self.definitions, f"it has {every}.")
 
     @property
     def hears_of_dead(self) -> bool:
-        """True if anything is to be called with jobs that die."""
+        """True if a function is to be called with dead jobs."""
         return self._on_dead is not None or any(one.on_dead for one in self.definitions.values())
 
     def on_dead(self, message: Message) -> object:
-        """Call what a dead job's task says, or else the app; returns what that does."""
+        """Call the `on_dead` of a dead job's task, or else the app's; returns its result."""
         task = self.find(message.headers.get(TASK_HEADER, ""))
         call = self._on_dead if task is None or task.on_dead is None else task.on_dead
         return None if call is None else call(message)
@@ -129,7 +129,7 @@ class Registry:
 
     @property
     def connection(self) -> Connection:
-        """The store, opened if it was not.
+        """The store, opened on first use.
 
         Raises:
             BadUrl, SchemaMissing, StoreUnavailable: As for `shardq.connect`.
@@ -148,14 +148,14 @@ class Registry:
 
     @property
     def clock(self) -> Clock:
-        """The store's clock; the machine's where it was not opened yet."""
+        """The store's clock; the machine's if the store was not opened yet."""
         connection = self._connection
         return SystemClock() if connection is None else connection._home.clock
 
     def queue(self, name: str) -> Queue:
-        """One of its queues, made where there is none.
+        """A queue of the app, made if it does not exist.
 
-        It lets a message be delivered as often as the tasks ask for that put into it.
+        It allows as many deliveries of a message as the tasks that are put into it ask for.
         """
         for guard in _guards:
             guard(self)
@@ -176,14 +176,14 @@ class Registry:
         if queue.settings.attempts < attempts:
             queue.alter(attempts=attempts)
         with self._lock:
-            # Not one of a store that is closed by now: it would be kept.
+            # Not if the store was closed meanwhile: its queue would be kept.
             if self._connection is db:
                 self._queues[name] = queue
         return queue
 
     @property
     def store(self) -> str | Connection:
-        """The connection that was given, or else the url of the store that it opens by itself."""
+        """The app's connection, or else the url of the store that it opens."""
         store = self._store or os.environ.get(STORE_VARIABLE) or DEFAULT_STORE
         if isinstance(store, Connection) or self._directory is None:
             return store
@@ -191,10 +191,10 @@ class Registry:
 
     @contextmanager
     def on(self, connection: Connection) -> Iterator[None]:
-        """While this lasts, jobs are in another store; after it, where they were before.
+        """Keep jobs in another store while this lasts; afterwards in the same one as before.
 
         Args:
-            connection: To the other store; who gives it also closes it.
+            connection: The connection to the other store; the caller closes it.
         """
         with self._lock:
             before = self._store, self._connection, self._queues
@@ -207,7 +207,7 @@ class Registry:
                 self._store, self._connection, self._queues = before
 
     def close(self) -> None:
-        """Close the store, unless it was given as a connection; a put opens it anew."""
+        """Close the store, unless it was given as a connection; a put reopens it."""
         with self._lock:
             connection = self._connection
             self._queues = {}
@@ -219,7 +219,7 @@ class Registry:
 
 @contextmanager
 def guarded(guard: Callable[[Registry], object]) -> Iterator[None]:
-    """While this lasts, ask before an app uses its store; what is raised refuses it."""
+    """While this lasts, call a guard before an app uses its store; its error refuses the store."""
     _guards.append(guard)
     try:
         yield
@@ -228,7 +228,7 @@ def guarded(guard: Callable[[Registry], object]) -> Iterator[None]:
 
 
 def _is_run_anew(before: Definition, definition: Definition) -> bool:
-    """Whether a task is declared again because its lines are: of a notebook's cell, or a reload."""
+    """True if a task is declared again because its lines are: a notebook's cell, or a reload."""
     old, new = before.function, definition.function
     if getattr(new, "__module__", None) != getattr(old, "__module__", None):
         return False
@@ -238,6 +238,6 @@ def _is_run_anew(before: Definition, definition: Definition) -> bool:
     module = sys.modules.get(new.__module__)
     if new.__module__ == "__main__":
         return not hasattr(module, "__file__")
-    # What is imported for the first time declares each of its functions once.
+    # A first import declares each of the module's functions once.
     spec = getattr(module, "__spec__", None)
     return spec is not None and not getattr(spec, "_initializing", False)

@@ -1,4 +1,4 @@
-"""A run: one attempt of a job, from its begin to what it came to."""
+"""A run: one attempt of a job, from its beginning to its outcome."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ class Ended(NamedTuple):
     """A run that has ended, for the worker's log.
 
     Attributes:
-        task: The name of its task, known here or not; empty where the message names none.
-        id: The job's.
+        task: The name of its task, known here or not; empty if the message names none.
+        id: The job's id.
         queue: Its queue's name.
         attempt: Its number, from 1.
         seconds: How long it ran.
-        state: `done`, `retrying`, `failed` (it is dead now), `snoozed`, `expired`, `cancelled` (it
-            was, while it ran, and has heeded that) or `unknown`.
-        error: Why, in a line; empty where it is done.
-        delay_ms: After how long it comes again; None where it does not.
-        traceback: Of the function's error, from its own code on; empty without one.
+        state: `done`, `retrying`, `failed` (it is dead now), `snoozed`, `expired`, `cancelled`
+            (while it ran, and it has stopped) or `unknown`.
+        error: The reason, in a line; empty if it is done.
+        delay_ms: The delay until it is delivered again; None if it is not.
+        traceback: The traceback of the function's error, from its own code on; empty without one.
     """
 
     task: str
@@ -42,13 +42,13 @@ class Ended(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What the headers of a job say.
+    """The decision for a job's headers.
 
     Attributes:
         task: Its task.
         policy: How it runs.
-        is_plain: Whether it is called in the handler's thread, with nothing around it.
-        is_held: Whether its delivery may end at another time than the call of its handler.
+        is_plain: True if it is called in the handler's thread, with nothing around it.
+        is_held: True if its delivery may end at another time than the call of its handler.
     """
 
     task: Definition
@@ -61,14 +61,14 @@ class Run:
     """A job that runs.
 
     Attributes:
-        message: Its delivery.
-        plan: What its headers say.
-        context: What its function sees.
-        began_us: Time since boot.
-        lock: Held while it is decided what it comes to.
-        is_over: Whether that was decided: what its function still does counts no more.
-        ending: By which it ends; None where its handler's return does.
-        progress: How far it last said to be, and its note.
+        message: The delivery.
+        plan: The plan for its headers.
+        context: The context that its function sees.
+        began_us: Time since boot at which it began.
+        lock: Held while its outcome is decided.
+        is_over: True if its outcome was decided: the function's later actions do not count.
+        ending: Ends the delivery; None if its handler's return does.
+        progress: The last reported progress, and its note.
     """
 
     __slots__ = (
@@ -86,7 +86,7 @@ class Run:
         self.progress: tuple[float | None, str] = (None, "")
 
     def begin(self, now_ms: int, boot_us: int) -> None:
-        """Its function is called now, after it has waited for others, or for a slot."""
+        """Note that its function is called now, after a wait for a batch or a slot."""
         self.began_us = boot_us
         if self.ending is not None:
             self.ending.begun_us = boot_us

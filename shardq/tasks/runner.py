@@ -1,4 +1,4 @@
-"""Runs the jobs of one queue: from a message to a call of its function, and to what that comes to.
+"""Runs the jobs of one queue: from a message to a call of its function, and to its outcome.
 
 ```
  message ──► task known? ── no ──► snoozed, by delays that double
@@ -7,8 +7,8 @@
                                       └─ raises ──► by its policy: again, or buried
 ```
 
-Jobs that are `async`, have a time limit or come in batches are held: their deliveries end when they
-do, or when their time is over, whichever is first (`engine/storing/ending.py`).
+Jobs that are `async`, have a time limit or belong to a batch are held: their deliveries end when
+they end or exceed their limit, whichever is first (`engine/storing/ending.py`).
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ _IF_ASYNC = "await it in the function, or in the decorator below @app.task, and 
 _IF_LAZY = "run it to its end"
 _UNKNOWN_MS = 1_000
 _UNKNOWN_MS_MAX = 3_600_000
-"""A job of an unknown task is looked at again after as long as it has waited, between these."""
+"""A job of an unknown task is postponed for as long as it has waited, between these bounds."""
 
 
 class _Stopped(Discard):
-    """A job has ended as it was told to, by a cancel."""
+    """A job has stopped because of a cancel."""
 
     def __init__(self) -> None:
         super().__init__("cancelled while it ran")
@@ -75,18 +75,18 @@ class Runner:
     """Runs the jobs of one queue. Called with each message, in a handler's thread.
 
     Args:
-        registry: The tasks that it knows.
-        clock: The store's.
-        loop: Where coroutines run.
-        watch: By which sync functions are noticed that are over their limits.
-        keeping: Where results and progress are kept.
-        batches: Where jobs wait for others of their batch.
-        on_end: Told each run that has ended; None where nobody listens.
-        on_overrun: Told of a function that still runs though its time is over.
+        registry: The known tasks.
+        clock: The store's clock.
+        loop: Runs coroutines.
+        watch: Reports sync functions that exceed their limits.
+        keeping: Stores results and progress.
+        batches: Collects the jobs of a batch.
+        on_end: Called with each run that has ended; None: no call.
+        on_overrun: Called when a function runs on after its limit.
 
     Attributes:
-        hold: Of its consumer: holds the delivery that this thread handles.
-        is_stopping: Of its consumer: whether nothing is to begin any more.
+        hold: Holds the delivery that this thread handles. The consumer's.
+        is_stopping: True once nothing is to begin any more. The consumer's.
     """
 
     hold: Callable[[], Ending]
@@ -114,11 +114,11 @@ class Runner:
         self._on_overrun = on_overrun
         self._plans: dict[str | None, Plan] = {}
         self._outcomes: dict[tuple[str, int], Outcome] = {}
-        """What was decided a moment ago, by message id and `id` of the error, until it is asked."""
+        """Outcomes by message id and `id` of the error, kept until `judge` is called."""
         self._traces = registry.connection._home.traces
         self._is_bare = not registry.middleware and on_end is None and self._traces is None
         self._process = object()
-        """Another one in a child: what began in the parent is the parent's."""
+        """Another object in a forked child: runs that began in the parent are the parent's."""
         locks.in_child(self, Runner._begin_child)
 
     def __call__(self, message: Message) -> None:
@@ -153,12 +153,12 @@ class Runner:
             self._run_sync([run], lambda: self._called(run))
 
     def judge(self, message: Message, error: BaseException) -> Outcome:
-        """What a failed run comes to, by its policy."""
+        """The outcome of a failed run, by its policy."""
         decided = self._outcomes.pop((message.id, id(error)), None)
         if decided is not None:
             return decided
         try:
-            # It may have been forgotten while the job ran, for others that came.
+            # The plan may have been dropped while the job ran.
             plan = self._plans.get(message._row.headers) or self._planned(message)
         except (Snooze, ShardqError):
             plan = None
@@ -173,7 +173,7 @@ class Runner:
     # Before the run -------------------------------------------------------------------------------
 
     def _planned(self, message: Message) -> Plan:
-        """What a job's headers say.
+        """The plan for a job's headers.
 
         Raises:
             Snooze: If they name no task that is known here.
@@ -183,7 +183,7 @@ class Runner:
         task = None if name is None else self._registry.find(name)
         if task is None:
             row = message._row
-            # It may have been put to be due long before.
+            # It may have been put long before its due.
             since_ms = max(row.order[0], row.entered_us // 1_000)
             waited_ms = self._clock.now_ms() - since_ms
             delay_ms = min(max(waited_ms, _UNKNOWN_MS), _UNKNOWN_MS_MAX)
@@ -203,7 +203,7 @@ class Runner:
         return plan
 
     def _unknown(self, headers: Mapping[str, str]) -> str:
-        """Why a job waits whose task the app does not have, and what helps."""
+        """Why a job of an unknown task waits, and the remedy."""
         name = headers.get(TASK_HEADER)
         if not name:
             return "its headers name no task"
@@ -218,11 +218,11 @@ class Runner:
         return said
 
     def _expired(self, message: Message, expires_ms: int) -> str:
-        """Why a job is of no use any more; empty where it is."""
+        """Why a job is of no use any more; empty if it is of use."""
         late_ms = self._clock.now_ms() - message._row.order[0]
         if late_ms <= expires_ms:
             return ""
-        # Milliseconds of what is late by hours tell nobody anything.
+        # If it is late by hours, milliseconds tell nobody anything.
         late = span_text(late_ms * 1_000) if late_ms > _SECOND_MS else duration_text(late_ms)
         return f"expired: due {late} ago, and of use for {duration_text(expires_ms)}"
 
@@ -230,7 +230,7 @@ class Runner:
         """End a job that is not to run any more.
 
         Raises:
-            BaseException: The error, where its handler is to raise it.
+            BaseException: The error, if its handler is to raise it.
         """
         self._conclude_one(self._begun(message, plan), None, error)
 
@@ -271,12 +271,12 @@ class Runner:
             running.reset(before)
             if token is not None:
                 token.end()
-        # A child that the function has forked is ended by whoever called this.
+        # A child that the function has forked is ended by the caller.
         if self._process is process:
             self._conclude(runs, value, error)
 
     def _submit(self, runs: list[Run], call: Callable[[], Awaitable[Any]]) -> None:
-        """Let a coroutine run in the worker's loop."""
+        """Run a coroutine in the worker's loop."""
         first, process = runs[0], self._process
         limit_ms = first.plan.policy.timeout_ms
 
@@ -326,13 +326,14 @@ class Runner:
                 self._begin(good)
                 self._run_sync(good, lambda: task.function(items))
         except RuntimeError as error:
-            # Where this process may start no thread; the handlers of the others have returned.
+            # This process may not be allowed to start a thread; the handlers of the others have
+            # returned.
             if self._process is not process:
                 raise
             self._conclude(good, None, error)
 
     def _begin(self, runs: list[Run]) -> None:
-        """They have waited until now."""
+        """Begin runs that have waited until now."""
         now_ms, boot_us = self._clock.now_ms(), self._clock.boot_us()
         for run in runs:
             run.begin(now_ms, boot_us)
@@ -341,7 +342,7 @@ class Runner:
     def _around(self, runs: list[Run]) -> Iterator[None]:
         first = runs[0].message
         with ExitStack() as stack:
-            # Of a batch another thread may run, or the caller of a step.
+            # Another thread may run a batch, or the caller of a step.
             stack.callback(handled.reset, handled.set(first))
             if self._traces is not None:
                 stack.enter_context(self._traces.run(*[run.message for run in runs]))
@@ -351,7 +352,7 @@ class Runner:
             yield
 
     def _overrun(self, runs: list[Run], limit_ms: int) -> None:
-        """A sync function is over its limit: its jobs go on by their policy, and it runs on."""
+        """End the jobs of a sync function over its limit, by policy; the function runs on."""
         limit = duration_text(limit_ms)
         if self._conclude(runs, None, TimeLimit(f"took longer than {limit}")):
             first = runs[0]
@@ -363,12 +364,12 @@ class Runner:
     # After the run --------------------------------------------------------------------------------
 
     def _conclude(self, runs: list[Run], value: Any, error: BaseException | None) -> bool:
-        """End runs; returns whether they had not ended.
+        """End runs; True if they had not ended.
 
-        What a batch has returned may say of each of its jobs how it has ended.
+        The result of a batch may hold an outcome for each of its jobs.
 
         Raises:
-            BaseException: The error, of one whose handler is to raise it.
+            BaseException: The error, if a handler is to raise it.
         """
         errors = [error] * len(runs)
         task = runs[0].plan.task
@@ -411,21 +412,21 @@ class Runner:
     def _kept(
         self, run: Run, error: BaseException | None, outcome: Outcome, lost: Exception | None
     ) -> None:
-        """What a run came to is stored; or it is not, and `lost` says why."""
+        """End a run after its result was stored; `lost` is the error if it was not."""
         if lost is None:
             self._end(run, error, outcome)
         elif error is None:
-            # It is run once more rather than never known to have run.
+            # It is run once more, so that its result is not lost.
             self._end(run, lost)
         else:
             log.warning("why message %s failed is not kept: %s", run.message.id, lost)
             self._end(run, error, outcome)
 
     def _end(self, run: Run, error: BaseException | None, outcome: Outcome | None = None) -> bool:
-        """End a run's delivery; returns whether it had not ended.
+        """End a run's delivery; True if it had not ended.
 
         Raises:
-            BaseException: The error, where its handler is to raise it.
+            BaseException: The error, if its handler is to raise it.
         """
         if outcome is None:
             outcome = ACKED if error is None else self._judged(run.message, run.plan, error)
@@ -465,7 +466,7 @@ class Runner:
     def _told(
         self, task: str, message: Message, seconds: float, state: str, outcome: Outcome
     ) -> Outcome:
-        """The outcome of a run, reported where somebody listens."""
+        """The outcome of a run, after a call of `on_end`."""
         if self._on_end is None:
             return outcome
         ended = Ended(
@@ -492,11 +493,11 @@ class Runner:
 
 
 def _checked(plan: Plan, value: Any) -> Any:
-    """What a function has come to, its work done.
+    """The return value of a function that has done its work.
 
     Raises:
-        Bury: If it has returned what would do its work, as an async one does that is called by a
-            decorator which does not await it.
+        Bury: If the value would still do the work, as the coroutine of an async function that a
+            decorator does not await.
     """
     if left := unrun(value, _IF_ASYNC, _IF_LAZY):
         raise Bury(f"task {plan.task.name} returned {left}")
@@ -518,4 +519,4 @@ _KEPT = {
     Fate.CANCEL: results.EXPIRED,
     Fate.EXPIRE: results.EXPIRED,
 }
-"""What is kept of what a run came to; of a snooze nothing is."""
+"""The recorded state for each fate of a run; a snooze records none."""

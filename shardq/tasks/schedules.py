@@ -1,4 +1,4 @@
-"""The schedules of an app's tasks that are in the store."""
+"""The schedules of an app's tasks in the store."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 class AppSchedules:
     """The schedules in the queues of an app's tasks: `app.schedules["nightly"]`.
 
-    Made by `App.schedules`. One that is not there raises `UnknownSchedule`, but for `get`.
+    Made by `App.schedules`. A missing schedule raises `UnknownSchedule`, except in `get`.
 
-    `every`, `cron` and `schedule` make one now, at run time: one for each customer, say. The very
-    same one that is there already is left as it is. A worker that starts leaves them alone.
+    `every`, `cron` and `schedule` make one now, at run time: one for each customer, say. An
+    identical existing schedule stays as it is. A worker's start does not change schedules made so.
 
     """
 
@@ -40,7 +40,7 @@ class AppSchedules:
         self._registry = registry
 
     def get(self, name: str, *, queue: str | None = None) -> Schedule | None:
-        """A schedule as it is now; None if there is none.
+        """The current state of a schedule; None if there is none.
 
         Args:
             name: Its name.
@@ -76,15 +76,15 @@ class AppSchedules:
         count: int | None = None,
         **policies: Unpack[PolicyOptions],
     ) -> Schedule:
-        """Put a task again and again, each time after an interval, from now on.
+        """Put a task repeatedly, each time after an interval, from now on.
 
         Args:
             interval: How long, from 1 s. Clock changes do not touch it.
             call: The task, or `task.of(..)` with its arguments.
             name: The schedule's, unique in the task's queue; the task's name unless given.
             start: When it fires first; None: one interval from now.
-            end: It fires no later.
-            at_start: Whether it fires right away, once made; instead of a start.
+            end: When it stops firing.
+            at_start: True to fire as soon as it is made; instead of a start.
             count: How often it fires; None: for ever.
             policies: As `PolicyOptions` names them.
 
@@ -116,7 +116,7 @@ class AppSchedules:
             tz: The zone of that wall clock, by its IANA name.
             name: The schedule's, unique in the task's queue; the task's name unless given.
             start: It fires no sooner.
-            end: It fires no later.
+            end: When it stops firing.
             count: How often it fires; None: for ever.
             policies: As `PolicyOptions` names them.
 

@@ -1,4 +1,4 @@
-"""Several processes as one: what they have counted is added up; they are live and ready together.
+"""Several processes as one: their counts are added up; they are live and ready together.
 
 ```
  a scrape, a probe ──► supervisor ──► each process: counts, live, ready · one: what the store holds
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 _COUNTS_S = 1.0
 _STORE_S = 9.0
 _PROBE_S = 3.0
-"""A process is asked for so long: it waits a second for its store, and for its interpreter."""
+"""The wait for a process's answer: it waits a second for its store, and for its interpreter."""
 _LARGEST = ("shardq_clock_offset_seconds",)
-"""Gauges of processes of which the largest is shown; of others, the sum."""
+"""Gauges of which the largest value is shown; of others, the sum."""
 
 
 class Several:
-    """The processes of a supervisor, as one to those who watch it. From any thread.
+    """The processes of a supervisor, shown as one. Safe from any thread.
 
     Args:
         supervisor: The supervisor.
@@ -38,7 +38,7 @@ class Several:
     # Metrics --------------------------------------------------------------------------------------
 
     def metrics(self) -> tuple[dict[str, Any], Counted]:
-        """Gauges and totals, and what all processes have counted, those that ended included."""
+        """Gauges and totals, and the counts of all processes, including those that have ended."""
         [store] = self._supervisor.ask(line.STORE, _STORE_S, of_all=False) or [None]
         answers = self._supervisor.ask(line.COUNTS, _COUNTS_S)
         values: dict[str, list[float]] = {}
@@ -54,18 +54,18 @@ class Several:
     # Health ---------------------------------------------------------------------------------------
 
     def live(self) -> Sign:
-        """Whether each process that is at work is live; one that does not answer is not."""
+        """Live if each working process is; a process that does not answer is not."""
         return self._worst(self._supervisor.ask(line.LIVE, _PROBE_S))
 
     def ready(self) -> Sign:
-        """Whether a process is at work, and each of them is ready."""
+        """Ready if there are working processes and each is ready."""
         if self.is_leaving():
             return Sign(False, "leaving")
         answers = self._supervisor.ask(line.READY_NOW, _PROBE_S)
         return self._worst(answers) if answers else Sign(False, "no process is ready")
 
     def is_leaving(self) -> bool:
-        """True once all are to end."""
+        """True once all processes are to end."""
         return self._supervisor.is_stopping
 
     @staticmethod

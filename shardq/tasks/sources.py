@@ -1,4 +1,4 @@
-"""The Python files of an app, and whether one of them has changed."""
+"""The Python files of an app, and their changes."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ _PASSED_OVER = {"__pycache__", "node_modules", "site-packages"}
 
 
 class Sources:
-    """What `*.py` files are below some directories, as they were when these were last looked at.
+    """The `*.py` files below some directories, as they were at the last look.
 
     Hidden folders, virtual environments, `site-packages`, `__pycache__` and `node_modules` are
-    passed over.
+    skipped.
 
     Args:
-        directories: They.
-        excludes: Patterns of files and folders that are passed over as well, by `Path.match`:
-            `gen` and `*_pb2.py` are found at any depth.
+        directories: The directories.
+        excludes: Patterns of more files and folders to skip, by `Path.match`: `gen` and `*_pb2.py`
+            match at any depth.
     """
 
     def __init__(self, *directories: Path, excludes: Sequence[str] = ()) -> None:
@@ -31,13 +31,13 @@ class Sources:
         self._changed: set[str] = set()
 
     def changed(self) -> list[str]:
-        """Look once; which files have changed, been added or deleted, once they stand still.
+        """Look once; the files that have changed, been added or deleted, once they stand still.
 
-        A file that was changed since the last look may be half written: it is returned by the next
-        look that finds all as the one before it did.
+        A file that changed since the last look may be half written: it is returned by the first
+        look that finds all files as the look before.
 
         Returns:
-            Paths from their directory on, sorted; empty where there is nothing to tell.
+            Paths relative to their directory, sorted; empty if nothing has changed.
         """
         now = dict(self._stamps())
         differing = {path for path, _ in now.items() ^ self._seen.items()}
@@ -49,13 +49,13 @@ class Sources:
         return found
 
     def _stamps(self) -> Iterator[tuple[str, tuple[int, int, int]]]:
-        """Each file, and what differs once it was written, or another took its name."""
+        """Each file, and a stamp that changes when it is written or replaced."""
         for directory in self._directories:
             for path in self._files(directory):
                 try:
                     stat = path.stat()
                 except OSError:
-                    # Deleted since, or a link to nowhere.
+                    # Deleted since, or a broken link.
                     continue
                 stamp = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
                 yield str(path.relative_to(directory)), stamp

@@ -48,17 +48,17 @@ _NOT_SCHEDULED = {
     "debounce": "a schedule would put the same job off for ever; give the task "
     "using(on_conflict='keep', max_wait=None)",
 }
-"""Options of a put that make no sense with a schedule, why, and what to do."""
+"""Options of a put that make no sense with a schedule; each with the reason and the remedy."""
 _SWALLOWED = "nothing was put, and middleware keeps the error to itself; let its put(draft) raise."
 
 
 class _Given(string.Formatter):
-    """Fills in a template; what is None gives no name."""
+    """Fills in a template; None has no text."""
 
     def get_field(
         self, field_name: str, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[Any, Any]:
-        """The value of a field, and the argument that it is in.
+        """The value of a field, and the argument that contains it.
 
         Raises:
             ValueError: If it is None.
@@ -73,7 +73,7 @@ _given = _Given()
 
 
 class Call(Generic[P]):
-    """The arguments of one job, and the options that it is put with. `Bound.of` makes it."""
+    """The arguments of one job, and the options of its put. Made by `Bound.of`."""
 
     __slots__ = ("_args", "_bound", "_kwargs")
 
@@ -83,7 +83,7 @@ class Call(Generic[P]):
         self._kwargs = kwargs
 
     def _scheduled(self) -> ScheduledCall:
-        """What a schedule puts each time that it fires.
+        """The job that a schedule puts each time it fires.
 
         Raises:
             BadArguments: If the function does not take the arguments.
@@ -93,7 +93,7 @@ class Call(Generic[P]):
 
 
 class WithoutArguments(Protocol):
-    """A task, with options or not, that may be put without arguments."""
+    """A task, with options or not, that can be put without arguments."""
 
     @property
     def name(self) -> str:
@@ -104,15 +104,15 @@ class WithoutArguments(Protocol):
 
 
 class ScheduledCall(NamedTuple):
-    """What a schedule of a task puts each time that it fires.
+    """The job that a schedule of a task puts each time it fires.
 
     Attributes:
         task: The task.
-        registry: Of its app.
-        queue: The name of the queue that it goes to.
+        registry: The app's tasks.
+        queue: The name of the job's queue.
         attempts: How often each job may run.
-        body: The arguments.
-        options: The others of `Queue.put`.
+        body: The arguments as JSON.
+        options: The other options of `Queue.put`.
     """
 
     task: Definition
@@ -126,7 +126,7 @@ class ScheduledCall(NamedTuple):
 class Bound(FromElsewhere, Generic[P, R]):
     """A task with options, ready to be put. Made by `Task.using`.
 
-    From any thread.
+    Safe from any thread.
     """
 
     def __init__(
@@ -139,10 +139,10 @@ class Bound(FromElsewhere, Generic[P, R]):
         """Made by `Task` and `using`.
 
         Args:
-            registry: Of its app.
+            registry: The app's tasks.
             definition: The task.
-            options: How it is put.
-            literal: Of key and group those that are taken as they are.
+            options: The options of its puts.
+            literal: The options among key and group whose braces stay as they are.
         """
         self._registry = registry
         self._task = definition
@@ -165,18 +165,18 @@ class Bound(FromElsewhere, Generic[P, R]):
         return self._task.name
 
     def check(self) -> None:
-        """Resolve the type hints of the function, which a put does otherwise.
+        """Resolve the type hints of the function, which otherwise the first put does.
 
         Raises:
-            UsageError: If one cannot be resolved, or no JSON be made of it.
+            UsageError: If a hint cannot be resolved, or its values cannot be JSON.
         """
         self._task.signature.check(result=self._options.policy.keep_ms is not None)
 
     def put(self, /, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
-        """Put a job: the function is to be called with these arguments.
+        """Put a job: a worker calls the function with these arguments.
 
         Returns:
-            The job. With a key that another job has, that one.
+            The job. If another job has the key, that one.
 
         Raises:
             BadArguments: If the function does not take them, by its signature and its type hints,
@@ -222,17 +222,17 @@ class Bound(FromElsewhere, Generic[P, R]):
         """Put a job for each item of an iterable, lazily, as fast as `Queue.put_many`.
 
         Args:
-            items: What the function is to be called with: `task.of(..)`, which a type checker
-                checks and which may have options of its own; a tuple of arguments by position; or
-                a mapping of them by name.
-            ids: Whether to return the jobs' ids, for `App.job`.
+            items: The arguments of each call: `task.of(..)`, which a type checker checks and which
+                may have options of its own; a tuple of arguments by position; or a mapping of them
+                by name.
+            ids: True to return the jobs' ids, for `App.job`.
 
         Returns:
             How many were put, or their ids in order.
 
         Raises:
-            BadArguments: If the function does not take an item; those before it are stored, and a
-                note says how many.
+            BadArguments: If the function does not take an item; the items before it are stored, and
+                a note on the error has their number.
             KeyTaken, StoreTimeout, StoreUnavailable: As for `Queue.put_many`.
         """
         queue = self._registry.queue(self._options.queue)
@@ -240,14 +240,14 @@ class Bound(FromElsewhere, Generic[P, R]):
         return queue.put_many(self._messages(items), ids=ids)
 
     def of(self, /, *args: P.args, **kwargs: P.kwargs) -> Call[P]:
-        """Arguments for `put_many` and for schedules, which a type checker can check."""
+        """Arguments for `put_many` and for schedules, in a form that type checkers check."""
         return Call(self, args, kwargs)
 
     def using(self, **options: Unpack[CallOptions]) -> Bound[P, R]:
         """The same task, put with other options.
 
         Args:
-            options: In the place of those that it has.
+            options: Options that replace those of the task.
 
         Raises:
             UsageError: If one is unknown or cannot be used, or two contradict each other.
@@ -278,7 +278,7 @@ class Bound(FromElsewhere, Generic[P, R]):
     def _drafted(
         self, stack: ExitStack, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> dict[str, str]:
-        """The headers of a put, once the app's middleware has seen it."""
+        """The headers of a put, after the app's middleware has seen it."""
         middleware = self._registry.middleware
         if not middleware:
             return self._headers
@@ -369,7 +369,7 @@ def check_attempts(task: str, attempts: int, queue: Queue) -> None:
 
 
 class _Declared(Bound[P, R]):
-    """What a declaration makes: the task with its own options, in the place of its function."""
+    """The task that replaces its function in the module, with its own options."""
 
     def __init__(self, registry: Registry, definition: Definition) -> None:
         super().__init__(registry, definition, definition.options)
@@ -380,7 +380,8 @@ class _Declared(Bound[P, R]):
         self.__qualname__ = getattr(function, "__qualname__", self.__name__)
         self.__wrapped__: Callable[..., Any] = function
         if inspect.isfunction(function):
-            # By these `inspect`, and frameworks that await what is async, take it for a function.
+            # With these attributes `inspect`, and frameworks that await async functions, accept it
+            # as one.
             for name in ("__code__", "__defaults__", "__kwdefaults__", "__annotations__"):
                 setattr(self, name, getattr(function, name))
 
@@ -388,14 +389,14 @@ class _Declared(Bound[P, R]):
         return f"<task {self.name} of queue {self._options.queue!r}>"
 
     def __reduce__(self) -> str:
-        # As functions are pickled: by the name that their module has for them.
+        # Pickled like a function: by its name in the module.
         return self.__qualname__
 
 
 class Task(_Declared[P, R], Generic[P, R, T]):
-    """A function that can be put. `App.task` makes it.
+    """A function that can be put. Made by `App.task`.
 
-    Called, it is the function itself, here and now.
+    A call of it calls the function, here and now.
     """
 
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -405,10 +406,10 @@ class Task(_Declared[P, R], Generic[P, R, T]):
 
 
 class BatchTask(_Declared[[A], None], Generic[A, T]):
-    """A function of a list of items, put one item at a time. `App.task(batch=..)` makes it."""
+    """A function of a list of items, put one item at a time. Made by `App.task(batch=..)`."""
 
     if TYPE_CHECKING:
-        # Of a batch an item is what `put` takes, and no tuple or mapping of arguments.
+        # `put` of a batch takes an item, not a tuple or mapping of arguments.
         @overload  # type: ignore[override]
         def put_many(
             self, items: Iterable[A | Call[[A]]], *, ids: Literal[False] = False

@@ -1,8 +1,8 @@
-"""What is in arguments at places without a type hint: plain values of JSON, of these very types.
+"""Values at places without a type hint: they must be plain JSON values of exactly these types.
 
-JSON would give a tuple back as a list there, and a member of an enum as its value. Where a hint
-says what is wanted, `values.py` compares with that. A pydantic model may read more than JSON has,
-by its validators, so of a field of one it is what comes back that decides.
+Without a hint, JSON would return a tuple as a list, and a member of an enum as its value. With a
+hint, `values.py` compares. The validators of a pydantic model may read more than JSON has, so for
+its fields the value that is read back decides.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ class _Place(NamedTuple):
 
 
 class Unhinted:
-    """Finds what is in arguments at places without a type hint.
+    """Checks the values of arguments at places without a type hint.
 
     Args:
-        struct: Of the arguments, as `Parameters.struct` makes it.
+        struct: The struct of the arguments, from `Parameters.struct`.
 
     Attributes:
-        is_there: Whether there is such a place.
+        is_there: True if there is such a place.
     """
 
     def __init__(self, struct: type[msgspec.Struct]) -> None:
@@ -56,17 +56,17 @@ class Unhinted:
         self.is_there = bool(fields)
 
     def check(self, arguments: msgspec.Struct) -> None:
-        """Refuse what JSON gives back as a value of another type.
+        """Refuse values that JSON returns with another type.
 
         Args:
-            arguments: Which JSON can hold, and the hints take.
+            arguments: Arguments that JSON can hold and the hints accept.
 
         Raises:
-            Unfit: If there is something.
+            Unfit: If there is such a value.
         """
         for name, info, path in self._fields:
             value = getattr(arguments, name)
-            # On the path of each put: mostly it is a plain value.
+            # On the path of each put: most values are plain.
             if type(value) not in _SKIPPED:
                 _check(info, value, path)
 
@@ -86,7 +86,7 @@ def _check(info: Any, value: Any, path: str) -> None:
 
 
 def _custom(info: Any, value: Any, path: str) -> Iterator[_Place]:
-    """A value of one of several classes by its hint; a model is checked by what comes back."""
+    """The place of a value of a `Choice`; checks a model by the value that is read back."""
     kind: Any = type(value)
     if (hints := _hints(kind)) is not None:
         extras = value.model_extra or {}
@@ -110,12 +110,12 @@ def _check_field(hint: Any, model: Any, name: str, path: str) -> None:
 
 @cache
 def _hints(kind: Any) -> dict[str, Any] | None:
-    """The types of a model's fields that may hold what has none; None of any other class."""
+    """The types of a model's fields that may hold values without a hint; None for other classes."""
     if not is_model(kind):
         return None
     found: dict[str, Any] = {}
     for name, field in kind.model_fields.items():
-        # What cannot be read here pydantic's own rules are for.
+        # Fields that are unreadable here are left to pydantic's own rules.
         with suppress(*UNREADABLE):
             info = inspect.type_info(field.annotation)
             if any(map(_may_be_free, nodes(info))):
@@ -124,7 +124,7 @@ def _hints(kind: Any) -> dict[str, Any] | None:
 
 
 def _is_same(given: Any, back: Any) -> bool:
-    """Whether two values are equal, and all that is in them is of the same types."""
+    """True if two values are equal, and all values in them have the same types."""
     if type(given) is not type(back):
         return False
     if isinstance(given, list | tuple):
@@ -138,7 +138,7 @@ def _is_same(given: Any, back: Any) -> bool:
 
 
 def _may_be_free(info: object) -> bool:
-    """Whether a place is free, or a model, which may have free ones."""
+    """True if a place is free, or a model, which may have free ones."""
     return _is_free(info) or isinstance(info, inspect.CustomType)
 
 
@@ -147,7 +147,7 @@ def _is_free(info: object) -> bool:
 
 
 def _items(info: Any, value: Any, path: str) -> Iterator[_Place]:
-    """What a value consists of that is a union, a list or a dict by its hint."""
+    """The items of a value whose hint is a union, a list or a dict."""
     if isinstance(info, inspect.UnionType):
         for one in info.types:
             yield _Place(one, value, path)
@@ -163,7 +163,7 @@ def _items(info: Any, value: Any, path: str) -> Iterator[_Place]:
 
 
 def _fields(info: Any, value: Any, path: str) -> Iterator[_Place]:
-    """The fields of a value that is of a class by its hint."""
+    """The fields of a value whose hint is a class."""
     fields = getattr(info, "fields", ())
     if isinstance(info, inspect.TypedDictType) and isinstance(value, dict):
         for field in fields:
@@ -184,7 +184,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _check_plain(value: Any, path: str) -> None:
-    """Raise the error of the first value in one that is not plain."""
+    """Raise the error of the first part of a value that is not plain."""
     kind = type(value)
     if kind is list:
         for at, one in enumerate(value):

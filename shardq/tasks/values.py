@@ -5,10 +5,10 @@
                                               else refused where it is put, not where it is read
 ```
 
-JSON knows fewer types than Python: a date written for a hint of text would be read as text, bytes
-from any text as other bytes. So what is written is read back at once, which costs under half a
-microsecond. The formats are msgspec's, of models pydantic's. Which values a task takes is
-`arguments.py`'s.
+JSON knows fewer types than Python: a date for a text hint would be read as text, and other bytes
+could be read than were written. So each value is read back at once, which costs under half a
+microsecond. The formats are msgspec's, and pydantic's for models. `arguments.py` knows the hints of
+a task.
 """
 
 from __future__ import annotations
@@ -40,29 +40,29 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 _PYDANTIC_MIN = (2, 11)
-"""From it on a model reads what it wrote, whatever aliases its fields have."""
+"""The version from which a model reads its own output, whatever aliases its fields have."""
 _AT = re.compile(r"(?P<text>.*?)(?: - at (?P<key>`key` in )?`\$(?P<path>.*)`)?", re.DOTALL)
 _WANTED = re.compile(r"Expected `(?P<wanted>[^`]*)`, got `(?P<got>[^`]*)`")
 _STEP = re.compile(r"\.(\*{1,2}|\w+)|\[(\d+)\]")
 UNREADABLE = (TypeError, NameError, AttributeError)
-"""What a hint raises that cannot be evaluated, or of which msgspec cannot make a reader."""
+"""Errors of a hint that cannot be evaluated, or for which msgspec has no reader."""
 _AS_TEXT = (
     PurePath, IPv4Address, IPv4Interface, IPv4Network, IPv6Address, IPv6Interface, IPv6Network
 )  # fmt: skip
-"""Types that msgspec does not know, and that a text makes."""
+"""Types that msgspec does not know, and whose values are made from text."""
 _AS_LIST = (Iterable, Reversible, Container)
-"""Abstract kinds that msgspec does not know; a list is one."""
+"""Abstract types that msgspec does not know; a list is an instance."""
 _NAME_IT = "name its type in the type hint"
 _JSON_WORDS = {"array": "list", "object": "dict", "null": "None"}
 
 
 class Unfit(Exception):
-    """A value that JSON, or its type hint, does not take.
+    """A value that JSON, or its type hint, does not accept.
 
     Attributes:
-        text: What is wrong, to be read after the place's name, `must be int, not str ('4')` say.
-        path: Where it is below the value that was given, `.items[0].price` say; empty: that value.
-        given: What was given instead, `str ('4')` say, where it is of a wrong type; else empty.
+        text: The mistake, to be read after the place's name, `must be int, not str ('4')` say.
+        path: The place below the given value, `.items[0].price` say; empty: the value itself.
+        given: The given value, `str ('4')` say, if it is of a wrong type; else empty.
     """
 
     def __init__(self, text: str, path: str = "", given: str = "") -> None:
@@ -76,18 +76,18 @@ class Codec:
     """Writes and reads values of one type hint.
 
     Args:
-        hint: A type as msgspec knows it, with pydantic's models and `object` in it.
+        hint: A type that msgspec knows, possibly with pydantic models and `object` in it.
 
     Raises:
-        TypeError: If JSON cannot give such values back; it says why.
-        NameError, AttributeError: If what a class in it names is not there.
+        TypeError: If JSON cannot return such values; the text gives the reason.
+        NameError, AttributeError: If a class in it refers to an undefined name.
     """
 
     def __init__(self, hint: Any) -> None:
         try:
             self._read = msgspec.json.Decoder(hint, dec_hook=_read_custom).decode
         except TypeError as error:
-            # What follows repeats the hint in full.
+            # The rest of the text repeats the hint in full.
             raise TypeError(_lowered(str(error).partition(" - type `")[0])) from error
         for custom in _customs(inspect.type_info(hint)):
             if not (_is_known(custom) or is_model(custom)):
@@ -97,7 +97,7 @@ class Codec:
         """A value as JSON.
 
         Raises:
-            Unfit: If it is not what the hint says, or would be read as something else.
+            Unfit: If the value does not match the hint, or would be read as another value.
         """
         data = plain_json(value)
         try:
@@ -112,10 +112,10 @@ class Codec:
         return data
 
     def read(self, data: bytes) -> Any:
-        """The value that was written as JSON, here or by another language.
+        """The value of JSON that was written here or by another language.
 
         Raises:
-            Unfit: If it is no JSON, or not what the hint says.
+            Unfit: If it is no JSON, or does not match the hint.
         """
         try:
             return self._read(data)
@@ -129,19 +129,19 @@ class Codec:
 
 class _Any(type):
     def __instancecheck__(cls, _value: object) -> bool:
-        # msgspec asks whether what was read is one.
+        # msgspec checks the type of a read value by this.
         return True
 
 
 class Choice(metaclass=_Any):
-    """A union of which JSON tells the members apart by a field, or by what it holds.
+    """A union whose members JSON distinguishes by a field, or by their JSON types.
 
-    `hints.py` derives the classes that stand for one in a hint; none of them has an object.
+    `hints.py` derives a class for each such hint; there are no instances.
 
     Attributes:
-        tag: The field; empty where only one member is an object.
-        by_tag: By the field's value, what reads such an object.
-        rest: What reads all else; None where there is nothing else.
+        tag: The field; empty if only one member is an object.
+        by_tag: The codec of objects, by the field's value.
+        rest: The codec of other values; None if there are none.
     """
 
     tag: ClassVar[str]
@@ -150,10 +150,10 @@ class Choice(metaclass=_Any):
 
     @classmethod
     def read(cls, plain: Any) -> Any:
-        """A member, from what its JSON holds.
+        """A member, from plain JSON values.
 
         Raises:
-            ValueError: If it is of none of them.
+            ValueError: If no member matches.
         """
         found = cls.rest
         if isinstance(plain, dict):
@@ -165,7 +165,7 @@ class Choice(metaclass=_Any):
 
 
 def plain_json(value: Any) -> bytes:
-    """A value as JSON, without a look at any hint.
+    """A value as JSON, without regard to a hint.
 
     Raises:
         Unfit: If JSON cannot hold it.
@@ -181,7 +181,7 @@ def plain_json(value: Any) -> bytes:
 
 
 def plain_value(data: bytes) -> Any:
-    """What JSON holds, as plain values; None where it is none."""
+    """The plain values of JSON; None if it is no JSON."""
     try:
         return msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -205,13 +205,13 @@ def name_of(hint: Any) -> str:
 
 
 def _is_known(custom: Any) -> bool:
-    """Whether a type that msgspec does not know is one of those that are read here."""
+    """True if a type that msgspec does not know is read here."""
     is_named = isinstance(custom, type) and issubclass(custom, (Choice, *_AS_TEXT, *_TIMES))
     return custom is object or custom in _AS_LIST or is_named
 
 
 _TIMES = (date, time)
-"""Types that pendulum derives from, and so does a test that has frozen the time."""
+"""Types from which pendulum derives, and tests that freeze the time."""
 _PLAIN: tuple[tuple[type, Callable[[Any], Any]], ...] = (
     (date, lambda value: value.isoformat()),
     (time, lambda value: value.isoformat()),
@@ -223,11 +223,11 @@ _PLAIN: tuple[tuple[type, Callable[[Any], Any]], ...] = (
     (bytes, bytes),
     *((kind, str) for kind in _AS_TEXT),
 )
-"""Types whose derived classes msgspec does not know, and what makes a plain value of one."""
+"""Types whose derived classes msgspec does not know, and the function to a plain value."""
 
 
 def _write_custom(value: Any) -> Any:
-    """What msgspec writes in place of a value of a type that it does not know."""
+    """The replacement that msgspec writes for a value of a type that it does not know."""
     if is_model(type(value)):
         return msgspec.Raw(_model_json(value))
     for made, plain in _PLAIN:
@@ -239,13 +239,13 @@ def _write_custom(value: Any) -> Any:
 
 
 def _model_json(model: Any) -> bytes:
-    # Wrong values are found when it is read back.
+    # Wrong values are found when the JSON is read back.
     text: str = model.model_dump_json(by_alias=False, round_trip=True, warnings=False)
     return text.encode()
 
 
 def _read_custom(hint: Any, plain: Any) -> Any:
-    """A value of a type that msgspec does not know, from what its JSON holds."""
+    """A value of a type that msgspec does not know, from plain JSON values."""
     if hint is object:
         return plain
     kind = typing.get_origin(hint) or hint
@@ -261,7 +261,7 @@ def _read_custom(hint: Any, plain: Any) -> Any:
         return hint(plain)
     pydantic = sys.modules["pydantic"]
     try:
-        # As JSON again, by whose rules a strict model takes a date from text.
+        # By way of JSON, whose rules let a strict model take a date from text.
         return hint.model_validate_json(msgspec.json.encode(plain), by_alias=True, by_name=True)
     except pydantic.ValidationError as error:
         [first, *_] = error.errors(include_url=False, include_context=False)
@@ -270,10 +270,10 @@ def _read_custom(hint: Any, plain: Any) -> Any:
 
 
 def _read_by(codec: Codec, plain: Any) -> Any:
-    """A value of another hint, from what its JSON holds.
+    """A value of another hint, from plain JSON values.
 
     Raises:
-        ValueError: If it is none.
+        ValueError: If it does not match the hint.
     """
     try:
         return codec.read(msgspec.json.encode(plain))
@@ -282,10 +282,10 @@ def _read_by(codec: Codec, plain: Any) -> Any:
 
 
 def is_model(made: Any) -> bool:
-    """Whether a type is a model of pydantic, which is not imported for it.
+    """True if a type is a model of pydantic. Does not import pydantic.
 
     Raises:
-        TypeError: If it is one of a pydantic that is too old.
+        TypeError: If the model is of a pydantic that is too old.
     """
     pydantic = sys.modules.get("pydantic")
     if pydantic is None or not isinstance(made, type):
@@ -306,7 +306,7 @@ def _customs(info: object) -> Iterator[Any]:
 
 
 def nodes(info: object) -> Iterator[object]:
-    """All types that a hint consists of."""
+    """All types in a hint."""
     seen: set[int] = set()
     left: list[object] = [info]
     while left:
@@ -325,7 +325,7 @@ def nodes(info: object) -> Iterator[object]:
 
 
 def _unfit(error: msgspec.DecodeError, value: Any) -> Unfit:
-    """What msgspec finds wrong with a value, in our words."""
+    """The error of msgspec about a value, in our words."""
     found = _AT.fullmatch(str(error))
     text, path = (found["text"], found["path"] or "") if found else (str(error), "")
     wanted = _WANTED.fullmatch(text)
@@ -335,7 +335,7 @@ def _unfit(error: msgspec.DecodeError, value: Any) -> Unfit:
     try:
         given = _at(value, path)
     except (LookupError, TypeError, AttributeError, ValueError):
-        # In a dict or a set, whose places have no numbers.
+        # In a dict or a set, whose items have no numbers.
         return Unfit(instead or f"does not fit: {_lowered(text)}", path)
     if isinstance(given, float) and not math.isfinite(given):
         return _endless(given, path)
@@ -353,7 +353,7 @@ def _words(types: str) -> str:
 
 
 def _at(value: Any, path: str) -> Any:
-    """What is at a path of msgspec's in a value."""
+    """The value at a path of msgspec's."""
     if _STEP.sub("", path):
         raise LookupError(path)
     for name, number in _STEP.findall(path):
@@ -362,7 +362,7 @@ def _at(value: Any, path: str) -> Any:
         elif isinstance(value, dict):
             value = value[name]
         elif isinstance(value, msgspec.Struct):
-            # Its JSON may have other names.
+            # Its JSON may use other names.
             at = value.__struct_encode_fields__.index(name)
             value = getattr(value, value.__struct_fields__[at])
         else:
@@ -371,11 +371,11 @@ def _at(value: Any, path: str) -> Any:
 
 
 def _lost(given: Any, back: Any, path: str) -> Unfit | None:
-    """What of a value its JSON does not give back; None where that is as good as the value."""
+    """The first loss of a value in JSON; None if the value that is read back is as good."""
     if isinstance(given, float) and not math.isfinite(given):
         return _endless(given, path)
     if isinstance(given, list | tuple) and isinstance(back, list | tuple):
-        # A tuple for a hint of a sequence is read as a list. One with names would lose them.
+        # A tuple for a sequence hint is read as a list. A named tuple would lose its names.
         if type(given) in {list, tuple, type(back)} and len(given) == len(back):
             return _first(
                 _lost(one, other, f"{path}[{at}]")
@@ -392,7 +392,7 @@ def _lost(given: Any, back: Any, path: str) -> Unfit | None:
 
 def _of_another_type(given: Any, back: Any, path: str) -> Unfit:
     if isinstance(back, str | int | float | list | dict):
-        # Its hint may be none as well.
+        # The hint may be None as well.
         return changed(given, type(back), path)
     return Unfit(f"must be {type(back).__name__}, not {_kind(given)}", path, _kind(given))
 
@@ -409,7 +409,7 @@ def _lost_of_dict(given: dict[Any, Any], back: dict[Any, Any], path: str) -> Unf
 
 
 def _lost_of_fields(given: Any, back: Any, path: str) -> Unfit | None:
-    """What is lost of a value that is read as one of its type."""
+    """The first loss of a value that is read back as its own type."""
     if given == back or _is_same_moment(given, back):
         return None
     names = field_names(given)
@@ -424,7 +424,7 @@ def _lost_of_fields(given: Any, back: Any, path: str) -> Unfit | None:
 
 
 def changed(value: Any, back: type, path: str) -> Unfit:
-    """What is wrong with a value that JSON gives back as one of another type."""
+    """The error of a value that JSON returns as another type."""
     text = f"is {_kind(value)}, which JSON gives back as {back.__name__}: {_NAME_IT}"
     return Unfit(text, path, _kind(value))
 
@@ -434,7 +434,7 @@ def _first(found: Iterable[Unfit | None]) -> Unfit | None:
 
 
 def _is_same_moment(given: object, back: object) -> bool:
-    """Whether two datetimes are the same; in a night of two two o'clocks `==` says no to all."""
+    """True if two datetimes are the same; `==` is false for all in an hour that happens twice."""
     return (
         isinstance(given, datetime)
         and isinstance(back, datetime)
@@ -463,7 +463,7 @@ def _kind(value: object) -> str:
 
 
 def _lowered(text: str) -> str:
-    """A sentence as the second half of one; a name at its begin stays."""
+    """A sentence as the second half of another; a name at its beginning keeps its case."""
     return text[0].lower() + text[1:] if re.match("[A-Z][a-z]* ", text) else text
 
 

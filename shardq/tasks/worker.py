@@ -1,4 +1,4 @@
-"""A worker: one process that runs the jobs of an app, those of all its queues."""
+"""A worker: one process that runs the jobs of all queues of an app."""
 
 from __future__ import annotations
 
@@ -39,25 +39,25 @@ HOW_TO_DECLARE = "declare them with @app.task, and import the modules that do so
 class Worker:
     """Runs the jobs of an app in this process.
 
-    When it is made, it brings the store's schedules to what the app declares.
+    A new worker brings the store's schedules to those that the app declares.
 
     Args:
-        app: Whose tasks it runs.
+        app: The app.
         threads: How many jobs of all queues run at once that are no coroutines, 1 to 512.
         coroutines: How many coroutines of all queues run at once, 1 to 10,000.
-        queues: The names of the queues; where none is named, those of the app's tasks.
-        prefetch: As for `Consumer`, of each queue.
-        deadline: How long a stop waits for jobs that run; those left are run elsewhere, and spend
+        queues: The names of the queues; if empty, those of the app's tasks.
+        prefetch: As for `Consumer`, for each queue.
+        deadline: How long a stop waits for running jobs. Jobs that remain run elsewhere, and lose
             no attempt.
-        report: Told each run that has ended, in the thread that it ended in; it is not to wait.
-        on_overrun: Told, in a sentence, of a function that still runs though its time is over, or
-            that blocks the event loop: this process is to be replaced. It is logged anyway.
-        on_dead: Called with each job that dies here, before what the app has for that.
-        on_stop: Told, when `run` is to end, how many jobs run that it waits for, if there are any.
+        report: Called with each run that has ended, in the thread of its end; must be quick.
+        on_overrun: Called with a sentence when a function runs on after its limit, or blocks the
+            event loop: this process should be replaced. It is logged anyway.
+        on_dead: Called with each job that dies here, before the `on_dead` of its task or the app.
+        on_stop: Called when `run` is to end, with the number of jobs that it waits for, if any.
 
     Raises:
-        UsageError: If the app has no task, a number is out of bounds, or a schedule that the app
-            declares is there otherwise with the same revision.
+        UsageError: If the app has no task, a number is out of bounds, or the store has a different
+            schedule of the same name and revision.
     """
 
     def __init__(
@@ -112,15 +112,15 @@ class Worker:
     def run(self, *, until_empty: bool = False) -> None:
         """Run jobs until SIGTERM, SIGINT or `stop()`.
 
-        A second signal ends the wait for those that run.
+        A second signal ends the wait for running jobs.
 
         Args:
-            until_empty: Return as well once the queues hold nothing, near or far.
+            until_empty: True to return as well once the queues are empty, near and far.
 
         Raises:
             UsageError: If it was run before.
             UnknownQueue: If a queue is dropped.
-            ClockError: If the clock turns out to be too far off.
+            ClockError: If the clock is too far off.
             BadApp: If an `on_start` of the app fails.
         """
         if self._has_run:
@@ -137,15 +137,15 @@ class Worker:
     def step(self) -> float:
         """Run one turn of each queue in the calling thread, as `Consumer.step` does.
 
-        Coroutines run to their end, batches take what is due, results are kept at once, and time
-        limits are looked at when a function has returned: all of it by the store's clock.
+        Coroutines run to their end, batches take all due jobs, results are kept at once, and time
+        limits are checked when a function has returned: all by the store's clock.
 
         Returns:
             Seconds until the next turn is needed.
 
         Raises:
             UsageError: If it was run, or closed.
-            Exception: As `Consumer.step`; the queues after that whose turn raised have had none.
+            Exception: As `Consumer.step`; the queues after the one that raised had no turn.
         """
         self.begin_to_step()
         return min(one.step() for one in self._consumers)
@@ -167,7 +167,7 @@ class Worker:
 
     @property
     def consumers(self) -> Sequence[Consumer]:
-        """Those of its queues, which `step` steps in turn."""
+        """The consumers of its queues, which `step` steps in turn."""
         return self._consumers
 
     @property
@@ -176,7 +176,7 @@ class Worker:
         return self._loop.hung_us
 
     def begin_to_step(self) -> None:
-        """Let its consumers be stepped, one by one. Idempotent; the first `step` does it.
+        """Prepare its consumers for steps. Idempotent; the first `step` does it.
 
         Raises:
             UsageError: If it was run, or closed.
@@ -197,14 +197,14 @@ class Worker:
         self._begin()
 
     def stop(self) -> None:
-        """Ask for a graceful end and return. A signal's handler may do so."""
+        """Ask for a graceful end and return. Safe in a signal's handler."""
         for one in self._consumers:
             one.stop()
 
     def _begin(self) -> None:
         for hook in self._app._home.on_start:
             hooks.start(hook, self._loop)
-            # What it has made is closed, though the next one fails.
+            # Its resources are closed even if the next hook fails.
             self._is_begun = True
         self._is_begun = True
 
@@ -274,7 +274,7 @@ class _Consumer(Consumer):
         runner.hold, runner.is_stopping = self._hold, self._is_stopping
 
     def finish_by(self, finish: Callable[[], None]) -> None:
-        """Where it is stepped: end by this what is held and waits for others."""
+        """Set the function by which a stepped consumer ends the deliveries that wait for others."""
         self._engine.outbox.endings.finish = finish
 
     def _judge(self, message: Message, error: BaseException) -> Outcome:
