@@ -1,4 +1,4 @@
-"""Whether a queue's books balance: what was put has ended, or is still there.
+"""Balances a queue's books: every put message has ended, or is still stored.
 
 ```
  all rows ──► ids by minute of entry ─┐
@@ -7,11 +7,11 @@
                                       └─► what does not fit ──► looked at again, twice
 ```
 
-Messages end and move while rows and ledger are read one after the other. So what does not fit is
-no finding yet: only what does not fit in the same way three times, with pauses between, is.
+Messages end and move while rows and ledger are read one after the other. So a message is a misfit
+only if it fails to fit in the same way three times, with pauses between.
 
-Memory: 17 bytes for each row of the queue, the rows of `SPAN_MINUTES` of entry as a table, and
-what does not fit.
+Memory: 17 bytes for each row of the queue, a table of the rows of `SPAN_MINUTES` of entry, and the
+    misfits.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ if TYPE_CHECKING:
 _PROBE_MINUTES = 1_440
 _NEAR_MS = 3_600_000
 LOOKS = 3
-"""Looks in a row that must find a row out of place in the same way."""
+"""How many looks in a row must find a message out of place in the same way."""
 LOOKS_MAX = 8
 """Ends and puts are recorded once, so that a message can be out of place in few ways in turn."""
 PAUSE_S = 1.0
 """Seconds from one look to the next."""
 _SLACK_MS = 60_000
-"""What is about to outlive its retention is left alone: the record of its put may go first."""
+"""Messages near the end of their retention are ignored: the record of their put may go first."""
 _MINUTE_MS = MINUTE_US // 1_000
 _ID_BYTES = 16
 _ITEM_BYTES = _ID_BYTES + 1
@@ -63,25 +63,25 @@ class MisfitKind(StrEnum):
     """How a message does not fit."""
 
     LOST = "lost"
-    """Its put is recorded, no end is, and no row is there."""
+    """Its put is recorded, but no end, and it has no row."""
     RESURRECTED = "resurrected"
-    """Its end is recorded, and a row is there. Found by a consumer, it is dropped."""
+    """Its end is recorded, but it has a row. A consumer that finds the row drops it."""
     UNKNOWN = "unknown"
-    """How it ended is recorded by a word that this shardq does not know."""
+    """Its end is recorded by a word that this shardq does not know."""
     UNRECORDED = "unrecorded"
-    """It is there or has ended, and its put is not recorded: a producer crashed. No fault."""
+    """It is stored or has ended, but its put is not recorded: a producer crashed. No fault."""
     DOUBLED = "doubled"
-    """Two rows of it are there: a crash cut a move in half. Only `shardq.spark` looks for them."""
+    """It has two rows: a crash interrupted a move. Only `shardq.spark` looks for these."""
 
 
 class Misfit(NamedTuple):
-    """A message that does not fit.
+    """A message that does not fit the books.
 
     Attributes:
-        kind: How.
+        kind: The kind.
         id: The message's id.
         entered: When it entered the queue.
-        fate: How it ended, by the ledger, in whose words it is; None where that says nothing.
+        fate: Its end in the ledger's word; None if the ledger has none.
     """
 
     kind: MisfitKind
@@ -92,24 +92,26 @@ class Misfit(NamedTuple):
 
 @dataclass(slots=True)
 class Balance:
-    """What has become of the messages that entered a queue in some time.
+    """The fates of the messages that entered a queue in some time.
 
-    `put` is the sum of all others but `resurrected`, which has ended as well, and `unrecorded`.
+    `put` is the sum of all others except `resurrected`, which are also counted as ended, and
+    `unrecorded`.
 
     Attributes:
-        put: Puts that are recorded, those of `unknown` messages included.
+        put: Recorded puts, including those of `unknown` messages.
         acked: Acked.
         dead: Moved to the dead-letter queue.
         forwarded: Moved to another queue, or put back from the dead letters.
         cancelled: Cancelled.
         expired: Too old to be delivered.
-        purged: Reached by a purge, whether deleted already or not.
+        purged: Reached by a purge, deleted already or not.
         waiting: Stored: to be delivered, or being delivered by a consumer.
         in_flight: Stored: claimed by a caller of `receive`, or parked.
         lost: Not ended, and not stored.
-        unknown: Ended in a way that this release does not know: by a newer one, or damaged.
-        resurrected: Ended, and yet stored.
-        unrecorded: Stored or ended, but its put is not recorded.
+        unknown: Ended in a way that this release does not know: recorded by a newer one, or
+            damaged.
+        resurrected: Ended, but still stored.
+        unrecorded: Stored or ended, but without a record of their put.
     """
 
     put: int = 0
@@ -128,11 +130,11 @@ class Balance:
 
     @property
     def is_even(self) -> bool:
-        """Whether each message that was put has ended or is stored, and none is both."""
+        """True if each put message has ended or is stored, and none is both."""
         return not (self.lost or self.unknown or self.resurrected)
 
     def count(self, *names: str, messages: int = 1) -> None:
-        """Count a message, or so many alike, under each of these names."""
+        """Count a message, or several alike, under each of these names."""
         for name in names:
             setattr(self, name, getattr(self, name) + messages)
 
@@ -149,15 +151,15 @@ ENDS = frozenset(end.value for end in End)
 
 @dataclass(slots=True)
 class Audit:
-    """What an audit found.
+    """The findings of an audit.
 
     Attributes:
         queue: The queue's name.
-        since: It looked at messages that entered from this time on.
-        until: It looked at messages that entered before this time.
-        whole_from: From when on the history is whole; in the future if it was just turned on.
+        since: The audited messages entered from this time on.
+        until: The audited messages entered before this time.
+        whole_from: Since when the history is complete; in the future if it was just turned on.
         total: The balance of all these messages.
-        minutes: The balance of each minute in which one entered, in order.
+        minutes: The balance of each minute in which a message entered, in order.
         misfits: The messages that do not fit.
     """
 
@@ -171,12 +173,12 @@ class Audit:
 
     @property
     def is_even(self) -> bool:
-        """Whether the books balance. They do where nothing was put."""
+        """True if the books balance, or nothing was put."""
         return self.total.is_even
 
     @property
     def is_empty(self) -> bool:
-        """Whether the history records no message of that time: then nothing was audited."""
+        """True if the history records no message of that time, so that nothing was audited."""
         return self.is_even and not self.total.put
 
     def line(self) -> str:
@@ -213,13 +215,13 @@ class Audit:
 
 
 class Span(NamedTuple):
-    """What an audit looks at, by when messages entered; epoch milliseconds.
+    """The time that an audit covers, by the messages' entry; epoch milliseconds.
 
     Attributes:
-        since_ms: From when on.
-        until_ms: Up to when, exclusive.
-        whole_ms: From when on the history is whole.
-        ahead_ms: So much later are entries looked at: producers' clocks differ.
+        since_ms: The start.
+        until_ms: The end, exclusive.
+        whole_ms: Since when the history is complete.
+        ahead_ms: Entries up to this much later are audited too: producers' clocks differ.
     """
 
     since_ms: int
@@ -229,16 +231,16 @@ class Span(NamedTuple):
 
     @property
     def since_us(self) -> int:
-        """From which epoch microsecond on."""
+        """The start in epoch microseconds."""
         return self.since_ms * 1_000
 
     @property
     def until_us(self) -> int:
-        """Up to which epoch microsecond, exclusive."""
+        """The end in epoch microseconds, exclusive."""
         return (self.until_ms + self.ahead_ms) * 1_000
 
     def audit(self, queue: str) -> Audit:
-        """An audit of it, in which nothing is counted yet."""
+        """An audit of this span, with zero counts."""
         since, until = moment_of(self.since_ms), moment_of(self.until_ms)
         return Audit(queue, since, until, moment_of(self.whole_ms))
 
@@ -246,7 +248,7 @@ class Span(NamedTuple):
 def span_audited(
     register: Register, now_ms: int, since: Due | Duration | None, until: Due | Duration | None
 ) -> Span:
-    """The time that can be audited of what is asked for.
+    """The part of the requested time that can be audited.
 
     Raises:
         HistoryOff: If the queue keeps no history.
@@ -260,7 +262,7 @@ def span_audited(
 
 @dataclass(slots=True)
 class _Suspect:
-    """A message that did not fit when it was last looked at: how, and how often in a row."""
+    """A message that did not fit at the last look: its kind, and how often in a row."""
 
     kind: MisfitKind
     looks: int = 1
@@ -271,7 +273,7 @@ class Auditor:
     """Audits one queue.
 
     Args:
-        on_progress: Told how far it is.
+        on_progress: Called with the progress.
     """
 
     def __init__(
@@ -286,7 +288,7 @@ class Auditor:
         self._since_us = self._until_us = 0
 
     def run(self, since: Due | Duration | None, until: Due | Duration | None) -> Audit:
-        """Read all rows and the ledger, and what does not fit again; `Queue.audit` describes it."""
+        """Read all rows and the ledger, and reread misfits; `Queue.audit` describes it."""
         self._register.refresh(force=True)
         span = span_audited(self._register, self._clock.now_ms(), since, until)
         self._since_us, self._until_us = span.since_us, span.until_us
@@ -300,7 +302,7 @@ class Auditor:
         known = {mark.entry: mark for mark in self._store.recorded(list(self._suspects))}
         for entry, suspect in self._suspects.items():
             mark = known.get(entry, Mark(entry))
-            # What has just ended or been recorded after all fits by now.
+            # A message that has ended or was recorded meanwhile fits now.
             if suspect.kind is not MisfitKind.LOST or mark.fate is None:
                 audit.misfits.append(self._convict(mark, suspect))
             elif mark.fate in ENDS:
@@ -317,7 +319,7 @@ class Auditor:
     # The first look -------------------------------------------------------------------------------
 
     def _look(self) -> None:
-        """Take every message of the time that is audited, and set aside what does not fit."""
+        """Judge every message of the audited time."""
         there = self._ids_of_rows()
         first = self._since_us // MINUTE_US
         minutes = range(first, max(-(-self._until_us // MINUTE_US), first))
@@ -327,14 +329,14 @@ class Auditor:
             for mark in self._store.history(self._register.name, part):
                 if self._is_audited(mark.entry.id):
                     rows = tables.get(mark.entry.minute, {})
-                    # What is left in the table in the end is a row that the ledger does not know.
+                    # Rows that remain in the table at the end are missing in the ledger.
                     self._judge(mark, rows.pop(mark.entry.id, None))
             for rows in tables.values():
                 for row_id, is_claim in rows.items():
                     self._judge(Mark(Entry(self._register.name, row_id)), is_claim)
 
     def _ids_of_rows(self) -> dict[int, bytearray]:
-        """Minute of entry -> packed ids of the rows that are there."""
+        """Minute of entry -> packed ids of its rows."""
         there: dict[int, bytearray] = {}
         count = 0
         for page in self._rows():
@@ -352,10 +354,10 @@ class Auditor:
         return self._since_us <= ids.birth_us(row_id) < self._until_us
 
     def _judge(self, mark: Mark, is_claim: bool | None) -> None:
-        """Count a message that fits; set one aside that does not.
+        """Count a message that fits; note one that does not as a suspect.
 
         Args:
-            is_claim: Whether its row is one; None where no row is there.
+            is_claim: True if its row is a claim; None without a row.
         """
         is_put = mark.checked().due_ms is not None
         kind = kind_of(is_put=is_put, fate=mark.fate, is_there=is_claim is not None)
@@ -398,7 +400,7 @@ class Auditor:
         return any(suspect.looks < LOOKS for suspect in self._suspects.values())
 
     def _look_again(self) -> None:
-        """Look at what did not fit once more: rows first, since an end comes before its delete."""
+        """Judge the suspects again: rows first, since an end is recorded before its delete."""
         there: dict[Entry, bool] = {}
         names: dict[Entry, str] = {}
         count = 0
@@ -417,7 +419,7 @@ class Auditor:
             if entry in there or entry in known:
                 self._judge(mark._replace(name=mark.name or names.get(entry)), there.get(entry))
             else:
-                # Neither is there any more: what the ledger said of it has outlived its retention.
+                # Neither exists any more: the record in the ledger has outlived its retention.
                 del self._suspects[entry]
 
     def _convict(self, mark: Mark, suspect: _Suspect) -> Misfit:
@@ -431,10 +433,11 @@ class Auditor:
     # Rows -----------------------------------------------------------------------------------------
 
     def _rows(self) -> Iterator[list[Row]]:
-        """All rows, and then once more those that are near.
+        """All rows, and then the near ones once more.
 
-        What moves meanwhile moves to now or later: a row that went from where it was not yet read
-        to where it had been is among the near ones, unless it went far, where the next look has it.
+        A message that moves meanwhile moves to now or later. If it moves to a place that was
+        already read, the second reading of near rows finds it, unless it moves far: then the next
+        look does.
         """
         layout = self._register.layout
         first = max(layout.minute_of(self._clock.now_ms()) - 1, 0)
@@ -448,12 +451,12 @@ class Auditor:
 
 
 def kind_of(*, is_put: bool, fate: str | None, is_there: bool) -> MisfitKind | None:
-    """How a message does not fit; None where it does.
+    """How a message does not fit; None if it fits.
 
     Args:
-        is_put: Whether its put is recorded.
-        fate: How it ended, by the ledger; None where no end is recorded.
-        is_there: Whether a row of it is stored.
+        is_put: True if its put is recorded.
+        fate: Its end in the ledger; None if none is recorded.
+        is_there: True if it has a row.
     """
     if fate is not None and is_there:
         return MisfitKind.RESURRECTED
@@ -467,14 +470,14 @@ def kind_of(*, is_put: bool, fate: str | None, is_there: bool) -> MisfitKind | N
 def names_of(
     kind: MisfitKind | None, *, is_put: bool, fate: str | None, is_purged: bool, is_claim: bool
 ) -> tuple[str, ...]:
-    """Under which names a `Balance` counts a message.
+    """The names under which a `Balance` counts a message.
 
     Args:
-        kind: How it does not fit; None where it does.
-        is_put: Whether its put is recorded.
-        fate: How it ended, by the ledger; None where no end is recorded.
-        is_purged: Whether a purge has reached it. A row is deleted when it comes due.
-        is_claim: Whether its row is a claim.
+        kind: How it does not fit; None if it fits.
+        is_put: True if its put is recorded.
+        fate: Its end in the ledger; None if none is recorded.
+        is_purged: True if a purge has reached it. A row is deleted when it comes due.
+        is_claim: True if its row is a claim.
     """
     if kind in (MisfitKind.LOST, MisfitKind.UNKNOWN):
         return "put", kind.value
@@ -489,7 +492,7 @@ def names_of(
 
 
 def _unpacked(packed: bytearray) -> dict[bytes, bool]:
-    """Id -> whether it is a claim, of rows that are there."""
+    """Id of a stored row -> True if it is a claim."""
     data = bytes(packed)
     rows = {}
     for start in range(0, len(data), _ITEM_BYTES):
@@ -499,4 +502,4 @@ def _unpacked(packed: bytearray) -> dict[bytes, bool]:
 
 
 def _untold(_what: str, _done: int, _total: int | None) -> None:
-    """Progress that nobody has asked for."""
+    """Ignore the progress."""

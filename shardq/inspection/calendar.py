@@ -1,9 +1,9 @@
-"""The load ahead of one queue: what comes due in each minute, by its rows and its schedules.
+"""The load ahead of one queue: the messages due in each minute, by its rows and its schedules.
 
 ```
           now                                                until
- rows      │ · · · count by shard, near ones by minute · · · · │   later: what depth knows of more
- firings   │ · · · as its schedules say  · · · · · · · · · · · │
+ rows      │ · · · count by shard, near ones by minute · · · · │   later: the rest of the depth
+ firings   │ · · · by its schedules · · · · · · · · · · · · · ·│
 ```
 
 Only the shards that the queue's index names are counted.
@@ -44,11 +44,12 @@ _FAR_MS = 1 << 52
 _FORECAST_MS_MAX = 86_400_000
 _PAGE = 1_000
 FIRINGS_MAX = 1_000_000
-"""Firings that are counted at most: in seconds, or two minutes where each has a cron of its own."""
+"""At most this many firings are counted: in seconds, or in two minutes if each has its own cron."""
 
 Firings: TypeAlias = "Callable[[int, int], Iterable[tuple[int, int]]]"
-"""(after, until), epoch milliseconds -> (due, how many) of what schedules will put, of which no row
-is there yet: due later than `after` and no later than `until`, and about in this order."""
+"""(after, until), epoch milliseconds -> (due, how many) of the firings that have no rows yet: due
+later than `after` and no later than `until`, roughly in this order.
+"""
 
 
 def no_firings(_after_ms: int, _until_ms: int) -> Iterable[tuple[int, int]]:
@@ -57,33 +58,33 @@ def no_firings(_after_ms: int, _until_ms: int) -> Iterable[tuple[int, int]]:
 
 
 class Load(NamedTuple):
-    """What comes due in some time: messages that wait, and firings of schedules."""
+    """The load of some time: waiting messages, and firings of schedules."""
 
     rows: int = 0
     firings: int = 0
 
     @property
     def total(self) -> int:
-        """Both."""
+        """The sum of both."""
         return self.rows + self.firings
 
 
 @dataclass(frozen=True, slots=True)
 class Calendar:
-    """What is ahead of a queue.
+    """The load ahead of a queue.
 
     Attributes:
         queue: The queue's name.
-        at_ms: From when on, epoch milliseconds.
-        until_ms: Up to when, exclusive.
-        minutes: Start of a minute of 60 s, epoch milliseconds -> what comes due in it; ascending,
-            those without anything left out.
-        depth: What the queue holds.
-        pace: How fast it is worked; None where nothing was delivered lately.
-        consumers: How many it has.
-        is_paused: Whether it is paused.
-        fired_until_ms: Up to when firings were counted, where there are more than `FIRINGS_MAX`;
-            None: all were.
+        at_ms: The start, epoch milliseconds.
+        until_ms: The end, exclusive.
+        minutes: Start of a minute of 60 s, epoch milliseconds -> its load; ascending, without the
+            empty minutes.
+        depth: The queue's depth.
+        pace: The queue's pace; None if nothing was delivered lately.
+        consumers: The number of its consumers.
+        is_paused: True if the queue is paused.
+        fired_until_ms: The end of the counted firings, if there are more than `FIRINGS_MAX`; None:
+            all were counted.
     """
 
     queue: str
@@ -98,21 +99,21 @@ class Calendar:
 
     @property
     def load(self) -> Load:
-        """All of it."""
+        """The whole load."""
         rows, firings = zip(*self.minutes.values(), strict=True) if self.minutes else ((), ())
         return Load(sum(rows), sum(firings))
 
     @property
     def later(self) -> int:
-        """Messages that are due at `until_ms` or later, as far as the depth knows of them."""
+        """Messages that are due at `until_ms` or later, as far as the depth includes them."""
         return max(self.depth.waiting - self.load.rows, 0)
 
 
 def forecast_ms(horizon: Duration) -> int:
-    """How far a forecast looks, milliseconds.
+    """The horizon of a forecast, milliseconds.
 
     Raises:
-        BadTime: If that is more than a day, or no duration.
+        BadTime: If it is more than a day, or no duration.
     """
     horizon_ms = duration_ms(horizon, name="horizon")
     if horizon_ms > _FORECAST_MS_MAX:
@@ -128,15 +129,15 @@ def forecast(
     stored: Stored,
     firings: Firings = no_firings,
 ) -> list[tuple[datetime, int]]:
-    """Messages due in each of a queue's minutes from now on, and firings ahead; zeros included.
+    """Messages due in each of a queue's coming minutes, and firings ahead; zeros included.
 
     Args:
         store: The store.
         clock: Its clock.
         register: The queue's record, read just now.
-        horizon_ms: How far to look.
+        horizon_ms: The horizon.
         stored: The totals of the queue.
-        firings: Those of its schedules.
+        firings: The firings of its schedules.
     """
     now_ms, layout = clock.now_ms(), register.layout
     minutes = range(layout.minute_of(now_ms), layout.minute_of(now_ms + horizon_ms) + 1)
@@ -165,10 +166,10 @@ def forecast(
 
 
 class CalendarCounter:
-    """Counts what is ahead of one queue; nothing is leased, claimed or written.
+    """Counts the load ahead of one queue; leases, claims and writes nothing.
 
     Args:
-        on_progress: Told how much of what is read.
+        on_progress: Called with the progress.
     """
 
     def __init__(
@@ -184,12 +185,12 @@ class CalendarCounter:
         self._tell = on_progress or _untold
 
     def count(self, at_ms: int, until_ms: int, firings: Firings = no_firings) -> Calendar:
-        """Count what comes due later than one time and before another; claims are not counted.
+        """Count the messages due later than one time and before another; claims are not counted.
 
         Args:
             at_ms: Now, epoch milliseconds.
-            until_ms: Up to when, exclusive.
-            firings: Tells the firings ahead.
+            until_ms: The end, exclusive.
+            firings: Returns the firings ahead.
 
         Raises:
             StoreCorrupt: If totals or rows are damaged.
@@ -237,11 +238,11 @@ class CalendarCounter:
 
     @property
     def _is_coarse(self) -> bool:
-        """Whether the queue's minutes do not lie within those of 60 s."""
+        """True if the queue's minutes do not lie within those of 60 s."""
         return MINUTE_MS % self._register.layout.minute_ms > 0
 
     def _parts(self, at_ms: int, until_ms: int) -> Iterator[list[Shard]]:
-        """The shards that may have rows, some at a time."""
+        """The shards that may have rows, in parts."""
         layout = self._register.layout
         minutes = range(layout.minute_of(at_ms), layout.minute_of(until_ms - 1) + 1)
         found = self._store.indexed(layout.queue, minutes)
@@ -250,7 +251,7 @@ class CalendarCounter:
             yield part
 
     def _tallies(self, at_ms: int, until_ms: int) -> Iterator[tuple[int, int]]:
-        """(start of a minute, messages) of each shard."""
+        """(start of a minute, number of messages) for each shard."""
         layout = self._register.layout
         minutes = range(layout.minute_of(at_ms), layout.minute_of(until_ms - 1) + 1)
         wanted = Slice(
@@ -266,7 +267,7 @@ class CalendarCounter:
     def _rows(
         self, shards: Sequence[Shard], after_ms: int, until_ms: int
     ) -> Iterator[tuple[int, int]]:
-        """(due, 1) of each row that no purge has reached; rows are read without their bodies."""
+        """(due, 1) for each row that no purge has reached; bodies are not read."""
         layout, before_us = self._register.layout, self._register.settings.purged_before_us
         found = scan.with_rows(
             self._store, (shard for shard in shards if layout.has_lane(shard.lane))

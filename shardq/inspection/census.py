@@ -1,4 +1,4 @@
-"""What a queue holds, row by row: peek, find, and a visit to every partition."""
+"""Reads a queue row by row: peek, find, and a visit to every partition."""
 
 from __future__ import annotations
 
@@ -29,23 +29,22 @@ _FAR_MS = 1 << 52
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What a visit to every partition of a queue found.
+    """The findings of a visit to every partition of a queue.
 
     Attributes:
         shards: Partitions with rows.
         rows: Rows in them.
-        moved: Rows behind a seal, which no poll would have read again: moved to now. Of a message
-            with a group, the owner of its lane is told to look there.
-        purged: Rows that a purge had reached before they came due: deleted.
+        moved: Rows behind a seal, which no poll would have read again: moved to now. The minute of
+            a message with a group is listed for the owner of its lane.
+        purged: Rows that a purge had reached before their due: deleted.
         expired: Rows of messages that were too old to be delivered: deleted.
-        dropped: Rows of messages that had ended, by the ledger: deleted.
-        mended: By how many messages the totals told of fewer than there are, or, below 0, of more:
-            put right.
-        is_proven: Whether nobody put or settled messages meanwhile; else the totals may still be
-            off by a few, until a consumer counts again at rest.
-        damaged: What was wrong with totals that could not be read, a sentence each: deleted, and
-            `mended` by what is there.
-        freed: Keys freed whose messages are not there any more: a process crashed as they ended.
+        dropped: Rows of messages that have ended by the ledger: deleted.
+        mended: By how many messages the totals were too low, or, below 0, too high: corrected.
+        is_proven: True if no process put or settled messages meanwhile; else the totals may still
+            be off by a few, until a consumer counts again at rest.
+        damaged: A sentence for each unreadable row of totals: deleted, and `mended` by the stored
+            rows.
+        freed: Freed keys, whose messages are gone: a process crashed as they ended.
     """
 
     shards: int
@@ -71,7 +70,7 @@ class Census:
         self._stats = home.stats
 
     def first(self, limit: int) -> list[Row]:
-        """The rows that are due first, those in flight included."""
+        """The rows with the first dues, including those in flight."""
         self._register.refresh()
         rows: list[Row] = []
         shards = scan.every_shard(self._store, self._register, self._clock.now_ms())
@@ -82,7 +81,7 @@ class Census:
         return heapq.nsmallest(limit, rows, key=_by_due)
 
     def visit(self, on_progress: Callable[[int], None] | None = None) -> tuple[Check, Inventory]:
-        """Visit every partition, near and far; settle there what no reader would for long."""
+        """Visit every partition, near and far, and settle rows that no reader would for long."""
         self._register.refresh(force=True)
         before_us = self._register.settings.purged_before_us
         sealed = self._store.notes(LANES, (self._register.name,))
@@ -96,7 +95,7 @@ class Census:
             nonlocal shards
             found = self._store.shards(self._register.name)
             while some := list(islice(found, _PART)):
-                # All of them: whatever has become of the index, it is whole from now on.
+                # All of them: whatever was wrong with the index, it is complete from now on.
                 self._store.mend_index(there=some)
                 for shard in some:
                     yield shard
@@ -131,14 +130,14 @@ class Census:
                 )
             ]
             moves = [self._moved_to_now(row) for row in late if not self._stays(row)]
-            # The owner of its lane lists the minute, and delivers it in its place.
+            # The owner of the lane lists the minute, and delivers the message from its place.
             staying = [row for row in late if self._stays(row)]
             self._settler.tell(staying)
-            # One that was astray may be the first with a group in this queue.
+            # A row that was astray may be the first with a group in this queue.
             self._register.use_lanes_of(move.new.shard for move in moves)
             gone, _ = self._settler.carry_out(moves)
             moved += len(moves) - len(gone) + len(staying)
-            # What this visit has moved it meets again, where it went.
+            # This visit meets the rows that it has moved again at their new place.
             present += len(over) - of_former + sum(row.id not in own for row in live)
             own.update(move.new.id for move in moves)
             farthest_ms = max(farthest_ms, *(row.due_ms for row in page))
@@ -147,14 +146,14 @@ class Census:
         return check, Inventory(present, farthest_ms=farthest_ms, ended=ended)
 
     def remove_purged(self) -> None:
-        """Delete the rows that a purge has reached; reads all that the queue has."""
+        """Delete the rows that a purge has reached; reads the whole queue."""
         before_us = self._register.settings.purged_before_us
         for page in self.pages(bodies=False):
             self._end_purged([row for row in page if row.entered_us < before_us])
         scan.forget_empty(self._store, self._register, self._clock.now_ms())
 
     def _end_purged(self, rows: Sequence[Row]) -> int:
-        """Delete rows, and count them as purged; returns how many are of a dropped queue."""
+        """Delete rows, and count them as purged; returns how many belong to a dropped queue."""
         self._settler.end(rows, End.PURGED)
         of_former = sum(map(self._register.is_former, rows))
         self._stats.add(purged=len(rows) - of_former)
@@ -169,7 +168,7 @@ class Census:
         return end_ms is not None and end_ms < now_ms
 
     def pages(self, *, bodies: bool = True) -> Iterator[list[Row]]:
-        """All rows, oldest minute first; without `bodies` they come with empty ones."""
+        """All rows, oldest minute first; without `bodies` their bodies are empty."""
         layout = self._register.layout
         shards = scan.with_rows(self._store, self._store.indexed(layout.queue, range(NEVER)))
         return scan.pages(
@@ -177,9 +176,9 @@ class Census:
         )
 
     def _is_astray(self, row: Row) -> bool:
-        """Whether a row is where a dropped queue of this name had its own, and no reader comes.
+        """True if a row is in a partition of a dropped queue of this name, which no reader visits.
 
-        A producer put it there that had not read of the drop yet.
+        Its producer had not read of the drop yet.
         """
         return not self._register.layout.has_lane(row.shard.lane)
 

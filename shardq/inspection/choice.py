@@ -1,11 +1,11 @@
-"""Messages of one queue, a page at a time, chosen by what they hold.
+"""Messages of one queue, a page at a time, chosen by their contents.
 
 ```
  shards in order ─► rows without bodies ─► after the last page? ─► headers, error ─► bodies
 ```
 
-A body is read only of a row that everything else has chosen. A page ends once it is full, or once
-so many messages were looked at: the next page begins where it ended.
+A body is read only if everything else of its row matches. A page ends once it is full, or once this
+many messages were examined: the next page begins at its end.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ if TYPE_CHECKING:
     from shardq.stores.store import Slice, Store
 
 LOOKED_MAX = 10_000
-"""Messages that a page looks at."""
+"""How many messages a page examines."""
 _AHEAD_MS = 3_600_000
-"""Clocks differ."""
+"""How far clocks may differ."""
 _BODIES = 50
-"""Bodies that are read at a time: each may have 1 MiB."""
+"""How many bodies are read at a time: each may have 1 MiB."""
 _FEW = 200
-"""A stretch of time with fewer dead messages is read as a whole."""
+"""A span with fewer dead messages is read as a whole."""
 _SPAN_MS = 1_000
 _PLACE = re.compile(r"([0-9]{1,15})\.([0-9a-f]{32})", re.ASCII)
 _MINUTE = attrgetter("minute")
 
 
 class Place(NamedTuple):
-    """Where a page of messages ends, in the order of due times.
+    """The end of a page of messages, in the order of due times.
 
     Attributes:
-        due_ms: When the last message is due, or has died; epoch milliseconds.
-        order: Orders those of one millisecond.
+        due_ms: The due of the last message, or the time of its death; epoch milliseconds.
+        order: The order within one millisecond.
     """
 
     due_ms: int
@@ -65,7 +65,7 @@ class Place(NamedTuple):
         """A place from its text.
 
         Raises:
-            UsageError: If it is none.
+            UsageError: If the text is no place.
         """
         found = _PLACE.fullmatch(text)
         if found is None:
@@ -73,23 +73,23 @@ class Place(NamedTuple):
         return cls(int(found[1]), bytes.fromhex(found[2]))
 
     def text(self) -> str:
-        """It, as `read` takes it."""
+        """The place as text, for `read`."""
         return f"{self.due_ms}.{self.order.hex()}"
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What messages must hold to be chosen. Texts are compared without regard to case.
+    """The conditions of chosen messages. Texts are compared without regard to case.
 
     Attributes:
-        text: In the id, key, group, a header or the body.
-        body: In the body.
-        error: In the last error, or in why it died.
-        task: The whole name of the task whose job it is.
+        text: A text in the id, key, group, a header or the body.
+        body: A text in the body.
+        error: A text in the last error, or in the reason of the death.
+        task: The whole name of its task.
         header: A header's name; or `name=text`, with the text in its value.
         group: The whole group.
-        since_ms: Due, or dead, from then on, epoch milliseconds.
-        until_ms: Due, or dead, up to then; 0: any time.
+        since_ms: Due or dead from then on, epoch milliseconds.
+        until_ms: Due or dead up to then; 0: any time.
         id: The whole id.
     """
 
@@ -105,11 +105,11 @@ class Choice:
 
     @property
     def needs_bodies(self) -> bool:
-        """True if bodies must be read to choose."""
+        """True if the choice depends on bodies."""
         return bool(self.text or self.body)
 
     def may_take(self, row: Row) -> bool:
-        """True if a row is chosen, unless its body is missing something."""
+        """True if a row is chosen as far as everything but its body tells."""
         if row.due_ms < self.since_ms or 0 < self.until_ms < row.due_ms:
             return False
         if self.id and row.message_id != self.id:
@@ -123,7 +123,7 @@ class Choice:
         return not self.header or _has_header(row, self.header)
 
     def takes(self, row: Row) -> bool:
-        """True if a row that `may_take` is chosen; it comes with its body where that is needed."""
+        """True if a row that `may_take` is chosen; its body must be loaded if `needs_bodies`."""
         if self.body and not _has(row.body.decode("utf-8", "replace"), self.body):
             return False
         return not self.text or any(_has(text, self.text) for text in _texts(row))
@@ -142,7 +142,7 @@ def _has_header(row: Row, wanted: str) -> bool:
 
 
 def _texts(row: Row) -> Iterator[str]:
-    """The texts of a row in which one is looked for, the body last."""
+    """The texts of a row to search, the body last."""
     key = key_of(row)
     yield row.message_id
     yield from (one for one in (row.group, None if key is None else key.name) if one)
@@ -155,9 +155,9 @@ class Chosen:
     """A page of messages.
 
     Attributes:
-        rows: They, in order.
-        end: Where the next page begins; None: there is none.
-        looked: How many messages were looked at.
+        rows: The chosen rows, in order.
+        end: Where the next page begins; None if there is none.
+        looked: How many messages were examined.
     """
 
     rows: list[Row]
@@ -175,17 +175,17 @@ def page(
     looked_max: int = LOOKED_MAX,
     bodies: bool = True,
 ) -> Chosen:
-    """The messages of a queue that are due first, those in flight included.
+    """The first due messages of a queue, including those in flight.
 
     Args:
-        home: The queue's.
-        choice: Which.
-        limit: The most of the page.
-        is_newest: True for a dead-letter queue, of which those come first that died last.
-        after: The end of the page before, of this queue or of another one. What lies behind a seal
-            is on no page but the first.
-        looked_max: How many are looked at.
-        bodies: False: the rows come with empty bodies.
+        home: The queue's home.
+        choice: The conditions.
+        limit: The size of the page.
+        is_newest: True for a dead-letter queue, to begin with the last death.
+        after: The end of the page before, of this queue or of another one. Messages behind a seal
+            are on the first page only.
+        looked_max: How many messages to examine.
+        bodies: False to leave the bodies empty.
     """
     home.register.refresh()
     rows = _backwards(home, after, choice.since_ms) if is_newest else _from_now_on(home, after)
@@ -201,15 +201,15 @@ def last_died(
     looked_max: int = LOOKED_MAX,
     damaged: dict[str, str],
 ) -> Chosen:
-    """The messages of several dead-letter queues that died last, the last one first.
+    """The last dead messages of several dead-letter queues, the last death first.
 
     Args:
-        homes: The queues', whose records were read just now.
-        choice: Which.
-        limit: The most of the page.
+        homes: The homes of the queues, whose records were read just now.
+        choice: The conditions.
+        limit: The size of the page.
         after: The end of the page before.
-        looked_max: How many are looked at.
-        damaged: Is given the name of each queue that cannot be read, and why.
+        looked_max: How many messages to examine.
+        damaged: Receives the name of each queue that cannot be read, and the reason.
     """
 
     def rows_of(home: QueueHome) -> Iterator[Row]:
@@ -243,7 +243,7 @@ def _page(
         for row in wanted:
             found.append(row if bodies else row._replace(body=b""))
             if len(found) == limit:
-                # What is behind it was looked at, and is looked at again.
+                # The rest was examined, and is examined again for the next page.
                 place = Place.of(row)
                 looked += 1 + [one.id for one in some].index(row.id)
                 is_more = some[-1].id != row.id or next(rows, None) is not None
@@ -255,7 +255,7 @@ def _page(
 
 
 def _whole(store: Store, rows: Iterable[Row]) -> list[Row]:
-    """Rows with their bodies, in order; those that have moved meanwhile are left out."""
+    """Rows with their bodies, in order, without those that have moved meanwhile."""
     positions = [row.position for row in rows]
     there = {row.position: row.checked() for row in store.find(positions)}
     return [there[one] for one in positions if one in there]
@@ -277,7 +277,7 @@ def _from_now_on(home: QueueHome, after: Place | None) -> Iterator[Row]:
 
 
 def _lane(home: QueueHome, layout: Layout, shard: Shard, after: Place | None) -> Iterator[Row]:
-    """The rows of a shard, without bodies, from where a page ended on."""
+    """The rows of a shard without bodies, from the end of a page on."""
     wanted = scan.whole(layout, shard, _BODIES, "list")._replace(bodies=False)
     if after is not None and after.due_ms > wanted.after_ms:
         last = ids.from_order_key(after.order)
@@ -300,8 +300,8 @@ def _backwards(home: QueueHome, after: Place | None, since_ms: int) -> Iterator[
 def _windows(home: QueueHome, shards: Sequence[Shard], until_ms: int) -> Iterator[list[Row]]:
     """The rows of shards of one minute without bodies, the last ones first.
 
-    All at once of a minute with few rows; else by halves of its time: who looks at the last ones
-    does not read the thousands before them.
+    All at once for a minute with few rows; else by halves of its time, so that the last ones are
+    found without reading the thousands before them.
     """
     layout = home.register.layout
     wholes = [scan.whole(layout, one, _BODIES, "list")._replace(bodies=False) for one in shards]

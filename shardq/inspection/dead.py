@@ -1,4 +1,4 @@
-"""Reading a dead-letter queue: a dead message is due when it died, and stays where it is."""
+"""Reads a dead-letter queue: a dead message is due at its death, and keeps its place."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ if TYPE_CHECKING:
     from shardq.stores.store import Store
 
 _AHEAD_MS = 3_600_000
-"""Clocks differ."""
+"""How far clocks may differ."""
 _PART = 1_000
 _MINUTE = attrgetter("minute")
 _DIED = attrgetter("due_ms", "entered_us")
 
 
 def shards(store: Store, register: Register, since_ms: int, until_ms: int) -> Iterator[Shard]:
-    """The shards with what died in a span, the last minute first.
+    """The shards with the dead messages of a span, the last minute first.
 
     Args:
-        store: Where they are.
-        register: Of the dead-letter queue.
-        since_ms: Epoch milliseconds; 0: all of its life.
+        store: The store.
+        register: The record of the dead-letter queue.
+        since_ms: Epoch milliseconds; 0: since the queue exists.
         until_ms: Epoch milliseconds, included.
     """
     layout = register.layout
@@ -51,14 +51,14 @@ def last(
     since_ms: int = 0,
     bodies: bool = True,
 ) -> list[Row]:
-    """The rows of those that died last, the last one first.
+    """The rows of the last dead messages, the last death first.
 
     Args:
-        home: The dead-letter queue's.
+        home: The home of the dead-letter queue.
         limit: The most to return.
-        is_wanted: Asked of each, without its body.
-        since_ms: Those of minutes before this are left out, epoch milliseconds.
-        bodies: Whether to read their bodies.
+        is_wanted: Returns True for rows to return; called without bodies.
+        since_ms: Earlier minutes are left out, epoch milliseconds.
+        bodies: True to read their bodies.
     """
     register = home.register
     register.refresh()
@@ -76,11 +76,11 @@ def last(
 
 
 def every(home: QueueHome, *, bodies: bool = True) -> Iterator[Row]:
-    """The rows of all, those of the last minute first; without `bodies` they come with empty ones.
+    """All rows, those of the last minute first; without `bodies` their bodies are empty.
 
     Args:
-        home: The dead-letter queue's.
-        bodies: Whether to read them.
+        home: The home of the dead-letter queue.
+        bodies: True to read their bodies.
     """
     register = home.register
     register.refresh()

@@ -5,8 +5,8 @@
   rows       ready | running       waiting | claims              waiting
 ```
 
-What is nearer than the horizon needs no totals. What lies beyond it is taken from them, and only
-where somebody has placed a message so far ahead. The queue's index tells which shards to look into.
+The near side of the horizon needs no totals. The far side is taken from the totals, and only if a
+message was put so far ahead. The queue's index names the shards to look into.
 """
 
 from __future__ import annotations
@@ -35,17 +35,18 @@ if TYPE_CHECKING:
     from shardq.stores.store import Store, Total
 
 _HORIZON_MS = 3_600_000 + NEAR_MS
-"""Shards are looked into up to this far ahead, 0.1 ms each on Cassandra; SQLite has no end."""
+"""Shards are read up to this far ahead, 0.1 ms each on Cassandra; without an end on SQLite."""
 _ROWS_MAX = 20_000
-"""What lies beyond so many that wait is not counted: 25 ms for each 10,000 on Cassandra, 5 ms on
-SQLite."""
+"""Waiting messages beyond this many are not counted: 25 ms for each 10,000 on Cassandra, 5 ms on
+SQLite.
+"""
 _WAITS_ROWS_MAX, _WAITS_ROWS_MIN = 10_000, 100
-"""Most rows of shards read for what is put off; each shard counts as so many at least."""
+"""Most rows of shards to read for postponed messages; each shard counts as this many at least."""
 _SHARDS_MAX = 10_000
 _PART_FIRST, _PART = 128, 500
-"""Shards that are counted at a time; few first, for the first may hold all that is counted."""
+"""Shards that are counted at a time; few first, because the first may hold all that is needed."""
 PURGE_MS = 10_000
-"""For this long after a purge, messages that others put just before it arrive to be counted."""
+"""For this long after a purge, messages that others put just before it may still be stored."""
 _PAGE = 1_000
 _FAR_MS = 1 << 52
 
@@ -55,11 +56,10 @@ class Depth:
     """How many messages a queue holds.
 
     Attributes:
-        ready: Due and not in flight.
+        ready: Due, and not in flight.
         waiting: Due later.
-        in_flight: Handed out and not settled.
-        exact: Whether every row was counted; else those that are far away may be taken from the
-            totals.
+        in_flight: Delivered, and not settled.
+        exact: True if every row was counted; else far ones may be taken from the totals.
     """
 
     ready: int
@@ -69,20 +69,20 @@ class Depth:
 
     @property
     def total(self) -> int:
-        """All of them."""
+        """The sum of all."""
         return self.ready + self.waiting + self.in_flight
 
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """What there was when every row of a queue was counted, purged ones too.
+    """The result of counting every row of a queue, including purged ones.
 
     Attributes:
-        rows: Messages that were there.
-        doomed: Those of them that a purge has reached and nobody holds.
-        former: Rows, not among these, of a dropped queue of the same name.
-        farthest_ms: No row is due later, epoch milliseconds.
-        ended: How many of the rows their counter has ended itself, after it had counted them.
+        rows: Stored messages.
+        doomed: Messages among them that a purge has reached and nobody holds.
+        former: Rows of a dropped queue of the same name, not among these.
+        farthest_ms: The latest due, epoch milliseconds.
+        ended: How many of the rows the counter itself has ended, after it had counted them.
     """
 
     rows: int = 0
@@ -93,13 +93,13 @@ class Inventory:
 
 
 class _Tallied(NamedTuple):
-    """Rows between two dues.
+    """The counts of rows between two dues.
 
     Attributes:
         rows: How many.
-        claims: Those that are claims.
-        put_off: Those that may not be handed out by the later of the two dues.
-        put_off_claims: Those of these that are claims.
+        claims: How many are claims.
+        put_off: How many may not be delivered by the later of the two dues.
+        put_off_claims: How many of these are claims.
     """
 
     rows: int = 0
@@ -109,23 +109,23 @@ class _Tallied(NamedTuple):
 
     @classmethod
     def of(cls, row: Row, until_ms: int) -> _Tallied:
-        """One row."""
+        """The counts of one row."""
         is_claim, is_put_off = row.claim is not None, row.ready_ms > until_ms
         return cls(1, is_claim, is_put_off, is_claim and is_put_off)
 
     def plus(self, other: _Tallied) -> _Tallied:
-        """Both together."""
+        """The sum of two."""
         return _Tallied._make(map(sum, zip(self, other, strict=True)))
 
 
 @dataclass(slots=True)
 class _Counted:
-    """Rows that were counted.
+    """The counts of a queue's rows around a due.
 
     Attributes:
-        due: Those that may be handed out by then.
-        later: The others, claims included.
-        claims: Those of the others that are claims.
+        due: Rows that may be delivered by then.
+        later: The others, including claims.
+        claims: How many of the others are claims.
     """
 
     due: int = 0
@@ -144,14 +144,15 @@ class _Counted:
         self.claims += found.claims
 
     def depth(self, running: int, far: int, *, exact: bool) -> Depth:
-        """What that makes.
+        """The depth by these counts.
 
         Args:
-            running: Deliveries whose rows are where they were, as consumers told up to 3 s ago.
+            running: Running deliveries whose rows keep their place, as consumers reported up to 3 s
+                ago.
             far: Messages that were not counted.
-            exact: Whether there are none, for certain.
+            exact: True if there certainly are none.
         """
-        # What was parked since lies among the claims, and what was settled nowhere.
+        # A row parked since is a claim now, and a settled one is gone.
         running = min(running, self.due)
         return Depth(
             self.due - running, self.later - self.claims + far, self.claims + running, exact
@@ -162,11 +163,11 @@ class DepthCounter:
     """Counts the messages of one queue.
 
     Args:
-        store: Where they are.
-        clock: The time.
-        register: The queue.
-        anew_us: Above 0: claims among what waits are counted so often, and else only if there are
-            more rows, or fewer, than before. For whoever looks again and again.
+        store: The store.
+        clock: The clock.
+        register: The queue's record.
+        anew_us: Above 0: claims among waiting rows are counted this often, and in between only if
+            the number of rows has changed. For callers that count again and again.
     """
 
     def __init__(self, store: Store, clock: Clock, register: Register, *, anew_us: int = 0) -> None:
@@ -185,21 +186,21 @@ class DepthCounter:
         is_fresh: bool = False,
         beats: Mapping[str, Heartbeat] | None = None,
     ) -> Depth:
-        """How many messages there are; far ones by the totals, where there may be any.
+        """The number of messages; far ones by the totals, if there may be any.
 
         Args:
-            read_totals: Reads what has happened in the queue.
-            stored: What was read of that a moment ago: enough where every row is counted.
+            read_totals: Reads the queue's totals.
+            stored: The totals as read a moment ago: enough if every row is counted.
             is_fresh: True if the queue's record was read just now.
-            beats: Its members, where they were read just now.
+            beats: Its members' heartbeats, if they were read just now.
         """
         if not is_fresh:
             self._register.refresh(force=self._register.has_unused_lanes)
         running = self._running(beats)
         now_ms = self._clock.now_ms()
         counted, until_ms = self._near(now_ms)
-        # Last: what processes store meanwhile makes up for a part of what they store only 2 s
-        # later.
+        # Last: messages that processes store meanwhile make up for some of those that they store 2
+        # s later.
         if stored is None or until_ms < _FAR_MS:
             stored = read_totals()
         if may_be_doomed(self._register, stored):
@@ -211,10 +212,10 @@ class DepthCounter:
         return counted.depth(running, far, exact=False)
 
     def _far(self, stored: Stored, counted: _Counted, until_ms: int) -> int:
-        """What the totals tell of more than was counted.
+        """The messages that the totals hold beyond the counted ones.
 
-        What was settled in the last 2 s is in neither: it is not to look like messages that wait.
-        There are no more of those than at the last look, but for what was placed since.
+        Messages settled in the last 2 s are in neither, and must not look like waiting ones. So the
+        result is no more than at the last look, plus the messages put since.
         """
         totals = stored.totals
         placed = totals.put + totals.retried + totals.snoozed + totals.mended
@@ -226,7 +227,7 @@ class DepthCounter:
         return far
 
     def exact(self) -> Depth:
-        """How many messages there are; every row is counted."""
+        """The number of messages; every row is counted."""
         self._register.refresh()
         running = self._running()
         now_ms = self._clock.now_ms()
@@ -244,7 +245,7 @@ class DepthCounter:
         """Count every row, a part at a time.
 
         Yields:
-            0 after each part: the seconds until it can go on.
+            0 after each part: the seconds until it can continue.
         """
         self._register.refresh(force=True)
         settings, layout = self._register.settings, self._register.layout
@@ -270,7 +271,7 @@ class DepthCounter:
         return sum(beat.busy for beat in beats.values())
 
     def _near(self, now_ms: int, since_us: int = 0) -> tuple[_Counted, int]:
-        """What is due and what is due soon, and the due up to which that is all there is."""
+        """The counts of due and soon due rows, and the due up to which these are all."""
         if not since_us and (found := self._near_at_once(now_ms)) is not None:
             return found
         counted = _Counted()
@@ -282,11 +283,10 @@ class DepthCounter:
             scan.listed_shards(self._store, self._register, range(first)),
             self._store.indexed(self._register.name, minutes),
         )
-        # What was due before a purge entered before it, too.
+        # A message that was due before a purge also entered before it.
         after_ms = ceil_ms(self._register.settings.purged_before_us) - 1
         polled = set(layout.all_used())
-        # Parked rows are known from others only where they are counted, and dues up to NEAR_MS
-        # ahead are not noted.
+        # Only counted rows can be recognized as parked, and dues up to NEAR_MS ahead are not noted.
         least_ms = max(self._register.settings.visibility_ms, NEAR_MS) + layout.minute_ms
         least_minute = layout.minute_of(now_ms + least_ms)
         looked = 0
@@ -299,14 +299,14 @@ class DepthCounter:
             if part[-1].minute > least_minute and (
                 counted.later >= _ROWS_MAX or looked >= _SHARDS_MAX
             ):
-                # The last minute may go on in the next part.
+                # The last minute may continue in the next part.
                 return counted, layout.start_ms(part[-1].minute) - 1
         return counted, _FAR_MS if minutes.stop == NEVER else layout.end_ms(minutes[-1]) - 1
 
     def _near_at_once(self, now_ms: int) -> tuple[_Counted, int] | None:
-        """The same where the store has an index that counts; None where it has none.
+        """The same by an index that counts; None if the store has none.
 
-        None also where rows of groups are put off: which of them are is read row by row.
+        None also if rows of groups are postponed: those are recognized row by row.
         """
         register = self._register
         layout, name = register.layout, register.name
@@ -347,7 +347,7 @@ class DepthCounter:
         return counted
 
     def _end_minute(self, now_ms: int) -> int:
-        """The minute before which what waits is counted."""
+        """The minute before which waiting messages are counted."""
         if self._store.is_local:
             return NEVER
         layout = self._register.layout
@@ -355,7 +355,7 @@ class DepthCounter:
         return layout.minute_of(now_ms + horizon_ms) + 1
 
     def _parts(self, found: Iterable[Shard]) -> Iterator[list[Shard]]:
-        """The shards that lie in the queue's lanes, some at a time."""
+        """The shards in the queue's lanes, in parts."""
         layout = self._register.layout
         shards = (shard for shard in found if layout.has_lane(shard.lane))
         return scan.parts(shards, _PART, first=_PART_FIRST)
@@ -369,15 +369,15 @@ class DepthCounter:
         *,
         exact: bool = False,
     ) -> _Tallied:
-        """Rows in shards and between two dues, and how many of them are put off.
+        """Count rows of shards between two dues, and the postponed ones among them.
 
         Args:
-            shards: Where to look.
-            after_ms: What is due by then is left out.
-            until_ms: What is due later is left out.
-            since_us: Where it is above 0, rows are read, and what entered before it is left out.
-            exact: True to read which rows of groups are put off, however many rows lie in their
-                shards. Else, beyond `_WAITS_ROWS_MAX`, those count whose time has come since, too.
+            shards: The shards.
+            after_ms: Rows due by then are left out.
+            until_ms: Rows due later are left out.
+            since_us: If above 0, rows are read, and those that entered before it are left out.
+            exact: True to read all rows of groups for postponed ones. Else, in shards beyond
+                `_WAITS_ROWS_MAX`, rows whose time has come meanwhile also count as postponed.
         """
         total = _Tallied()
         if since_us:
@@ -389,7 +389,7 @@ class DepthCounter:
         room = math.inf if exact else _WAITS_ROWS_MAX
         for counted in scan.tallies(self._store, shards, after_ms, until_ms, purpose="depth"):
             for shard, tally in counted.items():
-                # Of groups a claim is put off as well, and elsewhere nothing is.
+                # In groups a claim is postponed as well; elsewhere no row is.
                 put_off, claims = tally.waits, tally.claims if tally.waits else 0
                 if tally.waits and tally.rows <= room:
                     room -= max(tally.rows, _WAITS_ROWS_MIN)
@@ -410,14 +410,14 @@ class DepthCounter:
 
 
 def may_be_doomed(register: Register, stored: Stored) -> bool:
-    """Whether there may be rows that are due after a purge that has reached them.
+    """True if there may be rows that a purge has reached and that are due after it.
 
     Args:
-        register: The queue.
+        register: The queue's record.
         stored: Its totals.
     """
     purged_ms = register.settings.purged_before_us // 1_000
-    # What is dead was due when it entered.
+    # A dead message was due when it entered.
     if not purged_ms or is_dead_queue(register.name):
         return False
     is_counted = stored.mended_ms >= purged_ms + PURGE_MS

@@ -1,12 +1,12 @@
-"""What failed lately in a queue: the last failed attempt of each message that is still there.
+"""The last failures in a queue: the last failed attempt of each message that is still there.
 
 ```
  row that waits, or runs again ── its last error ──┐
- row of the dead ── why and when it died ──────────┴──► Failed, the last one first
+ row of a dead message ── reason, time of death ───┴──► Failed, the last one first
 ```
 
-A message that was done or cancelled since has left nothing of its failures, but for the history's
-count of its attempts.
+A message that was acked or cancelled since has left no trace of its failures except the number of
+attempts in the history.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ if TYPE_CHECKING:
     from shardq.records.membership import Heartbeat
 
 ROWS_MAX = 20_000
-"""Rows of a queue that are read, those due first: 0.5 s on SQLite, 1 s on Cassandra."""
+"""Rows of a queue to read, those due first: 0.5 s on SQLite, 1 s on Cassandra."""
 AHEAD_MS = 86_400_000
 """How far ahead a message may wait for its next attempt and be found."""
 _AT = attrgetter("at_ms")
 
 
 class Next(StrEnum):
-    """What happens next to a message that has failed."""
+    """The next event of a message that has failed."""
 
     AGAIN = "again"
     """It is delivered again, at a known time."""
@@ -51,7 +51,7 @@ class Next(StrEnum):
     RUNNING = "running"
     """It runs again."""
     DEAD = "dead"
-    """It is dead: only somebody who puts it back lets it run again."""
+    """It is dead: it runs again only if somebody puts it back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +61,11 @@ class Failed:
     Attributes:
         at_ms: When it failed, epoch milliseconds.
         queue: The queue in which it failed.
-        task: The task that it is a job of; None where it is none.
+        task: The name of its task; None if it is no job.
         id: The message's id.
         attempt: The number of the attempt, from 1.
-        error: Why it failed.
-        next: What happens next.
+        error: The reason.
+        next: The next event.
         again_ms: When it is delivered again, epoch milliseconds; None unless `next` is `AGAIN`.
     """
 
@@ -82,11 +82,11 @@ class Failed:
 def of_queue(
     home: QueueHome, is_wanted: Callable[[Failed], bool], *, limit: int
 ) -> tuple[list[Failed], bool]:
-    """What failed last of what is in a queue, the last first; and whether all of it was read.
+    """The last failures in a queue, the last first; and True if the whole queue was read.
 
     Args:
-        home: The queue's.
-        is_wanted: Asked of each.
+        home: The queue's home.
+        is_wanted: Returns True for failures to return.
         limit: The most to return.
     """
     home.register.refresh()
@@ -103,12 +103,12 @@ def of_queue(
 def of_dead(
     home: QueueHome, is_wanted: Callable[[Failed], bool], *, since_ms: int, limit: int
 ) -> list[Failed]:
-    """What died last in a dead-letter queue, the last first.
+    """The last deaths in a dead-letter queue, the last first.
 
     Args:
-        home: The dead-letter queue's.
-        is_wanted: Asked of each.
-        since_ms: What died in minutes before this is not read, epoch milliseconds.
+        home: The home of the dead-letter queue.
+        is_wanted: Returns True for failures to return.
+        since_ms: Earlier minutes are not read, epoch milliseconds.
         limit: The most to return.
     """
 
@@ -130,7 +130,7 @@ def _failed(
         try:
             failure = failure_of(row)
         except StoreCorrupt:
-            # One damaged message does not hide the others.
+            # One damaged message must not hide the others.
             continue
         if failure is None or failure.is_snoozed:
             continue
@@ -154,7 +154,7 @@ def _failed(
 
 
 def _died(row: Row) -> Failed | None:
-    """The death of a row's message; None where it has not died, or its headers are damaged."""
+    """The death of a row's message; None if it has not died, or its headers are damaged."""
     try:
         queue, (error, at) = died_in(row), last_error(row)
     except StoreCorrupt:

@@ -1,19 +1,18 @@
-"""Looking one message up, by its receipt or by its id: the likeliest places first.
+"""Looks one message up, by its receipt or by its id: the likeliest places first.
 
 ```
  receipt ─► its position                                          one read
- key ─────► where its key's row says                              two or three reads
+ key ─────► the place in its key's row                            two or three reads
  id ──────► the history, of an id that put() made                 one read
-        ──► SQLite: all that the queue has, by its ids            one read
-        ──► the minute in which the history says that it was due  a read for a few lanes
+        ──► SQLite: the whole queue, by its ids                   one read
+        ──► the minute of its due by the history                  a read for a few lanes
         ──► from the oldest unsealed minute to now + 1 h          their rows, without bodies
-        ──► the dead of the last day                              likewise
-        ──► everything: all that the queue has, the other dead, the history of an id of one's own
+        ──► the dead of the last day                              their rows, without bodies
+        ──► the rest: the whole queue, the other dead, the history of an id given to put()
 ```
 
-On Cassandra no row is indexed by its id, unless that is its key. So what is not near is searched
-everywhere, unless the caller wants to know only of what is near. Where a message that was found
-stands, `whereabouts.py` says.
+Cassandra has no index of rows by id, except by a key. So the rest is searched everywhere, unless
+the caller asks for near places only. `whereabouts.py` explains the state of a found message.
 """
 
 from __future__ import annotations
@@ -45,22 +44,22 @@ if TYPE_CHECKING:
 _AHEAD_MS = 3_600_000
 _RECENT_MS = 86_400_000
 _HISTORY_MS = 6 * 3_600_000
-"""The history is read so much at a time, the latest first."""
+"""The history is read in parts of this length, the latest first."""
 _DIED_MS = 60_000
 """A burial's row is due a moment before its end is recorded."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The message that is looked for.
+    """The message to look for.
 
     Attributes:
-        id: Its id; None where a receipt does not say.
-        entry: The id of its first row in the queue, where that is known.
-        receipt: Where it was.
-        key: Its key, where it has one, or may have.
-        entered_ms: When it entered the queue, where that has to be so.
-        due_ms: The due that was first asked for, where that is known.
+        id: Its id; None if only a receipt without an id is known.
+        entry: The id of its first row in the queue, if it is known.
+        receipt: Its former place.
+        key: Its key, if it has one, or may have.
+        entered_ms: When it entered the queue, if only that message will do.
+        due_ms: The due of its put, if it is known.
     """
 
     id: str | None
@@ -71,26 +70,26 @@ class Wanted:
     due_ms: int | None = None
 
     def is_it(self, row: Row) -> bool:
-        """Whether a row is the message's."""
+        """True if a row is the message's."""
         if self.entered_ms not in (None, row.entered_us // 1_000):
             return False
         if self.id is not None:
             return row.message_id == self.id
-        # Of a receipt that is stale all that is left is what its row was called.
+        # A stale receipt still holds the name of the row.
         return self.entry in (row.id, row.first)
 
 
 @dataclass(slots=True)
 class Look:
-    """What a search has found.
+    """The result of a search.
 
     Attributes:
         row: The message's row, in its queue or in the dead-letter queue.
-        has_body: Whether the row comes with its body: where a receipt has named its place.
-        mark: What the history says of it, of an id that `put` made.
-        record: What the history says of an id that was given to `put`.
-        searched: Where it was looked for, in words.
-        is_whole: Whether that is everywhere.
+        has_body: True if the row has its body: a receipt named its place.
+        mark: Its record in the history, if `put` made its id.
+        record: Its record in the history, if the id was given to `put`.
+        searched: The searched places, as text.
+        is_whole: True if these are all places.
     """
 
     row: Row | None = None
@@ -102,7 +101,7 @@ class Look:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is known of the message."""
+        """True if nothing is known of the message."""
         return self.row is None and self.mark is None and self.record is None
 
 
@@ -118,7 +117,7 @@ class _Reader:
         self.purged: Row | None = None
 
     def first(self, wanted: Wanted, shards: Iterable[Shard]) -> Row | None:
-        """Find the message's row that is due first, without body, in shards ordered by minute."""
+        """The message's row with the first due, without body, from shards ordered by minute."""
         layout = self.register.layout
         first: Row | None = None
         for page in scan.pages(
@@ -134,7 +133,7 @@ class _Reader:
         return first
 
     def at_once(self, wanted: Wanted) -> tuple[Row | None] | None:
-        """The message's row that is due first, if the store finds it at once; None if it cannot."""
+        """The message's row with the first due, if the store finds it at once; else None."""
         name, entry = wanted.id or "", wanted.entry
         rows = self._store.seek(self.register.name, entry, name)
         if rows is None:
@@ -145,7 +144,7 @@ class _Reader:
         return (min(live, key=_by_due, default=None),)
 
     def open_shards(self, until_ms: int, since: int) -> Iterator[Shard]:
-        """The shards with rows that readers have not left for good, from a minute on up to then."""
+        """The shards with rows that readers still visit, from a minute on up to a time."""
         shards = open_shards(self._store, self.register, until_ms, since=since)
         for count, shard in enumerate(shards, 1):
             yield shard
@@ -153,7 +152,7 @@ class _Reader:
                 self._on_progress("open partitions", count, None)
 
     def all_shards(self) -> Iterator[Shard]:
-        """All shards that have rows, by minute."""
+        """All shards with rows, by minute."""
         found = self._store.indexed(self.register.name, range(NEVER))
         for count, shard in enumerate(scan.with_rows(self._store, found), 1):
             yield shard
@@ -176,10 +175,10 @@ class _Reader:
 
 
 class Finder:
-    """Looks messages of one queue up.
+    """Looks up messages of one queue.
 
     Args:
-        on_progress: Told how much of what is read.
+        on_progress: Called with the progress.
     """
 
     def __init__(
@@ -191,12 +190,12 @@ class Finder:
         self._on_progress = on_progress
 
     def wanted(self, given: Message | str | None, key: str | None = None) -> Wanted:
-        """Name the message that a message, a receipt, an id or a key stands for.
+        """The message to look for by a message, a receipt, an id or a key.
 
         Raises:
-            UsageError: If not one of both is given, or a key of a dead-letter queue.
-            BadName: If it can be none.
-            BadReceipt: If it is a receipt that is damaged, or of another queue.
+            UsageError: If none or both are given, or a key of a dead-letter queue.
+            BadName: If it can be no id or key.
+            BadReceipt: If the receipt is damaged, or belongs to another queue.
         """
         signer = self._register.signer
         if key is not None and given is None:
@@ -205,7 +204,7 @@ class Finder:
         if key is not None:
             raise UsageError("give a message's id, its receipt, itself or key=, one of them.")
         if isinstance(given, Message):
-            # The receipt is checked to be of this queue.
+            # Checks that the receipt belongs to this queue.
             entry = given._row.first or given._row.id
             return Wanted(given.id, entry, signer.read(given.receipt), self._key(given.key))
         if isinstance(given, str) and signer.is_meant(given):
@@ -216,20 +215,20 @@ class Finder:
         return Wanted(message_id, ids.from_text(message_id), key=self._key(key))
 
     def _key(self, key: str | None) -> str | None:
-        """A key that can be looked up: those of the dead are another queue's."""
+        """A key that can be looked up: the keys of dead messages belong to another queue."""
         return None if names.is_dead_queue(self._register.name) else key
 
     def look(self, wanted: Wanted, *, near: bool = False, live: bool = False) -> Look:
         """Look a message up.
 
         Args:
-            wanted: Which one.
-            near: Search only what is near, and neither the whole queue nor the whole history.
-            live: Search only what is still to be delivered: neither what has died nor what has
-                been purged.
+            wanted: The message.
+            near: True to search only near places, not the whole queue or the whole history.
+            live: True to search only messages that are still to be delivered: no dead and no purged
+                ones.
 
         Raises:
-            StoreCorrupt: If a row that is met, or what the history says of it, is damaged.
+            StoreCorrupt: If a row or record on the way is damaged.
         """
         self._register.refresh()
         here = _Reader(self._store, self._register, self._on_progress)
@@ -257,7 +256,8 @@ class Finder:
             look.row = self._died(wanted, look)
         look.row = look.row or self._near(wanted, look, here)
         if look.row is None and not live:
-            # An id that put() made is of one message; of others a newer one may have it too.
+            # An id that put() made belongs to one message; with others a newer message may have it
+            # too.
             look.row = here.purged if wanted.entry is not None else None
             look.row = look.row or self._recent_dead(wanted, look)
         if look.row is None and not near:
@@ -267,11 +267,11 @@ class Finder:
         return look
 
     def ended(self, wanted: Wanted, look: Look) -> None:
-        """Look among all the dead, and in the last hours of the history, after what is near.
+        """Search all the dead, and the last hours of the history, after a search of near places.
 
         Args:
             wanted: The message.
-            look: What was found before; gets what is found now.
+            look: The findings so far; completed by this search.
         """
         if "the dead of the last day" in look.searched:
             look.row = self._all_dead(wanted, look)
@@ -279,7 +279,7 @@ class Finder:
             look.record = self._recorded(wanted.id, look, steps=1)
 
     def whole(self, row: Row) -> Row | None:
-        """A row with its body; None where it is gone by now: it was settled, or has moved."""
+        """A row with its body; None if the row was settled or has moved."""
         return next((found.checked() for found in self._store.find([row.position])), None)
 
     # Places ---------------------------------------------------------------------------------------
@@ -293,11 +293,11 @@ class Finder:
         return None
 
     def _keyed(self, wanted: Wanted, key: str, *, live: bool) -> Row | None:
-        """The row of the message that has a key, where it is the one that is wanted."""
+        """The row of the message that has a key, if it is the wanted one."""
         found = Keys(self._store, self._clock, self._register).seek([key])[key]
         if found.row is None or (live and found.state is Is.DEAD):
             return None
-        # One that is dead entered that queue later; its id is the same.
+        # A dead message entered its queue later; its id is the same.
         is_it = wanted.id in (None, found.row.message_id)
         return found.row.checked() if is_it else None
 
@@ -306,14 +306,14 @@ class Finder:
         if wanted.entry is None or not settings.history_ms:
             return None
         if ids.birth_us(wanted.entry) < settings.former_until_us:
-            # It may be of a dropped queue of this name, which is none of this one's.
+            # It may belong to a dropped queue of this name.
             return None
         look.searched.append("the history")
         marks = self._store.recorded([Entry(self._register.name, wanted.entry)])
         return next((mark.checked() for mark in marks), None)
 
     def _first_due(self, wanted: Wanted, look: Look, here: _Reader) -> Row | None:
-        """Where the history says that it was to be: there it is, unless it has moved."""
+        """The row at the due that the history records; it is there unless it has moved."""
         due_ms = wanted.due_ms if look.mark is None else look.mark.due_ms
         if due_ms is None:
             return None
@@ -327,14 +327,14 @@ class Finder:
         )
 
     def _near(self, wanted: Wanted, look: Look, here: _Reader) -> Row | None:
-        """In the minutes that readers have not left for good, and up to an hour ahead."""
+        """The row in the minutes that readers still visit, and up to an hour ahead."""
         if (at_once := here.at_once(wanted)) is not None:
             look.searched.append("all partitions")
             return at_once[0]
         layout = self._register.layout
         now_ms = self._clock.now_ms()
         look.searched.append("what is due by now or within the hour")
-        # Nothing is ever due before it was put.
+        # No message is due before its put.
         born_ms = 0 if wanted.entry is None else ids.birth_us(wanted.entry) // 1_000
         shards = here.open_shards(now_ms + _AHEAD_MS, max(layout.minute_of(born_ms), 0))
         return here.first(wanted, shards)
@@ -350,12 +350,12 @@ class Finder:
         look.is_whole = True
 
     def _recorded(self, message_id: str, look: Look, *, steps: int | None = None) -> Record | None:
-        """What the history says of an id that was given to `put`: of several, the last one put.
+        """The record in the history of an id that was given to `put`: that of the last put.
 
         Args:
             message_id: The id.
-            look: What was found before.
-            steps: How many times 6 h to read; None: all of it.
+            look: The findings so far.
+            steps: How many times 6 h to read; None: the whole history.
         """
         if not self._register.settings.history_ms:
             return None
@@ -377,7 +377,7 @@ class Finder:
     # The dead -------------------------------------------------------------------------------------
 
     def _died(self, wanted: Wanted, look: Look) -> Row | None:
-        """When the history says that it died, which is when it was due among the dead."""
+        """The dead row, by the recorded time of death, which is its due."""
         ended_ms = look.mark.ended_ms if look.mark is not None else 0
         return self._dead(wanted, look, ended_ms - _DIED_MS, ended_ms + _DIED_MS)
 
@@ -391,7 +391,7 @@ class Finder:
         return self._dead(wanted, look, 0, self._clock.now_ms() + _AHEAD_MS)
 
     def _dead(self, wanted: Wanted, look: Look, since_ms: int, until_ms: int) -> Row | None:
-        """Among those that died in a span, the last ones first."""
+        """The row among the dead of a span, the last ones first."""
         register = self._register.dead_if_made()
         if register is None or register.settings.dropped:
             return None
@@ -415,12 +415,12 @@ def open_shards(
     since: int = 0,
     lanes: Sequence[int] | None = None,
 ) -> Iterator[Shard]:
-    """The shards with rows that readers have not left for good, by minute.
+    """The shards with rows that readers still visit, by minute.
 
     Args:
-        until_ms: Up to the minute of this, epoch milliseconds.
-        since: From this minute on.
-        lanes: Those of these lanes; of all where None.
+        until_ms: The end: up to the minute of this time, epoch milliseconds.
+        since: The first minute.
+        lanes: Only these lanes; None: all.
     """
     layout = register.layout
     end = layout.minute_of(until_ms) + 1

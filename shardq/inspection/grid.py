@@ -1,4 +1,4 @@
-"""The time ahead as rows of cells, by the clocks of a zone: what a heat map of load is drawn on.
+"""The time ahead as rows of cells, by the clocks of a zone: the layout of a heat map of load.
 
 ```
  minute, to 2 h    a row of ten minutes     14:20  0 1 2 .. 9
@@ -7,8 +7,8 @@
  day               a row a week             23 Nov  Mon Tue .. Sun
 ```
 
-Where clocks go back an hour comes twice: in a row of its own, or in a column of its own, which
-other days leave empty. Where they go forward there is no such row, or no such cell.
+If clocks go back, the repeated hour gets its own row, or its own column, which other days leave
+empty. If they go forward, the skipped row or cell is missing.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ if TYPE_CHECKING:
 
 _DAY_MS = 24 * HOUR_MS
 _SINGLE_MS = 2 * HOUR_MS
-"""Up to here a cell is a minute, and five of them from here on."""
+"""Up to this horizon a cell is a minute, beyond it five."""
 _BLOCK_MINUTES = 5
 _HOUR_MINUTES = 60
 _QUARTER_MS = 15 * MINUTE_MS
-"""No clock of a zone is off UTC by less than a multiple of this, so no hour begins elsewhere."""
+"""Every zone is off UTC by a multiple of this, so that hours begin only at such times."""
 _DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 
 
 class By(StrEnum):
-    """What a cell of a heat map is."""
+    """The length of a heat map's cell."""
 
     MINUTE = "minute"
     HOUR = "hour"
@@ -47,7 +47,7 @@ class By(StrEnum):
 
 
 HORIZON_MS_MAX = {By.MINUTE: 2 * _DAY_MS, By.HOUR: 62 * _DAY_MS, By.DAY: 366 * _DAY_MS}
-"""How far ahead each may look."""
+"""How far ahead each may reach."""
 
 
 class Cell(NamedTuple):
@@ -59,7 +59,7 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Cells under one another with those of other rows; None where a row has no such time."""
+    """Cells aligned with those of other rows; None for times that do not exist."""
 
     label: str
     cells: tuple[Cell | None, ...]
@@ -70,14 +70,14 @@ class Grid:
     """A heat map without its colours.
 
     Attributes:
-        by: What a cell is.
-        cell: The same in words, `a minute` or `5 minutes`.
-        zone: By whose clocks.
+        by: The length of a cell.
+        cell: The same as text, `a minute` or `5 minutes`.
+        zone: The zone of the clocks.
         columns: The heads of the columns.
-        rows: In order of time.
-        at_ms: When the first cell begins, epoch milliseconds.
-        until_ms: When the last one ends.
-        changes: The changes of the clocks in that time, a sentence each, without its end.
+        rows: The rows in order of time.
+        at_ms: The beginning of the first cell, epoch milliseconds.
+        until_ms: The end of the last cell.
+        changes: The changes of the clocks in that time, each a sentence without its full stop.
     """
 
     by: By
@@ -90,10 +90,10 @@ class Grid:
     changes: tuple[str, ...]
 
     def loads(self, minutes: Mapping[int, Load]) -> dict[Cell, Load]:
-        """What comes due in each cell; those with nothing are there too.
+        """The load of each cell, including empty ones.
 
         Args:
-            minutes: Start of a minute, epoch milliseconds -> what comes due in it.
+            minutes: Start of a minute, epoch milliseconds -> its load.
         """
         found = {cell: Load() for row in self.rows for cell in row.cells if cell is not None}
         for cell, start_ms in self._places(minutes):
@@ -102,11 +102,11 @@ class Grid:
         return found
 
     def cells_of(self, minutes: Iterable[int]) -> frozenset[Cell]:
-        """The cells that have one of these minutes, given by their starts in milliseconds."""
+        """The cells that contain one of these minutes, given by their starts in milliseconds."""
         return frozenset(cell for cell, _ in self._places(minutes))
 
     def _places(self, minutes: Iterable[int]) -> Iterator[tuple[Cell, int]]:
-        """(its cell, its start) of each of these minutes that has a cell."""
+        """(cell, start) for each of these minutes that has a cell."""
         cells = sorted(cell for row in self.rows for cell in row.cells if cell is not None)
         ends = [cell.end_ms for cell in cells]
         for start_ms in minutes:
@@ -116,21 +116,21 @@ class Grid:
 
 
 def by_of(horizon_ms: int) -> By:
-    """What a cell is where only the horizon is given."""
+    """The usual length of a cell for a horizon."""
     if horizon_ms <= HORIZON_MS_MAX[By.MINUTE]:
         return By.MINUTE
     return By.HOUR if horizon_ms <= HORIZON_MS_MAX[By.HOUR] else By.DAY
 
 
 def lay_out(at_ms: int, horizon_ms: int, by: By, zone: tzinfo, *, is_fine: bool = False) -> Grid:
-    """The cells from now on to the end of that in which the horizon ends.
+    """The cells from now on to the end of the cell that contains the horizon.
 
     Args:
         at_ms: Now, epoch milliseconds.
         horizon_ms: How far ahead, from a minute.
-        by: What a cell is.
-        zone: By whose clocks.
-        is_fine: By minute: True if a row is an hour of 60 cells, whatever the horizon.
+        by: The length of a cell.
+        zone: The zone of the clocks.
+        is_fine: With minutes: True to make a row an hour of 60 cells, whatever the horizon.
 
     Raises:
         BadTime: If the horizon is out of bounds.
@@ -182,29 +182,29 @@ def lay_out(at_ms: int, horizon_ms: int, by: By, zone: tzinfo, *, is_fine: bool 
 
 
 class _View(Protocol):
-    """In which row and which column a time is; columns are numbered in order."""
+    """Places times in rows and columns; columns are numbered in order."""
 
     cell: str
     slot_ms: int
-    """Times of one slot are in one cell."""
+    """Times of one slot share a cell."""
     columns: range
-    """Those that there are in any case."""
+    """The columns that always exist."""
 
     def row(self, here: datetime, /) -> object:
-        """What tells a row from the one before it."""
+        """A value that differs from row to row."""
 
     def column(self, here: datetime, /) -> int:
-        """A column's number."""
+        """The number of a time's column."""
 
     def label(self, here: datetime, before: datetime | None, /) -> str:
-        """A row's, by its first time and that of the row before."""
+        """The label of a row, by its first time and that of the row before."""
 
     def head(self, column: int, /) -> str:
-        """A column's."""
+        """The head of a column."""
 
 
 class _Minutes:
-    """A row an hour, or a part of it."""
+    """A row is an hour, or a part of one."""
 
     slot_ms = MINUTE_MS
 
@@ -229,7 +229,7 @@ class _Minutes:
 
 
 class _Hours:
-    """A row a day. An hour that comes twice has two columns."""
+    """A row is a day. An hour that happens twice has two columns."""
 
     cell = "an hour"
     slot_ms = _QUARTER_MS
@@ -249,7 +249,7 @@ class _Hours:
 
 
 class _Days:
-    """A row a week."""
+    """A row is a week."""
 
     cell = "a day"
     slot_ms = _QUARTER_MS
@@ -281,7 +281,7 @@ def _view(by: By, horizon_ms: int, *, is_fine: bool) -> _View:
 
 
 def _is_twice(here: datetime) -> bool:
-    """Whether clocks show this time twice."""
+    """True if clocks show this time twice."""
     other = here.replace(fold=1 - here.fold).utcoffset()
     return other is not None and here.utcoffset() != other
 
@@ -289,13 +289,13 @@ def _is_twice(here: datetime) -> bool:
 def _is_again(here: datetime) -> bool:
     """True if clocks have gone back since the hour began: it is the second of its name.
 
-    Where they do so at a quarter, a part of the second one is shown once.
+    If they go back at a quarter, a part of the second hour is shown once.
     """
     return _offset(here.replace(minute=0, fold=0)) > _offset(here)
 
 
 def _changes(at_ms: int, until_ms: int, zone: tzinfo) -> Iterator[str]:
-    """The changes of a zone's clocks in a stretch of time."""
+    """The changes of a zone's clocks in a span of time."""
     before = moment_of(at_ms).astimezone(zone)
     for start_ms in range(at_ms - at_ms % _QUARTER_MS, until_ms, _QUARTER_MS):
         here = moment_of(start_ms).astimezone(zone)
@@ -310,11 +310,11 @@ def _offset(here: datetime) -> timedelta:
 
 
 def _change(here: datetime, step: timedelta) -> str:
-    """A change of the clocks in a sentence, without its end.
+    """A change of the clocks as a sentence without its full stop.
 
     Args:
         here: The first time after it.
-        step: By how much they go forward; below 0: back.
+        step: How far they go forward; below 0: back.
     """
     shown = here - step
     day = f"{here:%a %-d %b}"

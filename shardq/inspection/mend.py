@@ -1,4 +1,4 @@
-"""Finding what totals miss of processes that crashed, by counting every row, and putting it right.
+"""Corrects the totals after crashes of processes, by counting every row.
 
 ```
  before: put, gone ─► every row is counted ─► all that was counted by then is stored ─► after
@@ -7,9 +7,9 @@
                                                        and   rows - (put before - gone after)
 ```
 
-Where 0 lies between the two, nothing is proven. Else the totals are put right by the nearer of
-them, which at rest are one. The result is written by compare and set: of two that mend at once, one
-does.
+If 0 lies between the two, nothing is proven. Else the totals are corrected by the nearer of them;
+at rest the two are equal. The result is written by compare and set: of two processes that mend at
+once, one succeeds.
 """
 
 from __future__ import annotations
@@ -41,43 +41,43 @@ log = logging.getLogger(__name__)
 _LOOK_S = 2.0
 _LOOK_SOON_S = 1.0
 _RATE_US = 6_000_000
-"""Processes store their totals every 2 s: over less, a steady rate would seem to go up and down."""
+"""Processes store their totals every 2 s: over less time a steady rate would seem to vary."""
 _LOOK_QUIET_S = 10.0
-"""Where nobody has counted anything for 20 s: a consumer at rest reads hardly more for this."""
+"""The pause if nothing was counted for 20 s: a consumer at rest hardly reads more for it."""
 _QUIET_MS = 20_000
 _FOLD_US = 60_000_000
 _FORGET_US = 600_000_000
-"""How often empty shards are taken out of the index."""
+"""How often empty shards are removed from the index."""
 _OLD_MS = 600_000
 _AGAIN_MS = 3_600_000
 """How often rows are counted without a reason: a process may die before its totals are stored."""
 _AGAIN_SHARE = 1_000
 _TURN_US = 100_000
 _SHARE = 20
-"""Counting every row takes one part in so many of the time of a queue at work."""
+"""Counting every row takes at most one part in this many of a busy queue's time."""
 _SHORT_US = 500_000
 _DOUBLINGS_MAX = 12
-"""How often the pause doubles where counts that begin at rest prove only a part; up to an hour."""
+"""How often the pause doubles, up to an hour, if counts that begin at rest prove only a part."""
 _FIRST_MS = 250
 """A process that begins to count has stored that by then; clocks may differ by as much."""
 _WAIT_S = 0.5
 _STORED_MS = 2_000
-"""A process that counts stores its totals at least so often."""
+"""A process that counts stores its totals at least this often."""
 _TRIES = 3
 _COUNTS_AGAIN = 2
-"""How often `check --all` counts once more where others put or settled meanwhile."""
+"""How often `check --all` repeats its count if others put or settled messages meanwhile."""
 _MOVES = ("delivered", "retried", "snoozed", "parked", "late_repaired", "replaced")
-"""What moves rows: each may be counted twice, or not at all."""
+"""Counters of moves: a moved row may be counted twice, or not at all."""
 
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """The totals as they were when a count of every row began.
+    """The totals at the beginning of a count of every row.
 
     Attributes:
-        stored: They.
-        at_ms: When that was, epoch milliseconds.
-        damaged: What was wrong with rows that could not be read, and are deleted.
+        stored: The totals.
+        at_ms: The time, epoch milliseconds.
+        damaged: The faults of unreadable rows, which are deleted.
     """
 
     stored: Stored
@@ -86,14 +86,14 @@ class Begun:
 
 
 class Mender:
-    """Puts the totals of one queue right.
+    """Corrects the totals of one queue.
 
     Args:
         store: The store.
         clock: Its clock.
         register: The queue's record.
-        store_own: Stores what this process has counted in the queue.
-        own: Where it counts, to be told from others.
+        store_own: Stores the counts of this process in the queue.
+        own: The counts of this process, to distinguish them from others'.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class Mender:
         self._own = own
 
     def read(self) -> Stored:
-        """What has happened in the queue, with all that this process has counted.
+        """The queue's totals, including all counts of this process.
 
         Raises:
             StoreCorrupt: If totals are damaged.
@@ -121,10 +121,10 @@ class Mender:
         return stored_totals(self._store, self._register.totals_key)
 
     def check(self, visit: Callable[[], tuple[Check, Inventory]]) -> Check:
-        """Visit every partition, and put the totals right by what was found.
+        """Visit every partition, and correct the totals by the rows found.
 
         Args:
-            visit: Visits them.
+            visit: Visits the partitions.
         """
         begun = self.begin(drops_damaged=True)
         check, found = visit()
@@ -148,10 +148,10 @@ class Mender:
         """Read the totals, before every row is counted.
 
         Args:
-            drops_damaged: Whether to delete rows of totals that cannot be read.
+            drops_damaged: True to delete unreadable rows of totals.
 
         Raises:
-            StoreCorrupt: If one cannot be read, and is not deleted.
+            StoreCorrupt: If a row cannot be read, and is not deleted.
         """
         damaged: list[str] = []
         if drops_damaged:
@@ -161,14 +161,14 @@ class Mender:
         return Begun(self.read(), at_ms, tuple(damaged))
 
     def wait_s(self, begun: Begun, found: Inventory, counted_ms: int) -> float:
-        """How long to wait, and ask again, before the totals are put right; 0: they can be now.
+        """Seconds to wait before asking again; 0: the totals can be corrected now.
 
-        What was counted while the rows were may not be stored yet.
+        Counts made during the count of rows may not be stored yet.
 
         Args:
             begun: The totals before the count.
-            found: What the count has found.
-            counted_ms: When it ended, epoch milliseconds.
+            found: The result of the count.
+            counted_ms: The end of the count, epoch milliseconds.
         """
         after = self.read()
         now_ms = self._clock.now_ms()
@@ -176,7 +176,7 @@ class Mender:
         counting = [one for one in after.counting(now_ms) if one.member != own]
         missing, is_all = _missing(begun.stored.totals, found, after.totals)
         if not missing and not (is_all and counting):
-            # What is stored later only makes more possible.
+            # Counts that are stored later only widen the bounds.
             return 0.0
         if now_ms - counted_ms < _FIRST_MS:
             return _FIRST_MS / 1_000
@@ -188,20 +188,20 @@ class Mender:
         return _WAIT_S if is_due else 0.0
 
     def end(self, begun: Begun, found: Inventory) -> tuple[int, bool]:
-        """Put the totals right by what is there.
+        """Correct the totals by the stored rows.
 
         Args:
-            begun: What they were before.
-            found: What the count has found.
+            begun: The totals before.
+            found: The result of the count.
 
         Returns:
-            By how many messages they were wrong, as far as that is proven; below 0: they told of
-            more than there are. And whether that is all.
+            By how many messages the totals were too low, as far as that is proven; below 0: too
+            high. And True if that is the exact number.
         """
         for _ in range(_TRIES):
             after = self.read()
             if after.mended_ms != begun.stored.mended_ms:
-                # Another has mended meanwhile: by totals that are no longer these.
+                # Another process has mended meanwhile, by totals that have changed since.
                 break
             missing, is_all = _missing(begun.stored.totals, found, after.totals)
             now_ms = self._clock.now_ms()
@@ -221,10 +221,10 @@ class Mender:
         return 0, False
 
     def doom(self) -> None:
-        """Note that a purge has reached all that is there.
+        """Note that a purge has reached all stored messages.
 
-        It holds without that: then what it has reached may count as waiting until every row is
-        counted.
+        The purge is valid without this note: then its messages may count as waiting until every row
+        is counted.
         """
         try:
             for _ in range(_TRIES):
@@ -251,7 +251,7 @@ class Mender:
 
 
 def last_of(counting: Generator[float, None, Inventory]) -> Inventory:
-    """What a count finds, made in one go."""
+    """The result of a count, made without pauses."""
     while True:
         try:
             next(counting)
@@ -261,13 +261,13 @@ def last_of(counting: Generator[float, None, Inventory]) -> Inventory:
 
 
 def _missing(before: Totals, found: Inventory, after: Totals) -> tuple[int, bool]:
-    """How many messages the totals miss, as far as that is proven, and whether that is all.
+    """How many messages the totals miss, as far as that is proven, and True if that is exact.
 
-    What was put, settled or moved during the count may have been counted or not.
+    A message that was put, settled or moved during the count may have been counted or not.
     """
     told = after.mended
     moved: int = max(sum(getattr(after, name) - getattr(before, name) for name in _MOVES), 0)
-    # What the counter has ended itself was there when it was counted.
+    # Messages that the counter itself has ended existed when they were counted.
     gone_after = after.gone - found.ended
     least = found.rows - (after.put - before.gone) - told - moved
     most = found.rows - (before.put - gone_after) - told + moved
@@ -275,7 +275,7 @@ def _missing(before: Totals, found: Inventory, after: Totals) -> tuple[int, bool
 
 
 def _is_at_rest(stored: Stored, now_ms: int) -> bool:
-    """Whether nobody has counted anything for a while."""
+    """True if no process has counted anything for a while."""
     rested_ms = _STORED_MS + _WAIT_S * 1_000
     return all(now_ms - one.at_ms > rested_ms for one in stored.counting(now_ms))
 
@@ -283,14 +283,14 @@ def _is_at_rest(stored: Stored, now_ms: int) -> bool:
 class Upkeep:
     """Mends and folds a queue's totals and clears its index now and then, beside a consumer.
 
-    Of several consumers the one whose name sorts first does.
+    Of several consumers only the first by name does so.
 
     Args:
         store: The store.
         clock: Its clock.
         register: The queue's record.
         member: The consumer's name.
-        chores: Calls it in time; None where no threads may run.
+        chores: Calls it regularly; None if no threads may run.
     """
 
     def __init__(
@@ -305,7 +305,7 @@ class Upkeep:
         self._clock = clock
         self._register = register
         self._member = member
-        # What this process counts it stores in time, as others do.
+        # This process stores its counts in time, as others do.
         self._mender = Mender(store, clock, register)
         self._counter = DepthCounter(store, clock, register)
         self._chores = chores
@@ -318,28 +318,28 @@ class Upkeep:
         self._is_stopped = False
 
     def put_rate(self) -> float:
-        """How many messages were put into the queue a second, when its totals were read last."""
+        """The messages put into the queue per second, when its totals were last read."""
         return self._put_rate
 
     def start(self) -> None:
-        """Let it be called in time, until it is stopped."""
+        """Begin regular calls of `step`."""
         if self._chores is not None:
             self._chores.within(_LOOK_S, self.step, self._about)
 
     def stop(self) -> None:
-        """Let it be called no more."""
+        """End the calls."""
         self._is_stopped = True
         if self._chores is not None:
             self._chores.forget(self.step)
 
     def step(self) -> float | None:
-        """Look, or go on with a count for a tenth of a second.
+        """Check the queue, or continue a count for a tenth of a second.
 
         Returns:
-            After how many seconds to call it again; None: it is stopped.
+            Seconds until the next call; None: it is stopped.
 
         Raises:
-            StoreError: What it was at begins anew with the next call.
+            StoreError: The interrupted work begins anew with the next call.
         """
         mending, self._mending = self._mending, None
         if self._is_stopped:
@@ -363,7 +363,7 @@ class Upkeep:
         stored = stored_totals(self._store, self._register.totals_key)
         self._note_put(stored.totals.put, boot_us)
         is_at_rest = _is_at_rest(stored, now_ms)
-        # At rest a count proves all, and is the last; but where a message comes now and then.
+        # At rest one count proves everything, unless a message arrives now and then.
         pauses = 1 << self._unproven if is_at_rest else _SHARE
         pause_us = min(pauses * self._took_us, _AGAIN_MS * 1_000)
         is_to_mend = boot_us >= self._ended_us + pause_us and (
@@ -374,7 +374,7 @@ class Upkeep:
         )
         is_to_forget = boot_us >= self._forget_from_us
         if (is_to_mend or is_to_fold or is_to_forget) and not self._is_first(stored, now_ms):
-            # Another does, which will show.
+            # The first consumer does it, and its result will show.
             self._again_from_us = self._fold_from_us = boot_us + _FOLD_US
             self._forget_from_us = boot_us + _FORGET_US
         elif is_to_mend or is_to_fold or is_to_forget:
@@ -401,10 +401,11 @@ class Upkeep:
         self._put_us, self._put = boot_us, put
 
     def _needs_count(self, stored: Stored, now_ms: int) -> bool:
-        """Whether totals say that something is missing, or what a purge has left is not known."""
+        """True if totals report missing messages, or the remains of a purge are unknown."""
         if stored.gaps(now_ms):
             return True
-        # While messages come and go, each count comes nearer; a long one would be for little.
+        # While messages arrive and leave, each count proves a little more; a long one is not worth
+        # it.
         is_short = self._took_us <= _SHORT_US
         if stored.folded.rough and (is_short or _is_at_rest(stored, now_ms)):
             return True
@@ -412,14 +413,14 @@ class Upkeep:
         return purged_ms > 0 and stored.mended_ms < purged_ms + PURGE_MS <= now_ms
 
     def _is_time(self, stored: Stored, now_ms: int) -> bool:
-        """Whether to count for no reason, at rest: the count then proves the most."""
+        """True if it is time to count without a reason, at rest, when a count proves the most."""
         is_old = abs(now_ms - stored.mended_ms) >= _AGAIN_MS
         is_due = self._clock.boot_us() >= self._again_from_us
         return is_old and is_due and _is_at_rest(stored, now_ms)
 
     def _is_first(self, stored: Stored, now_ms: int) -> bool:
         beats = heartbeats(self._store, self._register.members_key)
-        # Heartbeats outlive their members by 10 s; totals say earlier who has crashed.
+        # Heartbeats outlive their members by 10 s; the totals report crashes earlier.
         crashed = {one.member for one in stored.gaps(now_ms) if not one.is_late}
         names = (name for name, beat in beats.items() if beat.threads and name not in crashed)
         return self._member == min(names, default=self._member)

@@ -1,6 +1,6 @@
-"""Names and notes of messages that are not there any more: left by processes that crashed.
+"""Removes names and notes of messages that no longer exist, left by processes that crashed.
 
-They hold nobody up: a put takes such a name over. But they would stay for ever.
+They block nothing: a put takes such a name over. But they would stay for ever.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _PAGE = 500
 
 
 class Orphans:
-    """Finds and removes those of one queue.
+    """Removes the orphans of one queue.
 
     Args:
-        register: The queue's record. Those who are dead have their names in the queue that they
-            died in: of a dead-letter queue nothing is removed.
+        register: The queue's record. The names of dead messages are in the queue that they died in:
+            nothing is removed from a dead-letter queue.
     """
 
     def __init__(self, store: Store, register: Register, keys: Keys) -> None:
@@ -40,10 +40,10 @@ class Orphans:
         self._keys = keys
 
     def remove(self) -> int:
-        """Free the names whose messages have ended, and erase the notes that nothing leads to.
+        """Free the names whose messages have ended, and erase unreachable notes.
 
-        Reads all names of the queue, bucket by bucket. One in which too many have ended within the
-        last three hours to be read is left for another time.
+        Reads all names of the queue, bucket by bucket. A bucket is skipped this time if more
+        messages than can be read have ended in it within the last three hours.
 
         Returns:
             How many names were freed.
@@ -65,7 +65,7 @@ class Orphans:
         return 0
 
     def _with_name(self, notes: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-        """The notes of names. Of the others, to which lasting receipts lead, it erases the lost."""
+        """The notes with a name. Erases lost ones among the others, which receipts refer to."""
         named: list[tuple[str, str]] = []
         nameless: list[tuple[str, str]] = []
         for note in notes:
@@ -76,7 +76,7 @@ class Orphans:
 
     def _remove_from(self, partition: tuple[str, int]) -> int:
         freed = 0
-        # Before the names: what moves meanwhile has a note that is not among these.
+        # Before the names: the note of a message that moves meanwhile is not among these.
         notes = self._with_name(self._store.notes(PLACES, partition))
         stored = self._store.notes(KEYS, partition)
         taken = [name for name, (live, _) in stored.items() if live is not None]

@@ -1,11 +1,11 @@
-"""What a calendar means: when what is due now is done, and which minutes ahead are too full.
+"""Conclusions from a calendar: when the present backlog clears, and which minutes are too full.
 
 ```
- due now ──► worked off at the present rate, while more comes due ──► clear at ..   or never
- minutes ──► more due in one than is done in it ──► hot, and by how much the last is late
+ due now ──► worked off at the present rate, as more messages come due ──► clear at ..   or never
+ minutes ──► more due in one than can be done in it ──► hot, and by how much the last is late
 ```
 
-Each minute's messages count as due at its start, so that what is said is rather too dark, by a
+Each minute's messages count as due at its start, so that the outlook is rather too dark, by a
 minute at most.
 """
 
@@ -26,24 +26,24 @@ if TYPE_CHECKING:
     from shardq.inspection.calendar import Calendar
 
 _LATE_S = 10
-"""A minute is hot where its last message would be later than that."""
+"""A minute is hot if its last message would be later than that."""
 _FAR_ABOVE = 5
 _HOT_MIN = 60
-"""One message a second is hot for no queue whose rate is not known."""
+"""Without a known rate no queue is hot below this, one message a second."""
 _MINUTES_MAX = 7 * 1_440
-"""Minutes that are worked off one by one; those that follow, at a mean."""
+"""This many minutes are worked off one by one, later ones at a mean."""
 _CLEARS_MS_MAX = 30 * 86_400_000
 
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """What is due now and not in flight, and when it is done.
+    """The messages due now and not in flight, and when they are done.
 
     Attributes:
-        calendar: That tells it.
-        coming: Messages a second that come due meanwhile, by what is put and what is ahead.
-        clear_ms: When none that is due waits any more, epoch milliseconds; None where that cannot
-            be told, or never is.
+        calendar: The queue's calendar.
+        coming: Messages per second that come due meanwhile, by puts and by the load ahead.
+        clear_ms: When no due message waits any more, epoch milliseconds; None if it is unknown or
+            never.
     """
 
     calendar: Calendar
@@ -51,10 +51,10 @@ class Backlog:
     clear_ms: int | None
 
     def line(self, zone: tzinfo) -> str:
-        """It in a sentence.
+        """The backlog as a sentence.
 
         Args:
-            zone: In which times are told.
+            zone: The zone of the times.
         """
         calendar = self.calendar
         due, pace = calendar.depth.ready, calendar.pace
@@ -78,15 +78,15 @@ class Backlog:
 
 @dataclass(frozen=True, slots=True)
 class Hot:
-    """Minutes in a row, each with more than is done in it, or than minutes usually have.
+    """Minutes in a row, each with more messages than can be done in it, or than is usual.
 
     Attributes:
-        start_ms: Where the first begins, epoch milliseconds.
-        end_ms: Where the last ends.
-        total: What comes due in them.
-        most: What comes due in the fullest of them.
-        done_ms: When the last message of them is done; None where no limit is known.
-        usual: What other minutes have, half of them less; those with nothing do not count.
+        start_ms: The start of the first, epoch milliseconds.
+        end_ms: The end of the last.
+        total: Their load.
+        most: The load of the fullest of them.
+        done_ms: When their last message is done; None if no limit is known.
+        usual: The median load of other minutes, without the empty ones.
     """
 
     start_ms: int
@@ -98,16 +98,16 @@ class Hot:
 
     @property
     def late_ms(self) -> int:
-        """How late the last message is; 0 where no limit is known."""
+        """How late the last message is; 0 if no limit is known."""
         return 0 if self.done_ms is None else max(self.done_ms - self.end_ms + MINUTE_MS, 0)
 
     def line(self, calendar: Calendar, zone: tzinfo, *, days: int = 1) -> str:
-        """It in a sentence, without its end.
+        """The minutes as a sentence without its full stop.
 
         Args:
-            calendar: That it was found in.
-            zone: In which times are told.
-            days: On how many days such minutes are at the same time of the day.
+            calendar: The calendar that contains them.
+            zone: The zone of the times.
+            days: On how many days such minutes are at the same time of day.
         """
         said = clock(self.start_ms, calendar.at_ms, zone, seconds=False)
         up_to = ""
@@ -131,7 +131,7 @@ class Hot:
 
 
 def backlog(calendar: Calendar) -> Backlog:
-    """What is due now, and when it is done at the present rate."""
+    """The messages due now, and when they are done at the present rate."""
     pace, due = calendar.pace, calendar.depth.ready
     can_clear = pace is not None and calendar.consumers and not calendar.is_paused
     if not due or pace is None or not can_clear:
@@ -140,7 +140,7 @@ def backlog(calendar: Calendar) -> Backlog:
     came = 0.0
     for start_ms, end_ms, total in _minutes(calendar):
         seconds = (end_ms - start_ms) / 1_000
-        # What is put comes due as well, at once or as a part of what is ahead.
+        # Messages put meanwhile come due as well, at once or as a part of the load ahead.
         more = max(pace.put * seconds - total, 0.0)
         left, came = left + total, came + total + more
         gain = pace.done - more / seconds
@@ -159,10 +159,9 @@ def backlog(calendar: Calendar) -> Backlog:
 def hot_minutes(calendar: Calendar) -> list[Hot]:
     """The minutes ahead that are too full, the worst first.
 
-    Where half of what was delivered in the best of the last minutes and in one beside it was late,
-    that is all that consumers can do: then those are, that would leave a message waiting for over
-    10 s. Else
-    those that are far above other minutes, and above that best one.
+    If half of the deliveries in the best recent minute and in one beside it were late, that rate is
+    the consumers' limit: then a minute is too full if a message in it would wait for over 10 s.
+    Else it is too full if it is far above other minutes, and above that best one.
     """
     pace = calendar.pace
     limit = pace.best if pace is not None and pace.is_limit else None
@@ -186,11 +185,11 @@ def hot_minutes(calendar: Calendar) -> list[Hot]:
 
 
 def by_time_of_day(found: Iterable[Hot], zone: tzinfo) -> list[tuple[Hot, int]]:
-    """Each of them that is the first to begin at its time of the day, and how many there are.
+    """The first minutes for each time of day, and how many there are at that time.
 
     Args:
-        found: The worst first.
-        zone: By whose clocks.
+        found: The hot minutes, the worst first.
+        zone: The zone of the clocks.
     """
     times: dict[str, list[Hot]] = {}
     for one in found:
@@ -199,7 +198,7 @@ def by_time_of_day(found: Iterable[Hot], zone: tzinfo) -> list[tuple[Hot, int]]:
 
 
 def speed(a_second: float) -> str:
-    """A rate, in the unit that people can count in.
+    """A rate, in a unit that people can picture.
 
     >>> speed(1_234.5), speed(38), speed(0.52), speed(0.05), speed(0)
     ('1,234/s', '38/s', '0.5/s', '3/min', '0/s')
@@ -212,7 +211,7 @@ def speed(a_second: float) -> str:
 
 
 def clock(epoch_ms: int, beside_ms: int, zone: tzinfo, *, seconds: bool = True) -> str:
-    """A time by a zone's clocks, with its day or year where they are not those of a time beside."""
+    """A time by a zone's clocks, with its day or year if a time beside it has another."""
     here, beside = (moment_of(one).astimezone(zone) for one in (epoch_ms, beside_ms))
     day = "" if here.date() == beside.date() else f"{here:%a %-d %b} "
     day += "" if here.year == beside.year else f"{here:%Y} "
@@ -220,7 +219,7 @@ def clock(epoch_ms: int, beside_ms: int, zone: tzinfo, *, seconds: bool = True) 
 
 
 def _minutes(calendar: Calendar) -> Iterator[tuple[int, int, int]]:
-    """(start, end, what comes due) of each minute ahead, the present one from now on."""
+    """(start, end, load) of each minute ahead, the present one from now on."""
     first_ms = calendar.at_ms - calendar.at_ms % MINUTE_MS
     end_ms = min(calendar.until_ms, first_ms + _MINUTES_MAX * MINUTE_MS)
     for start_ms in range(first_ms, end_ms, MINUTE_MS):
@@ -230,7 +229,7 @@ def _minutes(calendar: Calendar) -> Iterator[tuple[int, int, int]]:
 
 
 def _ends(calendar: Calendar, rate: float) -> dict[int, int]:
-    """Start of a minute -> when its last message begins, at a rate, what is due first before it."""
+    """Start of a minute -> when its last message begins at a rate, after all earlier ones."""
     left = float(calendar.depth.ready)
     ends = {}
     for start_ms, end_ms, total in _minutes(calendar):
@@ -242,7 +241,7 @@ def _ends(calendar: Calendar, rate: float) -> dict[int, int]:
 
 
 def _runs(starts: list[int]) -> Iterator[list[int]]:
-    """Minutes in a row, ascending."""
+    """Runs of minutes in a row, ascending."""
     run: list[int] = []
     for start_ms in starts:
         if run and start_ms != run[-1] + MINUTE_MS:

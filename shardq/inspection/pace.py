@@ -1,4 +1,4 @@
-"""How fast a queue is worked at present, by what its processes have stored of the last minutes."""
+"""The present pace of a queue, by the stored totals of the last minutes."""
 
 from __future__ import annotations
 
@@ -17,28 +17,29 @@ if TYPE_CHECKING:
 
 _MINUTE_MS = 60_000
 _FEW = 20
-"""Fewer deliveries say too little of a rate: then those of all recent minutes are taken.
+"""Fewer deliveries prove too little about a rate: then those of all recent minutes are taken.
 
-Nor do they tell a limit."""
+Nor do they prove a limit.
+"""
 _YOUNG_MS = 10_000
-"""A minute that began less long ago says too little."""
+"""A minute that began more recently than this proves too little."""
 _LATE_MS = 1_000
-"""Consumers that begin half of their deliveries later than this have more to do than they can."""
+"""If half of their deliveries begin later than this, consumers are overloaded."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """What was delivered and put in the last minutes.
+    """The deliveries and puts of the last minutes.
 
     Attributes:
-        done: Deliveries a second, the mean of `over_ms` up to now.
-        over_ms: Milliseconds.
-        put: Messages put a second in the middle one of the recent minutes: thousands that are put
-            at once do not come in again and again.
-        best: Deliveries a second in the best of the recent minutes; `done` at least.
-        is_limit: Whether `best` is all that consumers can do: half of its deliveries were late, and
-            so they were in a minute beside it. What is late in one minute alone was due while
-            nobody was there or the queue was paused, and may have been done in a moment.
+        done: Deliveries per second, the mean of `over_ms` up to now.
+        over_ms: The span, milliseconds.
+        put: Messages put per second in the median recent minute: thousands that are put at once do
+            not arrive again and again.
+        best: Deliveries per second in the best recent minute; at least `done`.
+        is_limit: True if `best` is the consumers' limit: half of its deliveries were late, and so
+            were those of a minute beside it. Messages that are late in one minute alone were due
+            while the queue had no consumers or was paused, and may have been done in a moment.
     """
 
     done: float
@@ -49,15 +50,15 @@ class Pace:
 
 
 def pace_of(stored: Stored, now_ms: int, made_ms: int) -> Pace | None:
-    """The pace of a queue: of this minute and the one before; of few deliveries, of five minutes.
+    """The pace of a queue in this minute and the one before; with few deliveries, in five minutes.
 
     Args:
         stored: Its totals.
         now_ms: Epoch milliseconds.
-        made_ms: When it was made, epoch milliseconds.
+        made_ms: When the queue was made, epoch milliseconds.
 
     Returns:
-        None where nothing was delivered in the last five minutes.
+        None if nothing was delivered in the last five minutes.
     """
     late = stored.recent(now_ms)
     delivered = Counter({minute: one.count for minute, one in late.items()})
@@ -69,7 +70,7 @@ def pace_of(stored: Stored, now_ms: int, made_ms: int) -> Pace | None:
         first = this - RECENT_MINUTES + 1
     over_ms = max(now_ms - max(first * _MINUTE_MS, made_ms), 1_000)
     done = sum(count for minute, count in delivered.items() if minute >= first) * 1_000 / over_ms
-    # The present minute has just begun, so it may be the best one only as a part of `done`.
+    # The present minute has just begun: it can be the best one only as a part of `done`.
     best = max(delivered.keys() - {this}, key=lambda one: (delivered[one], one), default=this)
     return Pace(
         done=done,
@@ -81,7 +82,7 @@ def pace_of(stored: Stored, now_ms: int, made_ms: int) -> Pace | None:
 
 
 def _is_limit(late: Mapping[int, Lateness], best: int) -> bool:
-    """Whether consumers were busy all through a minute, by what they were late in it and beside."""
+    """True if consumers were busy all through a minute, by the lateness in it and beside it."""
     slow = {one for one, of in late.items() if (of.quantile(0.5) or 0) > _LATE_MS}
     if best not in slow:
         return False

@@ -1,11 +1,11 @@
-"""Where one queue has rows, and reading them: several shards at a time, in pages of about 4 MiB.
+"""Finds and reads the rows of one queue: several shards at a time, in pages of about 4 MiB.
 
 ```
- index ──► shards that may have a row ── with_rows ──► those that have ── pages ──► rows
+ index ──► shards that may have a row ── with_rows ──► shards with rows ── pages ──► rows
                       └── tallies ──► how many each has
 ```
-The index says where to look. It costs what the queue has, so no look at one queue visits the table
-of all.
+The index names the shards. Its cost depends on the one queue, so no read of a queue visits the
+table of all queues.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _PAGE_BYTES = 4 << 20
 _ROW_BYTES = 400
 _TOGETHER_MAX = 64
 _SHARDS_FIRST, _SHARDS_MAX = 8, 2_000
-"""Shards that are looked into at a time."""
+"""How many shards are read at a time."""
 _COUNTED_FIRST = 256
 _AREA_MIN, _EMPTY_MAX = 200, 5
-"""Shards that are asked for together at most: so many, or so many for each that may have rows."""
+"""At most this many shards are read together, or this many for each that may have rows."""
 _OVER_MS = 600_000
-"""This long after its minute and the offset a shard gets no rows: no write takes so long."""
+"""A shard gets no rows this long after its minute and the offset: no write takes so long."""
 _FAR_MS = 1 << 52
 
 
@@ -54,14 +54,14 @@ def pages(
     together_max: int = _TOGETHER_MAX,
     bodies: bool = True,
 ) -> Iterator[list[Row]]:
-    """All rows of shards but notes; without leases, beside the consumers of the queue.
+    """All rows of shards except notes; without leases, beside the consumers of the queue.
 
     Args:
-        layout: The queue's.
-        shards: Where to read; taken as they are needed.
-        purpose: Who reads, for the store's counters.
-        together_max: The most shards to read at a time; with 1 their rows come in their order.
-        bodies: False leaves the bodies in the store: the rows come with empty ones.
+        layout: The queue's layout.
+        shards: The shards; read lazily.
+        purpose: The reader, for the store's counters.
+        together_max: The most shards to read at a time; with 1 their rows keep their order.
+        bodies: False to leave the bodies empty.
 
     Raises:
         StoreCorrupt: If a row is damaged.
@@ -72,7 +72,7 @@ def pages(
 
 
 def rows_of(store: Rows, wanted: Slice) -> Iterator[Row]:
-    """All rows of a slice, whatever its limit; those of a shard come in their order.
+    """All rows of a slice, whatever its limit; those of a shard in their order.
 
     Raises:
         StoreCorrupt: If a row is damaged.
@@ -81,9 +81,9 @@ def rows_of(store: Rows, wanted: Slice) -> Iterator[Row]:
 
 
 def first_kept(store: Rows, slices: Sequence[Slice], is_kept: Callable[[Row], bool]) -> list[Row]:
-    """The first rows of each shard of some slices that are to be kept, up to the limit.
+    """The first rows to keep of each shard of some slices, up to the limit.
 
-    Shard by shard.
+    Reads shard by shard.
 
     Raises:
         StoreCorrupt: If a row is damaged.
@@ -95,7 +95,7 @@ def first_kept(store: Rows, slices: Sequence[Slice], is_kept: Callable[[Row], bo
     rows = [row.checked() for row in store.read(*slices)]
     crowded = {row.shard for row in rows if not is_shown(row)}
     kept = [row for row in rows if row.shard not in crowded]
-    # There may be any number of others before a row that is kept.
+    # Any number of other rows may precede a kept row.
     for one in slices:
         for minute, lane in product(one.minutes, one.lanes) if crowded else ():
             if Shard(one.queue, minute, lane) in crowded:
@@ -105,7 +105,7 @@ def first_kept(store: Rows, slices: Sequence[Slice], is_kept: Callable[[Row], bo
 
 
 def _pages(store: Rows, slices: Iterable[Slice], together_max: int) -> Iterator[list[Row]]:
-    """All rows of slices but notes, whatever their limit, so many slices at a time."""
+    """All rows of slices except notes, whatever their limit, this many slices at a time."""
     iterator = iter(slices)
     limit, together = _PAGE_ROWS[0], 1
     while left := [one._replace(limit=limit) for one in islice(iterator, together)]:
@@ -125,9 +125,10 @@ def _pages(store: Rows, slices: Iterable[Slice], together_max: int) -> Iterator[
 
 
 def unsealed_minute(store: Store, register: Register, now_ms: int) -> int:
-    """The oldest minute of a queue that readers have not left for good."""
+    """The oldest minute of a queue that readers still visit."""
     if store.next_minute(register.name, 0) is not None:
-        # An index that is never behind needs no seals, and the clock may have been set back since.
+        # An index that is always current needs no seals, and the clock may have been set back
+        # since.
         return register.life_minute
     layout = register.layout
     sealed = store.notes(LANES, (register.name,))
@@ -137,7 +138,7 @@ def unsealed_minute(store: Store, register: Register, now_ms: int) -> int:
 
 
 def waiting_minutes(store: Store, register: Register) -> dict[int, dict[int, int]]:
-    """For each lane of groups the minutes before its seal in which rows are left; one read."""
+    """For each lane of groups, the minutes with rows before its seal; one read."""
     layout = register.layout
     return store.waiting(layout.queue, layout.lanes_of_groups()) if layout.groups_used else {}
 
@@ -156,10 +157,10 @@ def listed_shards(store: Store, register: Register, minutes: range) -> list[Shar
 def open_shards(
     store: Store, register: Register, until_minute: int, now_ms: int
 ) -> Iterator[Shard]:
-    """The shards that may have a row and that readers have not left for good, by minute.
+    """The shards that may have a row and that readers still visit, by minute.
 
     Args:
-        until_minute: The minute before which they are.
+        until_minute: The end, exclusive.
         now_ms: Now, epoch milliseconds.
     """
     # The seals first: a minute is listed before its lane's seal passes it.
@@ -169,7 +170,7 @@ def open_shards(
 
 
 def every_shard(store: Store, register: Register, now_ms: int) -> Iterator[Shard]:
-    """Every shard of a queue that may have a row: those that readers are to visit, then the others.
+    """Every shard of a queue that may have a row: first those that readers still visit.
 
     Args:
         now_ms: Now, epoch milliseconds.
@@ -183,7 +184,7 @@ def every_shard(store: Store, register: Register, now_ms: int) -> Iterator[Shard
 
 
 def with_rows(store: Store, shards: Iterable[Shard]) -> Iterator[Shard]:
-    """Those of the shards of one queue that have a row, in their order."""
+    """The shards of one queue that have a row, in their order."""
     for some in parts(shards):
         found: set[Shard] = set()
         for minutes, lanes in _asked(store, some):
@@ -194,12 +195,12 @@ def with_rows(store: Store, shards: Iterable[Shard]) -> Iterator[Shard]:
 def tallies(
     store: Store, shards: Iterable[Shard], after_ms: int, until_ms: int, *, purpose: str
 ) -> Iterator[Mapping[Shard, Tally]]:
-    """How many rows the shards of one queue hold that are due between two times, part by part.
+    """How many rows the shards of one queue have between two dues, part by part.
 
     Args:
-        after_ms: What is due by then is left out.
-        until_ms: What is due later is left out.
-        purpose: Who counts, for the store's counters.
+        after_ms: Rows due by then are left out.
+        until_ms: Rows due later are left out.
+        purpose: The reader, for the store's counters.
     """
     for some in parts(shards, first=_COUNTED_FIRST):
         counted: dict[Shard, Tally] = {}
@@ -210,15 +211,15 @@ def tallies(
 
 
 def tallies_of(store: Store, wanted: Slice, minutes: range) -> Iterator[Mapping[Shard, Tally]]:
-    """How many rows the shards of one queue hold, of those that its index names, part by part.
+    """How many rows the indexed shards of one queue have, part by part.
 
     Args:
         store: The store.
-        wanted: Which rows, without the minutes.
+        wanted: The rows to count, without the minutes.
         minutes: The minutes.
     """
     if store.is_local:
-        # A range is one read there, whatever is in it.
+        # There a range is one read, whatever it contains.
         yield store.count(wanted._replace(minutes=minutes))
         return
     shards = (one for one in store.indexed(wanted.queue, minutes) if one.lane in wanted.lanes)
@@ -226,13 +227,13 @@ def tallies_of(store: Store, wanted: Slice, minutes: range) -> Iterator[Mapping[
 
 
 def forget_empty(store: Store, register: Register, now_ms: int) -> None:
-    """Take shards out of a queue's index that are empty, and in which nobody places rows any more.
+    """Remove empty shards from a queue's index, if no process puts rows there any more.
 
     Args:
         now_ms: Now, epoch milliseconds.
     """
     if store.next_minute(register.name, 0) is not None:
-        # It is the table's own key.
+        # The index is the table's own key.
         return
     over = register.layout.newest_sealable(now_ms - _OVER_MS)
     for some in parts(store.indexed(register.name, range(over + 1))):
@@ -243,7 +244,7 @@ def forget_empty(store: Store, register: Register, now_ms: int) -> None:
 def parts(
     shards: Iterable[Shard], most: int = _SHARDS_MAX, *, first: int = _SHARDS_FIRST
 ) -> Iterator[list[Shard]]:
-    """Shards some at a time: few first, as callers may need only those, then up to `most`."""
+    """Shards in parts: few first, as callers may need only those, then up to `most`."""
     iterator, length = iter(shards), first
     while some := list(islice(iterator, length)):
         yield some
@@ -251,9 +252,9 @@ def parts(
 
 
 def _asked(store: Store, shards: Sequence[Shard]) -> list[_Rectangle]:
-    """The minutes x lanes that are asked for, to find out about shards; maybe of others as well."""
+    """The minutes x lanes to read for some shards; they may cover other shards as well."""
     found = _rectangles(shards)
-    # In a store elsewhere a request costs as much as some empty shards.
+    # In a remote store a request costs as much as some empty shards.
     return found if store.is_local else _joined(found)
 
 
@@ -279,7 +280,7 @@ def _joined(rectangles: Iterable[_Rectangle]) -> list[_Rectangle]:
 
 
 def _rectangles(shards: Iterable[Shard]) -> list[_Rectangle]:
-    """Shards as minutes x lanes, as few of them as either way of grouping gives.
+    """Shards as minutes x lanes: the fewer rectangles of the two ways of grouping.
 
     >>> _rectangles([Shard("mail", 7, 0), Shard("mail", 7, 1), Shard("mail", 9, 0)])
     [([7], [0, 1]), ([9], [0])]
@@ -296,7 +297,7 @@ def _rectangles(shards: Iterable[Shard]) -> list[_Rectangle]:
 
 
 def _grouped(values: Mapping[int, list[int]]) -> dict[tuple[int, ...], list[int]]:
-    """The keys that have the same values, by these."""
+    """Groups the keys that have the same values, by these values."""
     grouped: dict[tuple[int, ...], list[int]] = {}
     for key, some in values.items():
         grouped.setdefault(tuple(some), []).append(key)
@@ -304,7 +305,7 @@ def _grouped(values: Mapping[int, list[int]]) -> dict[tuple[int, ...], list[int]
 
 
 def put_off(store: Store, register: Register, now_ms: int) -> Iterator[Row]:
-    """Messages of groups that are due, and may be handed out later than now; without bodies."""
+    """Due messages of groups that may be delivered later than now; without bodies."""
     layout = register.layout
     if not layout.groups_used:
         return
@@ -317,7 +318,7 @@ def put_off(store: Store, register: Register, now_ms: int) -> Iterator[Row]:
 
 
 def waits_of(store: Rows, wanted: Slice, tally: Tally) -> Iterator[Row]:
-    """The rows with a `not_before_ms` of a shard that was counted; without bodies.
+    """The rows with a `not_before_ms` of a counted shard; without bodies.
 
     They are the first of their groups: few rows are read before the last of them.
     """
@@ -327,17 +328,17 @@ def waits_of(store: Rows, wanted: Slice, tally: Tally) -> Iterator[Row]:
 
 
 def whole(layout: Layout, shard: Shard, limit: int, purpose: str) -> Slice:
-    """All of a shard."""
+    """The slice of a whole shard."""
     queue, minute, lane = shard
     after_ms, until_ms = layout.start_ms(minute) - 1, layout.end_ms(minute) - 1
     if not layout.has_lane(lane):
-        # Of a dropped queue of this name, whose minutes may have been of another length.
+        # It may belong to a dropped queue of this name, with minutes of another length.
         after_ms, until_ms = -1, _FAR_MS
     return Slice(queue, [minute], [lane], after_ms, until_ms, limit, purpose=purpose)
 
 
 def _continued(slices: Sequence[Slice], rows: Sequence[Row]) -> list[Slice]:
-    """What is to be read next of those shards whose page was full."""
+    """The slices to read next, of shards whose page was full."""
     last = {row.shard[1:]: row for row in rows}
     counts = Counter(row.shard[1:] for row in rows)
     more = []

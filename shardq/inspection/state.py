@@ -1,4 +1,4 @@
-"""Where a message is, in a word and in a sentence. `whereabouts.py` finds it out."""
+"""Where a message is, as a word and as a sentence. `whereabouts.py` finds it."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
 
 _NOW_MS = 1_000
 _ERROR_MAX = 400
-"""Characters of an error that a sentence quotes; `State.error` has all of it."""
+"""How much of an error a sentence quotes, in characters; `State.error` has all of it."""
 
 
 class Where(StrEnum):
     """Where a message is."""
 
     WAITING = "waiting"
-    """It is due later, as it was put, or moved by its key."""
+    """It is due later, by its put or a move by its key."""
     BACK_OFF = "back-off"
     """A delivery failed, and the next one is due later."""
     SNOOZED = "snoozed"
     """It was snoozed, and is due later."""
     RUNNING = "running"
-    """A handler runs it, or a caller of `receive` has it."""
+    """A handler runs it, or a caller of `receive` holds it."""
     BEHIND = "behind"
     """It waits for another message of its group."""
     PAUSED = "paused"
@@ -39,7 +39,7 @@ class Where(StrEnum):
     PASSED = "passed"
     """It is due, and its partition is sealed: no poll reads it, only a sweep or `check --all`."""
     NO_CONSUMER = "no consumer"
-    """It is due, and nobody consumes its queue."""
+    """It is due, and its queue has no consumer."""
     ISOLATED = "isolated"
     """It is due, and all consumers of its queue are isolated: they read its minute later."""
     HELD = "held"
@@ -47,7 +47,7 @@ class Where(StrEnum):
     READY = "ready"
     """It is due, and no consumer has leased its partition yet."""
     PURGED = "purged"
-    """A purge has reached it: it is not delivered, and deleted when it comes due, or was."""
+    """A purge has reached it: it is not delivered; its row is deleted when it comes due, or was."""
     DEAD = "dead"
     """It is in the dead-letter queue, or has been."""
     ACKED = "acked"
@@ -73,33 +73,33 @@ ENDED = frozenset(
         Where.ENDED,
     }
 )
-"""Nothing of these is delivered, unless somebody puts it back."""
+"""The states of messages that are not delivered, unless somebody puts them back."""
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Where a message is, and why it does not run. `str()` of it is a sentence without its end.
+    """Where a message is, and why it does not run. `str()` gives a sentence without its full stop.
 
     Attributes:
         id: The message's id.
         queue: The queue that it was put into.
         where: Where it is.
-        at: When this was looked up, UTC.
-        until: When that changes by itself, UTC: it comes due, its claim ends, its group's head is
-            due, isolated consumers read it. None where no time is known.
-        since: Since when it is there, UTC: due, running, dead, ended.
+        at: The time of the look-up, UTC.
+        until: When the state changes by itself, UTC: it comes due, its claim ends, its group's head
+            is due, isolated consumers read it. None if no time is known.
+        since: Since when it is in this state, UTC: due, running, dead, ended.
         member: The consumer or caller that runs or holds it, or that recorded its end.
         behind: The id of the message of its group that it waits for.
-        head: Where that one is.
-        ahead: How many due messages go first, of those that the consumer that holds it reads, or of
-            the whole queue; of one that is `behind`, how many of its group. Else not counted.
-        busy: How many handlers of the consumer that holds it run; None where `threads` is None.
-        threads: How many of them can run at once; 0 where it is held for callers of `receive`, None
-            where the consumer says nothing of itself any more.
-        attempts: Deliveries that it has had.
+        head: Where that message is.
+        ahead: How many due messages go first, among those that its holder reads, or in the whole
+            queue; if it is `behind`, how many of its group. Else not counted.
+        busy: How many handlers of its holder run; None if `threads` is None.
+        threads: How many of them can run at once; 0 if it is held for callers of `receive`, None if
+            the holder no longer reports.
+        attempts: How often it was delivered.
         error: Why its last delivery failed, or why it died.
-        reason: Why it was snoozed, where its handler gave a reason and nothing has failed since:
-            then `error` is None, and `since` of a `snoozed` one is when.
+        reason: Why it was snoozed, if its handler gave a reason and no delivery has failed since:
+            then `error` is None, and `since` of a `snoozed` message is the time of the snooze.
     """
 
     id: str
@@ -120,7 +120,7 @@ class State:
 
     @property
     def has_ended(self) -> bool:
-        """Whether it is delivered no more, unless somebody puts it back."""
+        """True if it is not delivered any more, unless somebody puts it back."""
         return self.where in ENDED
 
     def __str__(self) -> str:
@@ -133,12 +133,12 @@ class State:
 
     @property
     def quoted_error(self) -> str:
-        """The first line of the error, in quotes, cut where it is long."""
+        """The first line of the error, in quotes, cut if it is long."""
         return f'"{_shown(self.error or "")}"'
 
 
 def _shown(text: str) -> str:
-    """The first line of a text, cut where it is long."""
+    """The first line of a text, cut if it is long."""
     line = first_line(text)
     line = "".join(c if c.isprintable() else repr(c)[1:-1] for c in line)
     return f"{line[:_ERROR_MAX]}{'...' if len(line) > _ERROR_MAX else ''}"
@@ -163,7 +163,7 @@ def _moment(state: State, moment: datetime | None) -> str:
 
 
 def _first(state: State) -> str:
-    """How many go before it."""
+    """How many messages go before it, as text."""
     if state.ahead is None:
         return ""
     if not state.ahead:
@@ -212,7 +212,7 @@ def _held(state: State) -> str:
     elif state.threads is not None:
         handlers = " for callers of receive()"
     if not state.ahead and state.threads and state.busy != state.threads:
-        # What a consumer tells of itself is a moment old.
+        # A consumer's report of itself is a moment old.
         first += ", or has just begun"
     return f"due since {_since(state)}, and held by {state.member}{handlers}{first}"
 
@@ -221,7 +221,7 @@ def _purged(state: State) -> str:
     if state.since is not None:
         return f"purged {_since(state)}"
     if state.until is None:
-        # As the history says it: where that alone is known, no due is.
+        # Known from the history alone, which has no due.
         return "purged: is deleted when it comes due"
     if state.until <= state.at:
         return f"purged: is deleted when a consumer reads it; it was due {_until(state)}"

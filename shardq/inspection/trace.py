@@ -1,4 +1,4 @@
-"""Traces: recorded events replayed as messages, and what consumers write down of them.
+"""Traces: recorded events replayed as messages, and the deliveries that consumers record.
 
 ```
  trace (JSON lines) ──read──► Event ──replay: start + gap / speed──► Timed ──put──► queue
@@ -43,9 +43,9 @@ class Event(NamedTuple):
     """A line of a trace.
 
     Attributes:
-        body: Its bytes without the line's end.
-        at_ms: When it was, epoch milliseconds.
-        key: The key that it names; None where none is asked for.
+        body: The bytes of the line without its end.
+        at_ms: Its time, epoch milliseconds.
+        key: The key in the line; None if keys are not read.
     """
 
     body: bytes
@@ -73,15 +73,15 @@ def read(
     """The events of JSON Lines, plain or gzipped; blank lines are skipped.
 
     Args:
-        source: A file, or an open stream, such as stdin. Gzip is recognized by its first byte,
-            whatever the file's name; a byte order mark at the start is dropped. A line of a stream
-            is taken as soon as it is there, from gzip too.
+        source: A file, or an open stream like stdin. Gzip is recognized by its first byte, whatever
+            the file's name; a byte order mark at the start is dropped. A line of a stream is read
+            as soon as it arrives, from gzip too.
         due_field: The field that holds each line's time, ISO 8601 with a zone.
-        name: What an error calls it; its path, or stdin, where it is not given.
-        key_field: The field that holds each line's key, a text or a whole number; None: no key.
+        name: The name in errors; by default the path, or stdin.
+        key_field: The field that holds each line's key, a text or an integer; None: no key.
 
     Raises:
-        UsageError: If a line is no JSON object, or has no such field, or its key is none, or the
+        UsageError: If a line is no JSON object, or lacks the field, or its key is unusable, or the
             file is damaged; the text names the line.
         BadTime: If a line's time has no zone or cannot be read.
         OSError: If the file cannot be read; the error names it.
@@ -123,12 +123,12 @@ def _key_in(event: Mapping[str, Any], key_field: str, where: str) -> str:
 
 
 def name_of(source: Path | BinaryIO) -> str:
-    """What an error calls a trace."""
+    """The name of a trace in errors."""
     return str(source) if isinstance(source, Path) else "stdin"
 
 
 def _fault(error: ValueError | RecursionError) -> str:
-    """Why a line cannot be read, for who has written it and not for who has written Python."""
+    """Why a line cannot be read, in the terms of its author, not of Python."""
     if isinstance(error, (json.JSONDecodeError, UnicodeDecodeError)):
         return str(error)
     if isinstance(error, RecursionError):
@@ -159,13 +159,13 @@ def _lines(source: Path | BinaryIO, name: str) -> Iterator[tuple[int, bytes]]:
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise UsageError(f"{name} is damaged after line {number:,}: {error}.") from error
     except OSError as error:
-        # Reading names no file, as opening does.
+        # Errors of a read name no file, unlike those of an open.
         raise OSError(error.errno, error.strerror, error.filename or name) from error
 
 
 @contextmanager
 def _opened(source: Path | BinaryIO, name: str) -> Iterator[Any]:
-    """The bytes of a trace, unpacked where it is gzipped."""
+    """The bytes of a trace, unpacked if it is gzipped."""
     with source.open("rb") if isinstance(source, Path) else nullcontext(source) as raw:
         file: Any = raw if isinstance(raw, BufferedReader) else BufferedReader(raw)
         if file.peek(1)[:1] == _GZIP:
@@ -179,18 +179,18 @@ def _opened(source: Path | BinaryIO, name: str) -> Iterator[Any]:
 
 
 class _AsItComes:
-    """A file for gzip, which asks for more than it needs: here it does not wait for that."""
+    """A file for gzip that returns the available bytes at once, although gzip asks for more."""
 
     def __init__(self, file: BufferedReader) -> None:
         self._file = file
 
     def read(self, size: int) -> bytes:
-        """What is there, up to `size` bytes; but the two that mark gzip it needs at once."""
+        """The available bytes, up to `size`; exactly `size` for the two bytes that mark gzip."""
         return self._file.read(size) if size <= len(_MAGIC) else self._file.read1(size)
 
 
 def _check_kind(first: bytes, name: str) -> None:
-    """Whether the first line that is not blank can be one of JSON Lines.
+    """Check that the first line that is not blank can be a line of JSON Lines.
 
     Raises:
         UsageError: If it begins a JSON array, or a file of UTF-16.
@@ -208,9 +208,10 @@ def replay(events: Iterable[Event], *, start_ms: int, speed: float) -> Iterator[
     """Events as messages: the first due at `start_ms`, the gaps between them divided by `speed`.
 
     Args:
-        events: In the order of the trace; one older than the first is due before the start.
+        events: The events in the order of the trace; one older than the first is due before the
+            start.
         start_ms: Epoch milliseconds.
-        speed: 1 replays as it happened, 3600 makes a second of an hour.
+        speed: 1 replays in real time, 3600 turns an hour into a second.
 
     Raises:
         UsageError: If the speed is not above 0, or moves an event to before 1970 or after 9999.
@@ -239,12 +240,12 @@ class Delivery(NamedTuple):
 
     Attributes:
         id: The message's id.
-        body: Its bytes.
+        body: The bytes of its body.
         due_ms: When this delivery was due, epoch milliseconds.
         delivered_ms: When it began, by the consumer's corrected clock, epoch milliseconds.
         at_us: When it began, by the machine's own clock, epoch microseconds.
         attempt: The number of this delivery, from 1.
-        consumer: Who wrote it down: the file's name.
+        consumer: The consumer that recorded it: the file's name.
         queue: The message's queue.
         key: The message's key, if it has one.
     """
@@ -260,7 +261,7 @@ class Delivery(NamedTuple):
     key: str | None = None
 
     def to_json(self) -> str:
-        """One line, without its end; a body that is not UTF-8 text is base64 and says so."""
+        """One line without its end; a body that is not UTF-8 text is base64, and marked so."""
         line: dict[str, Any] = {
             "id": self.id,
             "queue": self.queue,
@@ -278,7 +279,7 @@ class Delivery(NamedTuple):
         """A delivery from its line.
 
         Raises:
-            ValueError: If the line is torn, or was not written by `to_json`.
+            ValueError: If the line is incomplete, or was not written by `to_json`.
         """
         try:
             line = json.loads(text)
@@ -301,7 +302,7 @@ class Delivery(NamedTuple):
 
 
 def shown_body(body: bytes) -> dict[str, str]:
-    r"""A body for JSON: text where it is UTF-8, else base64 with `"encoding": "base64"`.
+    r"""A body for JSON: text if it is UTF-8, else base64 with `"encoding": "base64"`.
 
     >>> shown_body(b"\xff")
     {'body': '/w==', 'encoding': 'base64'}

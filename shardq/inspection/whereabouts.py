@@ -1,11 +1,11 @@
-"""Where a message stands that `finder.py` has found, and why it does not run.
+"""Explains where a message is that `finder.py` has found, and why it does not run.
 
 ```
  due later ─► claimed? failed? snoozed? behind its group's head?     else it waits
- due now ───► runs somewhere? paused? behind its group's head? nobody there?  else it is about to
+ due now ───► runs? paused? behind its group's head? no consumer?        else it is about to run
 ```
 
-What members tell of themselves is up to 3 s old, and up to 10 s where they have crashed.
+Members' reports of themselves are up to 3 s old, and up to 10 s if they have crashed.
 """
 
 from __future__ import annotations
@@ -41,14 +41,15 @@ if TYPE_CHECKING:
 
 _COUNT_MINUTES = 500
 _LOOKS = 2
-"""What moves between two reads is looked for once more."""
+"""A message that moves between two reads is looked for once more."""
 _PAGE = 1_000
 _GROUP_ROWS_MAX = 20_000
-"""Rows of a lane that are read for the head of a group."""
+"""How many rows of a lane are read for the head of a group."""
 _FAILED_MS = 1_000
-"""A row that was placed within this of its last failure was placed by that, and by no snooze.
+"""A row that was placed within this time of its last failure was placed by it, not by a snooze.
 
-So of one that was snoozed with a reason: by that snooze, and no later one."""
+In the same way a recorded snooze with a reason placed the row, not a later snooze.
+"""
 _BEGUN_MS = 1_000
 """Two clocks may differ by this: a delivery that began before its row was placed is another one."""
 
@@ -63,13 +64,13 @@ _FATES = {
 
 
 class Whereabouts:
-    """Tells where messages of one queue stand.
+    """Finds out where messages of one queue are.
 
     Args:
-        on_progress: Told how much of what is read.
+        on_progress: Called with the progress.
 
     Attributes:
-        finder: Looks them up.
+        finder: Looks up messages.
     """
 
     def __init__(
@@ -101,7 +102,7 @@ class Whereabouts:
         return self.state(wanted, self.finder.look(wanted, near=near))
 
     def seen(self, message: str, *, near: bool) -> tuple[State, Row | None] | None:
-        """Where a message is, by one search, and its row, unless it has ended; also a dead one.
+        """Where a message is, by one search, and its row, unless it has ended; also a dead one's.
 
         Args:
             message: Its id, or its receipt.
@@ -122,8 +123,7 @@ class Whereabouts:
     def of_record(self, record: Record) -> State | None:
         """Where a message is that has not ended, by its record in the history.
 
-        None where it is neither near nor where it was to be at first. What that costs, `find` with
-        `near` says.
+        None if it is neither near nor at its first due. Costs as much as `find` with `near`.
         """
         wanted = replace(
             self.finder.wanted(record.id),
@@ -134,9 +134,9 @@ class Whereabouts:
         return None if look.row is None else self.of(look.row)
 
     def in_back_off(self) -> Iterator[Row]:
-        """The rows of all messages that have failed and wait for their next attempt, as it reads.
+        """The rows of all failed messages that wait for their next attempt, lazily.
 
-        All rows of the queue are read, without bodies. What is placed anew meanwhile is left out.
+        All rows of the queue are read, without bodies. Rows placed meanwhile are left out.
         """
         began_us = self._clock.now_us()
         found = self._store.indexed(self._register.name, range(NEVER))
@@ -148,14 +148,14 @@ class Whereabouts:
                 yield row
 
     def state(self, wanted: Wanted, look: Look) -> State | None:
-        """Where the message is that was looked for; None where that is not known."""
+        """Where the searched message is; None if it is unknown."""
         if look.row is not None:
             return self.of(look.row)
         register, record = self._register, look.record
         if record is None and look.mark is not None:
             record = record_of(look.mark, register.settings.purged_before_us)
         if record is None or record.fate is None:
-            # Not ended, and nowhere: it has moved meanwhile, is far off, or is lost.
+            # Not ended, but not found: it has moved meanwhile, is far off, or is lost.
             return None
         where = _FATES.get(record.fate, Where.ENDED)
         return State(
@@ -172,8 +172,9 @@ class Whereabouts:
     def of(self, row: Row) -> State:
         """Where the message of a row is; the queue's record has been read lately.
 
-        One read of the members, unless it is dead; of what is due, the lease of its shard, and what
-        is due before it is counted, as `depth` does; of a group, what comes before it is read.
+        One read of the members, unless it is dead. If it is due, the lease of its shard is read,
+        and earlier due rows are counted, as `depth` does. If it has a group, the rows before it are
+        read.
         """
         now_ms = self._clock.now_ms()
         error, failed_at, is_snoozed = _last_failure(row)
@@ -223,13 +224,13 @@ class Whereabouts:
         later = replace(state, until=due)
         if row.claim is not None:
             holder = None if row.holder == "receipt" else row.holder
-            # A claim of a group's is made where the row is, and says nothing of when.
+            # A claim of a group's message keeps the row's place, and does not record when it began.
             since = moment_of(placed_ms) if row.not_before_ms is None else None
             return replace(later, where=Where.RUNNING, member=holder, since=since)
         if row.not_before_ms is not None:
             return _as_edited(row, later, failed_at)
         if row.first is None or row.due_ms == row.order[0]:
-            # As it was put, or as a command by key has asked since.
+            # As put, or as a later command by key has asked.
             return later
         return _as_moved(row, later, failed_at)
 
@@ -254,7 +255,7 @@ class Whereabouts:
         return self._of_ready(row, state, beats)
 
     def _of_ready(self, row: Row, state: State, beats: Mapping[str, Heartbeat]) -> State:
-        """The state of a message that waits for hand-out: who has its shard, how many go first."""
+        """The state of a due message: the holder of its shard, and the messages ahead of it."""
         lane = row.shard.lane
         if row.group is None:
             lease = self._store.locks([row.position]).get(row.shard)
@@ -274,9 +275,9 @@ class Whereabouts:
         return replace(held, busy=beat.running, threads=beat.threads)
 
     def _ahead(self, row: Row, lanes: Sequence[int], at: datetime) -> int:
-        """How many due rows of lanes go before a row: those of bands before its own, and older.
+        """How many due rows of lanes precede a row: those of bands before its own, and older ones.
 
-        In lanes for groups, those that are older.
+        In lanes for groups, only the older ones.
         """
         layout, now_ms = self._register.layout, due_ms(at)
         band = priority_of(row, layout)
@@ -293,7 +294,7 @@ class Whereabouts:
                 part = filled[n : n + _COUNT_MINUTES]
                 wanted = Slice(layout.queue, part, some, -1, until_ms, _PAGE)
                 count += sum(tally.rows for tally in self._store.count(wanted).values())
-        # Of those due in the same millisecond, those that were put before it.
+        # Among those due in the same millisecond, the ones put before it.
         same = Slice(
             layout.queue,
             [row.shard.minute],
@@ -309,7 +310,7 @@ class Whereabouts:
     # Groups ---------------------------------------------------------------------------------------
 
     def _is_passed(self, row: Row) -> bool:
-        """True if no poll reads a row: its shard is sealed, and of a lane for groups not listed."""
+        """True if no poll reads a row: its shard is sealed, and not listed by a lane for groups."""
         layout, (queue, minute, lane) = self._register.layout, row.shard
         if not layout.has_lane(lane):
             return True
@@ -319,9 +320,9 @@ class Whereabouts:
         return minute not in scan.waiting_minutes(self._store, self._register).get(lane, {})
 
     def _first_of_group(self, row: Row) -> tuple[Row | None, int]:
-        """The first message of a row's group, and how many of the group come before the row.
+        """The first message of a row's group, and how many of the group precede the row.
 
-        None where it is the row itself, or none was found among the first rows of the lane.
+        None if it is the row itself, or none was found among the first rows of the lane.
         """
         shards = open_shards(self._store, self._register, row.due_ms, lanes=[row.shard.lane])
         first, count, read = None, 0, 0
@@ -356,7 +357,7 @@ class Whereabouts:
 
 
 def _as_edited(row: Row, state: State, failed_at: datetime | None) -> State:
-    """The state of a message of a group that is put off where it is."""
+    """The state of a message of a group that is postponed in its place."""
     is_failed = bool(row.attempt) if failed_at is None else state.reason is None
     where = Where.BACK_OFF if is_failed else Where.SNOOZED
     return replace(state, where=where, since=failed_at)
@@ -365,7 +366,7 @@ def _as_edited(row: Row, state: State, failed_at: datetime | None) -> State:
 def _as_moved(row: Row, state: State, failed_at: datetime | None) -> State:
     """The state of a message that is due later because a delivery failed or was snoozed."""
     if failed_at is None:
-        # Damaged headers tell of no failure; a delivery that is snoozed counts for none.
+        # Damaged headers record no failure; a snoozed delivery does not count as an attempt.
         return replace(state, where=Where.BACK_OFF if row.attempt else Where.SNOOZED)
     placed_ms = ids.birth_us(row.id) // 1_000
     if abs(placed_ms - due_ms(failed_at)) > _FAILED_MS:
@@ -375,16 +376,16 @@ def _as_moved(row: Row, state: State, failed_at: datetime | None) -> State:
 
 
 def run_of(row: Row, beats: Mapping[str, Heartbeat]) -> tuple[str, int] | None:
-    """(member, begun at) of the run of a row; None where nobody tells of one.
+    """(member, begun at) of the run of a row; None if no member reports one.
 
     Args:
-        row: A message's.
+        row: The row of a message.
         beats: The heartbeats of the queue's members, as `heartbeats` reads them.
     """
     born_ms = ids.birth_us(row.id) // 1_000
     for member, beat in sorted(beats.items()):
         for message_id, begun_ms in beat.runs:
-            # A run that was parked began before its claim was placed.
+            # The run of a parked row began before its claim was placed.
             is_this = row.holder == member or begun_ms >= born_ms - _BEGUN_MS
             if message_id == row.message_id and is_this:
                 return member, begun_ms
@@ -392,9 +393,9 @@ def run_of(row: Row, beats: Mapping[str, Heartbeat]) -> tuple[str, int] | None:
 
 
 def _last_failure(row: Row) -> tuple[str | None, datetime | None, bool]:
-    """Why the last delivery of a row failed, or was snoozed, when, and whether it was snoozed.
+    """Why the last delivery of a row failed or was snoozed, when, and True if it was snoozed.
 
-    Nothing where its headers are damaged.
+    Nothing if its headers are damaged.
     """
     try:
         return *last_error(row), is_snooze_reason(row)
