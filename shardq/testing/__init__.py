@@ -1,4 +1,4 @@
-"""Testing what uses shardq without waiting: time travel, and a store that fails on request.
+"""Tests of programs that use shardq, without waits: time travel, and a store that fails on request.
 
 ```python
 with Sandbox(app) as sandbox:
@@ -6,7 +6,7 @@ with Sandbox(app) as sandbox:
     sandbox.travel("30 days")
 ```
 
-For what several processes do to each other, one that crashes say, there is a stage:
+For the effects of processes on each other, a crash say, there is a stage:
 
 ```
  Stage ── one ManualClock, one SQLite store in memory, its Faults
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from shardq.testing.sandbox import Sandbox
     from shardq.testing.stage import Recorder, Stage
 else:
-    # Imported when first used, as in `shardq` itself: the pytest plugin is in here too.
+    # Imported on first use, as in `shardq` itself: the pytest plugin is in here too.
     _ROOMS = {
         "shardq.clock": ("Clock", "Reference"),
         "shardq.testing.clock": ("START_US", "ManualClock", "SandboxClock"),

@@ -1,4 +1,4 @@
-"""A consumer that is stepped when it has something to do, and not before."""
+"""A consumer that is stepped only when it has something to do."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ if TYPE_CHECKING:
 
 NEVER = 1 << 62
 _AT_ONCE = 5
-"""Steps without time passing, though nothing begins, at most: settings are read, say, before lanes
-are."""
+"""At most this many steps without begun deliveries before time passes: settings are read before
+lanes, say.
+"""
 _AT_PACE = 500
-"""Steps at its own pace while a due message waits for another; then it is stepped more rarely."""
+"""This many steps at its own pace while a due message waits for another; then the pace slows."""
 _PACE_US_MAX = 3_600_000_000
 _STEP_US = 1_000
 
@@ -26,11 +27,11 @@ class Actor:
     """A consumer of a sandbox.
 
     Attributes:
-        consumer: It.
-        store: Where its queue is.
-        queue: The name of that.
-        wake_us: When it is to be stepped next, epoch microseconds; `NEVER` if nobody puts anything.
-        is_firing: Whether it fires schedules right now.
+        consumer: The consumer.
+        store: The store of its queue.
+        queue: The name of its queue.
+        wake_us: When to step it next, epoch microseconds; `NEVER` until somebody puts a message.
+        is_firing: True while it fires schedules.
     """
 
     def __init__(self, consumer: Consumer, store: MemoryStore, clock: SandboxClock) -> None:
@@ -52,17 +53,17 @@ class Actor:
         self._engine.rest.note(due_ms)
 
     def hurry(self) -> None:
-        """Let it be stepped now, and look at all there is."""
+        """Let the next step be now, and read everything."""
         self.wake_us = min(self.wake_us, self._clock.true_us())
         self._engine.rest.hurry()
 
     def step(self) -> None:
-        """Do what is to be done now."""
+        """Do the work that is due now."""
         engine, clock = self._engine, self._clock
         begun = engine.rest.begun
         try:
             delay = self.consumer.step()
-            # What a slow job has outlasted: it is taken anew.
+            # A slow job has outlasted the rest: begin it anew.
             engine.rest.begin(clock.now_ms())
             until_ms = engine.rest.until_ms()
         except (StoreUnavailable, StoreTimeout) as error:
@@ -77,7 +78,7 @@ class Actor:
         self.wake_us = now_us + self._pause_us(delay)
 
     def _pause_us(self, delay: float) -> int:
-        """How long what is due waits for another member, or for an answer of the store."""
+        """How long due messages wait for another member, or for an answer of the store."""
         if self._fruitless <= _AT_ONCE:
             return 0
         pace_us = max(round(delay * 1e6), _STEP_US)
@@ -85,7 +86,7 @@ class Actor:
 
     @property
     def fires_us(self) -> int:
-        """When a schedule of its queue fires next, epoch microseconds; `NEVER` without any."""
+        """When a schedule of its queue fires next, epoch microseconds; `NEVER` if none does."""
         along = self._engine.rest.along()
         next_ms = None if along is None else along.next_ms()
         return NEVER if next_ms is None else next_ms * 1_000
@@ -103,12 +104,12 @@ class Actor:
             self.is_firing = False
 
     def pass_to(self, until_us: int) -> None:
-        """Be ready for time that passes until then, epoch microseconds."""
+        """Prepare for time that passes until then, epoch microseconds."""
         with suppress(StoreUnavailable, StoreTimeout):
             self._engine.rest.pass_to(until_us // 1_000)
 
     def rest(self) -> None:
-        """Be ready for a pause of any length, in which anything may happen."""
-        # Leases that the store does not take back end by themselves.
+        """Prepare for a pause of any length, in which anything may happen."""
+        # Leases that the store does not take back expire.
         with suppress(StoreUnavailable, StoreTimeout):
             self._engine.rest.begin(NEVER // 1_000)

@@ -1,4 +1,4 @@
-"""Clocks that are moved by hand, one of them along with what a test's tool tells."""
+"""Clocks that are moved by hand, one of them together with freezegun or time-machine."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _MEASURE_EVERY_US = 60_000_000
 _SET_US = 500_000
 """The values of `shardq.clock`."""
 _GLANCE_S = 0.02
-"""How long a thread really waits before it looks at the hands again, should a notice be missed."""
+"""How long a thread really waits before it checks the hands again, in case it misses a notice."""
 
 
 class _Hands:
-    """What all clocks of a stage show, and who waits for it to move."""
+    """The time that all clocks of a stage show, and the threads that wait for it to move."""
 
     def __init__(self, start_us: int, *, threaded: bool) -> None:
         self.start_us = self.us = start_us
@@ -51,14 +51,14 @@ class ManualClock:
     """A `shardq.clock.Clock` that stands still until it is moved.
 
     Args:
-        start_us: Epoch microseconds that it shows first; where None, `START_US`, or the next hour
-            after all row ids of this process, which never go backwards.
+        start_us: The first time that it shows, epoch microseconds; None: `START_US`, or the next
+            hour after all row ids of this process, which never go backwards.
         threaded: False: a wait or sleep moves the hands itself, for programs of one thread. True:
             it lasts until another thread has moved them.
 
     Attributes:
-        shift_us: How wrong this process's wall clock is.
-        slept: Seconds of each sleep and wait that was asked for; None for an endless one.
+        shift_us: The error of this process's wall clock.
+        slept: The seconds of each sleep and wait; None for an endless one.
     """
 
     def __init__(self, start_us: int | None = None, *, threaded: bool = False) -> None:
@@ -75,11 +75,11 @@ class ManualClock:
         self.slept: list[float | None] = []
 
     def shifted(self, seconds: float, *, corrected: bool = True) -> ManualClock:
-        """The clock of another process of the same world, wrong by so many seconds.
+        """The clock of another process of the same world, wrong by this many seconds.
 
         Args:
             seconds: Positive is ahead.
-            corrected: Whether it measures its error and makes it good.
+            corrected: True if it measures its error and corrects it.
         """
         other = ManualClock(0)
         other._hands = self._hands
@@ -88,14 +88,14 @@ class ManualClock:
         return other
 
     def advance(self, seconds: float) -> None:
-        """Move now and boot, of all clocks of this world, and wake who waits for it."""
+        """Move now and boot, of all clocks of this world, and wake the threads that wait for it."""
         self._hands.advance(round(seconds * 1e6))
 
     def set(self, seconds: float) -> None:
         """Set the clock of the machine forward, or back by less than 0, as people and NTP do.
 
-        Time since boot goes on. All clocks of this world show it at once; those on a local store
-        (`Stage(local=True)`) count it as a step.
+        Time since boot continues. All clocks of this world show the new time at once; those on a
+        local store (`Stage(local=True)`) count it as a step.
         """
         self._hands.advance(0, round(seconds * 1e6))
 
@@ -114,7 +114,7 @@ class ManualClock:
 
     @property
     def steps(self) -> int:
-        """How often the machine's clock was set by over 0.5 s, as `measure` has noticed."""
+        """How often the machine's clock was set by over 0.5 s, as noticed by `measure`."""
         return self._steps
 
     def now_us(self) -> int:
@@ -144,8 +144,8 @@ class ManualClock:
                 hands.waiting.remove(condition)
 
     def sleep(self, seconds: float) -> None:
-        """Sleep: by moving the hands, or until another thread has moved them so far."""
-        # Before it is told: whoever sees that it sleeps may move the hands.
+        """Sleep: by moving the hands, or until another thread has moved them this far."""
+        # Before the caller is listed as asleep: from then on others may move the hands.
         until_us = self._hands.us + round(seconds * 1e6)
         self.slept.append(seconds)
         if not self._hands.threaded:
@@ -157,9 +157,9 @@ class ManualClock:
                 self.wait(condition, None)
 
     def measure(self, reference: Reference) -> None:
-        """Measure the error against the median of the nodes, where a minute has passed.
+        """Measure the error against the median of the nodes, if a minute has passed.
 
-        On a local store the machine's clock is right: compare it with time since boot.
+        On a local store the machine's clock is right: compare it with the time since boot.
         """
         boot = self.boot_us()
         if reference.is_local:
@@ -179,20 +179,20 @@ class ManualClock:
             self._correction_us = self._deviation_us
 
     def check(self, offset_ms: int) -> None:
-        """Raise `ClockError` where the wall clock is wrong by more than a queue's offset."""
+        """Raise `ClockError` if the wall clock is wrong by more than a queue's offset."""
         if abs(self._deviation_us) > offset_ms * 1_000:
             raise ClockError(f"this process's clock is {offset(self._deviation_us / 1_000)} off.")
 
 
 class SandboxClock(ManualClock):
-    """The clock of a sandbox. While freezegun or time-machine has the time, it is theirs.
+    """The clock of a sandbox. While freezegun or time-machine freezes time, it shows their time.
 
     Args:
-        start_us: Epoch microseconds that it shows first.
-        on_sleep: Told for how many seconds something outside of jobs sleeps; returns whether it has
-            let them pass.
-        on_pass: Told until when time is about to pass, epoch microseconds; it may let a part of it
-            pass by itself.
+        start_us: The first time that it shows, epoch microseconds.
+        on_sleep: Called with the seconds of a sleep outside of jobs; returns True if it let them
+            pass.
+        on_pass: Called before time passes, with its end, epoch microseconds; it may let a part of
+            the time pass itself.
     """
 
     def __init__(
@@ -207,7 +207,7 @@ class SandboxClock(ManualClock):
         self._on_pass = on_pass
 
     def begin(self, start_us: int) -> None:
-        """Show this, epoch microseconds, without that any time has passed."""
+        """Show this time, epoch microseconds, as if none had passed."""
         hands = self._hands
         hands.start_us = hands.us = start_us
         hands.set_us = 0
@@ -220,7 +220,7 @@ class SandboxClock(ManualClock):
         return hands.us + hands.set_us
 
     def now_us(self) -> int:
-        """Likewise: no other process's clock is wrong here."""
+        """The time, epoch microseconds: no process's clock is wrong here."""
         return self.true_us()
 
     def now_ms(self) -> int:
@@ -234,28 +234,28 @@ class SandboxClock(ManualClock):
         return super().boot_us()
 
     def advance(self, seconds: float) -> None:
-        """Let time pass, here and for the tool that has it."""
+        """Let time pass, here and for an active tool."""
         until_us = self.true_us() + round(seconds * 1e6)
         self._on_pass(until_us)
         self.advance_to(until_us)
 
     def advance_to(self, at_us: int) -> None:
-        """Let time pass until then, epoch microseconds, where it is not later already."""
+        """Let time pass until then, epoch microseconds, unless it is later already."""
         self._move(max(at_us - self.true_us(), 0))
 
     def set(self, seconds: float) -> None:
-        """Set the clock of the machine; that of the tool too."""
+        """Set the clock of the machine, and that of an active tool."""
         super().set(seconds)
         tool = frozen.active()
         if tool is not None:
             tool.move(round(seconds * 1e6))
 
     def wait(self, condition: threading.Condition, seconds: float | None) -> None:  # noqa: ARG002
-        """Wait on a held condition, by moving the hands: nothing else happens meanwhile."""
+        """Wait on a held condition by moving the hands: nothing else happens meanwhile."""
         self._move(round((seconds or 0.0) * 1e6))
 
     def sleep(self, seconds: float) -> None:
-        """Let so many seconds pass; outside of jobs, what is due on the way is run."""
+        """Let some seconds pass; outside of jobs, run the messages due on the way."""
         self.slept.append(seconds)
         if not self._on_sleep(seconds):
             self.advance(seconds)
@@ -267,11 +267,11 @@ class SandboxClock(ManualClock):
         self._hands.advance(by_us)
 
     def _follow(self, tool: frozen.Tool) -> None:
-        """Show what the tool tells, which the test may have moved."""
+        """Show the tool's time, which the test may have moved."""
         hands = self._hands
         by_us = tool.now_us() - hands.us - hands.set_us
         if by_us > 0:
             hands.advance(by_us)
         elif by_us < 0:
-            # Time does not go back: somebody has set a clock.
+            # Time does not go back: the test has set a clock.
             hands.advance(0, by_us)

@@ -1,4 +1,4 @@
-"""What goes wrong in a store, on request."""
+"""Faults of a store, on request."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 class Faults:
-    """What goes wrong in a store, and when.
+    """The planned faults of a store.
 
-    A verb is a method of the store: `insert`, `move`, `delete`, `find`, `read` and so on. One on
-    notes or records goes with the name of its table: `note members` is a heartbeat.
+    A verb is a method of the store: `insert`, `move`, `delete`, `find`, `read` and so on. A verb on
+    notes or records includes the name of its table: `note members` is a heartbeat.
 
     Attributes:
         calls: How often each verb was called.
@@ -43,8 +43,9 @@ class Faults:
             verb: The verb, `move` or `note members` say.
             nth: The first call to fail, counted from now; 1 is the next.
             times: How many fail, one after another.
-            applied: Whether the call takes effect before it fails.
-            error: What they raise; None: `StoreTimeout` if applied, else `StoreUnavailable`.
+            applied: True if the call takes effect before it fails.
+            error: The error that they raise; None: `StoreTimeout` if applied, else
+                `StoreUnavailable`.
         """
         if error is None:
             failed = "the answer was lost" if applied else "the store is away"
@@ -54,18 +55,18 @@ class Faults:
     def call(
         self, verb: str, act: Callable[[], object], *, nth: int = 1, after: bool = True
     ) -> None:
-        """Do something just after or before a call of a verb takes effect: move the clock, say.
+        """Run a function just after or before a call of a verb takes effect: move the clock, say.
 
         Args:
             verb: The verb, `insert` say.
-            act: What to do.
+            act: The function.
             nth: Which call, counted from now.
-            after: False does it before.
+            after: False to run it before.
         """
         self._plan(verb, nth, 1, before=not after, act=act)
 
     def heal(self) -> None:
-        """Forget all faults that are planned."""
+        """Forget all planned faults."""
         self._plans.clear()
 
     def _plan(
@@ -77,7 +78,7 @@ class Faults:
         self._plans.setdefault(verb, []).append(_Plan(first, first + times, before, act))
 
     def run(self, verb: str, work: Callable[[], Any]) -> Any:
-        """Do a call's work, with what is planned for it."""
+        """Do a call's work, with the faults planned for it."""
         number = self.calls[verb] = self.calls.get(verb, 0) + 1
         if verb not in self._plans:
             return work()
@@ -109,7 +110,7 @@ class _Plan:
 
 def _raising(error: StoreError) -> Callable[[], object]:
     def act() -> object:
-        # A fresh one each time: an error that is raised twice drags its first traceback along.
+        # A new error each time: an error that is raised twice keeps its first traceback.
         raise type(error)(str(error), error.messages)
 
     return act
@@ -121,7 +122,7 @@ class _FaultyStore(Forwarding):
         self._faults = faults
 
     def close(self) -> None:
-        """Nothing: one of several processes that share it has ended."""
+        """Do nothing: one of several processes that share the store has ended."""
 
     def _gate(self, call: str, work: Callable[[], Any]) -> Any:
         return self._faults.run(call, work)

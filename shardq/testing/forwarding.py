@@ -1,4 +1,4 @@
-"""The verbs of a store that are passed on to another object, each through one gate."""
+"""The verbs of a store that are forwarded to another object, each through one gate."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Forwarding:
     """The verbs of a store that a subclass does not write by hand.
 
     Args:
-        store: A store, or an object that has the verbs that are passed on.
+        store: A store, or an object that has the forwarded verbs.
     """
 
     def __init__(self, store: object) -> None:
@@ -53,6 +53,6 @@ class Forwarding:
             call = f"{name} {args[0].name}" if is_of_table else name
             return self._gate(call, partial(found, *args, **named))
 
-        # Found here the next time.
+        # So that the next access finds it.
         setattr(self, name, run)
         return run

@@ -1,6 +1,6 @@
-"""The tools by which tests freeze or move what `datetime.now()` tells: freezegun and time-machine.
+"""The tools by which tests freeze or move the time of `datetime.now()`: freezegun and time-machine.
 
-Neither is imported here: who uses one has imported it.
+Neither is imported here: a test that uses one has imported it.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ _MICROSECOND = timedelta(microseconds=1)
 
 
 class Tool(Protocol):
-    """What has the time of this process in its hands."""
+    """A tool that controls the time of this process."""
 
     def now_us(self) -> int:
-        """What it tells, epoch microseconds."""
+        """Its time, epoch microseconds."""
 
     def move(self, by_us: int) -> None:
-        """Let it tell a time that is later by so many microseconds."""
+        """Move its time forward by some microseconds."""
 
 
 def active() -> Tool | None:
-    """The tool that this process's time follows just now; None where that is its own."""
-    # Asked for at each look at a sandbox's clock.
+    """The tool that controls this process's time now; None if there is none."""
+    # Called at each look at a sandbox's clock.
     modules = sys.modules
     if (found := modules.get("freezegun.api")) is not None and found.freeze_factories:
         return _Freezegun(found)
@@ -47,7 +47,7 @@ class _Freezegun:
         self._is_ticking = isinstance(self._factory, module.TickingDateTimeFactory)
 
     def now_us(self) -> int:
-        # A call of one that ticks by itself would move it.
+        # A call would move the time of a tool that ticks by itself.
         told = self._factory() if self._is_ticking else self._factory.time_to_freeze
         return int((told.replace(tzinfo=UTC) - _EPOCH) // _MICROSECOND)
 

@@ -1,4 +1,4 @@
-"""What was put into a sandbox and what has run there, as tests look at it."""
+"""The puts and runs of a sandbox, in the form that tests read."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ _CHARS_MAX = 60
 
 @dataclass(frozen=True)
 class Put:
-    """A job or a message that was put.
+    """A put job or message.
 
     Attributes:
         id: Its id.
         queue: The name of its queue.
-        task: The name of its task; empty of a message that is none's.
-        arguments: What its function is called with, by the names of its parameters, those that
-            were left to their defaults too; of a batch task the item. Empty of a message.
-        body: The bytes that are stored.
-        headers: That it was put with.
-        due: When it is due, as it was put; in `Sandbox.waiting` when it is due now. UTC.
-        put_at: When it was put. UTC.
+        task: The name of its task; empty for a message without a task.
+        arguments: The arguments of its function by parameter name, including defaults; for a batch
+            task the item. Empty for a message.
+        body: The stored bytes.
+        headers: The headers of its put.
+        due: Its due, as it was put; in `Sandbox.waiting` its present due. UTC.
+        put_at: The time of the put. UTC.
         key: Its key; None without one.
         group: Its group; None without one.
         attempt: How many of its attempts have begun.
@@ -71,11 +71,11 @@ class Ran:
     """A run of a job, or a delivery of a message, that has ended.
 
     Attributes:
-        put: What ran.
-        at: When it ended. UTC.
+        put: The job or message.
+        at: The time of its end. UTC.
         attempt: Its number, from 1.
         state: `done`, `retrying`, `failed` (it is dead now), `snoozed` or `expired`.
-        error: What it raised; None where it returned.
+        error: The error that it raised; None if it returned.
     """
 
     put: Put
@@ -90,13 +90,13 @@ class Ran:
 
 
 def put_of(row: Row, at_ms: int, definition: Definition | None, task: str) -> Put:
-    """A row as tests look at it.
+    """A row in the form that tests read.
 
     Args:
         row: The row.
-        at_ms: When it was put, epoch milliseconds.
-        definition: Its task; None where it is not known here.
-        task: The name of that.
+        at_ms: The time of the put, epoch milliseconds.
+        definition: Its task; None if it is not known here.
+        task: The name of the task.
     """
     key = key_of(row)
     headers = {name: text for name, text in read_headers(row).items() if name not in JOB_HEADERS}
@@ -116,15 +116,15 @@ def put_of(row: Row, at_ms: int, definition: Definition | None, task: str) -> Pu
 
 
 def task_of(row: Row) -> str:
-    """The name of a row's task; empty where it is no task's."""
+    """The name of a row's task; empty without a task."""
     return read_headers(row).get(TASK_HEADER, "")
 
 
 def arguments_of(definition: Definition, body: bytes) -> dict[str, Any]:
-    """By name, what a task's function is called with for a body.
+    """The arguments of a task's function for a body, by name.
 
     Raises:
-        BadArguments: If it does not take what is in it.
+        BadArguments: If the function does not take them.
     """
     args, kwargs = definition.signature.decode(body)
     if definition.batch is not None:
@@ -137,10 +137,10 @@ def arguments_of(definition: Definition, body: bytes) -> dict[str, Any]:
 def wanted_of(
     definition: Definition, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """By name, the arguments that a test asks for: some of those of a task's function.
+    """The arguments of a test's call of `puts` by name: some of those of a task's function.
 
     Raises:
-        UsageError: If it takes none of that name, or not so many.
+        UsageError: If the function has no such parameter, or too few.
     """
     if definition.batch is not None:
         if len(args) > 1 or kwargs:

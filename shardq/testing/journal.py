@@ -1,4 +1,4 @@
-"""What was put into a sandbox and has run there, as it happens, and how tests ask for it."""
+"""The journal of a sandbox: records puts and runs, and answers the questions of tests."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ FAILED: dict[Raises, tuple[Fate, ...]] = {
     "failure": (Fate.BURY, Fate.RETRY),
     "nothing": (),
 }
-"""What a test may ask to have raised, and what deliveries come to then."""
+"""The errors that a test may ask to have raised, and the fates of their deliveries."""
 HOW_TO_ADD = "add it, Sandbox(app, ..), or by shardq_apps = MODULE:app in pytest.ini"
 _SHOWN_MAX = 20
-"""How many of what was put an assertion that fails shows."""
+"""How many puts or runs a failed assertion shows."""
 
 
 class _Message(NamedTuple):
@@ -55,7 +55,7 @@ class _Message(NamedTuple):
 
 
 class _Entry(NamedTuple):
-    """A row of a message, and when something happened to it, epoch milliseconds."""
+    """A row of a message, and the time of its event, epoch milliseconds."""
 
     message: _Message
     row: Row
@@ -63,7 +63,7 @@ class _Entry(NamedTuple):
 
 
 class _Ended(NamedTuple):
-    """A run that has ended: of what and when, its attempt, what it came to and what it raised."""
+    """A run that has ended: its entry and attempt, its state and its error."""
 
     entry: _Entry
     attempt: int
@@ -72,10 +72,10 @@ class _Ended(NamedTuple):
 
 
 class Journal:
-    """What was put and what has run, in order.
+    """Puts and runs, in order.
 
     Args:
-        find: Gives the task of a name; None where no app of the sandbox has it.
+        find: Returns the task of a name; None if no app of the sandbox has it.
     """
 
     def __init__(self, find: Callable[[str], Definition | None]) -> None:
@@ -87,23 +87,23 @@ class Journal:
 
     @property
     def put_count(self) -> int:
-        """How many were put."""
+        """The number of puts."""
         return len(self._puts)
 
     @property
     def run_count(self) -> int:
-        """How many runs have ended."""
+        """The number of ended runs."""
         return len(self._runs)
 
     # Writing --------------------------------------------------------------------------------------
 
     def note_row(self, store: MemoryStore, row: Row, at_ms: int, *, is_move: bool) -> None:
-        """A row has been placed: it is a put, unless it is another place of what was put before."""
+        """Note a placed row: it is a put, unless it moves an earlier one."""
         queue = row.shard.queue
         if is_dead_queue(queue):
             return
         entry = _Entry(_Message(store, queue, row.message_id), row, at_ms)
-        # What has died is put back under its id.
+        # A dead message is put back under its id.
         is_back = entry.message in self._dead
         self._dead.discard(entry.message)
         is_new = row.first is None and not (is_move or is_back)
@@ -112,7 +112,7 @@ class Journal:
             self._puts.append(entry)
 
     def _is_changed(self, entry: _Entry) -> bool:
-        """Whether what was put before has another body now, as a put by its key gives it."""
+        """True if an earlier put now has another body, because of a put by its key."""
         return self._bodies.get(entry.message, entry.row.body) != entry.row.body
 
     def note_end(
@@ -124,7 +124,7 @@ class Journal:
         outcome: Outcome,
         error: BaseException | None,
     ) -> None:
-        """A run has ended, and come to this."""
+        """Note the end of a run."""
         state = _STATES.get(outcome.fate)
         if state is not None:
             entry = _Entry(_Message(store, row.shard.queue, row.message_id), row, at_ms)
@@ -135,11 +135,11 @@ class Journal:
     # Reading --------------------------------------------------------------------------------------
 
     def puts(self) -> list[Put]:
-        """All that was put."""
+        """All puts."""
         return [self._put(one.row, one.at_ms) for one in self._puts]
 
     def waiting(self, rows: Iterable[tuple[MemoryStore, Row]]) -> list[Put]:
-        """These rows as what was put, the first due first."""
+        """The puts of these rows, the first due first."""
         entries = {entry.message: entry for entry in self._puts}
         found = []
         for store, row in sorted(rows, key=lambda one: one[1].due_ms):
@@ -149,7 +149,7 @@ class Journal:
         return found
 
     def runs(self) -> list[Ran]:
-        """All that has run."""
+        """All ended runs."""
         entries = {entry.message: entry for entry in self._puts}
         found = []
         for one in self._runs:
@@ -165,7 +165,7 @@ class Journal:
     def wanted(
         self, what: What | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Callable[[Put], bool]:
-        """Tells whether something that was put is what a test asks for.
+        """A function that returns True for the puts that a test asks for.
 
         Raises:
             UsageError: If the task takes no such argument, or its app is not in the sandbox.
@@ -192,7 +192,7 @@ class Journal:
 
 
 def is_failure(asked: Raises, outcome: Outcome, error: BaseException | None) -> bool:
-    """Whether what a delivery came to is to be raised in the test that asks for that."""
+    """True if a delivery's outcome is to be raised in a test that asks for such."""
     is_asked_for = isinstance(error, Request) and outcome.fate is not Fate.BURY
     return outcome.fate in FAILED[asked] and not is_asked_for
 
@@ -203,13 +203,13 @@ def name_of(what: What) -> str:
 
 
 def said(what: What, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
-    """What a test asks for, as an assertion says it."""
+    """The call that a test asks for, as an assertion shows it."""
     given = [shown(one) for one in args] + [f"{name}={shown(one)}" for name, one in kwargs.items()]
     return f"{name_of(what)}({', '.join(given)})"
 
 
 def lines(found: Sequence[object]) -> str:
-    """What there is, a line each."""
+    """The items, each on a line."""
     if not found:
         return " nothing was."
     more = [f"and {len(found) - _SHOWN_MAX:,} more"] if len(found) > _SHOWN_MAX else []

@@ -1,4 +1,4 @@
-"""SQLite in memory that tells of each row which is placed in it, and connections to it."""
+"""SQLite in memory that reports each row placed in it, and connections to it."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ _PAGE_ROWS = 1_000
 
 
 class OnRows(Protocol):
-    """What is told rows that have been written."""
+    """Called with rows that have been written."""
 
     def __call__(self, store: MemoryStore, rows: Sequence[Row], *, is_move: bool) -> object:
-        """Rows were written to a store, in the place of others or not."""
+        """Note rows that were written to a store, in the place of others or not."""
 
 
 class MemoryStore(SqliteStore):
-    """A store in memory, by a clock.
+    """A store in memory, on a clock.
 
     Args:
-        clock: Of the machine.
-        on_rows: Told rows that have been written.
+        clock: The machine's clock.
+        on_rows: Called with written rows.
         on_settings: Called when settings of a queue, or its schedules, may have changed.
     """
 
@@ -99,11 +99,11 @@ class MemoryStore(SqliteStore):
         return refused
 
     def is_empty(self, queue: str) -> bool:
-        """Whether a queue has no row."""
+        """True if a queue has no row."""
         return self.next_minute(queue, 0) == NEVER
 
     def rows_waiting(self) -> Iterator[Row]:
-        """All rows of all queues, but for those of the dead."""
+        """All rows of all queues except dead-letter queues."""
         for queue in self.notes(QUEUES, ()):
             if not is_dead_queue(queue):
                 for shard in self.shards(queue):
@@ -122,17 +122,18 @@ class MemoryStore(SqliteStore):
         super()._follow(connection, done)
         for change in done:
             if change.insert:
-                # It takes the place of what it deletes: moved, changed by its key, or dead.
+                # It replaces the deleted row: the message was moved, changed by its key, or has
+                # died.
                 self._on_rows(self, change.insert, is_move=bool(change.delete))
 
 
 class MemoryConnection(Connection):
-    """One whose queues tell of each put when it is through.
+    """A connection whose queues report each finished put.
 
     Attributes:
-        memory: Its store.
-        on_use: Told before a queue is given.
-        on_put: Told.
+        memory: The store.
+        on_use: Called before a queue is returned.
+        on_put: Called after each put.
     """
 
     memory: MemoryStore
@@ -140,14 +141,14 @@ class MemoryConnection(Connection):
     on_put: Callable[[], None]
 
     def has(self, consumer: Consumer) -> bool:
-        """Whether a consumer is of one of its queues."""
+        """True if a consumer belongs to one of its queues."""
         register = consumer._engine.rest.register
         return any(queue._home.register is register for queue in self._queues.values())
 
     def end_receiving(self) -> None:
-        """Release what callers of `receive` have left for the next call: no thread does."""
+        """Release messages left by callers of `receive` for the next call: here no thread does."""
         for queue in list(self._queues.values()):
-            # It is to be closed where no thread may run.
+            # It is closed in places where no thread may run.
             queue._receiver.close()
 
     def queue(self, name: str, *, create: bool = True, **settings: Unpack[QueueOptions]) -> Queue:

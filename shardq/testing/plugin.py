@@ -1,7 +1,7 @@
-"""The pytest plugin `shardq`: a sandbox for a test, and apps that are in each of them.
+"""The pytest plugin `shardq`: a sandbox for a test, and apps that take part in each sandbox.
 
-pytest imports it in every run of whoever has shardq installed: it imports nothing before a test
-asks for a sandbox.
+pytest imports it in every run if shardq is installed: so it imports nothing before a test asks for
+a sandbox.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def shardq_sandbox(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
     """A shardq.testing.Sandbox: the apps of this project on a clock of their own.
 
-    Those that `shardq_apps` names are in it, and what the marker `shardq` names.
+    The apps named by `shardq_apps` and by the marker `shardq` take part in it.
     """
     from shardq.tasks.app import App
     from shardq.tasks.importing import load

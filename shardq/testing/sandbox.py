@@ -1,13 +1,13 @@
 """A sandbox: an application on a clock of its own, in one thread, with a store in memory.
 
 ```
- puts ──► store ──► until which moment is nothing to be done? ──► the clock jumps there
-            ▲                                                        │
-            └──── consumers and workers run what is due by then ◄────┘
+ puts ──► store ──► until when is there nothing to do? ──► the clock jumps there
+            ▲                                                │
+            └── consumers and workers run the due messages ◄─┘
 ```
 
-What runs is the code that runs elsewhere: engines, leases, policies. Only what takes time by itself
-is left out: threads, idle polls, heartbeats.
+Engines, leases and policies are the real ones. Only parts that wait for real time are left out:
+threads, idle polls, heartbeats.
 """
 
 from __future__ import annotations
@@ -56,34 +56,34 @@ if TYPE_CHECKING:
     from shardq.testing.jobs import Put, Ran
 
 _STEPS_MAX = 1_000
-"""Steps that are made at one moment: each runs all that is due by then."""
+"""Most steps at one moment: each runs all that is due by then."""
 _FIRED_MAX = 10_000
-"""Times that schedules fire while one job takes time, at most."""
+"""Most firings of schedules while one job takes time."""
 _MOMENTS_MAX = 10_000
-"""At so many moments a drain lets jobs put others."""
+"""Most moments at which a drain lets jobs put others."""
 _IN_MEMORY = "sqlite://"
 
 
 class Sandbox:
     """An application on a clock of its own, in one thread, with a store in memory.
 
-    It begins at its first use, by a test or by an app that is in it: the time is then that at which
-    a decorator has frozen it, and schedules that code declares are made. Until it is closed, apps
-    that are not in it have no use of their stores, but for those in memory.
+    It begins at its first use, by a test or by an app that takes part: at the time to which a
+    decorator has frozen it, and with the schedules that code declares. Until it is closed, other
+    apps cannot use their stores, except for those in memory.
 
     Args:
         actors: Apps and consumers, as `add` takes them.
-        start: The time at which it begins, to which freezegun or time-machine is moved while one of
-            them has the time; where None, what that tells, else the time of this machine.
-        inline: Whether what is put due now runs before the put returns, where no job puts it.
-        raises: What of a job's errors is raised in the test, by whatever has let it run: of the
-            `death` of a job, when it has no attempt left or no use of one; of each `failure`; or
-            `nothing`. A job follows its policy in any case.
+        start: The time at which it begins, to which an active freezegun or time-machine is moved;
+            None: the time of that tool, else of this machine.
+        inline: True to run jobs that are due now before their put returns, except puts of jobs.
+        raises: The errors of jobs that are raised in the test, by the call that has run the job:
+            for a `death`, when a job has no attempt left or is not retried; for each `failure`; or
+            for `nothing`. A job follows its policy in any case.
         history: How long queues made here keep their history, for `Queue.audit`.
 
     Attributes:
-        inline: Likewise.
-        raises: Likewise.
+        inline: As given; may be set.
+        raises: As given; may be set.
 
     Raises:
         BadTime: If the start cannot be read.
@@ -118,12 +118,12 @@ class Sandbox:
         self._is_running = False
         self._home = self._connect(self._open())
         self._homes: dict[object, MemoryConnection] = {}
-        """By what tells the stores of apps apart; the first of them is that of all else."""
+        """The stores of apps by their keys; the first one serves everything else."""
         self._patched.enter_context(guarded(_refuse))
         try:
             self._add(actors)
         except BaseException:
-            # Nobody has it, to close it: apps would stay here for good.
+            # The caller has no object to close: apps would stay here for good.
             self.close()
             raise
 
@@ -143,14 +143,14 @@ class Sandbox:
     def add(self, *actors: App | Consumer) -> None:
         """Let apps and consumers take part.
 
-        An app's jobs are in this sandbox until it is closed, and then where they were before. Apps
-        that have one store elsewhere have one here.
+        An app's jobs are in this sandbox until it is closed, and then in their former store. Apps
+        that share a store elsewhere share one here.
 
         Args:
             actors: Apps, and consumers of queues of this sandbox that were not used before.
 
         Raises:
-            UsageError: If one can not take part.
+            UsageError: If one cannot take part.
         """
         self._begin()
         self._add(actors)
@@ -174,11 +174,11 @@ class Sandbox:
                 raise BadSetting(f"a sandbox takes apps and consumers, not {shown(one)}.")
 
     def connect(self) -> Connection:
-        """A connection to its store, as `shardq.connect` gives."""
+        """A connection to its store, like that of `shardq.connect`."""
         return self._connect(self._home.memory)
 
     def queue(self, name: str, **settings: Unpack[QueueOptions]) -> Queue:
-        """A queue of its store, made where there is none, as `Connection.queue` gives."""
+        """A queue of its store, made if it does not exist, like that of `Connection.queue`."""
         return self._home.queue(name, **settings)
 
     @property
@@ -189,7 +189,7 @@ class Sandbox:
 
     @property
     def faults(self) -> Faults:
-        """What is to go wrong in the store."""
+        """The faults of the store."""
         self._begin()
         return self._faults
 
@@ -199,7 +199,7 @@ class Sandbox:
         return moment_of(self.clock.now_ms())
 
     def close(self) -> None:
-        """End it: its apps have the stores that they had before. Idempotent."""
+        """End it: its apps use their former stores. Idempotent."""
         self._faults.heal()
         self._patched.close()
         actors, self._consumers = self._consumers, []
@@ -223,15 +223,15 @@ class Sandbox:
 
         Args:
             duration: How long, as `30 days`, `90s`, `1h30m` or a timedelta.
-            until: Instead of it: until when, an aware datetime or ISO 8601 text with a zone.
+            until: Instead of a duration: the end, an aware datetime or ISO 8601 text with a zone.
 
         Returns:
             How many runs have ended.
 
         Raises:
-            BadTime: If that cannot be read, or is before now.
+            BadTime: If it cannot be read, or is before now.
             UsageError: If both are given, or none; or a job travels.
-            Exception: What a job has raised, as `raises` says. Time stands where it did so.
+            Exception: An error of a job, by `raises`. Time stops at its end.
         """
         if (duration is None) == (until is None):
             raise UsageError("travel takes either how long, or until=.. a moment.")
@@ -244,7 +244,7 @@ class Sandbox:
         return self._run(at_us)
 
     def run_due(self) -> int:
-        """Run what is due now, and what that puts that is due now; time does not pass.
+        """Run the jobs due now, and jobs due now that they put; time does not pass.
 
         Returns:
             How many runs have ended.
@@ -253,20 +253,20 @@ class Sandbox:
             Exception: As `travel`.
         """
         now_us = self.clock.true_us()
-        # What is put is due at a whole millisecond, as soon as that is reached.
+        # A put message is due at a whole millisecond, once that is reached.
         return self._run(-(-now_us // 1_000) * 1_000)
 
     def drain(self) -> int:
-        """Travel until nothing waits in any queue that is consumed here, however far that is.
+        """Travel until nothing waits in any consumed queue, however far that is.
 
-        Schedules go on for ever; that they fire again is not waited for.
+        Schedules go on for ever; their next firings are not waited for.
 
         Returns:
             How many runs have ended.
 
         Raises:
-            AssertionError: If something waits that nothing will run, as in a queue that is paused.
-            UsageError: If jobs put others again and again.
+            AssertionError: If a message waits that nothing will run, in a paused queue say.
+            UsageError: If jobs put others endlessly.
             Exception: As `travel`.
         """
         count = self._run(None)
@@ -282,12 +282,12 @@ class Sandbox:
     def puts(
         self, what: Bound[..., Any] | Queue | str | None = None, /, *args: Any, **kwargs: Any
     ) -> list[Put]:
-        """What was put so far, in order.
+        """All puts so far, in order.
 
         Args:
             what: A task, or a queue or its name; None: all.
-            args: Of a task, arguments that its jobs are to have, by position; of a queue, the body.
-            kwargs: Likewise by name; of a queue attributes of `Put`. Others do not matter.
+            args: For a task, arguments that its jobs must have, by position; for a queue, the body.
+            kwargs: Arguments by name; for a queue, attributes of `Put`. Others do not matter.
 
         Raises:
             UsageError: If the task takes no such argument, or its app is not in this sandbox.
@@ -298,7 +298,7 @@ class Sandbox:
     def waiting(
         self, what: Bound[..., Any] | Queue | str | None = None, /, *args: Any, **kwargs: Any
     ) -> list[Put]:
-        """What waits now, the first due first; for arguments see `puts`."""
+        """The waiting puts, the first due first; for arguments see `puts`."""
         is_wanted = self._journal.wanted(what, args, kwargs)
         rows = ((store, row) for store in self._stores for row in store.rows_waiting())
         return [put for put in self._journal.waiting(rows) if is_wanted(put)]
@@ -306,7 +306,7 @@ class Sandbox:
     def runs(
         self, what: Bound[..., Any] | Queue | str | None = None, /, *args: Any, **kwargs: Any
     ) -> list[Ran]:
-        """What has run so far, each attempt by itself, in order; for arguments see `puts`."""
+        """The ended runs, each attempt by itself, in order; for arguments see `puts`."""
         is_wanted = self._journal.wanted(what, args, kwargs)
         return [ran for ran in self._journal.runs() if is_wanted(ran.put)]
 
@@ -314,10 +314,10 @@ class Sandbox:
         """Assert that a job was put, once; for arguments see `puts`.
 
         Returns:
-            It, to look at its due, key and so on.
+            The put, to look at its due, key and so on.
 
         Raises:
-            AssertionError: If none was, or several were; it lists what was put.
+            AssertionError: If there is none, or several; it lists all puts.
         """
         found = self.puts(what, *args, **kwargs)
         if len(found) == 1:
@@ -340,7 +340,7 @@ class Sandbox:
             The run.
 
         Raises:
-            AssertionError: If none has, or several have; it lists what has run.
+            AssertionError: If none has, or several have; it lists all runs.
         """
         found = [ran for ran in self.runs(what, *args, **kwargs) if ran.state == "done"]
         if len(found) == 1:
@@ -352,7 +352,7 @@ class Sandbox:
     # Running --------------------------------------------------------------------------------------
 
     def _run(self, until_us: int | None) -> int:
-        """Run what is due until then, and let time be then; None: until nothing waits."""
+        """Run everything due until then, and move the time there; None: until nothing waits."""
         before, bounds = self._journal.run_count, _Bounds()
         with self._running():
             while (actor := self._next()) is not None:
@@ -376,15 +376,15 @@ class Sandbox:
         return self._journal.run_count - before
 
     def _is_there(self, next_us: int, until_us: int | None) -> bool:
-        """Whether a journey is over that is at a moment at which nothing more is to be done."""
+        """True if all queues are empty, or the next work is after `until_us`."""
         if until_us is None:
             return all(store.is_empty(queue) for store, queue in self._by_queue)
         return next_us > until_us
 
     def _is_owed(self, until_us: int) -> bool:
-        """True if more is to run, though a job has taken longer than the journey.
+        """True if more is to run although a job has taken longer than the journey.
 
-        What schedules fire after its end is left to the next journey.
+        Firings of schedules after its end are left to the next journey.
         """
         now_us = self._clock.true_us()
         queues = {place.queue for place in self._by_queue}
@@ -415,7 +415,7 @@ class Sandbox:
                 actor.rest()
 
     def _next(self) -> Actor | None:
-        """The actor to be stepped next; None if nobody is, ever."""
+        """The actor to step next; None if no actor ever has work."""
         first = min(self._actors(), key=_wake_of, default=None)
         return None if first is None or first.wake_us >= NEVER else first
 
@@ -431,12 +431,12 @@ class Sandbox:
             raise errors[0]
 
     def _sleep(self, seconds: float) -> bool:
-        """Something outside of jobs sleeps, as who waits for a result."""
+        """Run due messages during a sleep outside of jobs, as in a wait for a result."""
         if self._is_running:
             return False
         at_us, first = self._clock.true_us() + round(seconds * 1e6), self._next()
         if first is None or first.wake_us > at_us:
-            # Who waits for a result looks twice a second.
+            # A wait for a result looks twice a second.
             return False
         raises, self.raises = self.raises, "nothing"
         try:
@@ -449,7 +449,7 @@ class Sandbox:
         """Fire schedules while a job takes time, each at its fire time, as a worker does.
 
         Args:
-            until_us: When the job goes on, epoch microseconds.
+            until_us: When the job continues, epoch microseconds.
         """
         actors = self._actors()
         if not self._is_running or any(one.is_firing for one in actors):
@@ -463,13 +463,13 @@ class Sandbox:
     # Beginning ------------------------------------------------------------------------------------
 
     def _begin(self) -> None:
-        """Begin at the time that it is now, where it has not begun yet.
+        """Begin now, unless it has begun.
 
         A fixture is made before the decorator of its test freezes time.
         """
         if self._is_begun:
             return
-        # What is made here uses it.
+        # The following uses the sandbox.
         self._is_begun = True
         try:
             start_us = _begun_us(self._start_us)
@@ -486,7 +486,7 @@ class Sandbox:
         return [*self._consumers, *(actor for cast in self._apps.values() for actor in cast.actors)]
 
     def _cast(self) -> None:
-        """Let each app have a worker that knows all its tasks and schedules."""
+        """Give each app a worker with all its tasks and schedules."""
         for app, cast in self._apps.items():
             declared = (*app.tasks.values(), len(app._declarations))  # noqa: SLF001 - and its own
             if declared == cast.declared or not app.tasks:
@@ -506,7 +506,7 @@ class Sandbox:
         return Actor(consumer, store, self._clock)
 
     def _home_of(self, app: App) -> MemoryConnection:
-        """To the store that an app has here."""
+        """The connection to the store that an app has here."""
         store = app._home.store
         # Each connection to SQLite in memory is a store of its own.
         place: object = app if store == _IN_MEMORY else store
@@ -558,7 +558,7 @@ class Sandbox:
         now_ms = self._clock.now_ms()
         self._journal.note_end(store, one.row, now_ms, one.attempt, outcome, error)
         if is_failure(self.raises, outcome, error):
-            # Without a note, which `pytest.raises(match=..)` would see; the log says whose it is.
+            # Without a note, which `pytest.raises(match=..)` would see; the log names the job.
             self._errors.append(AssertionError(outcome.reason) if error is None else error)
 
     def _definition(self, name: str) -> Definition | None:
@@ -576,19 +576,19 @@ class _Place(NamedTuple):
 
 
 class _Bounds:
-    """What tells that jobs put others for ever."""
+    """Recognizes jobs that put others for ever."""
 
     def __init__(self) -> None:
         self._steps = self._moments = self._puts = 0
 
     def note_moment(self, puts: int) -> None:
-        """Time passes; so many puts there have been."""
+        """Note that time passes, after this many puts in total."""
         self._steps = 0
         self._moments += puts > self._puts
         self._puts = puts
 
     def note_step(self, *, is_draining: bool) -> bool:
-        """A step was made; returns whether it is within bounds."""
+        """Note a step; True if the steps are within bounds."""
         self._steps += 1
         return self._steps < _STEPS_MAX and not (is_draining and self._moments > _MOMENTS_MAX)
 
@@ -608,10 +608,10 @@ def _wake_of(actor: Actor) -> int:
 
 
 def _refuse(registry: Registry) -> None:
-    """Refuse an app whose jobs would be in a store that stays.
+    """Refuse an app whose jobs would go to a permanent store.
 
     Raises:
-        UsageError: Likewise.
+        UsageError: If it is such an app.
     """
     store = registry.store
     if isinstance(store, MemoryConnection):
@@ -627,7 +627,7 @@ def _refuse(registry: Registry) -> None:
 
 
 def _begun_us(start_us: int | None) -> int:
-    """When a sandbox begins: what is asked for, which a tool that has the time is moved to."""
+    """When a sandbox begins: at the given time, to which an active tool is moved, or now."""
     if start_us is None:
         return _now_us()
     if (tool := frozen.active()) is not None:

@@ -1,4 +1,4 @@
-"""A stage: several processes of one thread, a clock moved by hand, a store that fails."""
+"""A stage: several processes in one thread, a clock moved by hand, a store that fails."""
 
 from __future__ import annotations
 
@@ -31,16 +31,15 @@ _TICK_S = 0.001
 
 
 class Recorder:
-    """A handler that keeps what it was given.
+    """A handler that keeps its messages.
 
     Args:
-        clock: The clock by which hand-outs are timed.
-        act: What else to do with each message; what it raises, the handler raises, and what it
-            returns, the handler returns.
+        clock: The clock that times deliveries.
+        act: An action for each message; the handler raises its errors and returns its results.
 
     Attributes:
-        messages: The messages, in the order in which they were handed out.
-        at_us: When each was, epoch microseconds.
+        messages: The messages, in the order of their deliveries.
+        at_us: The time of each delivery, epoch microseconds.
     """
 
     def __init__(self, clock: ManualClock, act: Callable[[Message], object] | None = None) -> None:
@@ -67,7 +66,7 @@ class Recorder:
 
     @property
     def late_ms(self) -> list[float]:
-        """How late each was, in milliseconds; below 0 is early."""
+        """How late each delivery was, in milliseconds; below 0 is early."""
         return [
             at_us / 1e3 - message.due_ms
             for at_us, message in zip(self.at_us, self.messages, strict=True)
@@ -75,12 +74,12 @@ class Recorder:
 
 
 class _ElsewhereStore(SqliteStore):
-    """SQLite in memory in the place of a database on other machines, which tells no more."""
+    """SQLite in memory that behaves like a database on other machines."""
 
     is_local = False
 
     def next_minute(self, *_: object, **__: object) -> None:
-        """None: no index tells. Each shard is read or counted by itself."""
+        """None: there is no index. Each shard is read or counted by itself."""
 
     total = rows_in = seek = next_minute
 
@@ -89,14 +88,14 @@ class Stage:
     """A clock, a store in memory, and several processes that share them, in one thread.
 
     Args:
-        threaded: Whether consumers run threads of their own; move time with `ticking` then.
+        threaded: True if consumers run threads of their own; move time with `ticking` then.
         history: How long queues made here keep their history, for `Queue.audit`; or `off`.
-        local: Whether the store is one of this machine, as a SQLite file is: its clock is the time,
-            and `clock.set` sets it. Else it is as one of other machines.
+        local: True if the store is on this machine, like a SQLite file: its clock is the time, and
+            `clock.set` sets it. Else it is on other machines.
 
     Attributes:
         clock: The right clock.
-        faults: What is to go wrong in the store.
+        faults: The faults of the store.
     """
 
     def __init__(
@@ -130,9 +129,9 @@ class Stage:
         """Connect as a process of its own.
 
         Args:
-            shift: By how many seconds its wall clock is ahead.
-            corrected: Whether it measures that and corrects it.
-            faults: Faults of its own calls alone; they come before those of the stage.
+            shift: How many seconds its wall clock is ahead.
+            corrected: True if it measures this error and corrects it.
+            faults: Faults of its own calls only; they precede those of the stage.
         """
         clock = self.clock.shifted(shift, corrected=corrected)
         store = self._store if faults is None else faulty(self._store, faults)
@@ -147,19 +146,19 @@ class Stage:
         until: Callable[[], bool] | None = None,
         stride: float = 0.001,
     ) -> bool:
-        """Step consumers in turn, each when it asked to be; time passes from step to step.
+        """Step consumers in turn, each when it asked for it; time passes from step to step.
 
-        A consumer that is not driven any more has crashed, as far as others can tell. One whose
-        step meets a store in trouble backs off and is stepped again.
+        A consumer that is no longer driven looks crashed to others. If a step fails because of the
+        store, the consumer backs off and is stepped again.
 
         Args:
             consumers: The consumers to step.
-            seconds: How many seconds of the stage's clock pass at most.
+            seconds: How many seconds of the stage's clock may pass.
             until: Called after each step; ends the drive by returning True.
             stride: The least seconds between two steps of one consumer.
 
         Returns:
-            Whether `until` came true.
+            True if `until` came true.
         """
         clock = self.clock
         end_us = clock.boot_us() + round(seconds * 1e6)
@@ -177,7 +176,7 @@ class Stage:
     def drain(
         self, queue: Queue, *consumers: Consumer, within: Duration = "10m", stride: float = 0.001
     ) -> None:
-        """Step consumers until a queue holds nothing, near or far.
+        """Step consumers until a queue is empty, near and far.
 
         Args:
             queue: The queue.
@@ -186,7 +185,7 @@ class Stage:
             stride: The least seconds between two steps of one consumer.
 
         Raises:
-            AssertionError: If it still holds something when that time has passed.
+            AssertionError: If it is not empty when that time has passed.
         """
         seconds = duration_ms(within, name="within") / 1e3
         done = self.drive(
@@ -197,7 +196,7 @@ class Stage:
             raise AssertionError(f"after {within} queue {queue.name!r} still has rows in {left}")
 
     def is_empty(self, queue: Queue) -> bool:
-        """Whether a queue has no row."""
+        """True if a queue has no row."""
         return next(iter(self._store.shards(queue.name)), None) is None
 
     @contextmanager
