@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def ahead(records: Iterable[StoredSchedule], after_ms: int, until_ms: int) -> Iterator[int]:
-    """The dues of the jobs ahead, epoch milliseconds, in order but for their jitter.
+    """The dues of the jobs ahead, epoch milliseconds, in order except for their jitter.
 
     Fire times that an overlap will skip are among them, missed ones are not. A schedule whose
     trigger fails has none from there on.
@@ -42,7 +42,7 @@ def ahead(records: Iterable[StoredSchedule], after_ms: int, until_ms: int) -> It
 def ahead_by(
     records: Iterable[StoredSchedule], stretches: Sequence[tuple[int, int]]
 ) -> Iterator[tuple[int, int]]:
-    """Pairs of each schedule and stretch: its begin, and how many jobs will be due in it.
+    """Pairs for each schedule and stretch: its begin, and how many jobs will be due in it.
 
     The same jobs as of `ahead`, but fire times of an interval or a cron are counted, not visited.
 

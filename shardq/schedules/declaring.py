@@ -1,11 +1,11 @@
-"""What code declares of schedules, and how those that are there are brought to it.
+"""Schedules that code declares, and how the stored ones are brought to them.
 
 ```
- declared ─┬─ not there ─────────────────────► made, unless it has ended, or code has removed it
-           ├─ there, of a lower revision ────► changed
-           ├─ there, of a higher one ────────► left alone: older code does not change it back
-           └─ there, of the same ─┬─ the same ► nothing; what was changed at run time stays
-              or made at run time └─ another ─► left alone, and whoever declares it is told
+ declared ─┬─ not stored ──────────────────► made, unless it has ended, or code has removed it
+           ├─ stored, of a lower revision ─► changed
+           ├─ stored, of a higher one ─────► left alone: older code does not change it back
+           └─ of the same, ─┬─ equal ──────► nothing; changes made at run time stay
+              or made at run └─ different ─► left alone, and reported to its declarer
 ```
 """
 
@@ -28,16 +28,16 @@ Answer: TypeAlias = Literal["made", "changed", "same", "older", "ended", "remove
 
 
 class Declared(NamedTuple):
-    """What became of a schedule that code declares.
+    """The fate of a schedule that code declares.
 
     Attributes:
-        answer: It was `made`; `changed`, where its revision is higher; is the `same`, or `older`
-            than what is there; has `ended`, or was removed and may have ended by now; was
-            `removed` by code of its revision; all its fire times are `past`; or there is an
-            `other`, of its revision or made at run time.
-        asked: It.
-        there: What was there before; None where nothing was.
-        unlike: What the other has otherwise, as options and arguments name it.
+        answer: It was `made`; `changed`, if its revision is higher; is the `same`, or `older` than
+            the stored one; has `ended`, or was removed and may have ended by now; was `removed` by
+            code of its revision; all its fire times are `past`; or there is an `other`, of its
+            revision or made at run time.
+        asked: The declared schedule.
+        there: The stored schedule before; None if there was none.
+        unlike: The differences of the other one, as options and arguments name them.
     """
 
     answer: Answer
@@ -56,23 +56,22 @@ def declare(
     found: StoredSchedule | None = None,
     **options: Unpack[ScheduleOptions],
 ) -> Declared:
-    """Bring a schedule to what code declares, where that is newer than what is there.
+    """Bring a schedule to the declared one, if that is newer.
 
-    What was changed at run time stays so until the revision is raised; whether it is paused stays
-    anyway.
+    Changes made at run time stay until the revision is raised; a pause stays in any case.
 
     Args:
-        book: Of its queue.
+        book: The book of its queue.
         make: Its trigger.
-        body: What it puts.
+        body: The body that it puts.
         name: Its name.
-        revision: Of the code, from 1.
+        revision: The revision of the code, from 1.
         found: Its record, as `Book.found_any` has read it a moment ago.
-        options: What else it chooses.
+        options: Its other options.
 
     Raises:
         UsageError: If something cannot be used; nothing was written.
-        StoreCorrupt: If what is there is damaged.
+        StoreCorrupt: If the stored schedule is damaged.
     """
     asked = book.drafted(make, body, options, name=name, revision=revision)
     is_past = has_ended(asked, make)
@@ -98,7 +97,7 @@ def undeclare(book: Book, name: str) -> Literal["removed", "other", "absent"]:
     """Remove a schedule that code has declared; code of its revision does not make it again.
 
     Returns:
-        Whether it was `removed`; `other` is one that was made at run time, which stays.
+        `removed`; `other` if it was made at run time, and stays; or `absent`.
     """
     while (there := book.found([schedule_name(name)]).get(name)) is not None:
         if there.definition.revision == 0:
@@ -121,7 +120,7 @@ def _brought(book: Book, asked: Definition, there: Definition, make: Make) -> De
 
 
 def _newer(now: Definition, asked: Definition, make: Make) -> Definition:
-    """A schedule as newer code has it; of an interval that is the same, the fire times stay."""
+    """A schedule as newer code declares it; the fire times of an unchanged interval stay."""
     if now.revision >= asked.revision:
         return now
     if (begun := anchored(asked, make, now)).trigger == now.trigger:

@@ -1,4 +1,4 @@
-"""What a schedule is: when it fires, what it puts, and how. Its JSON is in its tick, and listed."""
+"""The definition of a schedule: when it fires, its job, and how. Stored as JSON."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 NAME_MAX = 200
-"""Characters: with a fire time it is the id of a message."""
+"""The longest name, in characters: with a fire time it is the id of a message."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a schedule puts each time: the arguments of `Queue.put`.
+    """The message that a schedule puts each time: the arguments of `Queue.put`.
 
     Attributes:
-        body: Its bytes.
+        body: The bytes of its body.
         headers: Names and texts.
         priority: 0 is first.
-        group: None: none; where overlap is `queue`, the schedule's own.
-        key: None: none.
-        on_conflict: With a key: what to do where a message has it.
+        group: The group; None: none, or with overlap `queue` the schedule's own.
+        key: The key; None: none.
+        on_conflict: With a key: the action if a message has it.
         unique_for_ms: With a key: how long it is held after the message's end.
     """
 
@@ -43,19 +43,19 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Definition:
-    """What a schedule is.
+    """The definition of a schedule.
 
     Attributes:
         name: Its name, unique in its queue.
         trigger: When it fires.
-        job: What it puts.
-        policies: What it does otherwise.
+        job: The message that it puts.
+        policies: Its policies.
         count: How often it fires; None: for ever.
-        revision: Of the code that declares it; 0 of one that was made at run time.
-        paused: Whether it does not fire.
-        made_ms: As of when its trigger was made, epoch milliseconds: where one without a start
-            begins.
-        declared: As code declares it, where it was changed at run time since; None where not.
+        revision: The revision of the code that declares it; 0 if it was made at run time.
+        paused: True if it does not fire.
+        made_ms: When its trigger was made, epoch milliseconds: a trigger without a start begins
+            there.
+        declared: The declared definition, if it was changed at run time since; else None.
     """
 
     name: str
@@ -98,11 +98,11 @@ class Definition:
         """A definition from its JSON, as an object or a text.
 
         Args:
-            given: It.
+            given: The JSON.
             whose: For the error.
 
         Raises:
-            StoreCorrupt: If it is none.
+            StoreCorrupt: If it is no definition.
         """
         try:
             said = json.loads(given) if isinstance(given, str) else given
@@ -120,7 +120,7 @@ class Definition:
         except StoreCorrupt:
             raise
         except ShardqError as error:
-            # As of a zone, or a class of a trigger, that is not on this machine.
+            # A zone or a trigger's class may not exist on this machine.
             raise StoreCorrupt(f"{whose} cannot be read here: {error}") from error
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise StoreCorrupt(
@@ -128,11 +128,11 @@ class Definition:
             ) from error
 
     def is_same(self, other: Definition) -> bool:
-        """Whether two definitions mean the same, whenever each was written."""
+        """True if two definitions mean the same, whenever each was written."""
         return not self.unlike(other)
 
     def unlike(self, other: Definition) -> list[str]:
-        """What two definitions mean otherwise, as options and arguments name it."""
+        """The differences in meaning of two definitions, as options and arguments name them."""
         one, another = _meant(self), _meant(other)
         return [
             name.removesuffix("_ms")

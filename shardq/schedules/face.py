@@ -1,4 +1,4 @@
-"""What a queue has of schedules: by which its messages are put again and again."""
+"""The methods of a queue for schedules, which put its messages repeatedly."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class Schedules:
     """The schedules of a queue: `schedules["nightly"]`. Made by `Queue.schedules`.
 
-    One that is not there raises `UnknownSchedule`, but for `get`.
+    A missing schedule raises `UnknownSchedule`, except in `get`.
     """
 
     def __init__(self, book: Book) -> None:
@@ -37,19 +37,19 @@ class Schedules:
         return self._home.the(name)
 
     def __len__(self) -> int:
-        """How many there are: a read for each 16th of them, without their definitions."""
+        """The number of schedules: a read for each 16th of them, without their definitions."""
         return self._home.count()
 
     def get(self, name: str) -> Schedule | None:
-        """A schedule as it is now; None if there is none. One read."""
+        """The current state of a schedule; None if there is none. One read."""
         return self._home.get(name)
 
     def remove(self, name: str) -> bool:
-        """Remove one, as `Schedule.remove`, also a damaged one. Returns whether it was there."""
+        """Remove a schedule, as `Schedule.remove`, even a damaged one. True if it existed."""
         return self._home.remove(name)
 
     def preview(self, name: str, count: int = 10, after: Due | None = None) -> list[Preview]:
-        """The next fire times of one, as `Schedule.preview`.
+        """The next fire times of a schedule, as `Schedule.preview`.
 
         Raises:
             UnknownSchedule: If there is none.
@@ -60,8 +60,8 @@ class Schedules:
 class Scheduled:
     """A queue's schedules: made at run time, once; consumers of the queue fire them.
 
-    The very same schedule that is there already is left as it is, so a program may make it each
-    time that it starts. `Schedule.change` changes one.
+    An identical existing schedule stays as it is, so a program may make it at each start.
+    `Schedule.change` changes one.
 
     """
 
@@ -86,15 +86,15 @@ class Scheduled:
         at_start: bool = False,
         **options: Unpack[ScheduleOptions],
     ) -> Schedule:
-        """Put a message again and again, each time after an interval.
+        """Put a message repeatedly, each time after an interval.
 
         Args:
             interval: How long, from 1 s. Clock changes do not touch it.
             body: Bytes or text, to 40 KiB.
-            name: Its name, 1 to 200 printable characters; as its trigger reads, unless given.
+            name: Its name, 1 to 200 printable characters; by default its trigger as text.
             start: When it fires first; None: one interval from now.
-            end: It fires no later.
-            at_start: Whether it fires right away, once made; instead of a start.
+            end: It fires no later than this.
+            at_start: True to fire right away, once made; instead of a start.
             options: As `ScheduleOptions` names them.
 
         Returns:
@@ -125,7 +125,7 @@ class Scheduled:
                 seconds; or `@daily` and the like.
             body: Bytes or text, to 40 KiB.
             tz: The zone of that wall clock, by its IANA name.
-            name: Its name, 1 to 200 printable characters; as its trigger reads, unless given.
+            name: Its name, 1 to 200 printable characters; by default its trigger as text.
             start: It fires no sooner.
             end: It fires no later.
             options: As `ScheduleOptions` names them.
@@ -150,7 +150,7 @@ class Scheduled:
         Args:
             trigger: An interval, cron, date or calendar interval, or several by and/or.
             body: Bytes or text, to 40 KiB.
-            name: Its name, 1 to 200 printable characters; as its trigger reads, unless given.
+            name: Its name, 1 to 200 printable characters; by default its trigger as text.
             options: As `ScheduleOptions` names them.
 
         Raises:

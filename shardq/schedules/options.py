@@ -26,29 +26,28 @@ if TYPE_CHECKING:
     from shardq.model.times import Due, Duration
 
 Make: TypeAlias = "Callable[[int], Trigger]"
-"""Makes a trigger as of a time, epoch milliseconds: one without a start of its own begins there."""
+"""Makes a trigger as of a time, epoch milliseconds; a trigger without a start begins there."""
 Retime: TypeAlias = "Callable[[Definition, int], Definition]"
-"""Gives a schedule another trigger as of a time, epoch milliseconds."""
+"""Returns a schedule with another trigger as of a time, epoch milliseconds."""
 
 BODY_BYTES_MAX = 40 << 10
 _HEADER_BYTES_MAX = 15 << 10
-"""Bytes of the headers that a schedule puts, beside its own: its name and two times."""
+"""Bytes of the headers that a schedule puts, besides its own: its name and two times."""
 _BOUNDS = ("start", "end")
 _LOOKED_AT = 100
-"""The number of fire times that are looked at for the shortest time between two."""
+"""How many fire times are compared for the shortest interval."""
 
 
 class JobOptions(TypedDict, total=False):
     """The options of the messages that a schedule puts: arguments of `Queue.put`.
 
     Attributes:
-        headers: Names and texts that travel with each message, beside those that say which firing
-            it is: `schedule`, `schedule-time` and `schedule-previous`.
+        headers: Names and texts that travel with each message, besides the headers of its firing:
+            `schedule`, `schedule-time` and `schedule-previous`.
         priority: 0 is first; below the queue's `bands`.
         group: Messages of one group are delivered one at a time.
-        key: A name that no other live message has: while one has it, nothing more is put.
-        on_conflict: What to do where a message has the key: `keep` it, `replace` it, or neither,
-            as `reject`.
+        key: A name that no other live message has: while a message has it, no other is put.
+        on_conflict: If a message has the key: `keep` it, `replace` it, or do neither, as `reject`.
         unique_for: How long the key is held after the message's end.
     """
 
@@ -71,11 +70,11 @@ class ScheduleOptions(PolicyOptions, JobOptions, total=False):
 
 
 class ChangeOptions(ScheduleOptions, total=False):
-    """The options that a change of a schedule takes, beside its trigger and its body.
+    """The options of a change of a schedule, besides its trigger and its body.
 
     Attributes:
-        start: It fires no sooner; with an interval, then for the first time. None takes it back.
-        end: It fires no later. None takes it back.
+        start: It fires no sooner; an interval fires then for the first time. None removes it.
+        end: It fires no later. None removes it.
     """
 
     start: Due | None
@@ -87,8 +86,8 @@ class Preview(NamedTuple):
 
     Attributes:
         time: The fire time, aware, in the schedule's zone.
-        due: When its message will be due: later than that by jitter and spread.
-        why: What is unusual about it; empty where nothing is.
+        due: When its message will be due: later than the fire time by jitter and spread.
+        why: The reason if the time is unusual; else empty.
     """
 
     time: datetime
@@ -115,10 +114,10 @@ def chosen(
     end: Due | None = None,
     at_start: bool = False,
 ) -> Make | None:
-    """The trigger that was chosen in one of its three ways; None where none was.
+    """The trigger given in one of its three ways; None if none is given.
 
     Raises:
-        UsageError: If more than one was.
+        UsageError: If more than one is given.
     """
     ways = [one for one in (trigger, every, cron) if one is not None]
     if len(ways) > 1:
@@ -157,11 +156,11 @@ def retimed(
     Those not given stay; a trigger of APScheduler has a zone of its own, and may have bounds.
 
     Args:
-        trigger: When it fires; or instead:
+        trigger: A trigger of APScheduler; or instead:
         every: An interval.
         cron: A cron text.
         tz: The zone.
-        bounds: `start` and `end`, as far as they are given; None takes one back.
+        bounds: `start` and `end`, as far as they are given; None removes one.
 
     Raises:
         UsageError: If something cannot be used.
@@ -207,15 +206,15 @@ def draft(
     name: str | None,
     revision: int = 0,
 ) -> Definition:
-    """The schedule that was chosen.
+    """The schedule for these options.
 
     Args:
         make: Its trigger.
-        body: What it puts.
+        body: The body that it puts.
         options: As `ScheduleOptions` names them.
         now_ms: Now, epoch milliseconds.
-        name: Its name; None: as its trigger reads.
-        revision: Of the code that declares it.
+        name: Its name; None: its trigger as text.
+        revision: The revision of the code that declares it.
 
     Raises:
         UsageError: If something cannot be used.
@@ -230,7 +229,7 @@ def content_of(body: bytes | str) -> bytes:
     """A body as bytes.
 
     Raises:
-        BadBody: If it is none, or larger than 40 KiB: each firing writes it anew.
+        BadBody: If it is no body, or larger than 40 KiB: each firing writes it anew.
     """
     content = body_bytes(body)
     if len(content) > BODY_BYTES_MAX:
@@ -272,7 +271,7 @@ def applied(definition: Definition, options: Mapping[str, Any]) -> Definition:
 def _check_clock(
     trigger: Trigger, policies: Policies, options: Mapping[str, Any], whose: str
 ) -> None:
-    """Refuse what is said of local times to an interval."""
+    """Refuse options about local times for an interval."""
     usual = Policies()
     for name in ("twice", "gap"):
         is_chosen = name in options and getattr(policies, name) != getattr(usual, name)
@@ -317,26 +316,26 @@ _OTHERS = (*JobOptions.__annotations__, "count")
 
 
 def anchored(asked: Definition, make: Make, there: Definition) -> Definition:
-    """The schedule asked for; if its trigger has no start, it begins when the other one did."""
+    """The requested schedule; if its trigger has no start, it begins when the other one did."""
     return replace(asked, trigger=make(there.made_ms), made_ms=there.made_ms)
 
 
 def unlike(there: Definition, asked: Definition, make: Make) -> list[str]:
-    """The names of what differs from a schedule that is asked for, whenever each was begun."""
+    """The options in which a requested schedule differs, whenever each was begun."""
     if replace(asked, made_ms=there.made_ms).is_same(there):
         return []
     return anchored(asked, make, there).unlike(there)
 
 
 def has_ended(definition: Definition, make: Make) -> bool:
-    """True if all fire times of a schedule that is to be made are past, though it had some.
+    """True if all fire times of a new schedule are past, though it had some.
 
     Args:
         definition: The schedule.
-        make: Its trigger: an interval without a start would have had some, made earlier.
+        make: Its trigger: an interval without a start would have had some if it was made earlier.
 
     Raises:
-        TriggerError: If a user's trigger does not say.
+        TriggerError: If a user's trigger fails.
     """
     if StoredSchedule(definition, None).after(definition.made_ms) is not None:
         return False
@@ -344,7 +343,7 @@ def has_ended(definition: Definition, make: Make) -> bool:
 
 
 def check(definition: Definition, now_ms: int) -> None:
-    """Refuse a schedule that could not do what it is to do.
+    """Refuse a schedule that could not do its work.
 
     Raises:
         UsageError: If it never fires, or its delay exceeds the time between two fire times.
@@ -368,7 +367,7 @@ def check(definition: Definition, now_ms: int) -> None:
 
 
 def _late_text(policies: Policies) -> str:
-    """The delay that a firing may have, and its reason."""
+    """The longest delay of a firing, and its reason."""
     jitter_ms, spread_ms = policies.jitter_ms, policies.spread_ms
     if jitter_ms and spread_ms:
         return f"jitter and spread, together {duration_text(jitter_ms + spread_ms)}, are"
@@ -383,9 +382,9 @@ def previewed(
     """The next fire times of a schedule.
 
     Args:
-        definition: It.
-        after_ms: From when on, epoch milliseconds.
-        count: How many; fewer where it does not fire as often any more.
+        definition: The schedule.
+        after_ms: The start, epoch milliseconds.
+        count: How many; fewer if it does not fire as often any more.
         fired: How often it has fired.
     """
     made: list[Preview] = []

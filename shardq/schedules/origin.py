@@ -1,4 +1,4 @@
-"""The firing and the schedule that have put a message, as its headers say."""
+"""The firing and the schedule that have put a message, by its headers."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class Firing(NamedTuple):
 
     Attributes:
         schedule: The schedule's name.
-        time: The fire time, UTC: as the trigger says, without jitter and spread; of what
-            `Schedule.run` has put, when that was called.
-        previous: The fire time before it for which the schedule has put a message, UTC; None where
-            it is the first.
+        time: The fire time, UTC, by the trigger, without jitter and spread; for a message of
+            `Schedule.run` the time of that call.
+        previous: The fire time before it for which the schedule has put a message, UTC; None for
+            the first.
     """
 
     schedule: str
@@ -35,7 +35,7 @@ class Firing(NamedTuple):
 
     @classmethod
     def of(cls, message: Message) -> Firing | None:
-        """The firing that has put a message; None where no schedule has."""
+        """The firing that has put a message; None if no schedule has."""
         headers = message.headers
         try:
             return cls(
@@ -44,5 +44,5 @@ class Firing(NamedTuple):
                 moment_of(due_ms(headers[PREVIOUS_HEADER])) if PREVIOUS_HEADER in headers else None,
             )
         except (KeyError, BadTime):
-            # Whoever puts a message may give it headers of these names.
+            # A producer may give a message headers of these names.
             return None

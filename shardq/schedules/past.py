@@ -1,4 +1,4 @@
-"""What became of the last firings of a schedule, as far as its queue's history records them.
+"""The last firings of a schedule, and the fates of their messages, by its queue's history.
 
 ```
  fire times, back from now ─► the minutes in which their messages entered ─► records with their ids
@@ -26,7 +26,7 @@ _EARLY_MS = 3_000
 _SPAN_MS = 60_000
 _WIDER = 8
 RECORDS_MAX = 20_000
-"""Records that are read at most: other messages of a queue enter at the same time."""
+"""Most records to read: other messages of a queue enter at the same time."""
 
 
 class PastFiring(NamedTuple):
@@ -34,7 +34,7 @@ class PastFiring(NamedTuple):
 
     Attributes:
         time_ms: The time, epoch milliseconds.
-        record: What became of its message; None: nothing is recorded of one.
+        record: The record of its message; None: there is none.
     """
 
     time_ms: int
@@ -46,9 +46,9 @@ def past_times(schedule: StoredSchedule, first_ms: int, now_ms: int, count: int)
 
     Args:
         schedule: The schedule.
-        first_ms: Only those from here on, epoch milliseconds.
-        now_ms: Until when.
-        count: How many at most.
+        first_ms: The earliest one, epoch milliseconds.
+        now_ms: Now.
+        count: The most to return.
     """
     policies, span_ms = schedule.definition.policies, _SPAN_MS
     while True:
@@ -69,13 +69,13 @@ def past_firings(
 
     Args:
         schedule: The schedule.
-        ledger: Its queue's.
+        ledger: The ledger of its queue.
         now_ms: Now, epoch milliseconds.
-        count: How many at most.
+        count: The most to return.
 
     Raises:
         HistoryOff: If the queue keeps no history.
-        TriggerError: If a user's trigger does not say.
+        TriggerError: If a user's trigger fails.
     """
     first_ms = ledger.first_ms()
     times = past_times(schedule, max(first_ms, schedule.definition.made_ms), now_ms, count)
@@ -95,7 +95,7 @@ def past_firings(
 
 
 def _spans(times: list[int], latest_ms: int) -> Iterator[tuple[int, int]]:
-    """The times in which messages of fire times have entered, the last ones first."""
+    """The spans in which messages of fire times have entered, the last ones first."""
     begin_ms = end_ms = None
     for time_ms in times:
         first_ms, last_ms = time_ms - _EARLY_MS, time_ms + latest_ms + MISSED_MS
@@ -111,7 +111,7 @@ def _spans(times: list[int], latest_ms: int) -> Iterator[tuple[int, int]]:
 
 
 def _time_of(message_id: str, name: str) -> int | None:
-    """The time for which a schedule has put a message; None of one that it has not put."""
+    """The time for which a schedule has put a message; None for other messages."""
     if not message_id.startswith(f"{name}@"):
         return None
     try:

@@ -21,7 +21,7 @@ Twice: TypeAlias = Literal["first", "last", "both"]
 Gap: TypeAlias = Literal["shift", "skip"]
 
 MISSED_MS = 60_000
-"""A firing that comes later than this is missed: a worker that dies is replaced sooner."""
+"""A firing that is later than this is missed: a worker that dies is replaced sooner."""
 _CHOICES: dict[str, tuple[str, ...]] = {
     "missed": get_args(Missed),
     "overlap": get_args(Overlap),
@@ -32,21 +32,22 @@ _SPANS = ("window", "jitter", "spread")
 
 
 class PolicyOptions(TypedDict, total=False):
-    """The options of a schedule beside its trigger and what it puts.
+    """The options of a schedule besides its trigger and its job.
 
     Attributes:
-        missed: What to do if no worker fired within a minute of fire times: `skip` fires none of
-            them, `once` the last one, `all` each; `once` unless given.
-        window: Missed fire times of longer ago are not fired; None: no limit.
-        overlap: What to do while the run before has not ended: `allow` another beside it, `skip`
-            the fire time, `queue` it behind that run, or `cancel` that run; `allow` unless given.
-        twice: When to fire if a local time comes twice: `first`, `last` or `both`. Unless given, a
-            cron whose minutes or hours begin with `*` fires at both, any other at the first.
-        gap: What to do if a local time does not exist: `shift` it by the gap, or `skip` it.
+        missed: If no worker fired within a minute of fire times: `skip` fires none of them, `once`
+            the last one, `all` each; `once` unless given.
+        window: Missed fire times longer ago than this are not fired; None: no limit.
+        overlap: While the run before has not ended: `allow` another beside it, `skip` the fire
+            time, `queue` it behind that run, or `cancel` that run; `allow` unless given.
+        twice: If a local time happens twice, it fires at the `first`, the `last` or `both`. Unless
+            given, a cron whose minutes or hours begin with `*` fires at both, any other at the
+            first.
+        gap: If a local time does not exist: `shift` it by the gap, or `skip` it.
             An interval, which knows no local times, takes neither of the two.
-        jitter: Each firing is up to so long late, by a number that follows from schedule and fire
+        jitter: Each firing is up to this long late, by a number that follows from schedule and fire
             time.
-        spread: All firings are up to so long late, by a number that follows from the schedule.
+        spread: All firings are up to this long late, by a number that follows from the schedule.
     """
 
     missed: Missed
@@ -60,7 +61,7 @@ class PolicyOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Policies:
-    """Policies that were checked; `PolicyOptions` says what each means.
+    """Checked policies; `PolicyOptions` describes them.
 
     Attributes:
         window_ms: None: no limit.
@@ -77,11 +78,11 @@ class Policies:
     spread_ms: int = 0
 
     def with_(self, given: Mapping[str, Any], whose: str) -> Policies:
-        """These, with others in their place.
+        """These policies, with some replaced.
 
         Args:
-            given: By the names of `PolicyOptions`.
-            whose: For errors.
+            given: The new ones, by the names of `PolicyOptions`.
+            whose: The schedule, for errors.
 
         Raises:
             BadSetting: If one is unknown, or cannot be used.
@@ -128,7 +129,7 @@ class Policies:
         return late_ms
 
     def to_json(self) -> dict[str, Any]:
-        """The policies that are not the usual ones, as JSON."""
+        """The policies that differ from the usual ones, as JSON."""
         usual = Policies()
         return {
             name: value
@@ -137,7 +138,7 @@ class Policies:
         }
 
     def said(self) -> dict[str, str]:
-        """The options that are not the usual ones, as `PolicyOptions` takes them, for people."""
+        """The options that differ from the usual ones, as `PolicyOptions` takes them."""
         return {
             name.removesuffix("_ms"): duration_text(value) if name.endswith("_ms") else value
             for name, value in self.to_json().items()

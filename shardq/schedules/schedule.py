@@ -1,4 +1,4 @@
-"""The schedules of one queue, as their users hold them.
+"""The schedules of one queue, as their users see them.
 
 ```
  made, declared ──► waiting ─┬─ fires ──► waiting .. ──► ended: not among the schedules any more
@@ -67,7 +67,7 @@ State: TypeAlias = Literal["waiting", "paused"]
 PREVIEW_MAX = 10_000
 BACKFILL_MAX = 100_000
 _LATE_MAX = 100
-"""Most schedules that are read to see for how long the first of them is overdue."""
+"""Most late schedules to read to find out how long the first of them is overdue."""
 _TRIES = 200
 _SLOW_US = 3_000_000
 """A write that took longer is announced once more."""
@@ -75,33 +75,33 @@ _OVERDUE_MS = 10_000
 _SOON_MS = 1_000
 """Longer than a member takes to write the jobs of a record that it has read."""
 LATE_MS = 60_000
-"""A schedule whose message should have been there for longer is overdue."""
+"""A schedule is overdue if its message should have been there for longer than this."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Schedule:
-    """A schedule as it was read, and what can be done to it; that holds in every process at once.
+    """A schedule as it was read, and its commands, which apply in every process at once.
 
     Attributes:
         name: Its name, unique in its queue.
-        queue: The name of the queue that it puts into.
+        queue: The name of the queue of its messages.
         trigger: When it fires.
         state: `waiting` for its next fire time, or `paused`.
-        next: Its next fire time, UTC; None where it is paused, or never fires again.
+        next: Its next fire time, UTC; None if it is paused, or never fires again.
         previous: The last fire time for which it has put a message, UTC; None before the first.
         fired: For how many fire times it has put messages.
-        skipped: For how many it has not, by its policies.
+        skipped: For how many fire times it has put none, by its policies.
         count: How often it fires; None: for ever.
-        revision: Of the code that declares it; 0 of one that was made at run time.
-        changed: Whether it was changed at run time since code has declared it.
-        policies: What it does when things do not go by the clock.
-        error: Why its trigger failed last; None where it has not.
-        body: What it puts.
-        headers: Of what it puts, but for those that say which firing it is.
-        priority: Likewise.
-        group: Likewise; None: none.
-        key: Likewise; None: none.
-        on_conflict: With a key: what it does where a message has it.
+        revision: The revision of the code that declares it; 0 if it was made at run time.
+        changed: True if it was changed at run time since code has declared it.
+        policies: Its policies.
+        error: Why its trigger failed last; None if it has not.
+        body: The body of its messages.
+        headers: The headers of its messages, without those of the firing.
+        priority: The priority of its messages.
+        group: The group of its messages; None: none.
+        key: The key of its messages; None: none.
+        on_conflict: With a key: the action if a message has it.
         unique_for: With a key: how long it is held after the message's end.
     """
 
@@ -149,25 +149,25 @@ class Schedule:
     ) -> Schedule:
         """Change it: when this returns, nothing fires any more as it was before.
 
-        What is not given stays: the zone, start and end too where only the times are changed.
+        Parts that are not given stay: the zone, start and end too if only the times change.
 
         What is due within 3 s, on SQLite 0.4 s, may be put already.
 
         Args:
-            body: What it puts.
+            body: The new body.
             trigger: When it fires; or instead:
             every: An interval.
             cron: A cron text.
             tz: The zone whose wall clock decides.
-            options: As when it was made, `start` and `end` among them. None takes one back. Headers
-                take the place of all others, but for those that name the task of a job.
+            options: As when it was made, including `start` and `end`. None removes one. Headers
+                replace all others, except those that name the task of a job.
 
         Returns:
-            It as it is now.
+            The changed schedule.
 
         Raises:
             UsageError: If something cannot be used; nothing was changed.
-            UnknownSchedule: If it is gone.
+            UnknownSchedule: If it does not exist any more.
         """
         given: dict[str, Any] = dict(options)
         bounds: dict[str, Due | None] = {
@@ -177,7 +177,7 @@ class Schedule:
         return self._of.change(self.name, retime, body, given)
 
     def pause(self) -> Schedule:
-        """Let it not fire until `resume`; fire times meanwhile are passed by."""
+        """Stop its firings until `resume`; fire times meanwhile never fire."""
         return self._of.set_paused(self.name, paused=True)
 
     def resume(self) -> Schedule:
@@ -185,25 +185,25 @@ class Schedule:
         return self._of.set_paused(self.name, paused=False)
 
     def run(self) -> Message:
-        """Put its message now, beside what it fires, which goes on as it would.
+        """Put its message now, besides its firings, which continue.
 
         Returns:
-            The message; with a key that another has, what its `on_conflict` leaves there.
+            The message; if another message has the key, the one that `on_conflict` leaves.
 
         Raises:
-            KeyTaken: If its key is held, or another message has it that is not to be replaced.
+            KeyTaken: If its key is held, or another message has it that is not replaced.
         """
         return self._of.run(self.name)
 
     def backfill(self, after: Due, until: Due, *, dry_run: bool = False) -> int:
         """Put a message for each fire time of a span, all due now, with its time in the headers.
 
-        Each call puts them again, under the same ids `NAME@TIME`, and so those as well for which it
-        has fired: whoever needs each once asks for what is missing alone, or has a handler that
-        goes by the id. Of a schedule with a `key` one waits at a time: of a span one is put.
+        Each call puts them again, under the same ids `NAME@TIME`, also for fire times that have
+        fired. To put each once, ask for a span without messages, or deduplicate by the id in the
+        handler. With a `key` one message waits at a time, so that a span puts one.
 
         Args:
-            after: The span's begin.
+            after: The beginning of the span.
             until: Its end, exclusive.
             dry_run: Put none, and return how many would be.
 
@@ -218,7 +218,7 @@ class Schedule:
         return self._of.backfill(self.name, after, until, dry_run=dry_run)
 
     def remove(self) -> bool:
-        """Remove it: when this returns, it never fires again. Returns whether it was there."""
+        """Remove it: when this returns, it never fires again. True if it existed."""
         return self._of.remove(self.name)
 
     def preview(self, count: int = 10, after: Due | None = None) -> list[Preview]:
@@ -226,7 +226,7 @@ class Schedule:
 
         Args:
             count: How many, 1 to 10,000.
-            after: From when on; None: now.
+            after: The start; None: now.
         """
         return self._of.preview(self.name, count, after)
 
@@ -237,7 +237,7 @@ class Outlook:
 
     Attributes:
         count: How many there are.
-        soon: How many of them fire within the time that was asked for.
+        soon: How many of them fire within the horizon.
         lag_ms: For how long the first of them has been overdue, milliseconds; 0 if none is.
     """
 
@@ -247,10 +247,10 @@ class Outlook:
 
 
 class Book:
-    """The schedules of one queue, and all that is done to them, by name. From any thread.
+    """The schedules of one queue and their commands, by name. Safe from any thread.
 
     Args:
-        home: The queue's.
+        home: The queue's home.
     """
 
     def __init__(self, home: QueueHome) -> None:
@@ -265,7 +265,7 @@ class Book:
     # Reading --------------------------------------------------------------------------------------
 
     def get(self, name: str) -> Schedule | None:
-        """A schedule as it is now; None if there is none. One read."""
+        """The current state of a schedule; None if there is none. One read."""
         found = self.found([names.label(name, what="schedule name")])
         return self._schedule(found[name]) if name in found else None
 
@@ -274,17 +274,17 @@ class Book:
         return [self._schedule(one) for one in self._records().values()]
 
     def readable(self) -> tuple[list[Schedule], list[str]]:
-        """All that are not damaged, by name, and a sentence for each that is; as `all`."""
+        """All undamaged schedules, by name, and a sentence for each damaged one; as `all`."""
         damaged: dict[str, str] = {}
         found = self._records(damaged)
         return [self._schedule(one) for one in found.values()], [*damaged.values()]
 
     def names(self) -> list[str]:
-        """The names of all schedules, damaged ones too, as `all`, without their definitions."""
+        """The names of all schedules, even damaged ones, as `all`, without their definitions."""
         return self._stored.names() if self._has_any() else []
 
     def the(self, name: str) -> Schedule:
-        """A schedule as it is now.
+        """The current state of a schedule.
 
         Raises:
             UnknownSchedule: If there is none.
@@ -295,14 +295,14 @@ class Book:
         return found
 
     def count(self) -> int:
-        """How many there are, as `names`."""
+        """The number of schedules, as `names`."""
         return len(self.names())
 
     def outlook(self, horizon_ms: int) -> Outlook:
-        """The schedules in figures: a read of names and times, and of the records of those late.
+        """The schedules in figures: a read of names and times, and of the records of late ones.
 
         Args:
-            horizon_ms: How far to look, milliseconds.
+            horizon_ms: The horizon, milliseconds.
         """
         if not self._has_any():
             return Outlook()
@@ -319,18 +319,18 @@ class Book:
         return Outlook(len(times), soon, max([0, *lags_ms]))
 
     def definitions(self) -> list[Definition]:
-        """The definitions of all that are not damaged, by name, as `all`."""
+        """The definitions of all undamaged schedules, by name, as `all`."""
         return [one.definition for one in self._records({}).values()]
 
     def firings(self, after_ms: int, until_ms: int) -> Iterator[tuple[int, int]]:
-        """(due, 1) of each message that they will put, first ones first but for their jitter.
+        """(due, 1) of each message that they will put, in order except for their jitter.
 
-        Some 5 us for each firing, 50 us for the first of each cron. One that is damaged, or whose
-        trigger fails, has none: it does not fire.
+        Some 5 us for each firing, 50 us for the first of each cron. A schedule that is damaged, or
+        whose trigger fails, has none: it does not fire.
 
         Args:
-            after_ms: Of those that are due later, epoch milliseconds.
-            until_ms: Of those that are due no later.
+            after_ms: Only later dues, epoch milliseconds.
+            until_ms: Only dues up to here, included.
         """
         for due_ms in ahead(self._records({}).values(), after_ms, until_ms):
             yield due_ms, 1
@@ -354,12 +354,12 @@ class Book:
         return previewed(record.definition, now_ms, count, fired=record.fired)
 
     def past(self, name: str, ledger: Ledger, count: int) -> list[PastFiring]:
-        """What became of the last firings of a schedule, the last one first.
+        """The last firings of a schedule, the last one first.
 
         Args:
             name: Its name.
-            ledger: The queue's.
-            count: How many at most.
+            ledger: The ledger of the queue.
+            count: The most to return.
 
         Raises:
             UnknownSchedule: If there is none.
@@ -377,13 +377,13 @@ class Book:
         name: str | None = None,
         **options: Unpack[ScheduleOptions],
     ) -> Schedule:
-        """Make a schedule, unless the very same is there.
+        """Make a schedule, unless an identical one exists.
 
         Args:
             make: Its trigger.
-            body: What it puts.
-            name: Its name, 1 to 200 printable characters; as its trigger reads, unless given.
-            options: What else was chosen.
+            body: The body that it puts.
+            name: Its name, 1 to 200 printable characters; by default its trigger as text.
+            options: The other options.
 
         Raises:
             UsageError: If something cannot be used; nothing was written.
@@ -477,7 +477,7 @@ class Book:
         return self._has_any() and self._stored.remove(names.label(name, what="schedule name"))
 
     def drop(self) -> None:
-        """Remove all, as the queue is dropped."""
+        """Remove all schedules, as the queue is dropped."""
         if self._has_any():
             for name in self._stored.names(ended=True):
                 self._stored.remove(name)
@@ -488,7 +488,7 @@ class Book:
         """Let the queue have schedules from now on.
 
         Raises:
-            UsageError: If it can have none.
+            UsageError: If it cannot have schedules.
         """
         register = self._home.register
         if names.is_dead_queue(self._queue):
@@ -502,7 +502,7 @@ class Book:
     def found(
         self, asked: Iterable[str], damaged: dict[str, str] | None = None
     ) -> dict[str, StoredSchedule]:
-        """The records of those of these names that have not ended; see `ScheduleTable.read`.
+        """The records of these names that have not ended; see `ScheduleTable.read`.
 
         Raises:
             StoreCorrupt: If one is damaged.
@@ -528,7 +528,7 @@ class Book:
         name: str | None,
         revision: int = 0,
     ) -> Definition:
-        """What a schedule would be, made now; nothing is read or written.
+        """The schedule for these options, made now; nothing is read or written.
 
         Raises:
             UsageError: If something cannot be used.
@@ -539,7 +539,7 @@ class Book:
         return made
 
     def write(self, definition: Definition, before: StoredSchedule | None) -> bool:
-        """Write a schedule that is not there; False if another was quicker.
+        """Write a new schedule; False if another process was quicker.
 
         Args:
             definition: The schedule.
@@ -547,7 +547,7 @@ class Book:
         """
         self._use_lane_of(definition)
         lanes = self._home.register.settings.lanes_agreed
-        # A fire time that comes right now counts if the trigger begins with it.
+        # A fire time at this moment counts if the trigger begins with it.
         made = (
             StoredSchedule(definition, lanes=lanes).anew(definition).aimed(definition.made_ms - 1)
         )
@@ -605,7 +605,7 @@ class Book:
         if self._is_local or begin_ms is None or not record.is_plain:
             return False
         late_ms = self._clock.now_ms() - begin_ms
-        # What nobody has fired for long is fired as the change says, not as it was before.
+        # A firing that is overdue for long happens as the change says, not as it was before.
         return -_SOON_MS <= late_ms <= _OVERDUE_MS
 
     # Details --------------------------------------------------------------------------------------
@@ -693,14 +693,14 @@ class Book:
 
 
 def fired_ahead(one: Schedule, now_ms: int) -> bool:
-    """True if a clock that was ahead has fired it: it waits until the clock comes there."""
+    """True if a clock that was ahead has fired it: it waits until the clock gets there."""
     if one.state == "paused" or one.previous is None:
         return False
     return epoch_ms(one.previous) > now_ms + AHEAD_MS
 
 
 def late_ms(one: Schedule, now_ms: int) -> int:
-    """How long ago its next message should have been due, milliseconds; 0 if that is to come."""
+    """How long ago its next message should have been due, milliseconds; 0 if it is not due yet."""
     if one.next is None:
         return 0
     time_ms = epoch_ms(one.next)
@@ -711,9 +711,9 @@ def unknown(said: str, name: str, known: Iterable[str]) -> UnknownSchedule:
     """The error of a name that no schedule has.
 
     Args:
-        said: What it is, without its end.
+        said: The beginning of the sentence.
         name: The name.
-        known: Those that there are, of which one may be meant.
+        known: The existing names, of which one may be meant.
     """
     hint = names.hint(name, known, "")
     return UnknownSchedule(f"{said}; {hint}" if hint else f"{said}, or not any more.")

@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from datetime import datetime
 
 _JUST_NOW = timedelta(minutes=1)
-"""How long ago a trigger may have been made that is being given to a schedule."""
+"""How long ago a trigger may have been made that is given to a schedule now."""
 
 
 def begun_at(trigger: Any) -> Callable[[int], Any]:
-    """What gives a trigger as if it had been made at a time, where it has no start of its own.
+    """A function that makes a trigger as of a time, if it has no start of its own.
 
     Args:
-        trigger: Of APScheduler, just made; any other object is given back as it is.
+        trigger: A new trigger of APScheduler; any other object is returned as it is.
 
     Returns:
         A function of that time, epoch milliseconds.
@@ -52,7 +52,7 @@ def begun_at(trigger: Any) -> Callable[[int], Any]:
 
 
 def _is_filled_in(begun: datetime, now: datetime) -> bool:
-    """Whether an interval begins when its trigger was made: just now, by a clock's microseconds."""
+    """True if an interval begins when its trigger was made: just now, by a clock's microseconds."""
     age = now - begun
     return abs(age) < _JUST_NOW and (begun.microsecond != 0 or not age)
 

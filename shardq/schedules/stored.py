@@ -1,4 +1,4 @@
-"""A schedule as it is stored, and what its next firing puts. Pure.
+"""A stored schedule, and the jobs of its next firing. Pure.
 
 ```
  next ─┬─ to come ──────────────► a job for each fire time from `next` on, within a quarter second,
@@ -6,7 +6,7 @@
        └─ missed by a minute ───► `aim` is written first: the time as of which the missed ones fire
 ```
 
-All that a firing writes follows from the record as it was read: a repeat writes the very same.
+All writes of a firing follow from the record as it was read: a repeat writes the very same.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 FIRES_MAX = 100
 """Most fire times of one firing; the next firing, which follows at once, has the others."""
 TOGETHER_MS = 250
-"""Fire times so close to the first are fired with it."""
+"""Fire times this close to the first are fired with it."""
 _MISSED_MAX = 1_000
 """Most missed fire times that are visited; further ones are only counted."""
 _BACK_MS = 1_000
@@ -41,16 +41,16 @@ _CACHED_CHARS_MAX = 2_000
 AHEAD_MS = 5_000
 """A job is put no longer than this before its fire time, if clocks are right."""
 LEAD_LOCAL_MS = 100
-"""On SQLite consumers notice within 13 ms what others write."""
+"""On SQLite consumers notice writes of others within 13 ms."""
 LEAD_MS = 1_500
-"""Longer than consumers elsewhere take to look ahead, so they deliver on the millisecond."""
+"""Longer than the look-ahead of remote consumers, so they deliver on the millisecond."""
 
 
 class PlannedFiring(NamedTuple):
     """A fire time for which a job is put.
 
     Attributes:
-        time_ms: The fire time, epoch milliseconds: as the trigger says, without jitter.
+        time_ms: The fire time, epoch milliseconds, by the trigger, without jitter.
         previous_ms: The fire time before, for which a job was put; None for the first.
         at_ms: When its job is due.
         is_missed: True if the fire time was missed by a minute.
@@ -85,7 +85,7 @@ class StoredSchedule(NamedTuple):
     """A schedule's record.
 
     Attributes:
-        definition: What the schedule is.
+        definition: The definition of the schedule.
         next_ms: Its next fire time, epoch milliseconds; None: it is paused, or never fires again.
         generation: Drawn anew at each creation, change, pause and resume.
         lanes: The number of lanes over which its jobs are spread.
@@ -120,8 +120,8 @@ class StoredSchedule(NamedTuple):
     def state(self) -> str:
         """The state as JSON: all but the definition and the next fire time.
 
-        No two calls return the same: a write that was refused must not be taken for done because
-        another member has fired the same.
+        No two calls return the same: a refused write must not look done because another member has
+        fired the same.
         """
         return _encoder.encode(_State(*self[2:-1], nonce=secrets.token_hex(8))).decode()
 
@@ -168,14 +168,14 @@ class StoredSchedule(NamedTuple):
 
     @property
     def is_plain(self) -> bool:
-        """True if its jobs are put whatever else is there."""
+        """True if its jobs are put whatever messages exist."""
         definition = self.definition
         return definition.job.key is None and definition.policies.overlap in ("allow", "queue")
 
     def lead_ms(self, *, is_local: bool) -> int:
         """How long before its fire time it is fired.
 
-        0 if the firing depends on what is still there at the fire time.
+        0 if the firing depends on the messages that exist at the fire time.
         """
         if not self.is_plain:
             return 0
@@ -202,7 +202,7 @@ class StoredSchedule(NamedTuple):
         return self.definition.trigger.after(time_ms, twice=policies.twice, gap=policies.gap)
 
     def times_between(self, from_ms: int, until_ms: int) -> int:
-        """How many fire times there are from one time to another, which is excluded."""
+        """How many fire times there are from one time to another, exclusive."""
         twice, gap = self.definition.policies.of_hours
         return self.definition.trigger.count(from_ms - 1, until_ms - 1, twice=twice, gap=gap)
 
@@ -220,8 +220,8 @@ class StoredSchedule(NamedTuple):
     def changed(self, definition: Definition, now_ms: int) -> StoredSchedule:
         """The record under another definition: its next fire time stays if its trigger does.
 
-        A record that was fired by a clock which was ahead goes by the clock from now on; what has
-        fired then does not fire again.
+        A record that was fired by a clock which was ahead follows the clock from now on; its past
+        firings do not fire again.
         """
         was, made = self.definition, self.anew(definition)
         if definition.paused:
@@ -238,7 +238,7 @@ class StoredSchedule(NamedTuple):
     # Firing ---------------------------------------------------------------------------------------
 
     def is_missed(self, now_ms: int) -> bool:
-        """True if its next fire time was missed by a minute, and that is not stored yet."""
+        """True if its next fire time was missed by a minute, and the record does not say so yet."""
         next_ms = self.next_ms
         return (
             next_ms is not None and self.aim_ms is None and self.at_ms(next_ms) < now_ms - MISSED_MS
@@ -249,11 +249,11 @@ class StoredSchedule(NamedTuple):
         return self._replace(aim_ms=now_ms, since_ms=None)
 
     def fire(self) -> tuple[list[PlannedFiring], StoredSchedule]:
-        """What the next firing puts, and the record after it.
+        """The jobs of the next firing, and the record after it.
 
         Returns:
-            The fire times for which jobs are to be put, first ones first. At most `FIRES_MAX`; one
-            if its job depends on what is still there, as each such decision is stored.
+            The fire times of the jobs to put, first ones first. At most `FIRES_MAX`; one if its job
+            depends on existing messages, as each such decision is stored.
 
         Raises:
             TriggerError: If a user's trigger fails.
@@ -285,7 +285,7 @@ class StoredSchedule(NamedTuple):
     def put_next(
         self, firings: list[PlannedFiring], at_ms: int, *, is_missed: bool = False
     ) -> StoredSchedule:
-        """Add the next fire time to those for which jobs are put, due at a time."""
+        """Add the next fire time to those of the jobs to put, due at a time."""
         time_ms = self.next_ms
         if time_ms is None:
             return self
@@ -295,7 +295,7 @@ class StoredSchedule(NamedTuple):
     def make_up(
         self, firings: list[PlannedFiring], missed_ms: int, aim_ms: int, count: int
     ) -> StoredSchedule:
-        """Skip missed fire times, or fire them, as the policy says."""
+        """Skip missed fire times, or fire them, by the policy."""
         policies = self.definition.policies
         window_ms, made = policies.window_ms, self
         first_ms = aim_ms - window_ms if window_ms is not None else None
@@ -353,7 +353,7 @@ class StoredSchedule(NamedTuple):
         return Row(
             layout.shard(firing.at_ms, lane),
             firing.at_ms,
-            # Born when it is due: a purge takes the jobs that were due by then.
+            # Born at its due: a purge takes the jobs that were due by then.
             ids.named(firing.at_ms * 1_000, f"{layout.queue}/{self.generation}/{name}"),
             job.body,
             headers,
@@ -365,7 +365,7 @@ class StoredSchedule(NamedTuple):
 
 
 def _definition(text: str, whose: str) -> Definition:
-    """A definition that is read with each firing, and seldom changes."""
+    """A definition, which is read with each firing and seldom changes."""
     return _cached(text, whose) if len(text) <= _CACHED_CHARS_MAX else Definition.read(text, whose)
 
 

@@ -1,4 +1,4 @@
-"""The records of one queue's schedules, as the store has them.
+"""The records of one queue's schedules in the store.
 
 ```
  queue ─► 16 buckets ─► name ─► definition │ state │ next
@@ -29,7 +29,7 @@ _NEWS = BUCKETS
 """The partition after the buckets: bucket -> a number, drawn anew before each command."""
 _NUMBER_BITS = 62
 _ENDED = -1
-"""The next fire time of a schedule that never fires again, as it is stored."""
+"""The stored next fire time of a schedule that never fires again."""
 
 
 class Written(NamedTuple):
@@ -88,7 +88,7 @@ class ScheduleTable:
         return self._read(dict(sorted(found.items())), damaged)
 
     def names(self, *, ended: bool = False) -> list[str]:
-        """The names of all schedules, damaged ones too; with `ended` those that have ended as well.
+        """The names of all schedules, even damaged ones; with `ended` also of ended ones.
 
         A schedule that has ended keeps its record if code has declared it.
         """
@@ -99,7 +99,7 @@ class ScheduleTable:
         )
 
     def times(self) -> dict[str, int | None]:
-        """The name of each schedule, damaged ones too -> its next fire time, epoch milliseconds."""
+        """The name of each schedule, even if damaged -> its next fire time, epoch milliseconds."""
         return {
             name: next_ms
             for some in self._store.notes_of(NEXTS, self._buckets).values()
@@ -113,7 +113,7 @@ class ScheduleTable:
         return {name: None if next_ms == _ENDED else next_ms for name, next_ms in nexts.items()}
 
     def write(self, writes: Sequence[Written]) -> set[str]:
-        """Write records that are as they were read; returns the names of those that are not.
+        """Write records that are as they were read; returns the names of the others.
 
         Raises:
             StoreTimeout: Some may be written; reread them.
@@ -124,7 +124,7 @@ class ScheduleTable:
         return {str(key[0]) for _, key in refused}
 
     def remove(self, name: str) -> bool:
-        """Remove a record, also a damaged one; False if there was none, or it had ended."""
+        """Remove a record, even a damaged one; False if there was none, or it had ended."""
         partition = self._queue, bucket_of(name)
         while (there := self._store.records(SCHEDULES, partition, [name]).get(name)) is not None:
             change = Change(partition, (name,), {"state": there.state}, None)
@@ -133,7 +133,7 @@ class ScheduleTable:
         return False
 
     def announce(self, name: str) -> None:
-        """Let all members reread a schedule's bucket: to be called before a command writes it.
+        """Let all members reread a schedule's bucket: call this before a command writes it.
 
         A process that dies between the two costs the members a read.
         """

@@ -361,7 +361,7 @@ class App:
             revision: From 1. Of two programs that declare one name, the higher one decides.
             start: When it fires first, the same in each run of the program; None: one interval
                 after it was made.
-            end: When it stops firing.
+            end: It fires no later than this.
             at_start: True to fire as soon as it is made; instead of a start.
             count: How often it fires; None: for ever.
             policies: As `PolicyOptions` names them.

@@ -83,7 +83,7 @@ class AppSchedules:
             call: The task, or `task.of(..)` with its arguments.
             name: The schedule's, unique in the task's queue; the task's name unless given.
             start: When it fires first; None: one interval from now.
-            end: When it stops firing.
+            end: It fires no later than this.
             at_start: True to fire as soon as it is made; instead of a start.
             count: How often it fires; None: for ever.
             policies: As `PolicyOptions` names them.
@@ -116,7 +116,7 @@ class AppSchedules:
             tz: The zone of that wall clock, by its IANA name.
             name: The schedule's, unique in the task's queue; the task's name unless given.
             start: It fires no sooner.
-            end: When it stops firing.
+            end: It fires no later than this.
             count: How often it fires; None: for ever.
             policies: As `PolicyOptions` names them.
 

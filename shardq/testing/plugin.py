@@ -42,7 +42,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def shardq_sandbox(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
     """A shardq.testing.Sandbox: the apps of this project on a clock of their own.
 
-    The apps named by `shardq_apps` and by the marker `shardq` take part in it.
+    The apps that `shardq_apps` names and the arguments of the marker `shardq` take part in it.
     """
     from shardq.tasks.app import App
     from shardq.tasks.importing import load

@@ -1,4 +1,4 @@
-"""That schedules fire: which are due, their jobs, and who fires them.
+"""The firing of schedules: the due ones, their jobs, and the members that fire them.
 
 ```
  firer     steps in a thread of its own, or with a consumer that is stepped

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _OPEN_S = 1.0
-"""How often the settings, which are in memory, are asked whether the queue has schedules by now."""
+"""How often the settings in memory are checked for schedules of the queue."""
 _LOOK_S = 1.0
 _LOOK_LOCAL_S = 0.25
 _RANK_MS, _RANK_LOCAL_MS = 3_000, 500
@@ -50,9 +50,10 @@ class Firer:
     """Fires the schedules of one queue.
 
     Args:
-        home: The queue's.
-        membership: Returns the queue's members, who divide the schedules; None: there is no engine.
-        on_put: Called with the first and the last due, epoch milliseconds, of what was put.
+        home: The queue's home.
+        membership: Returns the queue's members, which divide the schedules; None: there is no
+            engine.
+        on_put: Called with the first and the last due of the jobs put, epoch milliseconds.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class Firer:
         self._thread: threading.Thread | None = None
         self._again_us = 0
         self._asked: tuple[str, int] | None = None
-        """The schedule whose trigger is asked right now, and since when."""
+        """The schedule whose trigger is being asked, and since when."""
         self._reported: tuple[str, int] | None = None
         self._idle = locks.condition(locks.new())
 
@@ -140,14 +141,14 @@ class Firer:
             )
 
     def stop(self) -> None:
-        """Ask for an end. A signal's handler may do so."""
+        """Ask for an end. Safe in a signal's handler."""
         self._is_stopping = True
 
     def join(self, seconds: float) -> None:
         """Wait for the end of its thread.
 
         Args:
-            seconds: At most so long: a user's trigger may never return.
+            seconds: The longest wait: a user's trigger may never return.
         """
         thread = self._thread
         if thread is not None and thread.ident is not None:
@@ -166,7 +167,7 @@ class Firer:
     # Turns ----------------------------------------------------------------------------------------
 
     def step(self) -> float:
-        """Fire what is due.
+        """Fire the due schedules.
 
         Returns:
             Seconds until the next turn is needed.
@@ -220,7 +221,7 @@ class Firer:
         return None if next_ms == NEVER_MS else next_ms
 
     def hurry(self) -> None:
-        """Let the next step read what commands have announced."""
+        """Let the next step read the commands' announcements."""
         self._upcoming.hurry()
 
     def _ranks(self) -> Mapping[int, int]:

@@ -1,4 +1,4 @@
-"""Fires schedules: writes the jobs of their next fire times, and where they go on.
+"""Fires schedules: writes the jobs of their next fire times, and the times after these.
 
 ```
  fresh read ─┬─ missed ─► `aim` is written, and the record is reread
@@ -6,8 +6,8 @@
                                          └─ refused: another member has fired it
 ```
 
-On SQLite jobs and record are one transaction. On Cassandra the jobs are written first: who repeats
-that, after a crash or at the same time, writes the very same rows.
+On SQLite jobs and record are one transaction. On Cassandra the jobs are written first: a member
+that repeats that, after a crash or at the same time, writes exactly the same rows.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _SWEPT_MS = 5_000
-"""A job that is less late is found by a sweep within 2.5 s, which may have handed it out by now."""
+"""A job that is less late is found by a sweep within 2.5 s, which may have delivered it by now."""
 _FRESH_US = 500_000
 """Jobs are written no later than this after the fresh read: a command may follow it."""
 _AGAIN_MS = 10_000
-"""A trigger that has failed, or a record that is damaged, is tried again so much later."""
+"""A trigger that has failed, or a record that is damaged, is tried again after this time."""
 _HELD = "1h"
-"""The key of a run is held so long after its end: longer than a firing can be repeated."""
+"""The key of a run is held this long after its end: longer than a firing can be repeated."""
 
 
 class _Fired(NamedTuple):
@@ -72,8 +72,8 @@ class Firing:
     """Fires the schedules of one queue.
 
     Args:
-        home: The queue's.
-        on_put: Called with the first and the last due, epoch milliseconds, of what was put.
+        home: The queue's home.
+        on_put: Called with the first and the last due of the jobs put, epoch milliseconds.
         on_ask: Called with the name of a schedule before its trigger is asked, and with None after.
 
     Attributes:
@@ -144,7 +144,7 @@ class Firing:
         return found is not None and found.stored == record.stored
 
     def _ready(self, due: Sequence[StoredSchedule], now_ms: int) -> list[StoredSchedule]:
-        """The schedules that can be fired as they are stored; the others are written for that."""
+        """The schedules that can be fired as stored; writes the others, so that they can later."""
         lanes = self._register.settings.lanes_agreed
         begun = self._begun([one for one in due if one.lanes != lanes or one.is_missed(now_ms)])
         ready: list[StoredSchedule] = []
@@ -162,7 +162,7 @@ class Firing:
         return ready
 
     def _begun(self, records: Sequence[StoredSchedule]) -> set[str]:
-        """The names of schedules of whose next firing a job exists: a member died as it fired."""
+        """The names of schedules whose next firing already has a job: a member died during it."""
         if self._is_local:
             return set()
         names: dict[Position, str] = {}
@@ -180,7 +180,7 @@ class Firing:
         work: Callable[[StoredSchedule], _Fired],
         when: dict[str, int | None],
     ) -> _Fired | None:
-        """Do something for a firing; None: it failed, which the record says until it succeeds."""
+        """Do a step of a firing; None: it failed, which the record reports until it succeeds."""
         name = record.definition.name
         try:
             return work(record)
@@ -195,7 +195,7 @@ class Firing:
             return None
 
     def _fire(self, record: StoredSchedule) -> tuple[list[PlannedFiring], StoredSchedule]:
-        """What the next firing puts, and the record after it; a user's trigger may hang."""
+        """The jobs of the next firing, and the record after it; a user's trigger may hang."""
         if self._on_ask is None:
             return record.fire()
         self._on_ask(record.definition.name)
@@ -287,7 +287,7 @@ class Firing:
     # Jobs with keys -------------------------------------------------------------------------------
 
     def _put_all(self, record: StoredSchedule) -> _Fired:
-        """Put jobs unless a message that is still there forbids it.
+        """Put jobs unless an existing message forbids it.
 
         A repeat meets its own messages under their keys, and changes nothing.
         """
@@ -313,9 +313,9 @@ class Firing:
         return _Fired(name, record, after)
 
     def _is_in_the_way(self, record: StoredSchedule, last_key: str | None, key: str) -> bool:
-        """True if a fire time is skipped as the last run is still there; or cancels that run.
+        """True if a fire time is skipped because the last run still exists; or cancels that run.
 
-        A fire time whose own run is there has fired in a try before.
+        A fire time whose own run exists has fired in an earlier try.
         """
         overlap = record.definition.policies.overlap
         if last_key in (None, key) or overlap not in ("skip", "cancel"):
@@ -331,8 +331,8 @@ class Firing:
     def _put(self, record: StoredSchedule, firing: PlannedFiring, name: str) -> None:
         """Put the job of a firing under a key.
 
-        A repeat meets its own message, or the hold that this has left. The key of a dead message is
-        free, so the message is looked up first.
+        A repeat meets its own message, or the hold that the message has left. The key of a dead
+        message is free, so the message is looked up first.
         """
         job = record.definition.job
         if job.key is None and self._keyed.get(name) is not None:
@@ -360,5 +360,5 @@ class Firing:
 
 
 def _kept(after: StoredSchedule) -> StoredSchedule | None:
-    """The record that is kept; None: it has ended, and no code has declared it."""
+    """The record to keep; None: it has ended, and no code has declared it."""
     return None if after.has_ended and not after.definition.revision else after

@@ -1,4 +1,4 @@
-"""When a member has to look at which schedule of a queue.
+"""The times at which a member has to look at the schedules of a queue.
 
 ```
  announced? ─► the bucket's nexts are reread ─► heap of (when, name) ─► due names ─► fresh reads
@@ -54,14 +54,14 @@ class Upcoming:
         """Bucket -> when to reread it, time since boot."""
         self._heaps: list[list[tuple[int, str]]] = [[] for _ in range(BUCKETS)]
         self._when: dict[str, int] = {}
-        """Name -> when to look at it; entries of the heaps that say otherwise are outdated."""
+        """Name -> when to look at it; entries of the heaps with other times are outdated."""
 
     def hurry(self) -> None:
-        """Let the next look read what was announced."""
+        """Let the next look read the announcements."""
         self._look_us = 0
 
     def look(self) -> None:
-        """Read what was announced, if it is time, and reread the buckets that may have changed."""
+        """Read the announcements, if it is time, and reread the buckets that may have changed."""
         now_us = self._clock.boot_us()
         if now_us < self._look_us:
             return
@@ -95,12 +95,12 @@ class Upcoming:
             heapq.heappush(self._heaps[bucket_of(name)], (when_ms, name))
 
     def due(self, ranks: Mapping[int, int], now_ms: int, count: int) -> list[str]:
-        """Take out names that are due, first ones first of each bucket.
+        """Take out due names, the first ones of each bucket first.
 
         Args:
             ranks: Bucket -> this member's place in line.
             now_ms: Now, epoch milliseconds.
-            count: Return so many at most.
+            count: The most names to return.
         """
         due: list[str] = []
         for bucket, heap in enumerate(self._heaps):

@@ -2,12 +2,12 @@
 
 ```
  trigger   a trigger: made, stored as JSON, asked for its next fire time
-  └ rules     every so long, once, any of several, all of several, within bounds
-     ├ clocks    the wall clock of a zone: the hour that comes twice, the hour that is missing
+  └ rules     an interval, once, any of several, all of several, within bounds
+     ├ clocks    the wall clock of a zone: repeated hours, missing hours
      │  ├ cron      the text of a cron, as cron(8) reads it
-     │  ├ calendar  every so many days or months
+     │  ├ calendar  every few days or months
      │  └ zones     the zones by their names
-     └ foreign   triggers of classes that users have written ─► state  as JSON holds it
+     └ foreign   triggers of classes that users have written ─► state  to JSON and back
  fire      a fire time
 ```
 """

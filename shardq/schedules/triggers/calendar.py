@@ -1,4 +1,4 @@
-"""Every so many days or months, always at the same time of day."""
+"""Every few days or months, always at the same time of day."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ _STEPS_MAX = 20_000
 
 
 class Calendar(Struct, frozen=True, tag="calendar", omit_defaults=True):
-    """Dates that lie so many months and then so many days apart, at a time of day.
+    """Dates that lie some months and then some days apart, at a time of day.
 
     Months are added until the date exists, as in APScheduler: monthly from 31 January, only months
     of 31 days have it.
 
     Attributes:
         months: 0 to 1,200.
-        days: 0 to 36,600; one of both is more than 0.
+        days: 0 to 36,600; one of the two is more than 0.
         time: Of the day, in whole seconds, `09:00:00`.
         start: The first date, `2027-01-31`.
-        end: The last one; None without.
+        end: The last date; None without.
     """
 
     months: int
@@ -70,7 +70,7 @@ class Calendar(Struct, frozen=True, tag="calendar", omit_defaults=True):
         return (self._wall(at) - _EPOCH) // timedelta(milliseconds=1)
 
     def count(self, from_ms: int, until_ms: int) -> int:
-        """The number of times from a local time to another, which is excluded."""
+        """The number of times from a local time to another, exclusive."""
         total, at_ms = 0, self.first_from(from_ms)
         while at_ms is not None and at_ms < until_ms:
             total, at_ms = total + 1, self.first_from(at_ms + 1)
@@ -107,7 +107,7 @@ class Calendar(Struct, frozen=True, tag="calendar", omit_defaults=True):
 
 
 def _first_with(start: date, rounds: int, months: int) -> date | None:
-    """The first date so many rounds of months or more after another that its month has.
+    """The first date this many rounds of months or more after another that its month has.
 
     None after the year 9999.
     """

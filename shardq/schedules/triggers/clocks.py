@@ -1,8 +1,8 @@
 """The wall clocks of zones, and the instants at which they show a time.
 
-A zone's time is cut into stretches in which its offset from UTC stays the same. At the start of
-one, clocks may have gone forward, so that some local times do not exist, or back, so that those
-before its start come again:
+A zone's time is cut into stretches in which its offset from UTC stays the same. At the start of a
+stretch, clocks may have gone forward, so that some local times do not exist, or back, so that local
+times before its start repeat:
 
 ```
             02:00          03:00                     02:00          03:00
@@ -50,7 +50,7 @@ class Local(Struct, frozen=True, tag="local"):
 
     Attributes:
         walls: The local times.
-        zone: Its name.
+        zone: The name of the zone.
     """
 
     walls: Walls
@@ -65,7 +65,7 @@ class Local(Struct, frozen=True, tag="local"):
         return next_fire(self.walls, zone_of(self.zone), after_ms, twice=twice, gap=gap)
 
     def count(self, after_ms: int, until_ms: int, *, twice: Twice | None, gap: Gap) -> int:
-        """The number of fire times after an instant, to another, which is included."""
+        """The number of fire times after an instant, to another, inclusive."""
         zone, chosen = zone_of(self.zone), self._twice(twice)
         total, from_ms = 0, after_ms + 1
         while from_ms <= until_ms:
@@ -73,7 +73,7 @@ class Local(Struct, frozen=True, tag="local"):
             end_ms = min(stretch.end_ms, until_ms + 1)
             window, *shifted = _windows(stretch, chosen, gap)
             for one in shifted:
-                # A time that was moved may meet another there, and both are one.
+                # A shifted time may meet another there, and both are one.
                 shifted_ms = min(one.end_ms, end_ms)
                 while (fire := self.after(from_ms - 1, twice=twice, gap=gap)) is not None:
                     if fire.at_ms >= shifted_ms:
@@ -97,11 +97,11 @@ class Local(Struct, frozen=True, tag="local"):
 
 
 class Stretch(NamedTuple):
-    """Time in which a zone's offset stays the same; its end is excluded.
+    """A span in which a zone's offset stays the same; its end is exclusive.
 
     Attributes:
         start_ms: Epoch milliseconds, UTC.
-        end_ms: Likewise.
+        end_ms: Epoch milliseconds, UTC.
         offset_ms: Local time less UTC.
         before_ms: The offset before it.
         after_ms: The offset after it.
@@ -130,9 +130,9 @@ class Stretch(NamedTuple):
 
 
 def stretch_of(zone: tzinfo, at_ms: int) -> Stretch:
-    """The stretch that an instant is in.
+    """The stretch that contains an instant.
 
-    Where no change is near, it may begin or end where none is.
+    Where no change is near, it may begin or end without one.
     """
     chunk = at_ms // _CHUNK_MS
     start_ms, end_ms = chunk * _CHUNK_MS - _MARGIN_MS, (chunk + 1) * _CHUNK_MS + _MARGIN_MS
@@ -158,7 +158,7 @@ class Change(NamedTuple):
     Attributes:
         at_ms: Epoch milliseconds, UTC.
         before_ms: Local time less UTC before it.
-        after_ms: The same from it on: more, where clocks go forward.
+        after_ms: The same from it on: more if clocks go forward.
     """
 
     at_ms: int
@@ -167,7 +167,7 @@ class Change(NamedTuple):
 
 
 def changes(zone: tzinfo, after_ms: int, until_ms: int) -> list[Change]:
-    """All changes of a zone's clocks after an instant, to another, which is included."""
+    """All changes of a zone's clocks after an instant, to another, inclusive."""
     found = {
         one
         for chunk in range(after_ms // _CHUNK_MS, until_ms // _CHUNK_MS + 1)
@@ -179,15 +179,15 @@ def changes(zone: tzinfo, after_ms: int, until_ms: int) -> list[Change]:
 def next_fire(walls: Walls, zone: tzinfo, after_ms: int, *, twice: Twice, gap: Gap) -> Fire | None:
     """The first instant after another at which a zone's clock shows one of the local times.
 
-    A local time that does not exist fires, with `shift`, as long after the gap's start as if the
-    clock had not been changed; where another fires in that moment anyway, they are one.
+    With `shift`, a local time that does not exist fires as long after the gap's start as if the
+    clock had not been changed; if another fires at that moment anyway, they are one.
 
     Args:
         walls: The local times.
-        zone: Whose clock.
+        zone: The zone of the clock.
         after_ms: Epoch milliseconds, UTC.
         twice: The instants that fire if two show the same local time.
-        gap: What becomes of local times that do not exist.
+        gap: The policy for local times that do not exist.
     """
     from_ms = after_ms + 1
     for _ in range(_STRETCHES_MAX):
@@ -205,7 +205,7 @@ def next_fire(walls: Walls, zone: tzinfo, after_ms: int, *, twice: Twice, gap: G
                 found.append(Fire(at_ms, _why(stretch, window, at_ms)))
         if found:
             return min(found, key=lambda fire: fire.at_ms)
-        # Years may pass without one: begin again shortly before the next.
+        # Years may pass without a fire time: begin again shortly before the next.
         least_ms = min(stretch.offset_ms, stretch.after_ms)
         wall_ms = walls.first_from(stretch.end_ms + least_ms)
         if wall_ms is None:
@@ -215,7 +215,7 @@ def next_fire(walls: Walls, zone: tzinfo, after_ms: int, *, twice: Twice, gap: G
 
 
 class _Window(NamedTuple):
-    """Instants of a stretch that take their local times by one offset; its end is excluded."""
+    """Instants of a stretch whose local times follow from one offset; its end is exclusive."""
 
     start_ms: int
     end_ms: int

@@ -1,7 +1,7 @@
 """The text of a cron, read as cron(8) of Debian reads it, and evaluated by APScheduler.
 
 ```
- ┌ second 0-59, where there are six fields; else 0
+ ┌ second 0-59, if there are six fields; else 0
  │ ┌ minute 0-59
  │ │ ┌ hour 0-23
  │ │ │ ┌ day of month 1-31, or L
@@ -10,9 +10,9 @@
  0 * * * * *
 ```
 
-Where both the day of month and the day of week are restricted, a day that fits one of them is
-enough. As in cron, a field that begins with `*` restricts nothing in this sense: `*/2` too. Beyond
-cron(8) a day of month may be `L`, the last one.
+If both the day of month and the day of week are restricted, a day that fits one of them is enough.
+As in cron, a field that begins with `*` restricts nothing in this sense: `*/2` too. Beyond cron(8)
+a day of month may be `L`, the last one.
 
 No library reads the text. APScheduler (3.11) counts weekdays from Monday and wants both days to
 fit; croniter (7.0) takes `7-7` for the whole week, and `*/2` with a weekday for either. cronsim
@@ -39,7 +39,7 @@ FieldName: TypeAlias = Literal[
     "year", "month", "day", "week", "day_of_week", "hour", "minute", "second"
 ]
 Fields: TypeAlias = tuple[tuple[FieldName, str], ...]
-"""APScheduler's arguments: names of fields, and what they hold."""
+"""APScheduler's arguments: the names and contents of fields."""
 
 MACROS = {
     "@yearly": "0 0 1 1 *",
@@ -58,7 +58,7 @@ _MACRO_HINTS = {
 _WITH_YEARS = 7
 """Fields of Quartz: from second to year."""
 TEXT_MAX = 1_000
-"""Characters of a cron, at most."""
+"""The longest cron, in characters."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _SECOND_MS = 1_000
 _DAY_MS = 86_400_000
@@ -83,7 +83,7 @@ _HINTS = (
     (r"h(\(.*\))?(/\d+)?|\d*~\d*", "write a number, and choose a spread or a jitter"),
     (r"(19|20)\d\d", "for a year choose start and end, or APScheduler's CronTrigger(year=2030)"),
 )
-"""Patterns of what other crons have, and what to write here instead."""
+"""Patterns of other crons, and the text to write here instead."""
 _DAYS = ["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
 """The names of APScheduler (3.11) for 1 to 7 of cron; the 0 of cron, Sunday, is the last one."""
 
@@ -92,8 +92,8 @@ class Field(NamedTuple):
     """A field of a cron.
 
     Attributes:
-        name: What people call it.
-        key: What APScheduler calls it.
+        name: Its name for people.
+        key: Its name in APScheduler.
         low: Its smallest value.
         high: Its largest one.
         names: The names of its values from `low` on, if they have names.
@@ -188,10 +188,11 @@ class Cron(Struct, frozen=True, tag="cron", omit_defaults=True):
         """Read a cron.
 
         Args:
-            text: Five fields, six with seconds first, or a macro such as `@hourly`.
+            text: Five fields, six with seconds first, or a macro, `@hourly` say.
 
         Raises:
-            TriggerError: Naming the field, what it holds and what it may hold.
+            TriggerError: If it is wrong; the text names the field, its content and the allowed
+                content.
         """
         given = _fields_of(text)
         _ways_of(text)  # An error quotes the text as it was given.
@@ -200,7 +201,7 @@ class Cron(Struct, frozen=True, tag="cron", omit_defaults=True):
 
     @classmethod
     def of_fields(cls, fields: Mapping[str, str]) -> Cron:
-        """Make a cron of APScheduler's arguments, such as `day="last"`.
+        """Make a cron of APScheduler's arguments, `day="last"` say.
 
         Raises:
             TriggerError: If APScheduler does not take them.
@@ -223,7 +224,7 @@ class Cron(Struct, frozen=True, tag="cron", omit_defaults=True):
         return minute.startswith("*") or hour.startswith("*")
 
     def first_from(self, wall_ms: int) -> int | None:
-        """The first time at or after a local time that fits; None if none does in fifty years."""
+        """The first fitting time at or after a local time; None if there is none in fifty years."""
         whole_ms = -(-wall_ms // _SECOND_MS) * _SECOND_MS
         wall = _EPOCH + timedelta(milliseconds=whole_ms)
         if wall.year > _YEAR_MAX:
@@ -234,7 +235,7 @@ class Cron(Struct, frozen=True, tag="cron", omit_defaults=True):
         return None if first is None else (first - _EPOCH) // timedelta(milliseconds=1)
 
     def count(self, from_ms: int, until_ms: int) -> int:
-        """The number of times that fit from a local time to another, which is excluded.
+        """The number of fitting times from a local time to another, exclusive.
 
         It takes a step for each day.
         """
@@ -248,7 +249,7 @@ class Cron(Struct, frozen=True, tag="cron", omit_defaults=True):
 
     def _before(self, time_ms: int) -> int:
         """The number of fitting times of a day before a time, milliseconds from midnight."""
-        # Several sets of fields differ in their days alone.
+        # Several sets of fields differ only in their days.
         hours, minutes, seconds = _times_of_day(self._ways[0])
         minute, second = divmod(-(-time_ms // _SECOND_MS), 60)
         hour, minute = divmod(minute, 60)
@@ -291,8 +292,9 @@ def _checked(fields: Fields) -> Fields:
 def _evaluator(fields: Fields, block: int) -> Any:
     """APScheduler's trigger, which looks no further than the end of the next fifty years.
 
-    Without that bound APScheduler needs seconds to find that a cron never fits. Triggers are kept:
-    making one takes ten times as long as asking it, and each firing reads its schedule anew.
+    Without that bound APScheduler needs seconds to find that a cron never fits. Triggers are
+    cached: making one takes ten times as long as asking it, and each firing reads its schedule
+    anew.
     """
     # Here, because it takes longer to import than all of shardq.
     from apscheduler.triggers.cron import CronTrigger
@@ -303,7 +305,7 @@ def _evaluator(fields: Fields, block: int) -> Any:
 
 @lru_cache(maxsize=_EVALUATORS_KEPT)
 def _times_of_day(fields: Fields) -> tuple[list[int], ...]:
-    """The hours, minutes and seconds that fit."""
+    """The fitting hours, minutes and seconds."""
     made = {one.name: one for one in _evaluator(fields, 0).fields}
     units = (("hour", 24), ("minute", 60), ("second", 60))
     return tuple(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal, NamedTuple, TypeAlias
 
 Twice: TypeAlias = Literal["first", "last", "both"]
-"""The instants at which a local time fires that comes twice."""
+"""The instants at which a repeated local time fires."""
 Gap: TypeAlias = Literal["shift", "skip"]
 """The fate of a local time that does not exist: it fires later, or not at all."""
 
@@ -15,7 +15,7 @@ class Fire(NamedTuple):
 
     Attributes:
         at_ms: Epoch milliseconds, UTC.
-        why: What is unusual about it, in a short phrase; empty where nothing is.
+        why: The reason if the time is unusual, in a short phrase; else empty.
     """
 
     at_ms: int

@@ -1,7 +1,7 @@
 """Triggers of classes that users have written, for APScheduler.
 
-Such a trigger is stored as its class's name and its state, and made anew from them each time that
-it is asked, so that what it remembers of one question never changes its next answer.
+Such a trigger is stored as its class's name and its state, and made anew from them for each
+question, so that no question changes the answer to the next.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from shardq.schedules.triggers.fire import Gap, Twice
 
 STATE_MAX = 32_768
-"""Characters of a state's JSON, at most."""
+"""The longest JSON of a state, in characters."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 
@@ -35,7 +35,7 @@ class Foreign(Struct, frozen=True, tag="class"):
     Attributes:
         kind: Its class, `module:Class`.
         state: The JSON of its state.
-        zone: The zone of the times that it is asked for.
+        zone: The zone of the times in its questions.
     """
 
     kind: str
@@ -47,11 +47,11 @@ class Foreign(Struct, frozen=True, tag="class"):
 
     @classmethod
     def of(cls, trigger: Any, zone: tzinfo | None, now_ms: int) -> Foreign:
-        """Make one of a trigger that a user has made.
+        """Make one from a trigger of a user.
 
         Args:
-            trigger: Of a subclass of APScheduler's `BaseTrigger`.
-            zone: The zone of the times that it is asked for; without, its own `timezone`, or UTC.
+            trigger: A trigger of a subclass of APScheduler's `BaseTrigger`.
+            zone: The zone of the times in its questions; None: its own `timezone`, or UTC.
             now_ms: Epoch milliseconds. Its next time after now must be the same once it is stored.
 
         Raises:
@@ -79,7 +79,7 @@ class Foreign(Struct, frozen=True, tag="class"):
         """The next time after an instant, by the trigger made anew of its state.
 
         Raises:
-            TriggerError: If it cannot be made or fails, or what it returns is no aware datetime
+            TriggerError: If it cannot be made or fails, or returns anything but an aware datetime
                 after that instant.
         """
         return self.asked(_revived(self.kind, self.state), after_ms)
@@ -100,7 +100,7 @@ class Foreign(Struct, frozen=True, tag="class"):
         at_ms = self._next(trigger, last, now)
         if at_ms is None:
             at_ms = self._next(trigger, None, now)
-            # A time that depends on when it is asked for would come again and again.
+            # A time that depends on the time of the question would recur endlessly.
             if at_ms is None or at_ms <= after_ms or at_ms != self._next(trigger, None, last):
                 return None
         if at_ms <= after_ms:

@@ -1,4 +1,4 @@
-"""The rules that repeat on the time line itself, and those that combine other rules.
+"""The rules that repeat on the time line itself, and rules that combine others.
 
 Rules of a wall clock are in `cron` and `calendar`, by way of `clocks`.
 """
@@ -25,11 +25,11 @@ PARTS_MAX = 100
 DEPTH_MAX = 10
 """The depth to which triggers may be combined."""
 _MEETINGS_MAX = 2_000
-"""The steps in which the parts of an `AllOf` must have met; those of intervals may never."""
+"""The steps in which the parts of an `AllOf` must have met; intervals may never meet."""
 
 
 class Every(Struct, frozen=True, tag="every"):
-    """Fires each time that an interval has passed; no clock change touches it.
+    """Fires each time an interval has passed; no clock change touches it.
 
     Attributes:
         every_ms: At least `INTERVAL_MS_MIN`.
@@ -58,7 +58,7 @@ class Every(Struct, frozen=True, tag="every"):
         return Fire(at_ms) if at_ms <= LATEST_MS else None
 
     def count(self, after_ms: int, until_ms: int) -> int:
-        """The number of fire times after an instant, to another, which is included."""
+        """The number of fire times after an instant, to another, inclusive."""
         before, by = (
             (at_ms - self.first_ms) // self.every_ms + 1 for at_ms in (after_ms, until_ms)
         )
@@ -87,7 +87,7 @@ class Once(Struct, frozen=True, tag="once"):
 
 
 class Bounded(Struct, frozen=True, tag="bounded", omit_defaults=True):
-    """A rule that fires within bounds alone, both included; at least one of them is set."""
+    """A rule that fires only within bounds, both inclusive; at least one of them is set."""
 
     rule: Rule
     start_ms: EpochMs | None = None
@@ -142,7 +142,7 @@ def _depth(rule: Rule | Combined) -> int:
 
 
 class AnyOf(Combined, frozen=True, tag="any"):
-    """Fires whenever one of its parts does; once where several do."""
+    """Fires whenever one of its parts does; once if several do."""
 
     def after(self, after_ms: int, *, twice: Twice | None, gap: Gap) -> Fire | None:
         """The earliest of the parts' next fire times."""
@@ -183,5 +183,6 @@ class AllOf(Combined, frozen=True, tag="all"):
 
 
 Rule: TypeAlias = Every | Once | Bounded | AnyOf | AllOf | Local | Foreign
-"""The value that a trigger consists of: frozen, stored as JSON. It has a `zone`, and `after` gives
-the next fire time after any instant."""
+"""The value of a trigger: frozen, stored as JSON. It has a `zone`, and `after` returns the next
+fire time after any instant.
+"""

@@ -1,11 +1,12 @@
-"""The state of a trigger as JSON holds it, and back.
+"""The state of a trigger to JSON and back.
 
-What JSON has no kind for is an object of one name that begins with `$`: `{"$date": "2027-01-31"}`.
-A trigger within a trigger, as one that leaves out holidays has, is such an object too.
+A value without a JSON type is an object with one name that begins with `$`: `{"$date":
+"2027-01-31"}`. A trigger within a trigger, in one that leaves out holidays say, is such an object
+too.
 
-Whoever can write to the store can write a state. So a state makes triggers and the fields of
-APScheduler's cron trigger, and nothing else, at every depth. No module is imported because a state
-names it, but for those of APScheduler's triggers and those that `SHARDQ_TRIGGERS` allows.
+Any program that can write to the store can write a state. So a state makes triggers and the fields
+of APScheduler's cron trigger, and nothing else, at every depth. No module is imported because a
+state names it, except those of APScheduler's triggers and those that `SHARDQ_TRIGGERS` allows.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 TRIGGERS_VARIABLE = "SHARDQ_TRIGGERS"
-"""Names the modules, by commas, whose triggers may be imported when they are asked."""
+"""The modules, separated by commas, whose triggers may be imported when they are asked."""
 _DEPTH_MAX = 20
 _MARK = "$"
 _TRIGGERS = "apscheduler.triggers."
@@ -48,7 +49,7 @@ def decoded(held: Any, kind: Any) -> Any:
 
 
 def class_of(kind: str) -> Any:
-    """The class of triggers that has a name, `module:Class`.
+    """The class of triggers of a name, `module:Class`.
 
     Raises:
         TriggerError: If its module is not imported here, or it has no such class.
@@ -97,12 +98,12 @@ def _state_of(trigger: Any) -> Any:
 
 
 class _Kind(NamedTuple):
-    """A kind of value that JSON has not.
+    """A type of value that JSON does not have.
 
     Attributes:
         type_: Its class.
-        encode: Makes it of kinds that are known.
-        decode: Makes it again of these.
+        encode: Makes known types of it.
+        decode: Makes it of these again.
     """
 
     type_: type
@@ -112,7 +113,7 @@ class _Kind(NamedTuple):
 
 @cache
 def _kinds() -> dict[str, _Kind]:
-    """By name; a datetime is a date too, so it comes first."""
+    """The types by name; a datetime is a date too, so it is first."""
     # Here, because they take longer to import than all of shardq.
     from apscheduler.triggers.base import BaseTrigger
     from apscheduler.triggers.cron.fields import BaseField
@@ -164,7 +165,7 @@ def _decoded(held: Any) -> Any:
 
 
 def _moment_parts(moment: datetime) -> list[Any]:
-    """The local time, zone and fold; an offset would forget when the zone's clocks change."""
+    """The local time, zone and fold; an offset would lose the zone's clock changes."""
     return [moment.replace(tzinfo=None).isoformat(), moment.tzinfo, moment.fold]
 
 

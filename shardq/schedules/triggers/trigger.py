@@ -51,13 +51,13 @@ class Trigger:
         at_start: bool = False,
         now_ms: int,
     ) -> Trigger:
-        """Fires each time that an interval has passed, whatever the clocks show.
+        """Fires each time an interval has passed, whatever the clocks show.
 
         Args:
             interval: One second or more.
-            start: The first fire time; without, the first is one interval from now.
+            start: The first fire time; None: one interval from now.
             end: Nothing fires after it.
-            at_start: Instead of a start: the first fire time is now.
+            at_start: True to fire first now; instead of a start.
             now_ms: Epoch milliseconds.
 
         Raises:
@@ -84,7 +84,8 @@ class Trigger:
         """Fires whenever the clock of a zone shows a time that fits a cron.
 
         Args:
-            text: Five fields as cron(8) reads them, six with seconds first, or `@hourly` and such.
+            text: Five fields as cron(8) reads them, six with seconds first, or a macro, `@hourly`
+                say.
             tz: The zone, `Europe/Berlin` or an object.
             start: Nothing fires before it.
             end: Nothing fires after it.
@@ -107,14 +108,15 @@ class Trigger:
     ) -> Trigger:
         """Fires when a trigger of APScheduler does, of its own classes or a user's.
 
-        Those that it calls interval and calendar interval fill in their start when they are made.
+        APScheduler's interval and calendar interval triggers fill in their start when they are
+        made.
 
         Args:
-            trigger: Of a subclass of `BaseTrigger`, without jitter.
-            tz: Whose wall clock decides; without, that of the trigger's own zone.
+            trigger: A trigger of a subclass of `BaseTrigger`, without jitter.
+            tz: The zone of the wall clock; None: the trigger's own zone.
             start: Nothing fires before it.
             end: Nothing fires after it.
-            now_ms: Epoch milliseconds: an interval that has no start is counted from here.
+            now_ms: Epoch milliseconds: an interval without a start is counted from here.
 
         Raises:
             UsageError: If it cannot be stored.
@@ -128,7 +130,7 @@ class Trigger:
         """The trigger whose `to_json` was stored.
 
         Raises:
-            UsageError: If it is of no trigger, or of one whose class or zone is gone.
+            UsageError: If it is not the JSON of a trigger, or the trigger's class or zone is gone.
         """
         try:
             return cls(convert(given, Rule))
@@ -144,7 +146,7 @@ class Trigger:
 
     @property
     def zone(self) -> str:
-        """The zone whose wall clock decides, `UTC` where none does."""
+        """The zone of the wall clock, `UTC` without one."""
         return self._rule.zone
 
     @property
@@ -154,7 +156,7 @@ class Trigger:
 
     @property
     def is_counted(self) -> bool:
-        """True if `count` does not ask for each fire time: of an interval or a cron."""
+        """True if `count` need not ask for each fire time: for an interval or a cron."""
         return isinstance(self._unbounded, Every | Local)
 
     @property
@@ -162,7 +164,7 @@ class Trigger:
         return self._rule.rule if isinstance(self._rule, Bounded) else self._rule
 
     def bounds(self, made_ms: int) -> tuple[int | None, int | None]:
-        """The start and the end that it was given, epoch milliseconds; None where it has none.
+        """The given start and end, epoch milliseconds; None if not given.
 
         Args:
             made_ms: When it was made: an interval that began then was given no start.
@@ -184,15 +186,15 @@ class Trigger:
         return Trigger(_bounded(rule, start_ms, end_ms))
 
     def starts_otherwise(self, other: Trigger) -> bool:
-        """True if another trigger is the same but for its start."""
+        """True if another trigger is the same except for its start."""
         own, another = (one.within(None, one.bounds(0)[1], 0) for one in (self, other))
         return self != other and own == another
 
     def in_zone(self, tz: str | tzinfo) -> Trigger:
-        """The same by the wall clock of another zone.
+        """The same trigger by the wall clock of another zone.
 
         Raises:
-            BadSetting: If there is no such zone, or no wall clock decides.
+            BadSetting: If there is no such zone, or the trigger has no wall clock.
         """
         name = zone_name(zone_of(tz))
         made = Trigger(_rezoned(self._rule, name))
@@ -202,7 +204,7 @@ class Trigger:
 
     @property
     def tzinfo(self) -> tzinfo:
-        """The zone, to show times in."""
+        """The zone in which to show times."""
         return zone_of(self._rule.zone)
 
     def after(
@@ -216,14 +218,14 @@ class Trigger:
 
         Args:
             after_ms: Epoch milliseconds, excluded.
-            twice: The instants at which a local time fires that comes twice. None: both for a cron
-                whose minutes or hours begin with `*`, the first for any other.
+            twice: The instants at which a repeated local time fires. None: both for a cron whose
+                minutes or hours begin with `*`, the first for any other.
             gap: `shift`: a local time that does not exist fires as long after the start of the gap
                 as if no clock had been changed; once if another fires then anyway. `skip`: it does
                 not fire.
 
         Returns:
-            None where it never fires again, or not for fifty years.
+            None if it never fires again, or not for fifty years.
 
         Raises:
             TriggerError: If a trigger of a user's class fails or goes backwards, or triggers that
@@ -239,7 +241,7 @@ class Trigger:
         twice: Literal["first", "last", "both"] | None = None,
         gap: Literal["shift", "skip"] = "shift",
     ) -> Iterator[Fire]:
-        """Each fire time after an instant, to another, which is included; as `after`."""
+        """Each fire time after an instant, to another, inclusive; as `after`."""
         while (fire := self.after(after_ms, twice=twice, gap=gap)) and fire.at_ms <= until_ms:
             yield fire
             after_ms = fire.at_ms
@@ -252,7 +254,7 @@ class Trigger:
         twice: Literal["first", "last", "both"] | None = None,
         gap: Literal["shift", "skip"] = "shift",
     ) -> int:
-        """The number of fire times after an instant, to another, which is included.
+        """The number of fire times after an instant, to another, inclusive.
 
         A trigger of a user's class, or of several parts, is asked for each, so `COUNTED_MAX` is the
         most. A cron takes some 0.1 ms for each day that fits.
@@ -304,7 +306,7 @@ def _bound_ms(bound: Due | None, name: str) -> int | None:
 
 
 def _bounded(rule: Rule, start_ms: int | None, end_ms: int | None) -> Rule:
-    """A rule within bounds, where there are some."""
+    """A rule within its bounds, if any."""
     if isinstance(rule, Bounded):
         starts = [at for at in (rule.start_ms, start_ms) if at is not None]
         ends = [at for at in (rule.end_ms, end_ms) if at is not None]

@@ -23,8 +23,8 @@ def zone_of(given: object) -> tzinfo:
     """A zone, by its name or as an object.
 
     Args:
-        given: A name such as `Europe/Berlin`, an offset such as `+02:00`, a `ZoneInfo` or another
-            tzinfo that has a name, or a `timezone`.
+        given: A name (`Europe/Berlin`), an offset (`+02:00`), a `ZoneInfo` or another tzinfo that
+            has a name, or a `timezone`.
 
     Raises:
         BadSetting: If there is no such zone; the nearest name is in the text.
@@ -60,12 +60,12 @@ def zone_name(zone: tzinfo) -> str:
 
 
 def local_moment(text: str, zone: tzinfo, name: str) -> datetime:
-    """A time that was given; one without an offset is of the wall clock of a zone.
+    """A given time; without an offset it is local to a zone.
 
     Args:
         text: ISO 8601, or a day alone, which means its midnight.
         zone: The zone.
-        name: What it is, for errors.
+        name: The name of the time, for errors.
 
     Raises:
         BadTime: If it cannot be read.
@@ -104,7 +104,7 @@ def _hint(name: str) -> str:
         if _fixed(fixed := f"{sign}{hours:0>2}:{minutes}") is not None:
             return f"did you mean {fixed!r}?"
     if _ABBREVIATION.match(name) or _SIGNED.search(name):
-        # What is near to one lies elsewhere: CEST is not EST, and Etc/GMT+2 is two hours behind.
+        # A similar name may be elsewhere: CEST is not EST, and Etc/GMT+2 is two hours behind.
         return _EXAMPLES
     zones = sorted(
         zone
@@ -124,7 +124,7 @@ def _hint(name: str) -> str:
 
 
 def _fixed(name: str) -> tzinfo | None:
-    """The zone of an offset such as `+02:00`; None of any other name."""
+    """The zone of an offset (`+02:00`); None for any other name."""
     if name[:1] not in ("+", "-"):
         return None
     try:
