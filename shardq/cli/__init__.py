@@ -1,7 +1,7 @@
-"""The command line `shardq`: its entry point, and how an error becomes one line and an exit code.
+"""The command line `shardq`: its entry point, and the line and exit code of each error.
 
 Each command lives in the module of its noun, which is imported when the command is called: a `put`
-in a shell loop does not wait for what a live table needs.
+in a shell loop does not wait for the imports of a live table.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Commands(options.Group):
         return command if isinstance(command, click.Command) else None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
-        """By the table alone: no command has to be imported."""
+        """List the table: no command has to be imported."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, line) for name, (_, line) in self.table.items()])
 
@@ -113,7 +113,7 @@ class Commands(options.Group):
 
 @contextmanager
 def _closed_pipe_told() -> Iterator[None]:
-    """End with `PIPE_CLOSED` where the reader of stdout has gone: click itself would end with 1."""
+    """End with `PIPE_CLOSED` if the reader of stdout has gone; click itself would end with 1."""
     try:
         yield
     except BrokenPipeError as error:
@@ -152,7 +152,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     """Run the command line and exit with one of `Exit`.
 
     Args:
-        arguments: What follows the program's name; `sys.argv` where None.
+        arguments: The words after the program's name; None: those of `sys.argv`.
     """
     streams.take_over()
     code = run(arguments)
@@ -168,13 +168,13 @@ def run(
     """Run a command line; returns the exit code. Errors become one line on stderr.
 
     Args:
-        arguments: What follows the program's name; `sys.argv` where None.
-        command: The whole of it; that of `shardq` where None.
-        name: What the program is called.
+        arguments: The words after the program's name; None: those of `sys.argv`.
+        command: The whole command line; None: that of `shardq`.
+        name: The program's name.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            # What the terminal's alphabet lacks is escaped rather than fatal.
+            # A character that the terminal cannot show is escaped, not fatal.
             stream.reconfigure(errors="backslashreplace")
     try:
         whole = command or shardq_command
@@ -196,7 +196,7 @@ def run(
 
 
 def _told(text: str, error: Exception) -> str:
-    """What is said of an error: its text, and what was done before it."""
+    """The text of an error, and a note of the work done before it."""
     return " ".join([text, *getattr(error, "__notes__", ())])
 
 
@@ -208,7 +208,7 @@ def _fail(text: str, code: Exit) -> Exit:
 
 def _usage_text(error: click.ClickException) -> str:
     text = error.format_message()
-    # Not all of click's own sentences have an end.
+    # Some of click's own sentences have no full stop.
     text = text if text.endswith((".", "?")) else f"{text}."
     context = getattr(error, "ctx", None)
     return f"{text} See '{context.command_path} --help'." if context else text

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from shardq.records.accounts import Issued, Key
 
 _LEVELS = "rpuag"
-"""The levels of a key without `--levels`: all that handles messages, none that removes a queue."""
+"""The levels of a key without `--levels`: all for handling messages, none to remove a queue."""
 
 _levels = click.option(
     "--levels",

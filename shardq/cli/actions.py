@@ -1,4 +1,4 @@
-"""Recorded commands: who changed or removed what."""
+"""Recorded commands that changed or removed something, with their users."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether the books of a queue balance, by the history that it keeps."""
+"""Balances the books of a queue, by the history that it keeps."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def audit(
     with options.connect(url) as db, screen.progress() as bar:
         audits = [_audited(db.queue(queue, create=False), since, until, bar)]
         if with_dead:
-            # No queue of them is made, nor a time refused that was over before the first one died.
+            # Makes no dead-letter queue, and accepts a time before the first death.
             with suppress(UnknownQueue, BadTime):
                 dead = dead_of(db, queue)
                 audits += [] if dead is None else [_audited(dead, since, until, bar)]
@@ -114,7 +114,7 @@ def _print(found: Audit, *, each: bool) -> None:
     if each:
         _print_minutes(found)
     for one in islice(found.misfits, _NAMED_MAX):
-        # They are read from the store as they are, whatever has happened to it.
+        # The words are read from the store as they are, whatever has happened to it.
         ended = f", {screen.plain(one.fate)}" if one.fate else ""
         entered = screen.when(one.entered)
         click.echo(f"{one.kind.value}: {screen.exact(one.id)}, entered {entered}{ended}")
@@ -144,7 +144,7 @@ def _print(found: Audit, *, each: bool) -> None:
 
 
 def _print_minutes(found: Audit) -> None:
-    """A line for each minute; of eleven counts those that are anywhere, for they have to fit."""
+    """A line for each minute; of eleven counts only those that are not always 0, to fit."""
     names = [name for name in books.NAMES if name == "put" or getattr(found.total, name)]
     made = screen.table("minute", *(f">{name.replace('_', ' ')}" for name in names))
     made.columns[0].no_wrap = True

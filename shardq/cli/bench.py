@@ -1,4 +1,4 @@
-"""How fast it is here, against the bare driver doing the same row work."""
+"""The speed of this machine, compared with the bare driver at the same work on rows."""
 
 from __future__ import annotations
 

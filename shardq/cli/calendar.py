@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 _WARNINGS_MAX = 5
 _SUFFIXES = (".svg", ".png")
 _HORIZONS_MS = (HOUR_MS, 24 * HOUR_MS, 30 * 24 * HOUR_MS)
-"""By minute, by five minutes, by hour."""
+"""The steps of the horizon: by minute, by five minutes, by hour."""
 _SHADES = {"256", "truecolor"}
-"""Those of rich's kinds of terminals that have enough colours."""
+"""The kinds of terminals in rich that have enough colours."""
 
 
 @click.command(
@@ -107,7 +107,7 @@ def calendar(
     """  # noqa: D301 - click's own mark
     zone = zone_of(tz)
     _check(out)
-    # Triggers of the user's own may be there, and would have no firings.
+    # Triggers of the user's own are importable then; otherwise they would have no firings.
     put_here_on_path()
     with options.connect(url) as db:
         for horizon_ms in _horizons(horizon, by):
@@ -132,7 +132,7 @@ def calendar(
 
 
 def _horizons(given: str | None, by: str | None) -> list[int]:
-    """How far to look, milliseconds; further where nothing was seen."""
+    """The horizons to try, milliseconds: the next one if nothing is due within one."""
     if given is not None:
         return [duration_ms(given, name="--horizon")]
     if by in {By.HOUR, By.DAY}:
@@ -143,7 +143,7 @@ def _horizons(given: str | None, by: str | None) -> list[int]:
 
 
 def _check(out: Path | None) -> None:
-    """Refuse a picture that cannot be made, before anything is counted."""
+    """Refuse a picture that cannot be made, before the count."""
     if out is None:
         return
     if out.suffix.lower() not in _SUFFIXES:
@@ -159,7 +159,7 @@ def _check(out: Path | None) -> None:
 def _count(
     db: Connection, names: Sequence[str], grid: Grid
 ) -> tuple[list[Calendar], dict[str, str]]:
-    """The calendars of queues; of all of the store those that can be read, and what is wrong."""
+    """The calendars of queues, and errors; for the whole store only the readable queues."""
     found: list[Calendar] = []
     failed: dict[str, str] = {}
     with screen.progress() as bar:
@@ -213,7 +213,7 @@ def _panel(one: Calendar, grid: Grid) -> Panel:
 
 
 def _subtitle(one: Calendar, grid: Grid) -> str:
-    """How much there is, of which time, by whose clocks."""
+    """The load, its time, and the zone of the clocks, as text."""
     load = one.load
     begin = moment_of(one.at_ms).astimezone(grid.zone)
     until = clock(grid.until_ms, one.at_ms, grid.zone, seconds=False)
@@ -251,7 +251,7 @@ def _print(db: Connection, grid: Grid, found: Sequence[Calendar], failed: dict[s
 
 
 def _told(one: Calendar, grid: Grid) -> dict[str, Any]:
-    """A calendar as programs read it."""
+    """A calendar for programs."""
     pace, work = one.pace, backlog(one)
     load, loads = one.load, grid.loads(one.minutes)
     return {

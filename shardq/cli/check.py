@@ -1,4 +1,4 @@
-"""Whether everything is as it should be: configuration, connection, clocks, queues."""
+"""Checks configuration, connection, clocks and queues."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ _DEVIATION_MS_MAX = 1_000
 _ROUND_TRIPS = 5
 _DRIVER = "cassandra-driver"
 _GAPS = 4
-"""Columns between a level and its text, and after that."""
+"""Columns between a level and its text, and after the text."""
 _LOGS_MAX = 2
-"""Times the size that SQLite's log is cut to: it grows beyond that while others read."""
+"""How far SQLite's log may exceed the size that it is cut to: it grows while others read."""
 _HORIZON = "1m"
-"""What is to come is not judged."""
+"""A short horizon: the future is not judged."""
 
 
 @click.command(
@@ -131,7 +131,7 @@ def check(
     with options.connect(url) as db:
         found, figures["store"] = _store(db)
         findings += [found, *_clocks(db)]
-        # First: what it mends is not to be told as wrong.
+        # First, so that its repairs are not reported as faults.
         visited = [_visit_all(db, queue)] if queue and everywhere else []
         observer = Observer(db, [queue] if queue else None, horizon=_HORIZON)
         with screen.progress() as bar:
@@ -160,12 +160,12 @@ def check(
 
 
 def _schedules(queue: Queue) -> tuple[list[Schedule], list[str]]:
-    """The schedules of a queue, and a sentence of each that is damaged."""
+    """The schedules of a queue, and a sentence for each damaged one."""
     return queue.schedules._home.readable()
 
 
 def _are_jobs(queue: Queue, view: QueueView) -> bool:
-    """Whether a queue that nobody consumes is one of jobs, by its first message."""
+    """True if a queue without consumers is one of jobs, by its first message."""
     if view.members or not view.depth.total:
         return False
     return any(map(is_job, queue.peek(limit=1)))
@@ -238,7 +238,7 @@ def _visit_all(db: Connection, name: str) -> Finding:
 
 def _configuration() -> list[Finding]:
     versions = [f"shardq {shardq.__version__}", f"Python {platform.python_version()}"]
-    # Who uses SQLite alone has no driver.
+    # A user of SQLite alone has no driver.
     with suppress(metadata.PackageNotFoundError):
         versions.append(f"{_DRIVER} {metadata.version(_DRIVER)}")
     findings = [Finding("versions", Level.OK, State.OK, ", ".join(versions))]
@@ -251,8 +251,8 @@ def _configuration() -> list[Finding]:
 
 
 def _store(db: Connection) -> tuple[Finding, dict[str, int]]:
-    """How the store is, and the size of its log, where it has one."""
-    # Here, for one of Cassandra needs none of it.
+    """The finding about the store, and the size of its log, if it has one."""
+    # Imported here, because a store on Cassandra does not need it.
     from shardq.stores.sqlite import SqliteStore
     from shardq.stores.sqlite.database import LOG_BYTES
 
@@ -303,7 +303,7 @@ def _clocks(db: Connection) -> list[Finding]:
 
 
 def _compare(db: Connection, ask_us: Callable[[], int]) -> tuple[int, int]:
-    """(node less machine, round trip), microseconds, of the shortest of several round trips."""
+    """(node less machine, round trip), microseconds, by the shortest of several round trips."""
     best: tuple[int, int] | None = None
     for _ in range(_ROUND_TRIPS):
         sent = db._home.clock.boot_us()

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from shardq.model.message import Message
 
 GRACE_S = 3.0
-"""From SIGTERM to SIGKILL, for a command that still runs when the deadline of a stop is over."""
+"""From SIGTERM to SIGKILL, for a command that still runs after the deadline of a stop."""
 _HURRY_S = 0.5
 """The same after a second signal."""
 _FOR_NOW = frozenset(
@@ -47,15 +47,15 @@ _FOR_NOW = frozenset(
         errno.ETXTBSY,
     }
 )
-"""Why a command cannot be started at this moment."""
+"""Temporary reasons why a command cannot be started."""
 _AGAIN_S = 0.5
 _TRIES = 20
-"""How often in a row none may be started while none runs, before that is taken for lasting."""
+"""How often in a row a start may fail while no command runs, before the failure is permanent."""
 _OF_A_SHELL = {126: " (a shell: command not executable)", 127: " (a shell: command not found)"}
-"""A failed attempt as any other: a script may end so for the sake of one message."""
+"""A failed attempt like any other: a script may end so because of one message."""
 _LAST_ERROR = "SHARDQ_LAST_ERROR"
 _OWN_BYTES = 4_096 + 4 * ERROR_CHARS_MAX
-"""A message with less of its own in the environment is not why that is too large."""
+"""Above this size the message's own variables may be why the environment is too large."""
 
 
 class CommandError(shardq.Retry):
@@ -102,9 +102,9 @@ class Command:
         self._state = threading.Condition()
         self._running: dict[subprocess.Popen[bytes], Message] = {}
         self._cut: set[subprocess.Popen[bytes]] = set()
-        """Those of them that a stop has told to end."""
+        """The running commands that a stop has asked to end."""
         self._changes = 0
-        """Commands started and ended: while there are any, one that cannot start waits."""
+        """The number of starts and ends: while it changes, a command that cannot start waits."""
         self._has_said = False
         self._stopping = threading.Event()
         self._ending = False
@@ -116,7 +116,7 @@ class Command:
             return [message.id for message in self._running.values()]
 
     def __call__(self, message: Message) -> None:
-        """Run it.
+        """Run the command.
 
         Raises:
             CommandError: If its exit code is not 0.
@@ -133,7 +133,7 @@ class Command:
                 self._changes += 1
                 is_ended = process.returncode != 0 and process in self._cut
                 if is_ended:
-                    # What else is in its group goes with it, before its message is released.
+                    # The rest of its group ends with it, before its message is released.
                     _signal(process, signal.SIGKILL)
                     self.ended.append(message.id)
                 self._state.notify_all()
@@ -145,12 +145,12 @@ class Command:
             raise CommandError(f"{why}: {told}" if told else why)
 
     def stop(self, deadline_s: float) -> None:
-        """End what still runs so many seconds from now. Idempotent; returns at once."""
+        """End the commands that still run after some seconds. Idempotent; returns at once."""
         with self._state:
             is_first = not self._stopping.is_set()
             self._stopping.set()
         if is_first:
-            # Where no thread can be started either, `end` does it, and later.
+            # If no thread can be started, `end` does the same, later.
             with suppress(RuntimeError):
                 threading.Thread(
                     target=self._stop, args=(deadline_s,), name="shardq-exec", daemon=True
@@ -162,13 +162,13 @@ class Command:
                 self._end(GRACE_S)
 
     def end(self) -> None:
-        """End what still runs, which the consumer has not waited for."""
+        """End the commands that still run, for which the consumer has not waited."""
         with self._state:
             self._end(_HURRY_S)
         self._tails.flush()
 
     def _end(self, grace_s: float) -> None:
-        """SIGTERM, and SIGKILL to what does not heed it; the state is held but for the waits."""
+        """Send SIGTERM, and SIGKILL if that is ignored; the state is held except during waits."""
         self._ending = True
         self._stopping.set()
         for process in self._running:
@@ -221,10 +221,10 @@ class Command:
         return process, tail
 
     def _refuse(self, error: OSError, own: dict[bytes, bytes], *, is_lasting: bool) -> None:
-        """Return if it is to be tried again; the first time, say so.
+        """Return if the start is to be repeated; print a note the first time.
 
         Raises:
-            CommandError: If it is the message's own fault.
+            CommandError: If the message itself is the reason.
             CannotStart: If it cannot be started, now or for too long.
         """
         why = f"{self._words[0]} cannot be started: {error.strerror}"
@@ -243,13 +243,13 @@ class Command:
 
 
 def _signal(process: subprocess.Popen[bytes], number: int) -> None:
-    """Send a signal to all that a command has started, unless that has ended."""
+    """Send a signal to all processes of a command, unless they have ended."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, number)
 
 
 def _environment(message: Message) -> dict[bytes, bytes]:
-    """What a command learns of its message, as UTF-8 whatever the locale."""
+    """The variables of a message for its command, as UTF-8 whatever the locale."""
     told = {
         "SHARDQ_QUEUE": message.queue,
         "SHARDQ_ID": message.id,

@@ -1,4 +1,4 @@
-"""Take messages as they come due and do something with each."""
+"""Handles messages as they come due."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from shardq.queue import Queue
 
 _AGAIN = "1s"
-"""When a message is due again that nothing could be done with."""
+"""The delay of a message that could not be handled."""
 _MARGIN_S = 2.0
 """How much longer a consumer waits than a command may take to end."""
 _NAMED_MAX = 5
@@ -144,9 +144,9 @@ def consume(
             raise click.UsageError(f"queue {name} is given twice; raise --threads instead.")
     runner = None if command is None else Command(command)
     is_out_stdout = path is not None and streams.is_stdout(path)
-    # Written to stdout already, a delivery is not printed as well.
+    # A delivery that is written to stdout already is not printed as well.
     is_printed = not is_out_stdout if as_json else not (command or path)
-    # Triggers of the user's own may be there, and would not fire.
+    # Triggers of the user's own are importable then; otherwise they would not fire.
     put_here_on_path()
     with ExitStack() as stack:
         probed = stack.enter_context(closing(Probes(metrics, health, say=_say)))
@@ -170,7 +170,7 @@ def consume(
             )
             for name in queues
         ]
-        # The end of one is the end of all.
+        # When one consumer ends, all end.
         handler.on_failure = consumers[0].stop
         probed.begin(lambda: Working(db, consumers), probes.of_one(db))
         try:
@@ -195,7 +195,7 @@ def _say(text: str) -> None:
 
 
 def _opened(db: Connection, name: str) -> Queue:
-    """A queue, made where there is none; says what its user may not expect."""
+    """A queue, made if it does not exist; prints notes that its user may need."""
     try:
         queue = db.queue(name, create=False)
     except UnknownQueue:
@@ -220,7 +220,7 @@ def _done_of(handler: _Handler, name: str) -> str:
 
 
 class _Consumer(shardq.Consumer):
-    """A consumer whose stop a command is told of, and which waits for that command's end."""
+    """A consumer that stops its command when it stops, and waits for the command's end."""
 
     def __init__(
         self, queue: Queue, handler: _Handler, *, deadline_ms: int, **settings: Any
@@ -260,20 +260,20 @@ def _refuse_job(message: Message) -> None:
 
 
 class _Handler:
-    """What is done with each message, from many threads.
+    """The actions for each message, from many threads.
 
     Args:
-        clock: When a delivery began.
+        clock: The clock for the begin of a delivery.
         command: Run for each message.
-        outputs: Where a line is written for each, and whether it is JSON.
-        takes_jobs: Whether that is done with jobs of tasks, too. They end consuming otherwise.
+        outputs: The outputs with a line for each message, and True for JSON.
+        takes_jobs: True to handle jobs of tasks too. Otherwise a job ends consuming.
 
     Attributes:
         command: The command.
-        counts: Deliveries that were done, by queue.
+        counts: Handled deliveries, by queue.
         dead: Messages that died, by the dead-letter queue that keeps them.
-        failure: Why nothing can be done with any message, after which consuming must end.
-        on_failure: Called once, when it happens.
+        failure: The error after which no message can be handled, and consuming must end.
+        on_failure: Called once, on that error.
     """
 
     def __init__(
@@ -308,7 +308,7 @@ class _Handler:
                     delivery.to_json().encode("utf-8", "surrogatepass") if is_json else message.body
                 )
         except (OSError, CannotStart, UsageError) as error:
-            # No fault of the message: it keeps its attempts, and we stop.
+            # The message is not at fault: it keeps its attempts, and consuming stops.
             with self._lock:
                 is_first = self.failure is None
                 self.failure = self.failure or error

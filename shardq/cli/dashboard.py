@@ -1,14 +1,14 @@
 """The screen of `observe`: queues and their consumers as lines that fit a terminal.
 
 ```
- title      what, where, when
- queues     a line each: state, depth, rates, lateness, lag, the dead
- each queue its consumers, a line each; which tasks run; its lanes; what is to come
- key        how to end it, what a word means
+ title      store, time
+ queues     a line each: state, depth, rates, lateness, lag, dead messages
+ each queue its consumers, a line each; the tasks that run; its lanes; the load ahead
+ key        how to end it, the meanings of words
 ```
 
-Lines are made here and not by a table of rich's, so that their number and width are known: what
-matters most stays where a terminal is small.
+The lines are made here and not by a table of rich's, so that their number and width are known: the
+important ones stay in a small terminal.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _NAME_MIN = 16
 _KEY = "Ctrl-C ends.  lag: wait of the oldest ready message.  observe --help: all words."
 _KEY_LINES = 2
 _DETAIL_LINES = 6
-"""Kept for consumers where there are more queues than lines, a quarter of the screen at most."""
+"""Lines for consumers if there are more queues than lines; a quarter of the screen at most."""
 _LEFT_OUT_LINES = 2
 _MEMBERS_SHOWN = (64, 32, 16, 8, 4, 2, 1)
 _UNCONSUMED_SHOWN = _PRODUCERS_SHOWN = _TASKS_SHOWN = 3
@@ -54,8 +54,8 @@ class _Column:
     Attributes:
         head: Its title.
         cells: A text for each line.
-        rank: 0 is always shown; of the others the highest is left out first.
-        is_left: Whether it is text, and set to the left.
+        rank: 0 is always shown; among the others the highest is left out first.
+        is_left: True if it is text, aligned to the left.
     """
 
     head: str
@@ -69,11 +69,11 @@ class _Column:
 
 
 class Dashboard:
-    """Shows what an observer sees.
+    """Shows the views of an observer.
 
     Args:
-        store: Where the store is, for the title.
-        ascii_only: Whether the terminal's alphabet has no blocks to draw bars with.
+        store: The name of the store, for the title.
+        ascii_only: True if the terminal has no block characters to draw bars with.
 
     Attributes:
         shown: The queues that have a line on the screen.
@@ -87,13 +87,12 @@ class Dashboard:
     def whole(
         self, views: Sequence[QueueView], width: int, passed_over: Mapping[str, str] | None = None
     ) -> RenderableType:
-        """Everything, however long; no line is longer than `width`.
+        """All lines, however many; no line is longer than `width`.
 
         Args:
-            views: What an observer has seen.
+            views: The observer's views.
             width: Columns.
-            passed_over: Queues that it has passed over, with what is wrong with each, in a few
-                words.
+            passed_over: Queues that could not be read, each with the reason in a few words.
         """
         lines_over = _passed_over_lines(passed_over or {}, width)
         if not views:
@@ -115,14 +114,14 @@ class Dashboard:
         *,
         unseen: int = 0,
     ) -> RenderableType:
-        """What matters most, in a terminal of so many columns and lines; else as `whole`.
+        """The important lines, for a terminal of this size; else as `whole`.
 
         Args:
-            views: What an observer has seen.
+            views: The observer's views.
             width: Columns.
             height: Lines.
             passed_over: As for `whole`.
-            unseen: How many queues it has not looked at yet.
+            unseen: How many queues were not read yet.
         """
         lines_over = _passed_over_lines(passed_over or {}, width)
         if unseen:
@@ -156,13 +155,13 @@ class Dashboard:
         return lines + self._blocks(ranked, width, height - len(lines) - _KEY_LINES)
 
     def _blocks(self, views: Sequence[QueueView], width: int, room: int) -> list[Text]:
-        """A block for each queue, with as many consumers as there is room for."""
+        """A block for each queue, with as many consumers as fit."""
         for members in _MEMBERS_SHOWN:
             blocks = [self._block(view, width, members) for view in views]
             lines = [line for block in blocks for line in block]
             if len(lines) <= room:
                 return lines
-        # Some queues have to be left out: of the others, as much as there is room for.
+        # Some queues must be left out: show as many of the others as fit.
         lines, left_out = [], 0
         consumed = sum(bool(view.members) for view in views)
         for view in views:
@@ -180,9 +179,9 @@ class Dashboard:
         return [*lines, Text(), _cut(Text(told, style="dim"), width)][-max(room, 1) :]
 
     def _block(self, view: QueueView, width: int, members_max: int) -> list[Text]:
-        """A queue's consumers, its lanes, who puts and what is to come.
+        """A queue's consumers, its lanes, its producers and the load ahead.
 
-        Of a queue that nobody consumes only who puts; nothing where nobody does either.
+        Without consumers only the producers; nothing without those either.
         """
         if not view.members:
             put_by = _producer_line(view)
@@ -213,7 +212,7 @@ def _title(store: str, views: Sequence[QueueView], width: int) -> list[Text]:
     left = f"shardq observe{_GAP}{store}"
     room = width - len(at) - len(_GAP)
     left = screen.squeezed(left, room)
-    # A pipe has no right edge to set the time at.
+    # A pipe has no right edge for the time.
     gap = room - cell_len(left) if width < screen.WIDE else 0
     title = Text(left, style="bold")
     title.append(" " * gap + _GAP + at, style="not bold")
@@ -243,7 +242,7 @@ def _queue_lines(views: Sequence[QueueView], found: dict[str, Finding], width: i
 
 
 def _queue_busy(view: QueueView) -> str:
-    """How many of a queue's handlers run; a dash where nobody consumes."""
+    """How many of a queue's handlers run; a dash without consumers."""
     if not view.members:
         return "-"
     threads = sum(member.threads for member in view.members)
@@ -355,7 +354,7 @@ def _lane_lines(view: QueueView) -> list[Text]:
 
 
 def _task_line(view: QueueView) -> list[Text]:
-    """The tasks whose jobs run, those with the most first, and how long their longest has run."""
+    """The running tasks, those with the most runs first, and how long their longest has run."""
     runs: dict[str, list[int]] = {}
     for member in view.members:
         for run in member.runs:
@@ -391,7 +390,7 @@ def _lane(lane: LaneView, bands: int) -> str:
 
 
 def ranges(numbers: Iterable[int]) -> str:
-    """Numbers, those in a row as a range.
+    """Numbers as text, consecutive ones as a range.
 
     >>> ranges([5, 0, 1, 2, 7, 8])
     '0-2 5 7-8'
@@ -406,7 +405,7 @@ def ranges(numbers: Iterable[int]) -> str:
 
 
 def _table(columns: Sequence[_Column], width: int) -> list[Text]:
-    """Lines of a table whose first column is a name: narrowed first, then columns are left out."""
+    """The lines of a table: its first column, of names, is narrowed, then others are left out."""
     name, shown = columns[0], list(columns)
 
     def least() -> int:

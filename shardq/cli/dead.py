@@ -1,4 +1,4 @@
-"""Dead messages: those that ran out of attempts or were buried."""
+"""Dead messages, which ran out of attempts or were buried."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ _SHOWN_MAX = 10_000
 
 @dataclass(slots=True)
 class _Choice:
-    """The dead messages that a command is about.
+    """The dead messages that a command applies to.
 
     Attributes:
-        source: Those that died in this queue; all where it is empty.
-        ids: Those of these ids; all where there are none.
-        reason: Those whose reason contains this; all where it is empty.
-        missing: Ids that have not been met yet.
+        source: Only those that died in this queue; empty: all.
+        ids: Only these ids; empty: all.
+        reason: Only those whose reason contains this; empty: all.
+        missing: Ids that were not found yet.
     """
 
     source: str
@@ -61,7 +61,7 @@ class _Choice:
         return self.reason.lower() in _reason(message).lower()
 
     def found(self, dead: Queue) -> Iterator[Message]:
-        """The chosen ones; by their ids each is searched."""
+        """The chosen messages; given ids are searched one by one."""
         if self.ids:
             looked_up = (dead.find(message_id) for message_id in dict.fromkeys(self.ids))
             yield from (one for one in looked_up if one is not None and self(one))
@@ -70,7 +70,7 @@ class _Choice:
             yield from filter(self, (_message(dead, row) for row in rows))
 
     def last(self, dead: Queue, limit: int) -> list[Message]:
-        """The chosen ones, so many at most: those that died last, the last one in front."""
+        """The chosen messages up to a limit, the last death first."""
         if self.ids:
             return list(islice(self.found(dead), limit))
         rows = among_dead.last(dead._home, limit, lambda row: self(_message(dead, row)))
@@ -151,7 +151,7 @@ def dead(
                 f"dead messages of {queue!r} are not in a queue of its own: "
                 f"dead is {register.dead_name or OFF!r}; `shardq queues purge` empties a queue."
             )
-        # A look makes no queue of the dead where nothing has died.
+        # A look does not make a dead-letter queue.
         kept = dead_of(db, queue)
         if purge:
             sure(f"delete all dead messages of {queue}", yes=yes)
@@ -167,7 +167,7 @@ def dead(
             count = 0 if kept is None else _delete(kept, islice(choice.found(kept), limit))
             click.echo(f"deleted {screen.plural(count, 'dead message')} of {queue}")
         else:
-            # One more than is shown, to know whether there are more.
+            # One more than is shown, to find out if there are more.
             most = limit or _SHOWN
             found = [] if kept is None else choice.last(kept, most + 1)
             if not found and not (ids or as_json):
@@ -184,7 +184,7 @@ def dead(
 
 
 def _count(db: Connection, *, as_json: bool) -> None:
-    """Print how many died of what, queue by queue."""
+    """Print how many died of which reason, queue by queue."""
     rows = []
     for name in filter(names.is_dead_queue, db.queues()):
         counts: Counter[str] = Counter()
@@ -244,7 +244,7 @@ def _show(shown: Sequence[Message], *, is_one: bool, as_json: bool) -> None:
 
 
 def _tell_more(queue: str, left: int, *, is_over: bool, as_json: bool) -> None:
-    """Say whether there are more, how many where that is known, and what to do with them."""
+    """Print if there are more, how many if that is known, and the commands for them."""
     if is_over:
         told = f"{left:,} more not shown" if left > 0 else "There are more"
         click.echo(f"{told}; -n N shows N.", err=True)
@@ -261,7 +261,7 @@ def _list(messages: Sequence[Message]) -> None:
             Text(f"{message.attempt:,}"),
             screen.exact(message.id),
             *key,
-            # How many attempts it had, its column says.
+            # The column of attempts has their number.
             screen.plain(first_line(_reason(message).removeprefix(f"{OUT_OF_ATTEMPTS}: "))),
             body_text(message),
         ]

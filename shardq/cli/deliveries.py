@@ -1,4 +1,4 @@
-"""What `consume` does with a delivery: write it down, print it. `command.py` runs a program."""
+"""The outputs of `consume`: files and stdout. `command.py` runs a program."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _STDOUT = "stdout"
 
 
 class Lines:
-    """Lines that several threads write; `write` returns when its line is where it should be.
+    """Lines that several threads write; `write` returns when its line is written.
 
-    Lines that wait at the same time are written together: who comes first writes for all who came
-    while the ones before were written. A write that failed may have written a part of its last
-    line, and lines before it whose messages are delivered again.
+    Lines that wait at the same time are written together: the first thread writes for all that
+    arrived during the write before. A write that failed may have written a part of its last line,
+    and earlier lines whose messages are delivered again.
 
     Args:
-        file: Writes all it is given, or raises.
-        said: What an error calls it.
-        is_synced: Whether it has to be on disk.
+        file: Writes all its bytes, or raises.
+        said: Its name in errors.
+        is_synced: True if lines must be on disk.
     """
 
     def __init__(self, file: BinaryIO, said: str, *, is_synced: bool) -> None:
@@ -48,7 +48,7 @@ class Lines:
         """Append a line, given without its end.
 
         Raises:
-            OSError: If it could not be written, now or once before.
+            OSError: If it could not be written, now or in an earlier call.
         """
         with self._state:
             self._waiting.append(line + b"\n")
@@ -63,7 +63,7 @@ class Lines:
                 raise self.error
 
     def _flush(self) -> None:
-        """Write and sync all that wait; the state is held before and after, let go of between."""
+        """Write and sync all waiting lines; the state is held before and after, not in between."""
         lines, until = b"".join(self._waiting), self._given
         self._waiting.clear()
         self._flushing = True
@@ -75,7 +75,7 @@ class Lines:
             if self._is_synced:
                 os.fsync(self._file.fileno())
         except BrokenPipeError as error:
-            # That of stdout ends us in silence, as it does any program.
+            # A closed stdout ends the program in silence, as usual.
             failed = error if self._said == _STDOUT else OSError(errno.EIO, _NO_READER, self._said)
         except OSError as error:
             failed = error
@@ -90,7 +90,7 @@ class Lines:
         self._state.notify_all()
 
     def close(self) -> None:
-        """Close the file, unless a write to it waits for its reader still. Idempotent."""
+        """Close the file, unless a write still waits for its reader. Idempotent."""
         with self._state:
             if not self._flushing:
                 self._file.close()
@@ -99,15 +99,15 @@ class Lines:
 class OutFile(Lines):
     """Appends lines to a file; `write` returns when its line is on disk.
 
-    To a pipe or a device, which has no disk, they are written only.
+    Lines to a pipe or a device are only written, because those have no disk.
 
     Args:
-        path: Made where it does not exist; `-` is stdout. A torn last line, left by a kill, is
+        path: Made if it does not exist; `-` is stdout. An incomplete last line, left by a kill, is
             ended first.
 
     Raises:
         OSError: If it cannot be written.
-        UsageError: If it is stdout, and that is closed.
+        UsageError: If it is stdout, and stdout is closed.
     """
 
     def __init__(self, path: Path) -> None:
@@ -123,16 +123,16 @@ def printed() -> Lines:
     """Lines on stdout.
 
     Raises:
-        UsageError: If it is closed.
+        UsageError: If stdout is closed.
     """
     return Lines(streams.stdout("bodies"), _STDOUT, is_synced=False)
 
 
 def _special(path: Path) -> BinaryIO:
-    """A pipe or a device, opened for writing alone.
+    """A pipe or a device, opened for writing only.
 
     Raises:
-        OSError: If nobody reads the pipe: that would be waited for, in silence.
+        OSError: If nobody reads the pipe: opening would wait in silence.
     """
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK)
@@ -144,7 +144,7 @@ def _special(path: Path) -> BinaryIO:
 
 
 def _regular(path: Path) -> BinaryIO:
-    """A file, made where it does not exist; its last line is ended."""
+    """A file, made if it does not exist; its last line is ended."""
     file = streams.Whole(os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT), "r+b", str(path))
     if size := file.seek(0, os.SEEK_END):
         file.seek(size - 1)
@@ -154,10 +154,10 @@ def _regular(path: Path) -> BinaryIO:
 
 
 def delivery_of(message: Message, delivered_ms: int) -> Delivery:
-    """What is written down of a delivery that begins now.
+    """The record of a delivery that begins now.
 
     Args:
-        message: What was delivered.
+        message: The delivered message.
         delivered_ms: Now, by the corrected clock.
     """
     return Delivery(

@@ -1,4 +1,4 @@
-"""Exit codes: one for each family of errors, so that a script can tell them apart."""
+"""Exit codes: one for each family of errors, so that a script can distinguish them."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from shardq import errors
 
 
 class Exit(IntEnum):
-    """What the command line ends with."""
+    """The exit codes of the command line."""
 
     OK = 0
     FAILED = 1
-    """`check` found trouble, or a message that was asked for is not there."""
+    """`check` found trouble, or the requested message does not exist."""
     USAGE = 2
     """A wrong option, name, time, setting, body or store url; nothing was written."""
     UNKNOWN_QUEUE = 3
@@ -33,16 +33,16 @@ class Exit(IntEnum):
     FILE = 16
     """A file of the user's could not be read or written."""
     ERROR = 17
-    """Any other error of shardq's own."""
+    """Any other error of shardq itself."""
     HISTORY_OFF = 18
-    """An audit of a queue that keeps no history: it cannot tell."""
+    """An audit of a queue that keeps no history: the result is unknown."""
     UNBALANCED = 19
-    """An audit does not balance: a message is lost, or is there that should not be."""
+    """An audit does not balance: a message is lost, or exists although it has ended."""
     COMMAND = 20
-    """The command of `consume --exec` cannot be started; no message was touched by that."""
+    """The command of `consume --exec` cannot be started; no message was affected."""
     NOT_THERE = 21
-    """A command by key: no message has the key, or not one that it can change; or no schedule,
-    account or access key."""
+    """A command by key: no message has the key, or none that it can change; or there is no such
+    schedule, account or access key."""
     RUNNING = 22
     """A command by key: the message runs now."""
     KEY_TAKEN = 23
@@ -89,15 +89,15 @@ MEANINGS = {
     Exit.PIPE_CLOSED: "the reader of the output is gone",
     Exit.TERMINATED: "ended by SIGTERM",
 }
-"""What each code means, for the help."""
+"""The meaning of each code, for the help."""
 
 
 def exit_codes() -> list[str]:
-    """The codes and their meanings in two columns, a line each."""
+    """The codes and their meanings in two columns, as lines."""
     cells = [f"{code.value:3} {meaning}" for code, meaning in MEANINGS.items()]
     half = -(-len(cells) // 2)
     width = max(map(len, cells[:half]))
-    # One cell more on the left where their number is odd.
+    # The left column has one cell more if their number is odd.
     right = [*cells[half:], ""]
     return [f"{a:{width}}  {b}".rstrip() for a, b in zip(cells[:half], right, strict=False)]
 
@@ -127,7 +127,7 @@ _EXITS: dict[type[errors.ShardqError], Exit] = {
 
 
 def exit_of(error: errors.ShardqError) -> Exit:
-    """The exit code of an error: that of the nearest family it belongs to.
+    """The exit code of an error: that of the nearest family in its tree.
 
     >>> exit_of(errors.BadTime("no zone"))
     <Exit.USAGE: 2>

@@ -1,4 +1,4 @@
-"""What failed lately, in all queues or some."""
+"""The last failures, in all queues or some."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ _NEXT = {Next.DUE: "is due", Next.RUNNING: "runs again", Next.DEAD: "dead"}
 
 
 class _Found(NamedTuple):
-    """What failed in a queue.
+    """The failures of a queue.
 
     Attributes:
-        failed: The last of it.
-        missing: What could not be read, in a sentence; empty where all was.
+        failed: The last ones.
+        missing: A sentence on the part that could not be read; empty if all was read.
     """
 
     failed: list[Failed]
@@ -127,7 +127,7 @@ def failures(
 
 
 def _opened(db: Connection, names: Sequence[str]) -> tuple[list[Queue], set[str]]:
-    """The queues to look at, and the names of those that have dead messages of others."""
+    """The queues to read, and the names of those with dead messages of others."""
     if names:
         asked = [db.queue(name, create=False) for name in dict.fromkeys(names)]
         kept = [one for one in (dead_of(db, name) for name in names) if one is not None]

@@ -1,4 +1,4 @@
-"""What `schedule preview` shows: fire times as a calendar has them, and what is unusual of each.
+"""The output of `schedule preview`: fire times as a calendar, with the reasons of unusual ones.
 
 ```
     day             Europe/Berlin  UTC    due
@@ -33,23 +33,23 @@ if TYPE_CHECKING:
 _GAP = "  "
 _INDENT = "    "
 _MARKED_MS = 100 * 86_400_000
-"""Between fire times that are further apart every year's changes would lie."""
+"""Between fire times further apart than this, every year's clock changes would be shown."""
 _RULE = 78
-"""Columns up to which the line of a change of the clocks is drawn, at least."""
+"""The line of a clock change is at least this wide, in columns."""
 _LEFT_OUT_MIN = 4
-"""From so many on, passed fire times in a row are shown as the first and the last of them."""
+"""From this many on, dropped fire times in a row are shown as the first and the last of them."""
 _CHANGED = "cyan"
 _UNUSUAL = "yellow"
 _PASSED_BY = "red"
 
 
 class Fires(NamedTuple):
-    """A fire time, or one that is passed by.
+    """A fire time, or one that a policy drops.
 
     Attributes:
         time: The fire time, aware.
-        due: When its message will be due; None of one that is passed by.
-        why: What is unusual about it; empty where nothing is.
+        due: When its message will be due; None if it is dropped.
+        why: The reason if it is unusual; else empty.
     """
 
     time: datetime
@@ -58,7 +58,7 @@ class Fires(NamedTuple):
 
 
 class More(NamedTuple):
-    """The number of further fire times that are passed by."""
+    """The number of further dropped fire times."""
 
     number: int
 
@@ -67,11 +67,11 @@ Event: TypeAlias = "Fires | More | Change"
 
 
 def events(definition: Definition, after_ms: int, count: int, *, fired: int = 0) -> list[Fires]:
-    """The next fire times of a schedule, and between them those that its policies pass by.
+    """The next fire times of a schedule, with the ones that its policies drop.
 
     Args:
-        definition: It.
-        after_ms: From when on, epoch milliseconds.
+        definition: The schedule.
+        after_ms: The start, epoch milliseconds.
         count: How many that fire.
         fired: How often it has fired.
     """
@@ -85,7 +85,7 @@ def events(definition: Definition, after_ms: int, count: int, *, fired: int = 0)
 
 
 def _passed_by(definition: Definition, after_ms: int, until_ms: int) -> Iterator[Fires]:
-    """Fire times that would be if each local time fired, before one that is."""
+    """Fire times that would exist if each local time fired, before a real one."""
     zone = definition.trigger.tzinfo
     if until_ms - after_ms > _MARKED_MS or not changes(zone, after_ms, until_ms):
         return
@@ -109,11 +109,11 @@ class Timetable:
     """Fire times as lines.
 
     Attributes:
-        fires: They, ascending.
-        zone: In which they are shown.
-        after_ms: From when on they are, epoch milliseconds.
-        has_due: Whether messages are due later than the fire times.
-        ascii_only: Whether the terminal's alphabet has no lines to draw with.
+        fires: The fire times, ascending.
+        zone: The zone to show them in.
+        after_ms: Their start, epoch milliseconds.
+        has_due: True if messages are due later than the fire times.
+        ascii_only: True if the terminal has no line characters.
     """
 
     fires: Sequence[Fires]
@@ -123,7 +123,7 @@ class Timetable:
     ascii_only: bool = False
 
     def lines(self, width: int) -> list[Text]:
-        """They in a terminal of so many columns; what has no room goes below its line."""
+        """The lines for a terminal of this width; a text without room goes below its line."""
         has_seconds = any(one.time.second for one in self.fires)
         clock = "%H:%M:%S" if has_seconds else "%H:%M"
         utc = [] if self._is_utc else ["UTC"]
@@ -160,7 +160,7 @@ class Timetable:
         return made
 
     def _events(self) -> Iterator[Event]:
-        """Fire times and, between them, the changes of the clocks of the zone that is shown."""
+        """Fire times and, between them, the clock changes of the shown zone."""
         last_ms = self.after_ms
         for one in _shortened(self.fires):
             if isinstance(one, Fires):
@@ -185,7 +185,7 @@ class Timetable:
 
     @property
     def _is_utc(self) -> bool:
-        """Whether the wall clock is UTC's, of which another column would be the same."""
+        """True if the wall clock is UTC's, so that another column would be the same."""
         return zone_name(self.zone) == "UTC"
 
     def _day(self, at_ms: int) -> str:
@@ -203,7 +203,7 @@ class Timetable:
 
 
 def _shortened(fires: Iterable[Fires]) -> Iterator[Fires | More]:
-    """Where many in a row are passed by, the first and the last of them."""
+    """Shorten many dropped fire times in a row to the first and the last."""
     for is_passed_by, some in groupby(fires, lambda one: one.due is None):
         row = list(some)
         if is_passed_by and len(row) >= _LEFT_OUT_MIN:
@@ -217,7 +217,7 @@ def _joined(cells: Sequence[str], widths: Sequence[int]) -> str:
 
 
 def _time(moment: datetime, local: datetime, clock: str) -> str:
-    """A time of day, with its weekday where that is not the one of the local time."""
+    """A time of day, with its weekday if that differs from the local time's."""
     day = "" if moment.date() == local.date() else f" {moment:%a}"
     return f"{moment:{clock}}{day}"
 
@@ -227,6 +227,6 @@ def _at_offset(at_ms: int, offset_ms: int) -> datetime:
 
 
 def offset(moment: datetime) -> str:
-    """That of a time from UTC, `+02:00`."""
+    """The offset of a time from UTC, `+02:00`."""
     text = moment.strftime("%z")
     return f"{text[:3]}:{text[3:5]}"

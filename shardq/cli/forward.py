@@ -9,7 +9,7 @@ from shardq.cli.exits import Exit
 from shardq.cli.keyed import Telling
 
 _TOGETHER = 500
-"""Messages that are moved by one call where no rate is given."""
+"""Messages that are moved by one call without a rate."""
 
 
 @click.command(

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _INK = "░▒▓█"
 _INK_ASCII = ".:*#"
 _NUMBER_MIN = 5
-"""Columns of a cell that has room for a number: a mark, three characters and a space."""
+"""Columns of a cell with room for a number: a mark, three characters and a space."""
 _CELL_MAX = 8
 _GAP = "  "
 _TOTAL = 8
@@ -37,14 +37,14 @@ _UNKNOWN = "?"
 
 
 class HeatMap:
-    """Draws what is ahead of one queue.
+    """Draws the load ahead of one queue.
 
     Args:
         grid: The cells.
-        panel: What is in them, and what is said of it.
-        width: Columns of the terminal; `screen.WIDE` where there is none.
-        has_colours: Whether it shows colours.
-        ascii_only: Whether its alphabet has no shades of ink.
+        panel: The contents of the cells, and the texts.
+        width: Columns of the terminal; `screen.WIDE` without one.
+        has_colours: True if the terminal shows colours.
+        ascii_only: True if the terminal has no shades of ink.
     """
 
     def __init__(
@@ -62,13 +62,13 @@ class HeatMap:
         self._total = _TOTAL if left >= _TOTAL + len(grid.columns) else 0
         room = (left - self._total) // len(grid.columns)
         longest = max(len(f"{load.total:,}") for load in panel.loads.values())
-        # In a file numbers need no ground to stand on.
+        # In a file numbers need no coloured cell.
         wide = _CELL_MAX if has_colours else max(longest + 2, _NUMBER_MIN)
         self._cell = max(min(room, wide), 1)
         self._has_numbers = self._cell >= _NUMBER_MIN
 
     def lines(self) -> Iterator[Text]:
-        """All of it."""
+        """All lines."""
         panel = self._panel
         yield from self._folded(panel.title, "bold")
         yield from self._folded(panel.subtitle)
@@ -96,7 +96,7 @@ class HeatMap:
             yield line
 
     def _heads(self) -> str:
-        """The heads of the columns; of narrow ones those that do not touch the one before."""
+        """The heads of the columns; without narrow ones that would touch the one before."""
         if self._has_numbers:
             return "".join(f"{head.rjust(self._cell - 1)} " for head in self._grid.columns)
         heads = ""
@@ -121,7 +121,7 @@ class HeatMap:
             return Text(mark.ljust(width, self._inked(total)))
         if self._panel.is_all_hot(cell):
             return Text(f"{number} ".rjust(width), style=_on(RED))
-        # Of a cell that has a hot minute, one column is as that.
+        # In a cell with a hot minute, one column is marked as hot.
         stripe = int(is_hot)
         drawn = Text().append(" " * stripe, style=_on(RED))
         return drawn.append(f"{number} ".rjust(width)[stripe:], style=_on(self._colour(total)))
@@ -133,7 +133,7 @@ class HeatMap:
         return self._ink[self._scale.shade(count, len(self._ink))]
 
     def _legend(self) -> Iterator[Text]:
-        """What colours and ink mean; nothing where numbers say it."""
+        """The meaning of colours and ink; nothing if numbers show it."""
         if self._has_numbers and not self._has_colours:
             return
         keys: list[Text] = []

@@ -1,4 +1,4 @@
-"""What became of a message, by the history that its queue keeps."""
+"""The fates of messages, by the history that their queue keeps."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def history(
         if first is None:
             of = f"{queue} has recorded nothing"
             if message_id is not None:
-                # A name as it was given may steer a terminal.
+                # A name may contain control characters of terminals.
                 of += f" of message {message_id!r}"
                 if ids.from_text(message_id) is None:
                     of += "; a message that had this for a key and has ended is found by its id"
@@ -75,7 +75,7 @@ def history(
 
 
 def _state(source: Queue, record: Record) -> State | None:
-    """Where a message is that has not ended; None where that is not near, nor as it was put."""
+    """The state of a message that has not ended; None if it is neither near nor as it was put."""
     if record.fate is not None:
         return None
     home = source._home
@@ -111,7 +111,7 @@ def _told(record: Record) -> dict[str, object]:
 
 
 def _failed_line(one: FailedAttempt) -> str:
-    """A line for an attempt that failed, below that of its record."""
+    """A line for a failed attempt, below that of its record."""
     clauses = [f"{_INDENT}attempt {one.attempt:,}"]
     if one.began is not None and one.run_ms is not None:
         clauses += [f"began {screen.when(one.began)},", f"ran {span(one.run_ms)},"]
@@ -121,7 +121,7 @@ def _failed_line(one: FailedAttempt) -> str:
 
 
 def _line(record: Record, state: State | None) -> str:
-    """A record in clauses of no-break spaces: a terminal shows each in one line."""
+    """A record in clauses of no-break spaces: a terminal keeps each on one line."""
     due = f"due {screen.when(record.due)}" if record.due else "put not recorded"
     task = "" if record.task is None else f"{screen.plain(record.task)}, "
     entered = f"{screen.exact(record.id)}: {task}entered {screen.when(record.entered)},"
@@ -137,6 +137,6 @@ def _line(record: Record, state: State | None) -> str:
     elif state is None:
         clauses.append("not ended")
     line = " ".join(clause.replace(" ", "\N{NO-BREAK SPACE}") for clause in clauses)
-    # A sentence of any length is broken between its words.
+    # A long sentence is broken between its words.
     told = "" if state is None else f" {screen.kept_together(screen.exact(str(state)).plain)}"
     return line + told

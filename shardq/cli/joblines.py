@@ -1,4 +1,4 @@
-"""What `work` prints of the jobs that it runs: a line for each run that has ended."""
+"""The output of `work`: a line for each run that has ended."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ _TASK_MAX = 40
 _SPAN = 6
 _INDENT = "    "
 _TRACEBACKS_MAX = 100
-"""Lines that wait and may have a traceback of some kilobytes; those after them have none."""
+"""Waiting lines that may have a traceback of some kilobytes; the lines after them have none."""
 _WAITING_MAX = 10_000
-"""Lines that wait for stdout; more are left out, for the work must not wait for who reads them."""
+"""Waiting lines for stdout; more are left out, because the work must not wait for a reader."""
 
 
 class JobLines:
-    """Prints a line for each run, in a thread of its own: whoever runs jobs never waits for it.
+    """Prints a line for each run, in a thread of its own, so that jobs never wait for it.
 
     ```
     13:03:35  done       app.welcome     12ms  2f6b8e1c-..
@@ -51,14 +51,14 @@ class JobLines:
         ..
     ```
 
-    What it prints, the log on stderr leaves out (`says`).
+    The log on stderr leaves out the runs that are printed here (`says`).
 
-    Where stdout takes no more, it says so once on stderr, and the work goes on.
+    If stdout is closed, it reports that once on stderr, and the work continues.
 
     Args:
-        clock: The store's.
+        clock: The store's clock.
         tasks: The names of the tasks, for the width of their column.
-        as_json: Whether each line is a JSON object.
+        as_json: True to print JSON objects.
     """
 
     def __init__(self, clock: Clock, tasks: Iterable[str], *, as_json: bool) -> None:
@@ -90,11 +90,11 @@ class JobLines:
             self._state.notify()
 
     def says(self, record: logging.LogRecord) -> bool:
-        """True if a record of the log is of runs that have lines here."""
+        """True if a log record is about a run that has a line here."""
         return getattr(record, REPORTED, False) and not self._is_broken
 
     def close(self) -> None:
-        """Write what waits, and end; where stdout takes nothing, a second is enough."""
+        """Write the waiting lines, and end; waits at most a second for stdout."""
         with self._state:
             self._is_closed = True
             self._state.notify()
@@ -102,7 +102,7 @@ class JobLines:
 
     @property
     def total(self) -> str:
-        """How many runs came to what, in words."""
+        """The number of runs by outcome, as text."""
         counts = self._counts
         each = [f"{counts[state]:,} {state}" for state in _COLOURS if counts[state]]
         whole = screen.plural(sum(counts.values()), "run")
@@ -138,7 +138,7 @@ class JobLines:
         if self._as_json:
             return _json(now_ms, ended)
         when = iso(now_ms)
-        # The day, and parts of a second, are for who reads a file of them later.
+        # The day, and parts of a second, matter only in a file that is read later.
         when = when[11:19] if self._is_terminal else when
         state = f"{ended.state:{_STATE}}"
         if self._is_coloured:

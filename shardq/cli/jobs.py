@@ -1,4 +1,4 @@
-"""Jobs of tasks at a shell: the app that has them, their arguments, and how they are shown."""
+"""Jobs of tasks at a shell: their app, their arguments, and their texts."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ if TYPE_CHECKING:
 
 TASK_HEADER = message.TASK_HEADER
 _VALUE_MAX = 200
-"""Characters of an argument that are shown."""
+"""How much of an argument is shown, in characters."""
 
 
 def app_of(name: str, url: str | None) -> App:
-    """The app of a name, with the store that was chosen.
+    """The app of a name, with the chosen store.
 
     Args:
         name: `module:attribute`.
-        url: The store that the command was given.
+        url: The store that was given to the command.
 
     Raises:
-        UsageError: If it cannot be imported, or has a store of its own beside a given one.
+        UsageError: If it cannot be imported, or has a store of its own besides a given one.
     """
-    # Here, because it takes longer to import than most commands take.
+    # Imported here, because it takes longer than most commands.
     from shardq.stores import store_of
     from shardq.tasks import App
     from shardq.tasks.importing import load
@@ -56,7 +56,7 @@ def app_of(name: str, url: str | None) -> App:
 
 
 def tell_store(app: App) -> None:
-    """Say where an app has a store of its own, and the one of the environment is not used."""
+    """Print a note if an app has a store of its own, so that the environment's is not used."""
     from shardq.stores import store_of
 
     chosen, own = os.environ.get(options.STORE_VARIABLE), _store_of(app)
@@ -65,7 +65,7 @@ def tell_store(app: App) -> None:
     try:
         is_other = store_of(chosen).shown != own
     except ShardqError:
-        # Unused, it is no reason to fail.
+        # An unused url is no reason to fail.
         is_other = True
     if is_other:
         click.echo(
@@ -76,7 +76,7 @@ def tell_store(app: App) -> None:
 
 
 def _store_of(app: App) -> str:
-    """The url of an app's store, to be shown; nothing is connected to."""
+    """The url of an app's store, to be shown; makes no connection."""
     from shardq.stores import store_of
 
     store = app._home.store
@@ -84,7 +84,7 @@ def _store_of(app: App) -> str:
 
 
 def arguments_of(text: str | None) -> dict[str, Any] | list[Any]:
-    """The arguments that were given as JSON; none where they are left out.
+    """The arguments given as JSON; empty if there are none.
 
     Raises:
         click.UsageError: If they are no JSON object or list.
@@ -109,7 +109,7 @@ def body_of(given: Any) -> bytes:
     """Arguments as the body of a job.
 
     Raises:
-        click.UsageError: If no UTF-8 can be made of a text.
+        click.UsageError: If a text cannot be UTF-8.
     """
     try:
         return json.dumps(given, ensure_ascii=False, separators=(",", ":")).encode()
@@ -125,29 +125,29 @@ def put_job(
     """Put a job of an app's task; returns its message.
 
     Args:
-        app: It.
+        app: The app.
         task: The task's name, or an alias.
         given: Its arguments, by name or by position.
-        chosen: Options, in the place of the task's own.
+        chosen: Options that replace the task's own.
 
     Raises:
         UsageError: If there is no such task, it does not take the arguments, or an option cannot be
             used.
     """
     bound, args, kwargs = _call(app, task, given)
-    # Of a job that was put just now, it is there.
+    # A job that was put just now has its message.
     return cast("Message", bound.using(**chosen).put(*args, **kwargs).message)
 
 
 def drafted_job(
     app: App, task: str, given: dict[str, Any] | list[Any], chosen: Mapping[str, Any]
 ) -> tuple[Queue, dict[str, Any]]:
-    """What a schedule of a task is to put, and into which queue; the task's delay is left out.
+    """The job of a schedule's task, and its queue; the task's delay is left out.
 
     Raises:
-        UsageError: As `put_job` does, and of options that a schedule has no use for.
+        UsageError: As `put_job`, and for options that make no sense with a schedule.
     """
-    # Here, because it takes longer to import than most commands take.
+    # Imported here, because it takes longer than most commands.
     from shardq.tasks.declared import scheduled
 
     bound, args, kwargs = _call(app, task, given)
@@ -159,7 +159,7 @@ def drafted_job(
 def _call(
     app: App, task: str, given: dict[str, Any] | list[Any]
 ) -> tuple[Bound[..., Any], tuple[Any, ...], dict[str, Any]]:
-    """A task of an app, and what it is to be called with."""
+    """A task of an app, and the arguments of the call."""
     definition = app._home.find(task)
     if definition is None:
         raise UsageError(f"the app has no task {shown(task)}; {app._home.known(task)}")
@@ -171,7 +171,7 @@ def _call(
 
 
 def _named(definition: Definition, given: dict[str, Any] | list[Any]) -> dict[str, Any]:
-    """Arguments by name, as the body of a job has them."""
+    """Arguments by name, as the body of a job holds them."""
     if isinstance(given, dict):
         return given
     named: dict[str, Any] = {}
@@ -190,7 +190,7 @@ def _named(definition: Definition, given: dict[str, Any] | list[Any]) -> dict[st
 
 
 def call_text(headers: Mapping[str, str], body: bytes) -> str | None:
-    """A job as the call that it is, `mail.welcome(user="ada")`; None of any other message."""
+    """A job as a call, `mail.welcome(user="ada")`; None for any other message."""
     task = headers.get(TASK_HEADER)
     if task is None:
         return None
@@ -209,7 +209,7 @@ def call_text(headers: Mapping[str, str], body: bytes) -> str | None:
 
 
 def attempts_allowed(headers: Mapping[str, str], attempts: int) -> str:
-    """How often a job may run, as far as it says so itself.
+    """How often a job may run, as far as its headers record it.
 
     Args:
         headers: Its headers.
@@ -224,7 +224,7 @@ def attempts_allowed(headers: Mapping[str, str], attempts: int) -> str:
 
 
 def is_job(message: Message) -> bool:
-    """Whether a message is a job of a task; not where its headers are damaged."""
+    """True if a message is a job of a task; False if its headers are damaged."""
     try:
         return TASK_HEADER in message.headers
     except StoreCorrupt:
@@ -232,11 +232,11 @@ def is_job(message: Message) -> bool:
 
 
 def starting(queue: str, *, are_jobs: bool) -> str:
-    """What to do where nobody consumes a queue.
+    """The advice for a queue without consumers.
 
     Args:
-        queue: Its name.
-        are_jobs: Whether its messages are jobs of tasks.
+        queue: The queue's name.
+        are_jobs: True if its messages are jobs of tasks.
     """
     if are_jobs:
         return "These are jobs of tasks: start a worker, `shardq work MODULE:app`."

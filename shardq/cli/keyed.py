@@ -1,4 +1,4 @@
-"""Messages that wait: move them, edit one by its key, and how such a command ends."""
+"""Commands on waiting messages: move them, edit one by its key, and report the results."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _EXITS = {Answer.DONE: Exit.OK, Answer.NOT_THERE: Exit.NOT_THERE, Answer.RUNNING: Exit.RUNNING}
 _DONE = {"cancel": "cancelled", "move": "moved", "edit": "edited", "forward": "moved"}
-"""What has become of a message, by the command."""
+"""The past participle of each command, for its result."""
 
 
 @click.command(
@@ -102,7 +102,7 @@ def move(
 
 
 def _failed(source: Queue, task: str | None) -> Iterator[Message]:
-    """The messages that wait for their next attempt; of a task, its jobs."""
+    """The messages that wait for their next attempt; with a task, only its jobs."""
     home = source._home
     for row in Whereabouts(home.store, home.clock, home.register).in_back_off():
         message = Message(row, 0, home.register.signer)
@@ -168,12 +168,12 @@ def _needed(key: str | None) -> str:
 
 
 def check_named(ids: Sequence[str], keys: Sequence[str], *, of_failed: bool | None = None) -> None:
-    """Raise unless a command was given messages, in one way.
+    """Raise unless messages were named in exactly one way.
 
     Args:
         ids: Their ids or receipts.
         keys: Their keys.
-        of_failed: Whether all that have failed are meant; None: they never are.
+        of_failed: True for all that have failed; None if the command does not allow that.
     """
     if sum(map(bool, (ids, keys, of_failed))) != 1:
         more = "RECEIPTs or --key" if of_failed is None else "RECEIPTs, --key or --failed"
@@ -181,16 +181,16 @@ def check_named(ids: Sequence[str], keys: Sequence[str], *, of_failed: bool | No
 
 
 class Telling:
-    """Prints what a command has come to, message by message.
+    """Prints the results of a command, message by message.
 
     Args:
         source: The queue.
         command: `cancel`, `move`, `forward` or `edit`.
-        as_json: Whether it is for programs.
-        is_one: Whether it is of one message, which is not named then.
+        as_json: True to print for programs.
+        is_one: True for a single message, which is not named then.
 
     Attributes:
-        ended: What the process ends with: the code of the first message with another than 0.
+        ended: The exit code of the process: the first one that is not 0.
     """
 
     def __init__(self, source: Queue, command: str, *, as_json: bool, is_one: bool = True) -> None:
@@ -201,7 +201,7 @@ class Telling:
         self._is_one = is_one
 
     def of_key(self, key: str, answer: Answer) -> None:
-        """Print what has become of a message that was named by its key."""
+        """Print the result for a message that was named by its key."""
         source, command = self._source, self._command
         now = None if command == "cancel" or answer is Answer.RUNNING else source.get(key)
         due = iso(now.due) if command == "move" and answer and now is not None else None
@@ -212,7 +212,7 @@ class Telling:
         self._end(_EXITS[answer])
 
     def of_id(self, name: str, answer: Answer, due: str | None = None) -> None:
-        """Print what has become of a message that was named by its id or receipt."""
+        """Print the result for a message that was named by its id or receipt."""
         is_cancel = self._command == "cancel"
         why = ""
         if answer is Answer.NOT_THERE and is_cancel:
@@ -227,7 +227,7 @@ class Telling:
 
     @contextmanager
     def damaged(self, name: str) -> Iterator[None]:
-        """Print that one of several receipts is damaged, and go on with the next."""
+        """Report that one of several receipts is damaged, and continue with the next."""
         try:
             yield
         except BadReceipt as error:
@@ -268,7 +268,7 @@ def _missing(source: Queue, key: str, now: Snapshot | None) -> str:
 
 
 def held(source: Queue, key: str) -> str:
-    """What is said of a key that no message has and none can take yet."""
+    """A note if a key without a message is still held; else empty."""
     home = source._home
     found = Keys(home.store, home.clock, home.register).seek([key])[key]
     is_held = found.state is Is.HELD

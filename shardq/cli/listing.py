@@ -1,4 +1,4 @@
-"""Lists of messages: ids are never cut, so that they can be copied; what people wrote gives way."""
+"""Lists of messages: ids are never cut, so that they can be copied; other texts are cut instead."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _GAP = "  "
 _INDENT = "    "
 _FREE_MIN = 20
-"""Columns of a terminal; a text that has less is not worth reading."""
+"""Columns of a terminal; a text with less room is not worth reading."""
 
 
 def show(heads: Sequence[str], rows: Sequence[Sequence[Text]], *, free: int) -> None:
@@ -35,7 +35,7 @@ def print_lines(made: Iterable[Text]) -> None:
     to = screen.console()
     for line in made:
         if to.is_terminal:
-            # The terminal may wrap it, but nothing is inserted that would be copied with it.
+            # The terminal may wrap it, but a copy contains no inserted characters.
             to.print(line, soft_wrap=True, highlight=False)
         else:
             click.echo(line.plain)
@@ -44,7 +44,7 @@ def print_lines(made: Iterable[Text]) -> None:
 def lines(
     heads: Sequence[str], rows: Sequence[Sequence[Text]], *, free: int, width: int
 ) -> list[Text]:
-    """The lines of a list: where the last columns have too little room, they go below the others.
+    """The lines of a list; if the last columns have too little room, they go below the others.
 
     Args:
         heads: The columns' titles; one that begins with `>` holds numbers.
@@ -60,7 +60,7 @@ def lines(
     is_below = room < free * _FREE_MIN and room < sum(widths[fixed:]) + len(_GAP) * (free - 1)
     if is_below:
         room = width - len(_INDENT)
-    # Each has its share, and what narrower ones have left.
+    # Each has its share, and the room that narrower ones leave.
     by_width = sorted(range(fixed, len(heads)), key=lambda n: widths[n])
     for left, n in zip(range(free, 0, -1), by_width, strict=True):
         widths[n] = min(widths[n], max((room - len(_GAP) * (left - 1)) // left, 1))

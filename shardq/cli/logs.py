@@ -1,4 +1,4 @@
-"""The log on stderr: what no handler of the app shows, and no line of a run says already."""
+"""The log on stderr: records that no handler of the app shows, and no line of a run repeats."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 
 class _Lines(logging.Formatter):
-    """Lines of the log: when, in UTC to the millisecond, how grave, where in shardq, and what."""
+    """Lines of the log: the time in UTC to the millisecond, level, module of shardq, and text."""
 
     def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802, ARG002 - logging's signature
         return iso(int(record.created * 1_000))
 
 
 class _Unshown(logging.StreamHandler):  # type: ignore[type-arg] # no generic at run time
-    """Writes to stderr what no handler of the app shows: an app may set logging up as it likes."""
+    """Writes records to stderr that no handler of the app shows, whatever logging it sets up."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a record, unless another handler has it on the terminal."""
@@ -37,9 +37,9 @@ class _Unshown(logging.StreamHandler):  # type: ignore[type-arg] # no generic at
 
 
 def _shows(handler: logging.Handler) -> bool:
-    """Whether a handler is known to write where this process does: to a stream, or Rich's console.
+    """True if a handler is known to write to this process's streams, or to Rich's console.
 
-    Of another class nobody knows: twice on the terminal is better than in some file alone.
+    Unknown classes count as not: twice on the terminal is better than only in some file.
     """
     streams = (sys.stderr, sys.stdout, sys.__stderr__, sys.__stdout__)
     console = getattr(handler, "console", None)
@@ -48,14 +48,14 @@ def _shows(handler: logging.Handler) -> bool:
 
 
 def set_up_logging(verbose: int) -> None:
-    """Log to stderr: warnings; from 1 on what changes, from 2 on everything."""
+    """Log to stderr: warnings; from 1 on changes, from 2 on everything."""
     level = (logging.WARNING, logging.INFO, logging.DEBUG)[min(verbose, 2)]
     handler = _Unshown()
     handler.setFormatter(_Lines("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     own = logging.getLogger("shardq")
     own.setLevel(level)
     own.addHandler(handler)
-    # What the driver warns of on its way to an error, the error says; alone it would be noise.
+    # The driver's warnings before an error are repeated by the error; alone they would be noise.
     driver = logging.getLogger("cassandra")
     driver.setLevel(logging.INFO if verbose > 1 else logging.CRITICAL)
     driver.addHandler(handler)
@@ -63,7 +63,7 @@ def set_up_logging(verbose: int) -> None:
 
 @contextmanager
 def without(is_left_out: Callable[[logging.LogRecord], bool]) -> Iterator[None]:
-    """Leave records out on stderr for a while; handlers of the app are given them all the same.
+    """Leave records out on stderr for a while; handlers of the app still receive them.
 
     Args:
         is_left_out: Called with each record, from any thread.

@@ -1,4 +1,4 @@
-"""Single messages: put one, look at what waits, cancel one."""
+"""Single messages: put one, show the waiting ones, cancel one."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def put(
         content = jobs.body_of(values)
         chosen["headers"] = {jobs.TASK_HEADER: task, **(given or {})}
     else:
-        # The argument's own bytes, whatever the locale made of them.
+        # The bytes of the argument itself, whatever the locale made of them.
         content = (
             options.stdin("the body").read() if body in (None, "-") else os.fsencode(body or "")
         )
@@ -148,7 +148,7 @@ def put(
 
 
 def _is_given(context: click.Context, name: str) -> bool:
-    """Whether an option was given, rather than left at what it is otherwise."""
+    """True if an option was given, not left at its default."""
     return context.get_parameter_source(name) is not ParameterSource.DEFAULT
 
 
@@ -161,7 +161,7 @@ def _tell_put(message: Message, *, as_json: bool) -> None:
 
 
 def stored_json(message: Message) -> dict[str, Any]:
-    """What has been put, for programs: all but the body, which they know."""
+    """A put message for programs: everything except the body, which they have."""
     return {
         "id": message.id,
         "queue": message.queue,
@@ -225,7 +225,7 @@ def peek(
 
 
 def _attempts(message: Message, *, is_running: bool) -> int:
-    """Deliveries begun: that of a run is recorded when it ends or is parked."""
+    """Begun deliveries: a running one is recorded only when it ends or is parked."""
     return message.attempt + (is_running and message._row.claim is None)
 
 
@@ -251,14 +251,14 @@ def _list(messages: Sequence[Message], running: Sequence[bool]) -> None:
 
 
 def key_column(messages: Sequence[Message]) -> list[list[Text]]:
-    """What a list shows of each message's key: nothing where none has another than its id."""
+    """The column of keys in a list: nothing if no key differs from its id."""
     if all(message.key in (None, message.id) for message in messages):
         return [[] for _ in messages]
     return [[screen.exact(message.key or "-")] for message in messages]
 
 
 def _error_text(message: Message) -> str:
-    """The last error, in a list that one damaged message does not end."""
+    """The last error, for a list that one damaged message must not end."""
     try:
         return message.last_error or ""
     except StoreCorrupt:
@@ -309,9 +309,9 @@ def _look_up(db: Connection, source: Queue, message_id: str, *, as_json: bool) -
 
 
 def dead_of(db: Connection, name: str) -> Queue | None:
-    """The queue that keeps the dead messages of another; None where nothing has died yet.
+    """The queue that keeps the dead messages of another; None if nothing has died yet.
 
-    Nothing dies of those that are dead.
+    Also None for a dead-letter queue: dead messages do not die again.
     """
     if is_dead_queue(name):
         return None
@@ -323,7 +323,7 @@ def dead_of(db: Connection, name: str) -> Queue | None:
 
 
 def body_text(message: Message) -> Text:
-    """The beginning of a body, in one line; of a job the call that it is."""
+    """The beginning of a body, in one line; a job is shown as a call."""
     call = _call_of(message)
     return screen.plain(call or message.body[:1_000].decode(errors="replace"))
 
@@ -355,12 +355,12 @@ def message_json(message: Message) -> dict[str, Any]:
 def show_message(
     message: Message, *, first: Mapping[str, str] | None = None, state: State | None = None
 ) -> None:
-    """Print all of a message, a line for each thing but for texts of several.
+    """Print all of a message, a line for each fact, more for long texts.
 
     Args:
-        message: It.
-        first: What comes first after its id: a name of 9 letters at most, and a header.
-        state: Where it is.
+        message: The message.
+        first: The first fact after its id: a name of 9 letters at most, and a header.
+        state: The message's state.
     """
     first = first or {}
     click.echo(f"{'id':9} {screen.exact(message.id).plain}")
@@ -383,7 +383,7 @@ def show_message(
     for name, value in told.items():
         click.echo(f"{name:9} {screen.exact(value).plain}")
     error = message.last_error
-    # Why a dead one died is among its headers.
+    # The reason of a dead message is among its headers.
     if error is not None and error != message.headers.get("shardq-reason"):
         is_snoozed = is_snooze_reason(message._row)
         click.echo(f"{'reason' if is_snoozed else 'error':9} {_block(error)}")
@@ -399,7 +399,7 @@ def show_message(
 
 
 def _block(text: str) -> str:
-    """A text of one line or several, those after the first indented."""
+    """A text of one or more lines, indented after the first."""
     lines = [screen.exact(line).plain for line in text.splitlines()]
     return "\n          ".join(lines)
 

@@ -1,4 +1,4 @@
-"""Watch queues: a live screen, a single look, or JSON."""
+"""Watches queues: a live screen, a single look, or JSON."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from shardq.observer import QueueView
 
 _LOOK_S = 1.0
-"""The screen waits no longer: queues that were not looked at by then follow later."""
+"""The screen waits no longer than this: queues that were not read by then follow later."""
 
 
 @click.command(
@@ -101,7 +101,7 @@ def observe(
     line for each queue at every look, until it is ended. It writes nothing.
     """  # noqa: D301 - click's own mark
     every_s = max(times.duration_ms(every, name="--every") / 1_000, 0.1)
-    # Triggers of the user's own may be there, and would have no firings.
+    # Triggers of the user's own are importable then; otherwise they would have no firings.
     put_here_on_path()
     if place is not None:
         if once or as_json:
@@ -153,7 +153,7 @@ def _say(text: str) -> None:
 
 
 def _passed_over(observer: Observer) -> dict[str, str]:
-    """What is wrong with the queues that it could not look at, in a few words."""
+    """The queues that could not be read, each with the reason in a few words."""
     newer = dict.fromkeys(observer.newer, "needs a newer shardq; upgrade it here")
     return newer | dict.fromkeys(observer.damaged, "is damaged: see `shardq check`")
 

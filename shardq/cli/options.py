@@ -1,4 +1,4 @@
-"""Options that several commands share, and what they open."""
+"""Options that several commands share, and the connections that they open."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _SENTENCE_MAX = 1_000
 
 
 class Whole(click.ParamType[int]):
-    """A whole number with bounds, which the help and an error say in words."""
+    """A whole number with bounds, which are in the help and in errors."""
 
     name = "whole number"
 
@@ -38,7 +38,7 @@ class Whole(click.ParamType[int]):
 
     @property
     def bounds(self) -> str:
-        """The bounds in words."""
+        """The bounds as text."""
         if self.most is None:
             return f"{self.least:,} or more"
         return f"{self.least:,} to {self.most:,}"
@@ -46,7 +46,7 @@ class Whole(click.ParamType[int]):
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> int:
-        """The number of a text, as click asks for it."""
+        """The number of a text, called by click."""
         try:
             number = int(str(value))
         except ValueError:
@@ -65,11 +65,11 @@ def whole(
     """An option for a whole number.
 
     Args:
-        names: The option, and what the command calls it.
-        text: What it is, in a sentence.
+        names: The option, and its parameter's name.
+        text: Its help, a sentence.
         least: The smallest.
-        most: The largest; None where there is none.
-        default: The number that is taken where it is not given; None: none is.
+        most: The largest; None without one.
+        default: The number if it is not given; None: there is none.
     """
     kind = Whole(least, most)
     otherwise = "" if default is None else f", and {default:,} where it is not given"
@@ -143,7 +143,7 @@ class Group(click.Group):
     """A command of commands whose help shows the whole first sentence of each.
 
     Attributes:
-        elsewhere: What a command is called here that people look for under another name.
+        elsewhere: Names that people know from elsewhere, each with the command here.
     """
 
     elsewhere: ClassVar[Mapping[str, str]] = {}
@@ -151,7 +151,7 @@ class Group(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Like click's own, with a hint where there is no such command."""
+        """Like click's own, with a hint if there is no such command."""
         name = args[0]
         if not name.startswith("-") and self.get_command(ctx, name) is None:
             near = names.nearest(name, self.list_commands(ctx))
@@ -173,7 +173,7 @@ class Group(click.Group):
 
 
 def examples(*lines: str) -> str:
-    """The end of a command's help: how it is used."""
+    """The end of a command's help: examples of its use."""
     return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
 
 
@@ -181,7 +181,7 @@ def store_url(url: str | None) -> str:
     """The store's url: the command's option, else that of `shardq`, else `SHARDQ_STORE`.
 
     Raises:
-        UsageError: If it is given nowhere.
+        UsageError: If none is given.
     """
     chosen = given_url(url) or os.environ.get(STORE_VARIABLE)
     if not chosen:
@@ -193,7 +193,7 @@ def store_url(url: str | None) -> str:
 
 
 def given_url(url: str | None) -> str | None:
-    """The url that was given as an option, of the command or of those that lead to it."""
+    """The url given as an option of the command or of a group above it."""
     context: click.Context | None = click.get_current_context()
     while context is not None and not url:
         url = context.params.get("url") or context.params.get("store")
@@ -202,16 +202,16 @@ def given_url(url: str | None) -> str | None:
 
 
 def connect(url: str | None, *, makes: bool = False) -> AbstractContextManager[Connection]:
-    """A connection to the store that was chosen; see `recorded.kept`.
+    """A connection to the chosen store; see `recorded.kept`.
 
     Args:
         url: The command's option.
-        makes: Whether a SQLite file that is not there is made. Who only looks has mistyped its
-            name, and an empty store would answer that all is well.
+        makes: True to make a SQLite file that does not exist. A command that only reads must not:
+            for a mistyped name an empty store would report that all is well.
 
     Raises:
-        UsageError: If none was.
-        StoreUnavailable: If it is a SQLite file that is not there, and is not made.
+        UsageError: If no store was given.
+        StoreUnavailable: If it is a SQLite file that does not exist, and is not made.
         ShardqError: If it cannot be opened.
     """
     chosen = store_url(url)
@@ -230,7 +230,7 @@ def connect(url: str | None, *, makes: bool = False) -> AbstractContextManager[C
 
 
 def tell_memory(shown: str) -> None:
-    """Say where a store is in memory: no other process sees what is put there.
+    """Print a note if a store is in memory: no other process sees its messages.
 
     Args:
         shown: The store's url, as a connection shows it.
@@ -244,7 +244,7 @@ def tell_memory(shown: str) -> None:
 
 
 def headers_of(given: Iterable[str]) -> dict[str, str] | None:
-    """The headers that were given as `NAME=VALUE`; None where there are none.
+    """The headers given as `NAME=VALUE`; None without any.
 
     Raises:
         click.UsageError: If one has no `=`.
@@ -259,15 +259,15 @@ def headers_of(given: Iterable[str]) -> dict[str, str] | None:
 
 
 def stdin(what: str) -> BinaryIO:
-    """The bytes of stdin; a person at a terminal is told what is waited for.
+    """The bytes of stdin; at a terminal a note names the expected input.
 
     Args:
-        what: What is read.
+        what: The name of the input.
 
     Raises:
-        UsageError: If it is closed.
+        UsageError: If stdin is closed.
     """
-    # None where this process was started without one, whatever its type says.
+    # None if this process was started without stdin, whatever its type says.
     stream: TextIO | None = sys.stdin
     if stream is None:
         raise UsageError(f"stdin is closed, so {what} cannot be read from it.")

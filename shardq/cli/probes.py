@@ -1,4 +1,4 @@
-"""The options `--metrics` and `--health`, and what answers those who watch a process by them."""
+"""The options `--metrics` and `--health`, and the answers to programs that watch a process."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ _PLACE = re.compile(r"(.*:)?\d+")
 class Probes:
     """Pages, a file and systemd, for one process or for a supervisor.
 
-    Ports are taken when it is made, so that one in use ends the command before anything is done.
+    Ports are opened by the constructor, so that one in use ends the command before any work.
 
     Args:
-        metrics: What was given as `--metrics`.
-        health: What was given as `--health`.
+        metrics: The value of `--metrics`.
+        health: The value of `--health`.
         say: Prints a sentence.
 
     Raises:
@@ -83,11 +83,11 @@ class Probes:
         return metrics is not None and place == place_of(metrics, "--metrics") and place[1] > 0
 
     def begin(self, make: Callable[[], Vitals], read: Callable[[], Read]) -> None:
-        """Answer from now on, if anybody is to ask.
+        """Answer from now on, if a place was given.
 
         Args:
-            make: Makes what says whether this process is live and ready.
-            read: Makes what reads metrics, if these are asked for.
+            make: Makes the vitals: live and ready.
+            read: Makes the reader of metrics, if these are asked for.
         """
         if not self._pages and self._file is None and self._tell is None:
             return
@@ -106,7 +106,7 @@ class Probes:
             self._beat.start()
 
     def close(self) -> None:
-        """Answer no more. Idempotent."""
+        """Stop answering. Idempotent."""
         if self._beat is not None:
             self._beat.close()
         for page in self._pages:
@@ -114,7 +114,7 @@ class Probes:
 
 
 def of_one(db: Connection, names: Sequence[str] | None = None) -> Callable[[], Read]:
-    """What reads metrics where this process is alone."""
+    """A function that makes the reader of metrics for a process without a supervisor."""
 
     def read() -> Read:
         from shardq.metrics.exporter import reader
@@ -125,11 +125,11 @@ def of_one(db: Connection, names: Sequence[str] | None = None) -> Callable[[], R
 
 
 def answer(line: Line, vitals: Callable[[], Vitals], db: Connection, *, has_metrics: bool) -> None:
-    """Let a process answer what its supervisor is asked.
+    """Let a process answer the questions of its supervisor.
 
     Args:
         line: Its line to the supervisor.
-        vitals: Makes what it says of itself, once somebody asks.
+        vitals: Makes its vitals, on the first question.
         db: Its store.
         has_metrics: True if metrics are asked for.
     """

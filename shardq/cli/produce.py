@@ -40,14 +40,14 @@ _TICK_S = 0.02
 _NAP_S = 0.2
 """The longest single wait: a signal is noticed between two."""
 _GATHER_US = 200_000
-"""Lines that come one by one are stored together, but none waits longer."""
+"""Lines that arrive one by one are stored together, but none waits longer."""
 _BUFFER_BYTES = 64 << 10
 _RATE_MAX = 1e9
 _LIMIT_MAX = 10**12
 _PART_CHARS = 16
 _OF_A_FILE = ("due_field", "key_field", "speed", "start", "limit", "part", "lead")
 _OF_A_RATE = ("delay", "count", "body")
-"""Options that say something of one of the two ways alone."""
+"""Options that are only valid with a rate."""
 
 
 @click.command(
@@ -163,7 +163,7 @@ def produce(
     first, step = _part(part)
     shared = {"priority": priority, "group": group, "headers": options.headers_of(headers)}
     with ExitStack() as stack:
-        # Before signals are caught: a pipe that nobody writes to is waited for here.
+        # Before signals are caught, because this waits for a pipe's writer.
         source = None if path is None else stack.enter_context(_opened(path))
         db = stack.enter_context(options.connect(url, makes=True))
         clock = db._home.clock
@@ -214,7 +214,7 @@ def produce(
 
 
 def _refuse_alone(option: str, names: Iterable[str]) -> None:
-    """Refuse what would change nothing, because it goes with an option that is not given."""
+    """Refuse options without effect, because the option that they go with is missing."""
     source_of = click.get_current_context().get_parameter_source
     for name in names:
         if source_of(name) is ParameterSource.COMMANDLINE:
@@ -242,11 +242,11 @@ class _Stopped(Exception):
 
 
 class _Source(streams.Whole):
-    """What is read: before it waits for more, what it has given is stored.
+    """The input: all lines that it has returned are stored before it waits for more.
 
     Attributes:
         caught: The signals caught; one ends it.
-        on_wait: Called when nothing is there to read; returns for how many milliseconds to wait.
+        on_wait: Called when there is nothing to read; returns for how many milliseconds to wait.
     """
 
     def __init__(self, descriptor: int, said: str, *, closes: bool) -> None:
@@ -274,7 +274,7 @@ def _opened(path: Path) -> BinaryIO:
     try:
         return BufferedReader(_Source(stream.fileno(), "stdin", closes=False), _BUFFER_BYTES)
     except UnsupportedOperation:
-        # One in memory, as tests have it.
+        # A stream in memory, in tests.
         return stream
 
 
@@ -294,9 +294,9 @@ def _events(
 
 @contextmanager
 def _caught_signals() -> Iterator[list[int]]:
-    """The signals that ask for an end, as they are caught; a second one does what it does else.
+    """The caught signals that ask for an end; a second one has its usual effect.
 
-    A put that one breaks off is neither stored for certain nor not.
+    A put that is interrupted by the second one may or may not be stored.
     """
     caught: list[int] = []
     before: dict[int, Any] = {}
@@ -330,8 +330,8 @@ class _Writer:
         put: Messages stored for certain.
         kept: Lines not put, because their keys were taken.
         repeats: Writes that had to be repeated.
-        late: Lines put after their due, because of one above them that is due later.
-        latest_ms: How long after, at most.
+        late: Lines put after their due, because an earlier line is due later.
+        latest_ms: The most by which a line was late.
     """
 
     queue: Queue
@@ -354,7 +354,7 @@ class _Writer:
             self.flush()
 
     def flush(self) -> None:
-        """Put the lines that wait."""
+        """Put the waiting lines."""
         items = [_item(message) for message in self._waiting]
         self._waiting.clear()
         if items:
@@ -362,7 +362,7 @@ class _Writer:
             self._stored_us = self.clock.boot_us()
 
     def gather(self) -> float:
-        """Put the lines that wait, unless some were put just now; returns milliseconds to wait."""
+        """Put the waiting lines, unless a put was just now; returns milliseconds to wait."""
         if self._waiting:
             early_us = self._stored_us + _GATHER_US - self.clock.boot_us()
             if early_us > 0:
@@ -374,8 +374,8 @@ class _Writer:
         """Put items of `put_many`.
 
         Raises:
-            UsageError: If one cannot be used; those before it are stored.
-            StoreError: If the store does not come back; the text says how many were stored.
+            UsageError: If one cannot be used; the items before it are stored.
+            StoreError: If the store stays unavailable; the text has the number of stored messages.
         """
         chunk = [item | self.shared for item in items]
         left: Iterator[Any] = iter(chunk)
@@ -384,7 +384,7 @@ class _Writer:
             try:
                 kept += asked - self.queue.put_many(left)
             except KeyTaken as taken:
-                # It is held. What comes after it may have been taken from `left`, and is put then.
+                # The key is held. Items after it may have been taken from `left`; they are put now.
                 rest = list(left)
                 kept += asked - len(rest) - taken.put
                 left, asked = iter(rest), len(rest)
@@ -392,8 +392,8 @@ class _Writer:
                 if attempt >= _TRIES:
                     self.tell(error)
                     raise
-                # Those it carries are the very rows: written twice, they are there once. Where it
-                # carries none, none was taken from `left` and not stored.
+                # The error holds exactly the rows of its write, so a repeat stores them once.
+                # Without rows, every item taken from `left` is stored.
                 again = [*error.messages, *left]
                 left, asked = iter(again), len(again)
                 self.repeats += 1
@@ -402,7 +402,7 @@ class _Writer:
                 self.tell(error)
                 raise
             except UsageError as error:
-                # Its note counts this chunk alone.
+                # Its note counts this chunk only.
                 error.__notes__ = []
                 self.put += len(chunk) - len(list(left)) - 1
                 raise
@@ -414,7 +414,7 @@ class _Writer:
             self.bar.advance(self.task, len(chunk))
 
     def tell(self, error: ShardqError | OSError) -> None:
-        """Add to an error how much was done before it."""
+        """Add the number of stored messages to an error."""
         error.add_note(f"Stored before that: {screen.plural(self.put, 'message')}.")
 
 
@@ -428,19 +428,19 @@ def _replay(
             if lead_ms is not None and (late_ms := newest_ms - lead_ms - message.due_ms) > 0:
                 writer.late += 1
                 writer.latest_ms = max(writer.latest_ms, late_ms)
-            # After a signal what was read is not waited with.
+            # After a signal, lines that were read are put at once.
             while lead_ms is not None and not caught:
                 early_ms = message.due_ms - lead_ms - writer.clock.now_ms()
                 if early_ms <= 0:
                     break
                 writer.flush()
-                # A tick gathers what is due within it into one batch.
+                # A tick gathers all lines due within it into one batch.
                 writer.clock.sleep(min(max(early_ms / 1_000, _TICK_S), _NAP_S))
             writer.add(message)
     except _Stopped:
         pass
     finally:
-        # Before an error too, as of a bad line: those above it are stored.
+        # On an error too, of a bad line say: the lines above it are stored.
         writer.flush()
 
 
@@ -457,7 +457,7 @@ def _at_rate(
     body: str | None,
     caught: Sequence[int],
 ) -> None:
-    """Put `rate` messages a second; what a slow store delays is caught up."""
+    """Put `rate` messages a second; delays of a slow store are caught up."""
     delay = f"{delay_ms}ms"
     began_us = writer.clock.boot_us()
     sent = 0

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _Counted: TypeAlias = "tuple[Queue, Depth, tuple[Quantiles, Quantiles], int]"
 _WIDE = 100
-"""Columns from which on the table has all that there is."""
+"""The table is complete from this width on, in columns."""
 
 
 _SETTINGS = {
@@ -54,8 +54,8 @@ _SETTINGS = {
     "history": "Time for which to keep what became of each message, for `audit`.",
     "keyed": "Give each message a key: its id, unless it is put with another.",
 }
-"""What each is, in a sentence without its default, in the order in which people meet them; the same
-names as in Python, but for their dashes."""
+"""Each setting in a sentence without its default, in the order in which people meet them; the names
+are those of Python, with dashes."""
 
 
 def _choice(option: str) -> model.Choice:
@@ -67,7 +67,7 @@ def _is_fixed(option: str) -> bool:
 
 
 def _default(option: str, queue: str = "") -> str:
-    """A setting's default as its user writes it; of a dead-letter queue its own."""
+    """A setting's default as its user writes it; for a dead-letter queue its own."""
     name = option.replace("-", "_")
     own = DEAD_SETTINGS if is_dead_queue(queue) else {}
     if name in own:
@@ -76,13 +76,13 @@ def _default(option: str, queue: str = "") -> str:
 
 
 def _lanes(settings: Settings) -> str:
-    """How many lanes producers fill, and who says so."""
+    """How many lanes producers fill, and the setting's origin."""
     count = f"{settings.lanes_written:,}"
     return f"auto ({count})" if settings.lanes_auto else count
 
 
 def _settings(of_creation: bool) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Options for a queue's settings; those fixed at creation only where it is made."""
+    """Options for a queue's settings; settings that are fixed at creation only if it is made."""
 
     def add(command: Callable[..., None]) -> Callable[..., None]:
         for name, text in reversed(_SETTINGS.items()):
@@ -178,7 +178,7 @@ def _state(queue: Queue, schedules: int) -> Iterator[str]:
 
 
 def _counted(opened: Mapping[str, Queue | ShardqError], name: str) -> _Counted | ShardqError:
-    """A queue, what is in it, how late its deliveries were, and how many schedules it has."""
+    """A queue, its depth, the lateness of its deliveries, and its number of schedules."""
     queue = opened[name]
     if isinstance(queue, ShardqError):
         return queue
@@ -274,7 +274,7 @@ def _facts(settings: Settings) -> list[str]:
 
 
 def _described(queue: Queue) -> dict[str, Any]:
-    """A queue's settings and what else is known of it, for programs."""
+    """A queue's settings and other facts, for programs."""
     settings = queue.settings
 
     def value(option: str) -> Any:
@@ -410,14 +410,14 @@ def drop(queue: str, url: str | None, *, yes: bool) -> None:
 
 
 def sure(what: str, *, yes: bool) -> None:
-    """Ask whether to go on; where nobody can answer, `--yes` must have been given.
+    """Ask for confirmation; without a terminal, `--yes` must have been given.
 
     Raises:
-        click.UsageError: If it was not.
+        click.UsageError: If it was not given.
     """
     if yes:
         return
-    # None where it is closed, whatever its type says.
+    # None if stdin is closed, whatever its type says.
     if sys.stdin is None or not sys.stdin.isatty():
         raise click.UsageError(f"to {what} without being asked, add --yes.")
     click.confirm(f"Really {what}?", abort=True, err=True)

@@ -1,12 +1,12 @@
-"""Records commands that make, change or remove something: here alone, not in each command.
+"""Records commands that make, change or remove something: here, so that no command does so itself.
 
 ```
  command ──► options.connect: is it in COMMANDS? ──► the connection stays open to its end
                                                      └─► outcome known ──► actions ──► close
 ```
 
-A command that was not begun is not recorded: wrong usage, a question that was answered with no, or
-a store that is open for reading only.
+A command that was not begun is not recorded: wrong usage, a refused confirmation, or a store that
+is open for reading only.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _VIA = "shell"
 
 
 def _named(params: Mapping[str, Any]) -> str:
-    """The queue, and the messages that a command names; of a receipt, which settles, only that."""
+    """The queue and the messages that a command names; with a settling receipt only the queue."""
     if params.get("of_failed"):
         return f"{params['queue']}: all that wait for a retry"
     keys = params.get("keys") or [one for one in [params.get("key")] if one]
@@ -104,7 +104,7 @@ COMMANDS: dict[
     ("accounts", "key", "revoke"): (What.KEY_REVOKE, _account),
     ("accounts", "sign"): (What.SIGN, _account),
 }
-"""The words of each command -> what it does, by its options maybe, and what it is about."""
+"""The words of each command -> its action, which may depend on its options, and its object."""
 
 
 @dataclass(slots=True)
@@ -112,10 +112,10 @@ class _Open(Generic[T]):
     """A recorded command whose connection is open.
 
     Attributes:
-        what: What it does.
-        about: What it is about.
-        opened: What was opened for it.
-        db_of: Returns the connection of that.
+        what: Its action.
+        about: Its object.
+        opened: The object with its connection.
+        db_of: Returns the connection of that object.
     """
 
     what: What
@@ -127,11 +127,11 @@ class _Open(Generic[T]):
 def kept(
     opened: AbstractContextManager[T], db_of: Callable[[T], Connection]
 ) -> AbstractContextManager[T]:
-    """What a command opens; if the command is recorded, it stays open until that is done.
+    """The connection of a command; if the command is recorded, it stays open until that is done.
 
     Args:
-        opened: It.
-        db_of: Returns the connection of what it gives.
+        opened: The object that the command opens.
+        db_of: Returns the connection of its value.
     """
     context = click.get_current_context()
     found = COMMANDS.get(_words(context))
@@ -148,14 +148,14 @@ def kept(
 
 
 def refine(about: str) -> None:
-    """Say more exactly what the command under way is about: what it has made."""
+    """Make the object of the present command more exact, after the command has made it."""
     found = click.get_current_context().find_root().meta.get(_META)
     if found is not None:
         found.about = about
 
 
 def carried_out(root: click.Context, command: Callable[[], T]) -> T:
-    """Carry out a command, and record it if it is to be.
+    """Carry out a command, and record it if it is one of `COMMANDS`.
 
     Args:
         root: The context of the whole command line.
@@ -187,13 +187,13 @@ def user() -> str:
     try:
         name = pwd.getpwuid(number).pw_name
     except KeyError:
-        # A container may run as a number that has no name.
+        # A container may run as a number without a name.
         name = str(number)
     return f"{name}@{socket.gethostname()}"
 
 
 def _words(context: click.Context) -> tuple[str, ...]:
-    """The words of a command, without `shardq`; of another program none."""
+    """The words of a command, without `shardq`; empty for another program."""
     words: list[str] = []
     now: click.Context | None = context
     while now is not None and now.parent is not None:

@@ -1,4 +1,4 @@
-"""What runs now, in all queues or some."""
+"""The present runs, in all queues or some."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 class _Found(NamedTuple):
-    """What runs of a queue.
+    """The runs of a queue.
 
     Attributes:
-        runs: (queue, worker, run) of each that is named.
+        runs: (queue, worker, run) of each reported run.
         unnamed: How many more run.
     """
 

@@ -1,4 +1,4 @@
-"""Schedules: by which messages are put again and again."""
+"""Schedules, which put messages repeatedly."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def _words(
 
 
 def _content(body: str | None) -> bytes:
-    """A body's bytes: the argument's own, whatever the locale made of them, or stdin's."""
+    """The bytes of a body: those of the argument, whatever the locale made of them, or stdin's."""
     return options.stdin("the body").read() if body in (None, "-") else os.fsencode(body or "")
 
 
@@ -176,7 +176,7 @@ def _tell_made(one: Schedule, target: Queue, where: str, *, as_json: bool) -> No
 
 
 def _tell(one: Schedule, source: Queue, done: str, *, as_json: bool) -> None:
-    """Print what has become of a schedule, and when it fires next."""
+    """Print the result for a schedule, and its next fire time."""
     if as_json:
         screen.print_json(schedulelines.to_json(one))
         return
@@ -242,7 +242,7 @@ def list_(*, queue: str | None, url: str | None, as_json: bool) -> None:
 
 
 def _queues(db: Connection) -> Iterator[Queue]:
-    """All queues that can have schedules, but those that `check` has to tell of."""
+    """All queues that can have schedules, except those whose errors `check` reports."""
     for name in db.queues():
         if is_dead_queue(name):
             continue
@@ -330,7 +330,7 @@ def preview(
 
 
 def _drafted(given: dict[str, Any]) -> Definition:
-    """A schedule that is not made."""
+    """The schedule of the options, which is not made."""
     make = scheduling.needed_make(given)
     now_ms = SystemClock().now_ms()
     trigger = make(now_ms)
@@ -431,7 +431,7 @@ def change(
 
 
 def _new_content(before: Schedule, body: str | None, arguments: str | None) -> bytes | None:
-    """What a schedule is to put now, as given; None where that stays."""
+    """The new content of a schedule; None if it stays."""
     call = schedulelines.call_of(before)
     if body is not None:
         if call is not None:
@@ -564,7 +564,7 @@ def backfill(
 
 
 def _backfilled(put: str, queue: str, name: str) -> str:
-    """What has been put, and how to find it."""
+    """A sentence on the messages put, and how to find them."""
     found = screen.exact(f"{name}@TIME").plain
     return (
         f"put {put} into {queue}, by their fire times with ids {found}: see `shardq peek {queue}`"
@@ -586,7 +586,7 @@ def remove(queue: str, name: str, url: str | None, *, as_json: bool) -> None:
         try:
             revision = schedules[name].revision
         except StoreCorrupt:
-            # What cannot be read can be removed, to be made again.
+            # An unreadable schedule can be removed, to be made again.
             revision = 0
         schedules.remove(name)
         if as_json:

@@ -1,4 +1,4 @@
-"""How people and programs see schedules: as lines of a list, as facts, as JSON."""
+"""Schedules for people and programs: as lines of a list, as facts, as JSON."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ _NAME = 10
 _PUTS = 100
 _WIDE = 130
 _WIDEST = 160
-"""Columns from which on the list has what is put, the counts too, and all that there is.
+"""From this width on the list has all columns.
 
-With fewer a row of each would take two lines."""
+With fewer columns each row would take two lines."""
 _STYLES = {"failing": "red", "overdue": "red", "paused": "yellow"}
 
 
 def state_of(one: Schedule, now_ms: int) -> str:
-    """Its state, `failing` or `overdue` where it does not do what it is to do."""
+    """Its state; `failing` or `overdue` if it does not do its work."""
     if one.error is not None:
         return "failing"
     return "overdue" if late_ms(one, now_ms) > LATE_MS else one.state
 
 
 def local(one: Schedule, moment: datetime | None) -> str:
-    """A time as the wall clock of a schedule shows it, `2026-03-29 03:30 +02:00`."""
+    """A time on the wall clock of a schedule, `2026-03-29 03:30 +02:00`."""
     if moment is None:
         return "-"
     here = moment.astimezone(one.trigger.tzinfo)
@@ -47,7 +47,7 @@ def local(one: Schedule, moment: datetime | None) -> str:
 
 
 def ahead(one: Schedule, now_ms: int) -> str:
-    """When it fires next, in words and as a time."""
+    """Its next fire time, in words and as a time."""
     if one.next is None:
         return "paused" if one.state == "paused" else "never again"
     return f"{local(one, one.next)}, {_distance(one.next, now_ms)}"
@@ -59,17 +59,17 @@ def _distance(moment: datetime, now_ms: int) -> str:
 
 
 def call_of(one: Schedule) -> str | None:
-    """What it puts as the call that it is; None where that is no job of a task."""
+    """Its job as a call; None if it puts no job of a task."""
     return jobs.call_text(one.headers, one.body)
 
 
 def show_list(found: Sequence[Schedule], now_ms: int, *, has_queues: bool) -> None:
-    """Print a line for each.
+    """Print a line for each schedule.
 
     Args:
-        found: They.
+        found: The schedules.
         now_ms: Epoch milliseconds.
-        has_queues: Whether each is to have its queue beside it.
+        has_queues: True to show the queue of each.
     """
     width = screen.console().width
     has_puts, is_wide, is_whole = (width >= least for least in (_PUTS, _WIDE, _WIDEST))
@@ -98,7 +98,7 @@ def show_list(found: Sequence[Schedule], now_ms: int, *, has_queues: bool) -> No
 
 
 def facts(one: Schedule, now_ms: int) -> list[str]:
-    """All that there is to say of one, a line for each thing."""
+    """All facts of a schedule, as lines."""
     state = state_of(one, now_ms)
     told = {
         "name": one.name,
@@ -142,7 +142,7 @@ def _fired(one: Schedule) -> str:
 
 
 def _held(one: Schedule) -> str:
-    """What becomes of a message that meets its key."""
+    """The treatment of a message whose key is taken."""
     held = "" if one.unique_for is None else f", held for {_text(one.unique_for)} after its end"
     return f"{one.on_conflict} where a message has it{held}"
 

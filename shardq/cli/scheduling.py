@@ -1,4 +1,4 @@
-"""What `schedule` can be given: when a schedule fires, what it puts, and how."""
+"""The options of `schedule`: when a schedule fires, its job, and how."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _CONFLICTS = ("keep", "replace")
 
 
 def trigger(command: _F) -> _F:
-    """The options that say when a schedule fires."""
+    """The options for the fire times of a schedule."""
     return _added(
         command,
         click.option(
@@ -61,7 +61,7 @@ def trigger(command: _F) -> _F:
 
 
 def policies(command: _F) -> _F:
-    """The options that say what a schedule does when things do not go by the clock."""
+    """The options for missed times, long runs and clock changes."""
     return _added(
         command,
         click.option(
@@ -107,7 +107,7 @@ def policies(command: _F) -> _F:
 
 
 def job(command: _F) -> _F:
-    """The options of what a schedule puts, those of `put` among them, and how often."""
+    """The options for the job of a schedule, including those of `put`, and for the count."""
     return _added(
         command,
         click.option("--count", metavar="N", type=options.Whole(0), help="It fires N times."),
@@ -144,13 +144,13 @@ def _added(command: _F, *decorators: Callable[[Any], Any]) -> _F:
 
 
 def needed_make(given: Mapping[str, Any]) -> Make:
-    """The trigger that was chosen.
+    """The chosen trigger.
 
     Args:
-        given: By the options' names.
+        given: The options by name.
 
     Raises:
-        click.UsageError: If none was, or two were.
+        click.UsageError: If there is none, or several.
         UsageError: If it cannot be used.
     """
     every, cron, tz, start, end = (given[name] for name in _TRIGGER)
@@ -177,16 +177,16 @@ def needed_make(given: Mapping[str, Any]) -> Make:
 
 
 def is_timed(given: Mapping[str, Any]) -> bool:
-    """True if anything was given of when a schedule fires."""
+    """True if any option for the fire times was given."""
     return any(given[name] is not None for name in _TRIGGER)
 
 
 def retime_of(given: Mapping[str, Any], before: Trigger) -> Retime | None:
-    """What changes when a schedule fires, as it was given; None where that stays.
+    """The change of a schedule's fire times, as given; None if they stay.
 
     Args:
-        given: By the options' names.
-        before: When it fires by now.
+        given: The options by name.
+        before: The present trigger.
 
     Raises:
         click.UsageError: If two triggers were given.
@@ -213,12 +213,12 @@ def _check_one(every: str | None, cron: str | None, tz: str | None) -> None:
 
 
 def policies_of(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The policies that were chosen, as `PolicyOptions` takes them."""
+    """The chosen policies, as `PolicyOptions` takes them."""
     return {name: given[name] for name in _POLICIES if given[name] is not None}
 
 
 def job_of(given: Mapping[str, Any]) -> dict[str, Any]:
-    """What was chosen of what is put, as `JobOptions` takes it.
+    """The chosen options of the job, as `JobOptions` takes them.
 
     Raises:
         click.UsageError: If a header has no `=`.
@@ -228,7 +228,7 @@ def job_of(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def changes_of(given: Mapping[str, Any]) -> dict[str, Any]:
-    """What was chosen of a schedule that is there; what was given empty is taken back.
+    """The chosen changes of a schedule; an empty value removes the option.
 
     Raises:
         click.UsageError: If a header has no `=`.
@@ -240,10 +240,10 @@ def changes_of(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def refuse_all(given: Mapping[str, Any], why: str) -> None:
-    """Refuse every option that was given.
+    """Refuse every given option.
 
     Raises:
-        click.UsageError: If one was.
+        click.UsageError: If there is one.
     """
     for name, value in given.items():
         if value not in (None, (), False):

@@ -1,4 +1,4 @@
-"""The tables: make them, or print how they are made."""
+"""The tables: make them, or print their definitions."""
 
 from __future__ import annotations
 

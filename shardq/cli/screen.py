@@ -1,4 +1,4 @@
-"""What people see: tables and progress bars. Results go to stdout, progress to stderr."""
+"""Output for people: tables and progress bars. Results go to stdout, progress to stderr."""
 
 from __future__ import annotations
 
@@ -37,25 +37,25 @@ if TYPE_CHECKING:
 STYLES = {"ok": "green", "warning": "yellow", "wrong": "red"}
 """The colours of levels."""
 _WITHIN_A_NUMBER = re.compile(r"(?<=\d) (?=\w)")
-"""`4 queues`."""
+"""Matches the space in `4 queues`."""
 span = times.span
 plural = texts.plural
 WIDE = 2_000
-"""A pipe or a log has no terminal's width to fit into: nothing is cut or folded there."""
+"""A pipe or a log has no width: no line is cut or folded there."""
 
 
 def console() -> Console:
-    """Where results go."""
+    """The console for results."""
     return Console() if sys.stdout.isatty() else Console(width=WIDE)
 
 
 def show(what: RenderableType) -> None:
-    """Print a table or a text to stdout; nothing in it is read as markup or highlighted."""
+    """Print a table or a text to stdout; its contents are not read as markup or highlighted."""
     to = console()
     if to.is_terminal:
         to.print(what, highlight=False)
         return
-    # A table pads its last column, which nobody wants in a file.
+    # A table pads its last column, which is noise in a file.
     with to.capture() as captured:
         to.print(what, highlight=False)
     click.echo("\n".join(line.rstrip() for line in captured.get().splitlines()))
@@ -76,7 +76,7 @@ def table(*columns: str, title: str | None = None) -> Table:
 
 
 def progress() -> Progress:
-    """A progress bar on stderr; silent where stderr is no terminal."""
+    """A progress bar on stderr; silent if stderr is no terminal."""
     target = Console(stderr=True)
     return Progress(
         SpinnerColumn(),
@@ -91,7 +91,7 @@ def progress() -> Progress:
 
 
 def teller(bar: Progress, whose: str = "") -> Callable[[str, int, int | None], None]:
-    """What shows on a bar how much of something is read; each thing has a line of its own."""
+    """A function that shows progress on a bar; each kind of thing has a line of its own."""
     tasks: dict[str, TaskID] = {}
 
     def tell(what: str, done: int, total: int | None) -> None:
@@ -108,13 +108,13 @@ def print_json(value: Any) -> None:
     try:
         line.encode(sys.stdout.encoding or "utf-8")
     except UnicodeEncodeError:
-        # Half a surrogate pair in a header, or a terminal of another alphabet: then escaped.
+        # Escaped for half a surrogate pair in a header, or a terminal with another encoding.
         line = json.dumps(value, separators=(",", ":"))
     click.echo(line)
 
 
 def busy(running: int, threads: int) -> str:
-    """How many handlers of all run.
+    """How many of all handlers run, as text.
 
     >>> busy(1, 8)
     '1 of 8 handlers busy'
@@ -123,7 +123,7 @@ def busy(running: int, threads: int) -> str:
 
 
 def quantiles(milliseconds: tuple[float, float] | None) -> str:
-    """Two stretches of time, a dash where there is none.
+    """Two spans of time; a dash for None.
 
     >>> quantiles((0.2, 1500)), quantiles(None)
     ('0ms/1.5s', '-')
@@ -135,8 +135,8 @@ def plain(text: str, width: int = 200) -> Text:
     """A user's text in one line, safe to print: no control characters, no markup.
 
     Args:
-        text: It.
-        width: Columns of a terminal; a longer one is cut, and ends with `…`.
+        text: The text.
+        width: Columns of a terminal; a longer text is cut, and ends with `…`.
     """
     line = "".join(c if _is_shown(c) else " " for c in text[: 2 * width])
     if cell_len(line) <= width and len(text) <= 2 * width:
@@ -145,7 +145,7 @@ def plain(text: str, width: int = 200) -> Text:
 
 
 def cut_mark() -> str:
-    """What stands where something was cut; one column wide."""
+    """The mark of a cut; one column wide."""
     try:
         "…".encode(sys.stdout.encoding or "utf-8")
     except UnicodeEncodeError:
@@ -154,7 +154,7 @@ def cut_mark() -> str:
 
 
 def squeezed(text: str, width: int) -> str:
-    """A name in so many columns: where it is longer, its middle is left out.
+    """A name in some columns; a longer one loses its middle.
 
     >>> squeezed("mailer-of-the-shop:1234:5b1c09aa", 20)
     'mailer-of-…:5b1c09aa'
@@ -174,9 +174,9 @@ def wrapped(text: str, width: int, *, indent: str = "") -> list[str]:
     Words that are longer than a line are left whole.
 
     Args:
-        text: It.
+        text: The text.
         width: Columns.
-        indent: What lines after the first begin with.
+        indent: The beginning of lines after the first.
 
     >>> wrapped("it waits for 3\N{NO-BREAK SPACE}more queues", 14)
     ['it waits for', '3 more queues']
@@ -197,24 +197,24 @@ def kept_together(text: str) -> str:
 
 
 def no_queues(store: str) -> str:
-    """What a store without queues is told as: a wrong one is the likeliest cause.
+    """The sentence for a store without queues, whose likeliest cause is a wrong store.
 
     Args:
-        store: Where it is, as people may see it.
+        store: Its name, as people may see it.
     """
     return f"{store} has no queues yet; put a message: shardq put mail hello"
 
 
 def exact(text: str) -> Text:
-    """A name or an id as it was given, to be copied: never cut, only what steers is escaped."""
+    """A name or an id as given, to be copied: never cut; only control characters are escaped."""
     return Text("".join(c if _is_shown(c) else repr(c)[1:-1] for c in text))
 
 
 def _is_shown(character: str) -> bool:
-    # What joins emoji has nothing to join where it is alone, and is kept between two.
+    # A joiner of emoji is dropped alone, and kept between two.
     return is_printable("x" + character)
 
 
 def when(moment: datetime | None) -> str | None:
-    """A time as programs read it; None where there is none."""
+    """A time for programs; None without one."""
     return None if moment is None else iso(due_ms(moment))

@@ -1,4 +1,4 @@
-"""Serve the queues of a store by SQS and HTTP: in this process, or in several."""
+"""Serves the queues of a store by SQS and HTTP: in this process, or in several."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ _DEV_STORE = "sqlite://"
 
 
 class Network(click.ParamType[IPv4Network | IPv6Network]):
-    """Addresses, such as `10.0.0.0/8`, or one."""
+    """A network of addresses, `10.0.0.0/8`, or one address."""
 
     name = "network"
 
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> IPv4Network | IPv6Network:
-        """The network of a text, as click asks for it."""
+        """The network of a text, called by click."""
         try:
             return ip_network(str(value), strict=False)
         except ValueError:
@@ -231,7 +231,7 @@ def serve(
     except ShardqError as error:
         if line is None:
             raise
-        # The supervisor prints it, once for all.
+        # The supervisor prints it, once for all processes.
         code = exit_of(error)
         line.failed(code, " ".join([str(error), *getattr(error, "__notes__", ())]))
         return code
@@ -244,7 +244,7 @@ def serve(
 
 
 def _pages(*, only: bool, none: bool) -> str | None:
-    """The path below which pages are answered; None: there are none."""
+    """The path below which pages are served; None: there are none."""
     if only and none:
         raise UsageError("--pages-only and --no-pages exclude each other; leave one out.")
     return "" if only else None if none else PAGES
@@ -326,12 +326,12 @@ def _serve(
             line.on_lost(server.stop, supervise.DEADLINE_S)
         supervise.run(server, sockets)
         if line is not None:
-            # What it has counted since it was asked last.
+            # The counts since the last question.
             line.answer(COUNTS)
 
 
 def _print_exports(url: str, chosen: Options) -> None:
-    """Print what AWS CLI and boto3 need, for a shell."""
+    """Print the variables that AWS CLI and boto3 need, for a shell."""
     click.echo(f"export AWS_ENDPOINT_URL_SQS={url}")
     click.echo("export AWS_ACCESS_KEY_ID=test AWS_SECRET_ACCESS_KEY=test")
     click.echo(f"export AWS_DEFAULT_REGION={chosen.region}")
@@ -350,6 +350,6 @@ def _supervise(supervisor: Supervisor) -> int:
 
 
 def _say(text: str) -> None:
-    # A terminal that was closed takes nothing any more.
+    # A closed terminal accepts no output.
     with suppress(OSError):
         click.echo(f"shardq: {screen.exact(' '.join(text.split())).plain}", err=True)

@@ -1,4 +1,4 @@
-"""Where one message is, and why it does not run."""
+"""The state of one message, and why it does not run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _NAME = 10
 """Columns of a fact's name."""
 _RECEIPT_CHARS = 60
-"""An id that begins as a receipt does and is longer is likely one that was cut."""
+"""A longer id that begins like a receipt is likely a receipt that was cut."""
 
 
 @click.command(
@@ -164,7 +164,7 @@ def _print(source: Queue, state: State, row: Row | None, call: str | None) -> No
 
 
 def _call_of(finder: Finder, look: Look) -> str | None:
-    """A job as the call that it is; None of any other message. One read, of a job alone."""
+    """A job as a call; None for any other message. One read, only for a job."""
     row = look.row
     try:
         if row is None or jobs.TASK_HEADER not in (headers := read_headers(row)):
@@ -185,7 +185,7 @@ def print_state(state: State) -> None:
 
 
 def _priority(source: Queue, row: Row) -> int | None:
-    """What the message was put with; None where a dead one does not say."""
+    """The priority of the message's put; None if a dead one does not record it."""
     if not is_dead_queue(row.shard.queue):
         return priority_of(row, source._home.register.layout)
     try:
@@ -196,7 +196,7 @@ def _priority(source: Queue, row: Row) -> int | None:
 
 
 def _advice(state: State, *, is_job: bool) -> str:
-    """What to do, where something is to be done."""
+    """The advice for a state; empty if there is nothing to do."""
     name, named = served_queue(state.queue), screen.exact(shlex.quote(state.id)).plain
     return {
         Where.PAUSED: f"Deliver again with `shardq queues resume {name}`.",
@@ -207,7 +207,7 @@ def _advice(state: State, *, is_job: bool) -> str:
 
 
 def keyless(source: Queue, key: str) -> str:
-    """What is said of a key that no message has."""
+    """The sentence for a key without a message."""
     why = held(source, key) or ": it has ended, or was never put"
     return (
         f"{source.name} has no message with key {key!r}{why}. What has ended is looked up by its "
@@ -221,12 +221,12 @@ def is_receipt(text: str) -> bool:
 
 
 def _is_key(source: Queue, name: str) -> bool:
-    """Whether what was given for an id is the key of a message."""
+    """True if the given id is the key of a message."""
     return not is_dead_queue(source.name) and source.get(name) is not None
 
 
 def _missing(source: Queue, message_id: str | None, look: Look) -> str:
-    """What is said of a message that was not found: what was searched, and what to do."""
+    """The sentence for a message that was not found: the searched places, and the advice."""
     name = source.name
     what = f"message {message_id!r}" if message_id is not None else "message of this receipt"
     searched = ", ".join(look.searched)

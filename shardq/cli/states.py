@@ -1,4 +1,4 @@
-"""What state a queue is in: each has a name, a level, and a sentence that says what to do."""
+"""The states of a queue: each has a name, a level, and a sentence with advice."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 _MENDS_WITHIN_MS = 60_000
 """A consumer mends totals within this time."""
 _NAMED = 5
-"""How many schedules that fail have a finding each."""
+"""How many failing schedules have a finding each."""
 _RUNS = 3
-"""How many messages that hang a finding names."""
+"""How many hanging messages a finding names."""
 
 
 class Level(StrEnum):
-    """How grave a state is."""
+    """The gravity of a state."""
 
     OK = "ok"
     WARNING = "warning"
@@ -45,7 +45,7 @@ class State(StrEnum):
     LAGGING = "lagging"
     HANGING = "hanging"
     OVERDUE = "overdue"
-    """Consumers are there, and a schedule has not fired in time."""
+    """There are consumers, but a schedule has not fired in time."""
     FAILING = "failing"
     """The trigger of a schedule fails."""
     DEAD_LETTERS = "dead letters"
@@ -53,13 +53,13 @@ class State(StrEnum):
     TOO_NEW = "too new"
     """Its settings need a newer shardq."""
     DAMAGED = "damaged"
-    """Something stored of it cannot be read."""
+    """Some of its stored data cannot be read."""
     NOT_DRAINED = "not drained"
-    """Consumers had passed by messages, which `check --all` found and moved to now."""
+    """Consumers had missed messages, which `check --all` found and moved to now."""
     COUNTS_OFF = "counts off"
-    """A process ended, or was stopped, before it had stored what it counted."""
+    """A process ended, or was stopped, before it had stored its counts."""
     LOG_LARGE = "log large"
-    """Another program reads for so long that SQLite's log cannot be written over."""
+    """Another program reads for so long that SQLite's log cannot be overwritten."""
     CLOCK_OFF = "clock off"
     FOR_TESTS = "for tests"
     """The process is set up for a test."""
@@ -67,14 +67,14 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at, and how it is.
+    """One checked object, and its state.
 
     Attributes:
-        what: `store`, `clock of 10.0.0.1`, `queue mail`.
-        level: How grave it is.
-        state: Its name.
-        text: What was found, in a sentence or figures.
-        advice: What to do; empty where nothing is to be done.
+        what: The object: `store`, `clock of 10.0.0.1`, `queue mail`.
+        level: Its gravity.
+        state: The name of its state.
+        text: The finding, in a sentence or figures.
+        advice: What to do; empty if there is nothing to do.
     """
 
     what: str
@@ -86,13 +86,13 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a queue may come to before `check` fails.
+    """The limits of a queue above which `check` fails.
 
     Attributes:
-        lag_ms: For how long its oldest ready message may wait, milliseconds; where consumers are
-            isolated, for its queue's minute and offset more.
+        lag_ms: How long its oldest ready message may wait, milliseconds; with isolated consumers,
+            longer by its queue's minute and offset.
         dead: How many dead messages it may have; None: any number.
-        run_ms: For how long a handler may run, milliseconds; None: any time.
+        run_ms: How long a handler may run, milliseconds; None: any time.
     """
 
     lag_ms: int = 60_000
@@ -107,13 +107,13 @@ def findings(
     *,
     are_jobs: bool = False,
 ) -> list[Finding]:
-    """All that a queue's people should know, the gravest first; one that it is well otherwise.
+    """All findings for a queue's people, the gravest first; else one that it is well.
 
     Args:
         view: The queue.
-        limits: What it may come to.
+        limits: Its limits.
         schedules: Its schedules, if they were read one by one.
-        are_jobs: Whether its messages are jobs of tasks, which are for a worker.
+        are_jobs: True if its messages are jobs of tasks, which need a worker.
     """
     order = list(Level)
     all_found = [*_found(view, limits, are_jobs=are_jobs), *_of_schedules(view, limits, schedules)]
@@ -128,26 +128,26 @@ def newer(name: str, text: str) -> Finding:
     """The finding for a queue that needs a newer release.
 
     Args:
-        name: The queue's.
-        text: What the error says of it.
+        name: The queue's name.
+        text: The text of the error.
     """
     return Finding(f"queue {name}", Level.WRONG, State.TOO_NEW, text)
 
 
 def damaged(name: str, text: str) -> Finding:
-    """The finding for a queue of which stored data cannot be read.
+    """The finding for a queue with unreadable data.
 
     Args:
-        name: The queue's.
-        text: What the error says of it.
+        name: The queue's name.
+        text: The text of the error.
     """
     return Finding(f"queue {name}", Level.WRONG, State.DAMAGED, text)
 
 
 def without_kept(views: Sequence[QueueView]) -> list[QueueView]:
-    """All queues but those of the dead of another that is there, which tells of them.
+    """All queues except dead-letter queues of queues that are shown, which report them.
 
-    A dead-letter queue that somebody consumes is among them.
+    A dead-letter queue with consumers is included.
     """
     names = {view.name for view in views}
     return [
@@ -163,7 +163,7 @@ def state_of(view: QueueView) -> Finding:
 
 
 def counts(view: QueueView) -> str:
-    """What is in a queue, and how many consume it."""
+    """The depth of a queue, and the number of its consumers."""
     depth = view.depth
     return (
         f"{depth.ready:,} ready, {depth.waiting:,} waiting, {depth.in_flight:,} in flight, "
@@ -172,13 +172,13 @@ def counts(view: QueueView) -> str:
 
 
 def scheduled(view: QueueView, schedules: Sequence[Schedule] = ()) -> str:
-    """How many schedules there are; empty where there are none."""
+    """The number of schedules, as text; empty without any."""
     count = len(schedules) or view.schedules
     return screen.plural(count, "schedule") if count else ""
 
 
 def late(view: QueueView) -> str:
-    """How late deliveries began; empty where there were none in a day."""
+    """How late deliveries began; empty without any in a day."""
     day = view.late_day_ms and f"{screen.quantiles(view.late_day_ms)} in the day"
     recent = view.late_ms and f"{screen.quantiles(view.late_ms)} in 5 min"
     told = ", ".join(one for one in (recent, day) if one)
@@ -233,7 +233,7 @@ def _of_schedules(
 
 
 def _overdue(view: QueueView, late: Sequence[Schedule]) -> str:
-    """Name the schedule that should have fired first, and how long ago."""
+    """Name the schedule that is overdue for the longest, and for how long."""
     if not late:
         return f"the first should have fired {screen.span(view.schedules_lag_ms)} ago"
     first = max(late, key=lambda one: late_ms(one, view.at_ms))
@@ -279,7 +279,7 @@ def _failing(queue: str, failing: Sequence[Schedule]) -> Iterator[Finding]:
 
 
 def _dead(view: QueueView, limits: Limits) -> Iterator[Finding]:
-    # Nobody is to consume a dead-letter queue: what is in it are dead letters, too.
+    # A dead-letter queue needs no consumers: its ready messages are dead letters, too.
     dead = view.depth.ready if is_dead_queue(view.name) and not view.members else view.dead
     if dead:
         over = limits.dead is not None and dead > limits.dead
@@ -333,7 +333,7 @@ def _waiting(view: QueueView, limits: Limits, *, are_jobs: bool) -> Iterator[Fin
 
 
 def _against_lag(view: QueueView, threads: int) -> str:
-    """What to do against a lag, by how many of so many handlers are busy."""
+    """The advice against a lag, by how many of the handlers are busy."""
     more = "add consumers or threads, or make the handler faster"
     free = threads - view.busy
     if free <= 0:
@@ -349,7 +349,7 @@ def _against_lag(view: QueueView, threads: int) -> str:
 
 
 def _held_back_ms(view: QueueView) -> int:
-    """How long isolated consumers leave a message alone, at most; 0 where none is."""
+    """How long isolated consumers postpone a message, at most; 0 if none is isolated."""
     if any(member.isolated for member in view.members):
         return view.settings.minute_ms + view.settings.offset_ms
     return 0
@@ -387,7 +387,7 @@ def _hanging(view: QueueView, limits: Limits) -> Iterator[Finding]:
 
 
 def _all_run_for(member: MemberView, bound_ms: int) -> bool:
-    """Whether all handlers of a consumer have run for longer: it begins nothing until one ends."""
+    """True if all handlers of a consumer have run for longer: it begins nothing until one ends."""
     return member.busy >= member.threads > 0 and member.shortest_ms > bound_ms
 
 

@@ -1,8 +1,8 @@
-"""stdin, stdout and stderr, and files that deliveries are written to: whole, or an error.
+"""stdin, stdout and stderr, and the files of deliveries: complete, or an error.
 
 ```
  the shell gives               Python alone                          here
- a pipe that does not block    writes a part and says nothing        waits until all is written
+ a pipe that does not block    writes a part in silence              waits until all is written
  a disk that gets full         unbuffered: the same                  an error that names the stream
  a stream that is closed       None; the next file that is opened    the null device in its place
                                takes its number, and what is printed
@@ -40,15 +40,15 @@ _NAMES_OF_STDOUT = {"-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"}
 
 
 class Whole(FileIO):
-    """A descriptor that reads and writes as if it blocked, whatever mode others have set it to.
+    """A descriptor that reads and writes as if it blocked, whatever mode other programs have set.
 
-    The mode is shared with every program that has the same pipe or terminal, so it stays as it is.
+    The mode is shared with every program that has the same pipe or terminal, so it is not changed.
 
     Args:
-        descriptor: It.
+        descriptor: The descriptor.
         mode: `rb` or `wb`.
-        said: What an error calls it.
-        closes: Whether closing this closes the descriptor.
+        said: Its name in errors.
+        closes: True to close the descriptor with this.
     """
 
     def __init__(self, descriptor: int, mode: str, said: str, *, closes: bool = True) -> None:
@@ -56,16 +56,16 @@ class Whole(FileIO):
         self._said = said
 
     def write(self, data: ReadableBuffer, /) -> int:
-        """Write all of it.
+        """Write all bytes.
 
         Raises:
-            OSError: If that fails, after a part of it perhaps.
+            OSError: If that fails, maybe after a part of them.
         """
         left = memoryview(data).cast("B")
         size = len(left)
         try:
             while left:
-                # None where there is no room now, whatever its type says.
+                # None if there is no room now, whatever its type says.
                 written: int | None = super().write(left)
                 if written is None:
                     _wait_for(self, select.POLLOUT)
@@ -77,7 +77,7 @@ class Whole(FileIO):
         return size
 
     def readinto(self, buffer: WriteableBuffer, /) -> int:
-        """Read what is there, and wait where there is nothing; 0 is the end."""
+        """Read the available bytes, and wait if there are none; 0 is the end."""
         try:
             while (count := super().readinto(buffer)) is None:
                 _wait_for(self, select.POLLIN)
@@ -86,10 +86,10 @@ class Whole(FileIO):
             raise
         return count
 
-    # FileIO's own go past `readinto`, and take "nothing yet" for the end.
+    # FileIO's own do not use `readinto`, and take "nothing yet" for the end.
 
     def read(self, size: int | None = -1, /) -> bytes:
-        """Read so many bytes at most; all where it is negative."""
+        """Read some bytes at most; all if the size is negative."""
         return RawIOBase.read(self, -1 if size is None else size) or b""
 
     def readall(self) -> bytes:
@@ -98,7 +98,7 @@ class Whole(FileIO):
 
 
 class _Lossy(Whole):
-    """stderr: that something cannot be said there changes nothing of what is done."""
+    """stderr: an error of its output never changes the work."""
 
     def write(self, data: ReadableBuffer, /) -> int:
         try:
@@ -108,11 +108,11 @@ class _Lossy(Whole):
 
 
 class _Nowhere(TextIOWrapper):
-    """In the place of a stream that is closed."""
+    """The replacement of a closed stream."""
 
 
 def take_over() -> None:
-    """Put streams of ours in the place of this process's, once, before any file is opened."""
+    """Replace this process's streams by ours, once, before any file is opened."""
     _hold_places()
     if sys.stdin is not None:
         raw = Whole(_STDIN, "rb", "stdin", closes=False)
@@ -122,9 +122,9 @@ def take_over() -> None:
 
 
 def _hold_places() -> None:
-    """Open the null device where 0, 1 or 2 is closed.
+    """Open the null device in place of a closed 0, 1 or 2.
 
-    Else the next file that is opened, a database say, would be printed into.
+    Otherwise output would go into the next file that is opened, a database say.
     """
     for place in (_STDIN, _STDOUT, _STDERR):
         try:
@@ -134,7 +134,7 @@ def _hold_places() -> None:
             if opened != place:
                 os.dup2(opened, place)
                 os.close(opened)
-            # For a command of `consume --exec` too.
+            # A command of `consume --exec` inherits it too.
             os.set_inheritable(place, True)
 
 
@@ -147,11 +147,11 @@ def _writer(was: TextIO | None, raw: Whole) -> TextIOWrapper:
 
 
 def give_back() -> None:
-    """Flush stdout a last time; what cannot be written now has been an error before."""
+    """Flush stdout a last time; an output that fails now has failed before."""
     try:
         sys.stdout.flush()
     except OSError:
-        # Python would try again at its end, and complain.
+        # Python would try again at its exit, and print an error.
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, _STDOUT)
         os.close(nowhere)
@@ -159,7 +159,7 @@ def give_back() -> None:
 
 @contextmanager
 def saying(text: str) -> Iterator[None]:
-    """Where this cannot be printed, the error says what was done all the same."""
+    """Add to the error of a failed print what was done all the same."""
     try:
         yield
     except OSError as error:
@@ -168,35 +168,35 @@ def saying(text: str) -> Iterator[None]:
 
 
 def is_stdout(path: Path) -> bool:
-    """Whether this names stdout: what it is then, nobody has to open again."""
+    """True if a path names stdout, which is not opened again."""
     return str(path) in _NAMES_OF_STDOUT
 
 
 def is_stdin(path: Path) -> bool:
-    """Whether this names stdin."""
+    """True if a path names stdin."""
     return str(path) in _NAMES_OF_STDIN
 
 
 def stdout(what: str) -> BinaryIO:
-    """A file of bytes that is stdout, without the buffer and the lock of `sys.stdout`.
+    """Return stdout as a file of bytes, without the buffer and the lock of `sys.stdout`.
 
     Args:
-        what: What is written, for the error.
+        what: The name of the output, for the error.
 
     Raises:
-        UsageError: If it is closed.
+        UsageError: If stdout is closed.
     """
     if isinstance(sys.stdout, _Nowhere):
         raise UsageError(f"stdout is closed, so {what} cannot be written to it.")
     try:
         return Whole(sys.stdout.fileno(), "wb", "stdout", closes=False)
     except UnsupportedOperation:
-        # One in memory, as tests have it.
+        # A stream in memory, in tests.
         return sys.stdout.buffer
 
 
 def stderr() -> FileIO:
-    """A file of bytes that is stderr, for what programs write that this one has started."""
+    """Return stderr as a file of bytes, for the output of programs that this one has started."""
     return _Lossy(_STDERR, "wb", "stderr", closes=False)
 
 

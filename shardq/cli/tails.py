@@ -1,4 +1,4 @@
-"""What commands of `consume --exec` write to stderr: passed on as it comes, its end kept.
+"""The stderr of commands of `consume --exec`: forwarded at once, and its end kept.
 
 ```
  command ──► pipe ──┐
@@ -6,7 +6,7 @@
  left by one ► pipe ┘            └──► the last bytes of each ──► why its command failed
 ```
 
-A program that a command leaves running keeps its pipe open, and nobody waits for that.
+A program that a command leaves running keeps its pipe open, and is not waited for.
 """
 
 from __future__ import annotations
@@ -21,20 +21,21 @@ from shardq.cli import streams
 
 _KEPT_BYTES = 8_192
 _READ_BYTES = 65_536
-"""What a pipe holds: so much was written, at most, before its command ended."""
+"""The capacity of a pipe: at most this much was unread when its command ended."""
 _LEFT_MAX = 64
-"""Open pipes of ended commands, at most; then the next commands write to our own stderr."""
+"""At most this many open pipes of ended commands; then the next commands write to our own
+stderr."""
 _WAIT_S = 1.0
-"""How long a failure waits for the end of its stderr, where ours takes nothing more."""
+"""How long a failure waits for the end of its stderr, if ours is blocked."""
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 class Tail:
-    """The end of what one command has written to stderr.
+    """The end of a command's stderr.
 
     Args:
-        given: The descriptor that the command is started with; None: ours.
+        given: The descriptor that the command inherits; None: ours.
         read: The other end of its pipe.
     """
 
@@ -43,20 +44,20 @@ class Tail:
         self.read = read
         self.kept = b""
         self.is_left = False
-        """Whether its command has ended, and its pipe is open."""
+        """True if its command has ended, and its pipe is open."""
         self.is_read = threading.Event()
-        """Set once all is kept that was written before its command ended."""
+        """Set once the output from before the command's end is kept."""
 
 
 class Tails:
-    """Reads what commands write to stderr. From any thread."""
+    """Reads the stderr of commands. Safe from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._tails: dict[int, Tail] = {}
-        """Those whose pipes are open, by the end that is read."""
+        """The tails with open pipes, by the descriptor to read."""
         self._wake: int | None = None
-        """Wakes the thread; None where none runs."""
+        """Wakes the thread; None if none runs."""
         self._out = streams.stderr()
 
     def open(self) -> Tail:
@@ -76,42 +77,42 @@ class Tails:
                 os.close(given)
                 if isinstance(error, OSError):
                     raise
-                # There is no room for a thread: it writes to our stderr by itself.
+                # No thread can be started: the command writes to our stderr itself.
                 return Tail()
             os.set_blocking(read, False)
             tail = self._tails[read] = Tail(given, read)
             return tail
 
     def begun(self, tail: Tail) -> None:
-        """Its command has started, or cannot: only what was started is to hold the other end."""
+        """Close our copy of the other end, once the command has started, or failed to."""
         if tail.given is not None:
             os.close(tail.given)
 
     def ended(self, tail: Tail) -> None:
-        """Its command has ended: what it has written is to be read now."""
+        """Note that the command has ended: its output is to be read now."""
         with self._lock:
             if tail.read in self._tails:
                 tail.is_left = True
                 self._start_or_wake()
 
     def end_of(self, tail: Tail, room: int) -> str:
-        """What a command that has ended wrote last, to so many characters."""
+        """The end of an ended command's output, up to a number of characters."""
         if tail.given is None:
             return ""
         tail.is_read.wait(_WAIT_S)
         return reason_of(tail.kept, room)
 
     def flush(self) -> None:
-        """Wait until all is passed on that commands have written which have ended."""
+        """Wait until the output of ended commands is forwarded."""
         with self._lock:
             left = [tail for tail in self._tails.values() if tail.is_left]
-        # At most one of them is waited for in vain: one thread passes on what all have written.
+        # At most one wait is in vain: one thread forwards all output.
         all(tail.is_read.wait(_WAIT_S) for tail in left)
 
     def _start_or_wake(self) -> None:
-        """Let the thread see what has changed; the lock is held."""
+        """Let the thread see the change; the caller holds the lock."""
         if self._wake is not None:
-            # Full, it wakes it as well.
+            # A full pipe wakes it as well.
             with suppress(BlockingIOError):
                 os.write(self._wake, b"\0")
             return
@@ -129,7 +130,7 @@ class Tails:
         self._wake = wake
 
     def _run(self, woken: int, wake: int) -> None:
-        """Read, until no pipe is open."""
+        """Read until no pipe is open."""
         ready = select.poll()
         ready.register(woken, select.POLLIN)
         watched: set[int] = set()
@@ -146,7 +147,7 @@ class Tails:
             if woken in events:
                 os.read(woken, _READ_BYTES)
             for read, tail in tails.items():
-                # Before it is read: after that, what is read is all that its command wrote.
+                # Set before the read: the read then returns the rest of the command's output.
                 is_last = tail.is_left and not tail.is_read.is_set()
                 if not (is_last or read in events):
                     continue
@@ -163,7 +164,7 @@ class Tails:
         os.close(wake)
 
     def _pass_on(self, tail: Tail) -> bool:
-        """Pass on what a pipe holds; whether that was the last, since nobody has its other end."""
+        """Forward the contents of a pipe; True if they were the last: its other end is closed."""
         try:
             data = os.read(tail.read, _READ_BYTES)
         except BlockingIOError:
@@ -174,9 +175,9 @@ class Tails:
 
 
 def reason_of(written: bytes, room: int) -> str:
-    """The last line of an output; where it has more, the last lines after it.
+    """The last line of an output; if it has more lines, the last ones follow it.
 
-    A list has room for one line, and the last one mostly says what went wrong.
+    A list has room for one line, and the last one mostly tells the cause.
     """
     lines = last_lines(written, room)
     last = lines.rpartition("\n")[2].strip()
@@ -187,11 +188,11 @@ def reason_of(written: bytes, room: int) -> str:
 
 
 def last_lines(written: bytes, room: int) -> str:
-    r"""The last lines of an output, as a reason may hold them.
+    r"""The last lines of an output, as a reason holds them.
 
     Args:
-        written: As a terminal would be given it: in colours, with lines that replace one another.
-        room: How many characters there is room for; of a longer line its end is taken.
+        written: Output for a terminal: with colours, and with lines that replace one another.
+        room: The number of characters; of a longer line its end is kept.
 
     >>> last_lines(b"connecting\n 10 %\r 20 %\r\x1b[31mrefused\x1b[0m\n\n", 20)
     'connecting\nrefused'

@@ -1,4 +1,4 @@
-"""What tasks an app has."""
+"""The tasks of an app."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _INDENT = "    "
 _WIDTH = 120
-"""Columns at most, where no terminal says how many there are."""
+"""Columns at most, without a terminal."""
 
 
 @click.command(
@@ -32,7 +32,7 @@ def tasks(*, name: str, as_json: bool) -> None:
 
     APP is module:attribute, app:app say, imported from the current directory.
     """
-    # Here, because the help of all commands does not wait for it.
+    # Imported here, because the help of all commands does not need it.
     from shardq.tasks import App
     from shardq.tasks.importing import load
     from shardq.tasks.worker import HOW_TO_DECLARE
@@ -71,8 +71,8 @@ def _show(found: list[Definition], triggers_of: Callable[[Definition], dict[str,
 
 
 def _facts(one: Definition) -> dict[str, Any]:
-    """What was chosen of a task, spans of time as text."""
-    # Here, because the help of all commands does not wait for it.
+    """The options of a task, spans of time as text."""
+    # Imported here, because the help of all commands does not need it.
     from shardq.tasks.options import backoff_text
 
     policy = one.options.policy

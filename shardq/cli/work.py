@@ -1,4 +1,4 @@
-"""Run the tasks of an app: in this process, or in several that a supervisor looks after."""
+"""Runs the tasks of an app: in this process, or in several under a supervisor."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GI
 _MEMORY_MIN = 1_000_000
 _MAX_JOBS_MAX = 1_000_000_000
 _INIT = 1
-"""The process id of what a container runs."""
+"""The process id of a container's main process."""
 
 
 class Size(click.ParamType[int]):
@@ -55,7 +55,7 @@ class Size(click.ParamType[int]):
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> int:
-        """The number of bytes of a text, as click asks for it."""
+        """The number of bytes of a text, called by click."""
         found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMG]i?B)", str(value).strip(), re.IGNORECASE)
         count = round(float(found[1]) * _UNITS[found[2].upper()]) if found else 0
         if count < _MEMORY_MIN:
@@ -207,12 +207,12 @@ def work(
     deadline_ms = times.duration_ms(deadline, name="--deadline")
     deadline_s = deadline_ms / 1_000
     is_supervised = any(one is not None for one in (processes, memory, max_jobs)) or reload
-    # A process of several answers its supervisor, which has the ports.
+    # One of several processes answers its supervisor, which has the ports.
     probed = Probes(metrics, health, say=_say) if line is None else None
     if probed is not None and is_supervised:
         with closing(probed):
             supervisor = Supervisor(
-                # The very same program: each sees by its line that it is one of several.
+                # The very same program: each process knows by its line that it is one of several.
                 [sys.executable, *sys.orig_argv[1:]],
                 processes=processes or 1,
                 deadline_s=deadline_s,
@@ -257,7 +257,7 @@ def work(
     except ShardqError as error:
         if line is None:
             raise
-        # The supervisor prints it, once for all.
+        # The supervisor prints it, once for all processes.
         code = exit_of(error)
         line.failed(code, " ".join([str(error), *getattr(error, "__notes__", ())]))
         return code
@@ -269,10 +269,10 @@ def work(
 
 
 class _Early:
-    """The SIGTERMs that process 1 gets before it runs jobs: the kernel ends any other by them.
+    """Catches the SIGTERMs of process 1 before it runs jobs; any other process is ended by them.
 
     Attributes:
-        is_told_to_end: True once there was one. A second ends the process at once.
+        is_told_to_end: True after the first. A second ends the process at once.
     """
 
     def __init__(self) -> None:
@@ -288,7 +288,7 @@ class _Early:
             self._stop()
 
     def end_by(self, stop: Callable[[], object]) -> None:
-        """Call this at the first, or now if there was one."""
+        """Call a function at the first signal, or now if there was one."""
         self._stop = stop
         if self.is_told_to_end:
             stop()
@@ -317,7 +317,7 @@ def _supervise(supervisor: Supervisor) -> int:
 
 
 def _say(text: str) -> None:
-    # A terminal that was closed takes nothing any more.
+    # A closed terminal accepts no output.
     with suppress(OSError):
         click.echo(f"shardq: {screen.exact(' '.join(text.split())).plain}", err=True)
 
@@ -343,7 +343,7 @@ def _work(
 
     def overran(said: str) -> None:
         if line is not None:
-            # Where it stands, the log says already.
+            # The log has the place already.
             line.overrun(said.partition("; it stands at:")[0])
             worker.stop()
 
@@ -360,7 +360,7 @@ def _work(
         is_bounded = line is None
         jobs = screen.plural(running, "job")
         limit = times.duration_text(round(deadline_s * 1_000))
-        # A process of a supervisor may also be one that is replaced.
+        # A process of a supervisor may also be replaced.
         hint = "; a second Ctrl-C ends the wait" if line is None else ""
         _say(f"{who}waits for {jobs} to end, up to {limit}{hint}.")
 
@@ -399,7 +399,7 @@ def _watch(
     metrics: str | None,
     worker: Worker,
 ) -> None:
-    """Let those know a worker who watch it: probes, or its supervisor, with which it ends."""
+    """Connect a worker to its watchers: probes, or its supervisor, with which it ends."""
 
     def vitals() -> Working:
         return Working(db, worker.consumers, lambda: worker.loop_hung_us)
@@ -413,7 +413,7 @@ def _watch(
 
 
 def _tell_end(line: Line, *, is_done: bool) -> None:
-    # What it has counted since it was asked last.
+    # The counts since the last question.
     line.answer(COUNTS)
     if is_done:
         line.done()
@@ -422,7 +422,7 @@ def _tell_end(line: Line, *, is_done: bool) -> None:
 def _report_of(
     lines: JobLines | None, max_jobs: int | None, overran: Callable[[str], object]
 ) -> Callable[[Ended], object] | None:
-    """What is told each run that ends: its line, and that the process has run as many as it may."""
+    """The function for ended runs: prints their lines, and ends the process after its last."""
     if max_jobs is None:
         return None if lines is None else lines.tell
     ran = count(1)
@@ -437,7 +437,7 @@ def _report_of(
 
 
 def _tell_served(app: App, who: str, queues: tuple[str, ...]) -> None:
-    """Say what is about to run."""
+    """Print the queues and tasks of the worker."""
     tasks = screen.plural(len(app.tasks), "task")
     served = ", ".join(dict.fromkeys(queues or app.queue_names))
     _say(f"{who}runs {tasks} of {served} of {app.connection.url_shown}.")
@@ -446,7 +446,7 @@ def _tell_served(app: App, who: str, queues: tuple[str, ...]) -> None:
 
 
 def _end_within(seconds: float) -> None:
-    """End this process after so long: Python waits for threads and children of the user's own."""
+    """End this process after some time: Python waits for threads and children of the user's own."""
 
     def end() -> None:
         SystemClock().sleep(seconds)

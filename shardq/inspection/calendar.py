@@ -48,8 +48,7 @@ FIRINGS_MAX = 1_000_000
 
 Firings: TypeAlias = "Callable[[int, int], Iterable[tuple[int, int]]]"
 """(after, until), epoch milliseconds -> (due, how many) of the firings that have no rows yet: due
-later than `after` and no later than `until`, roughly in this order.
-"""
+later than `after` and no later than `until`, roughly in this order."""
 
 
 def no_firings(_after_ms: int, _until_ms: int) -> Iterable[tuple[int, int]]:

@@ -38,8 +38,7 @@ _HORIZON_MS = 3_600_000 + NEAR_MS
 """Shards are read up to this far ahead, 0.1 ms each on Cassandra; without an end on SQLite."""
 _ROWS_MAX = 20_000
 """Waiting messages beyond this many are not counted: 25 ms for each 10,000 on Cassandra, 5 ms on
-SQLite.
-"""
+SQLite."""
 _WAITS_ROWS_MAX, _WAITS_ROWS_MIN = 10_000, 100
 """Most rows of shards to read for postponed messages; each shard counts as this many at least."""
 _SHARDS_MAX = 10_000

@@ -19,8 +19,7 @@ _MINUTE_MS = 60_000
 _FEW = 20
 """Fewer deliveries prove too little about a rate: then those of all recent minutes are taken.
 
-Nor do they prove a limit.
-"""
+Nor do they prove a limit."""
 _YOUNG_MS = 10_000
 """A minute that began more recently than this proves too little."""
 _LATE_MS = 1_000

@@ -48,8 +48,7 @@ _GROUP_ROWS_MAX = 20_000
 _FAILED_MS = 1_000
 """A row that was placed within this time of its last failure was placed by it, not by a snooze.
 
-In the same way a recorded snooze with a reason placed the row, not a later snooze.
-"""
+In the same way a recorded snooze with a reason placed the row, not a later snooze."""
 _BEGUN_MS = 1_000
 """Two clocks may differ by this: a delivery that began before its row was placed is another one."""
 

@@ -45,8 +45,7 @@ BackoffLike: TypeAlias = (
     "Backoff | Duration | Sequence[Duration] | Callable[[int, BaseException], Duration]"
 )
 """How long a failed job waits: an exponential `Backoff`, a constant, one duration after the other
-(the last repeats), or a function of the attempt, from 1, and the error.
-"""
+(the last repeats), or a function of the attempt, from 1, and the error."""
 _Backoff: TypeAlias = "Backoff | tuple[Duration, ...] | Callable[[int, BaseException], Duration]"
 """A back-off that was checked."""
 

@@ -55,8 +55,7 @@ _DELAY_MAX_US = 30_000_000
 _ASK_EVERY_US = 5_000_000
 _UNANSWERED_MAX = 12
 """A process may leave this many questions unanswered: a minute. Questions rather than time: a
-machine that slept, or a stopped supervisor, makes no process silent.
-"""
+machine that slept, or a stopped supervisor, makes no process silent."""
 _COUNT_EVERY_US = 1_000_000
 _MARGIN_US = round(line.MARGIN_S * _SECOND_US)
 _BEGIN_US = 30_000_000

@@ -15,8 +15,7 @@ if TYPE_CHECKING:
 NEVER = 1 << 62
 _AT_ONCE = 5
 """At most this many steps without begun deliveries before time passes: settings are read before
-lanes, say.
-"""
+lanes, say."""
 _AT_PACE = 500
 """This many steps at its own pace while a due message waits for another; then the pace slows."""
 _PACE_US_MAX = 3_600_000_000

@@ -35,8 +35,7 @@ _CHUNK_MS = 365 * _DAY_MS
 _MARGIN_MS = 2 * _DAY_MS
 """A change this near to a chunk is found with it; no zone's clock was ever set by more than a day.
 
-Nor, since 1970, twice within four days (tzdata 2026).
-"""
+Nor, since 1970, twice within four days (tzdata 2026)."""
 _CHUNKS_KEPT = 2_048
 _STRETCHES_MAX = 1_000
 """The number of stretches that are searched for a fire time: at least 200 years of them."""

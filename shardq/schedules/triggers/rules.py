@@ -184,5 +184,4 @@ class AllOf(Combined, frozen=True, tag="all"):
 
 Rule: TypeAlias = Every | Once | Bounded | AnyOf | AllOf | Local | Foreign
 """The value of a trigger: frozen, stored as JSON. It has a `zone`, and `after` returns the next
-fire time after any instant.
-"""
+fire time after any instant."""
