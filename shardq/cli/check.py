@@ -36,7 +36,7 @@ _DRIVER = "cassandra-driver"
 _GAPS = 4
 """Columns between a level and its text, and after the text."""
 _LOGS_MAX = 2
-"""How far SQLite's log may exceed the size that it is cut to: it grows while others read."""
+"""SQLite's log may have this many times the size it is cut to: it grows while others read."""
 _HORIZON = "1m"
 """A short horizon: the future is not judged."""
 

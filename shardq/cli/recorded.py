@@ -39,7 +39,7 @@ _VIA = "shell"
 
 
 def _named(params: Mapping[str, Any]) -> str:
-    """The queue and the messages that a command names; with a settling receipt only the queue."""
+    """The queue and the messages that a command names; receipts, which settle, are left out."""
     if params.get("of_failed"):
         return f"{params['queue']}: all that wait for a retry"
     keys = params.get("keys") or [one for one in [params.get("key")] if one]

@@ -107,7 +107,7 @@ def findings(
     *,
     are_jobs: bool = False,
 ) -> list[Finding]:
-    """All findings for a queue's people, the gravest first; else one that it is well.
+    """All findings for a queue's people, the gravest first; one `ok` if there are none.
 
     Args:
         view: The queue.

@@ -5,7 +5,7 @@
  a pipe that does not block    writes a part in silence              waits until all is written
  a disk that gets full         unbuffered: the same                  an error that names the stream
  a stream that is closed       None; the next file that is opened    the null device in its place
-                               takes its number, and what is printed
+                               takes its number, and the output
 ```
 """
 

@@ -2,16 +2,16 @@
 
 ```
  all rows ──► ids by minute of entry ─┐
-                                      ├─► minute by minute: put = all that ended
+                                      ├─► minute by minute: put = ended
  ledger ── minute by minute ──────────┘                         + waiting + in flight   (+ lost)
-                                      └─► what does not fit ──► looked at again, twice
+                                      └─► misfits ──► reread, twice
 ```
 
 Messages end and move while rows and ledger are read one after the other. So a message is a misfit
 only if it fails to fit in the same way three times, with pauses between.
 
 Memory: 17 bytes for each row of the queue, a table of the rows of `SPAN_MINUTES` of entry, and the
-    misfits.
+misfits.
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ class Choice:
         return bool(self.text or self.body)
 
     def may_take(self, row: Row) -> bool:
-        """True if a row is chosen as far as everything but its body tells."""
+        """True if a row matches in everything except its body."""
         if row.due_ms < self.since_ms or 0 < self.until_ms < row.due_ms:
             return False
         if self.id and row.message_id != self.id:

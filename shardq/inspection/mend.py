@@ -1,9 +1,9 @@
 """Corrects the totals after crashes of processes, by counting every row.
 
 ```
- before: put, gone ─► every row is counted ─► all that was counted by then is stored ─► after
+ before: put, gone ─► every row is counted ─► all counts made by then are stored ─► after
 
- rows counted, less what the totals say of it, lies between  rows - (put after - gone before)
+ the rows that the totals miss lie between                   rows - (put after - gone before)
                                                        and   rows - (put before - gone after)
 ```
 

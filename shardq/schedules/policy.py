@@ -112,7 +112,7 @@ class Policies:
 
     @property
     def of_hours(self) -> tuple[Twice | None, Gap]:
-        """The two policies that decide the fire times where clocks are set."""
+        """The two policies that decide the fire times around clock changes."""
         return self.twice, self.gap
 
     def late_ms(self, name: str, time_ms: int) -> int:

@@ -158,7 +158,7 @@ class StoredSchedule(NamedTuple):
         """True if it never fires again."""
         return self.next_ms is None and not self.definition.paused
 
-    # When it fires --------------------------------------------------------------------------------
+    # Fire times -----------------------------------------------------------------------------------
 
     @property
     def is_spent(self) -> bool:

@@ -8,10 +8,10 @@
             ├─ sync ──► in the handler's thread; its limit is watched     (limits)
             ├─ async ─► on the worker's one event loop, cancelled at its limit   (loop)
             └─ of a batch ─► with others of its task                      (batches)
-          ──► policy: ack, retry, snooze, bury ──► result, where one is kept
+          ──► policy: ack, retry, snooze, bury ──► result, if it is kept
 ```
 
-It stands on `Queue` and `Consumer`, and knows nothing of rows.
+Tasks use `Queue` and `Consumer`, and no rows.
 """
 
 from shardq.tasks.app import App, Declare, DeclareBatch

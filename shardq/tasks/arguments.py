@@ -252,7 +252,7 @@ class Signature:
                 ) from error
         return self._result
 
-    # What is wrong --------------------------------------------------------------------------------
+    # Mistakes -------------------------------------------------------------------------------------
 
     def _refuse(self, unfit: Unfit, values: Mapping[str, Any]) -> NoReturn:
         """Raise the error of wrong arguments.

@@ -28,7 +28,7 @@ _OWN_FILES = 1
 
 
 class _Selector(selectors.DefaultSelector):
-    """Waits for files, or lets the clock pass where there are none.
+    """Waits for files, or moves the clock if there are none.
 
     Attributes:
         busy_threads: How many calls run in threads of the loop; it waits for their ends.

@@ -131,7 +131,7 @@ class Context:
         return self._is_over or self.is_stopped
 
     def is_asked_to_stop(self) -> bool:
-        """True if the job was cancelled by its key, and the function has not learned it yet."""
+        """True if a cancel by its key asks the running job to stop."""
         return not self._is_over and self._message is not None and self._message.is_cancelled
 
     def progress(self, fraction: float, note: str = "") -> None:

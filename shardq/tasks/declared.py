@@ -1,10 +1,10 @@
 """The schedules that an app declares, and how a worker brings the store to them.
 
 ```
- app.every(..) ─► checked, kept ─┐                ┌─ not there ──────────────► made
+ app.every(..) ─► checked, kept ─┐                ┌─ not stored ─────────────► made
  app.cron(..), app.schedule(..)  ├─ a worker ─────┼─ of a lower revision ────► changed
                                  │  starts        ├─ of a higher one ────────► left alone
-                                 │                └─ of the same, otherwise ─► the worker ends
+                                 │                └─ of the same, different ─► the worker ends
  app.unschedule(..) ─────────────┘                ─► removed
 ```
 

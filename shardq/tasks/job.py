@@ -66,7 +66,7 @@ class JobState(StrEnum):
     | failed | has died: it is in the dead-letter queue, or was |
     | cancelled | was cancelled, or its queue purged |
     | expired | was of no use any more when it was to run |
-    | unknown | is gone, and nothing tells how: see `Job.state` |
+    | unknown | is gone, and no record tells how: see `Job.state` |
     """
 
     WAITING = "waiting"
@@ -172,7 +172,7 @@ class Job(Generic[R]):
         """The message as it was put, with the receipt that cancels it; None for an id alone."""
         return None if isinstance(self._message, str) else self._message
 
-    # How it stands --------------------------------------------------------------------------------
+    # State ----------------------------------------------------------------------------------------
 
     @property
     def state(self) -> JobState:

@@ -1,7 +1,7 @@
 """Keeps the results and the progress of jobs whose tasks ask for it.
 
 ```
- end of a run ──► pending ──► one thread writes all that is there ──► its delivery ends
+ end of a run ──► pending ──► one thread writes all that are pending ──► its delivery ends
  progress ──────► the last of each run ──► written five times a second at most
 ```
 

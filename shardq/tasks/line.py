@@ -2,8 +2,8 @@
 
 ```
  process ──► supervisor    ready · overrun · failed · died · done · alive · answer
- process ◄── supervisor    a byte: does it live? what has it counted? · its end: the supervisor has
-                           died
+ process ◄── supervisor    a byte, a question: does it live? its counts? .. · the line's end: the
+                           supervisor has died
 ```
 
 The supervisor gives orders by signals, as anyone would to a process without a supervisor.
@@ -64,7 +64,7 @@ class Line:
 
     @classmethod
     def inherited(cls) -> Line | None:
-        """The line of this process; None where it has no supervisor, or the line is taken."""
+        """The line of this process; None if it has no supervisor, or the line is taken."""
         text = os.environ.pop(VARIABLE, None)
         return None if text is None else cls(int(text))
 

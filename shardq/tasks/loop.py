@@ -3,9 +3,9 @@
 ```
  any thread ── submit, waits while all slots are taken ──► inbox ──► task ──┬─ ends ─► done
                                                             over its limit ─┤ cancelled
-       swallows that, or a call in a thread of `executor.py` does not end, for 1 s ─┴─► done, told
+       swallows that, or a call in a thread of `executor.py` does not end, for 1 s ─┴─► reported
  guard, a thread ── does the loop turn? ── not for 1 s ──► logged, where it stands
-                                           limits are over meanwhile ──► done, told
+                                           limits are exceeded ──► reported
 ```
 
 If a caller steps the worker there is no thread: each coroutine runs to its end in `submit`, on the

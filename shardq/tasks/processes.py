@@ -218,7 +218,7 @@ class Supervisor:
         with self._news:
             return merged(self._ended_counts, *(one.counted for one in self._children))
 
-    # What it waits for ----------------------------------------------------------------------------
+    # Waits ----------------------------------------------------------------------------------------
 
     def _is_needed(self) -> bool:
         if self._children or any(slot.start_us is not None for slot in self._slots):
@@ -394,7 +394,7 @@ class Supervisor:
                 slot.start_us = self._now_us()
             slot.is_waiting, slot.quick_ends = False, 0
 
-    # What it learns of them -----------------------------------------------------------------------
+    # Reports of processes -------------------------------------------------------------------------
 
     def _hear(self, child: _Child) -> None:
         was_gone = child.is_gone

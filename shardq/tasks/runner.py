@@ -3,7 +3,7 @@
 ```
  message ──► task known? ── no ──► snoozed, by delays that double
          ──► attempts left? ─ no ─► buried         ──► of use yet? ── no ──► discarded
-         ──► arguments ──► function ──┬─ returns ─► result kept, where asked for ──► acked
+         ──► arguments ──► function ──┬─ returns ─► result kept, if asked for ──► acked
                                       └─ raises ──► by its policy: again, or buried
 ```
 

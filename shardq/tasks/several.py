@@ -1,8 +1,8 @@
 """Several processes as one: their counts are added up; they are live and ready together.
 
 ```
- a scrape, a probe ──► supervisor ──► each process: counts, live, ready · one: what the store holds
- a process that ends ──► what it had counted stays in the sum
+ a scrape, a probe ──► supervisor ──► each process: counts, live, ready · one: the store's contents
+ a process that ends ──► its counts stay in the sum
 ```
 """
 

@@ -201,7 +201,7 @@ def name_of(hint: Any) -> str:
     return repr(hint).replace("typing.", "").replace("NoneType", "None")
 
 
-# What msgspec does not know ---------------------------------------------------------------------
+# Types that msgspec does not know -----------------------------------------------------------------
 
 
 def _is_known(custom: Any) -> bool:
@@ -321,7 +321,7 @@ def nodes(info: object) -> Iterator[object]:
             left.extend(msgspec.structs.astuple(node))
 
 
-# What is wrong ------------------------------------------------------------------------------------
+# Mistakes -----------------------------------------------------------------------------------------
 
 
 def _unfit(error: msgspec.DecodeError, value: Any) -> Unfit:

@@ -62,7 +62,7 @@ class Actor:
         begun = engine.rest.begun
         try:
             delay = self.consumer.step()
-            # A slow job has outlasted the rest: begin it anew.
+            # Release leases that a slow job has outlasted.
             engine.rest.begin(clock.now_ms())
             until_ms = engine.rest.until_ms()
         except (StoreUnavailable, StoreTimeout) as error:

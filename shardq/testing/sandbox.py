@@ -118,7 +118,7 @@ class Sandbox:
         self._is_running = False
         self._home = self._connect(self._open())
         self._homes: dict[object, MemoryConnection] = {}
-        """The stores of apps by their keys; the first one serves everything else."""
+        """Connections by an app's store, or by the app; the first one serves everything else."""
         self._patched.enter_context(guarded(_refuse))
         try:
             self._add(actors)
@@ -138,7 +138,7 @@ class Sandbox:
     ) -> None:
         self.close()
 
-    # What is in it --------------------------------------------------------------------------------
+    # Members --------------------------------------------------------------------------------------
 
     def add(self, *actors: App | Consumer) -> None:
         """Let apps and consumers take part.
@@ -277,7 +277,7 @@ class Sandbox:
             )
         return count
 
-    # What has happened ----------------------------------------------------------------------------
+    # Puts and runs --------------------------------------------------------------------------------
 
     def puts(
         self, what: Bound[..., Any] | Queue | str | None = None, /, *args: Any, **kwargs: Any
@@ -532,7 +532,7 @@ class Sandbox:
         for actor in self._actors():
             actor.hurry()
 
-    # What it is told ------------------------------------------------------------------------------
+    # Events ---------------------------------------------------------------------------------------
 
     def _note_rows(self, store: MemoryStore, rows: Sequence[Row], *, is_move: bool) -> None:
         now_ms = self._clock.now_ms()

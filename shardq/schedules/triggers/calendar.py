@@ -25,7 +25,7 @@ class Calendar(Struct, frozen=True, tag="calendar", omit_defaults=True):
     Attributes:
         months: 0 to 1,200.
         days: 0 to 36,600; one of the two is more than 0.
-        time: Of the day, in whole seconds, `09:00:00`.
+        time: The time of day, in whole seconds, `09:00:00`.
         start: The first date, `2027-01-31`.
         end: The last date; None without.
     """

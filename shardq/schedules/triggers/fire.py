@@ -1,4 +1,4 @@
-"""Fire times, and the policies that decide them where clocks are set."""
+"""Fire times, and the policies that decide them around clock changes."""
 
 from __future__ import annotations
 
