@@ -46,7 +46,7 @@ class Whole(click.ParamType[int]):
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> int:
-        """The number of a text, called by click."""
+        """Convert a text to the number. Called by click."""
         try:
             number = int(str(value))
         except ValueError:

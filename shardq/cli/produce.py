@@ -47,7 +47,7 @@ _LIMIT_MAX = 10**12
 _PART_CHARS = 16
 _OF_A_FILE = ("due_field", "key_field", "speed", "start", "limit", "part", "lead")
 _OF_A_RATE = ("delay", "count", "body")
-"""Options that are only valid with a rate."""
+"""Options that are only valid for one of the two ways: a file, or a rate."""
 
 
 @click.command(

@@ -211,7 +211,7 @@ def exact(text: str) -> Text:
 
 
 def _is_shown(character: str) -> bool:
-    # A joiner of emoji is dropped alone, and kept between two.
+    # After a letter, because a joiner of emoji is refused alone and kept between two.
     return is_printable("x" + character)
 
 

@@ -41,7 +41,7 @@ class Network(click.ParamType[IPv4Network | IPv6Network]):
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> IPv4Network | IPv6Network:
-        """The network of a text, called by click."""
+        """Convert a text to the network. Called by click."""
         try:
             return ip_network(str(value), strict=False)
         except ValueError:

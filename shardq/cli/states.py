@@ -28,7 +28,7 @@ _RUNS = 3
 
 
 class Level(StrEnum):
-    """The gravity of a state."""
+    """The severity of a state."""
 
     OK = "ok"
     WARNING = "warning"
@@ -71,7 +71,7 @@ class Finding:
 
     Attributes:
         what: The object: `store`, `clock of 10.0.0.1`, `queue mail`.
-        level: Its gravity.
+        level: Its severity.
         state: The name of its state.
         text: The finding, in a sentence or figures.
         advice: What to do; empty if there is nothing to do.

@@ -55,7 +55,7 @@ class Size(click.ParamType[int]):
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> int:
-        """The number of bytes of a text, called by click."""
+        """Convert a text to the number of bytes. Called by click."""
         found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMG]i?B)", str(value).strip(), re.IGNORECASE)
         count = round(float(found[1]) * _UNITS[found[2].upper()]) if found else 0
         if count < _MEMORY_MIN:

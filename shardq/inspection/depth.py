@@ -198,8 +198,7 @@ class DepthCounter:
         running = self._running(beats)
         now_ms = self._clock.now_ms()
         counted, until_ms = self._near(now_ms)
-        # Last: messages that processes store meanwhile make up for some of those that they store 2
-        # s later.
+        # Last: counts that processes store meanwhile make up for a part of those stored 2 s later.
         if stored is None or until_ms < _FAR_MS:
             stored = read_totals()
         if may_be_doomed(self._register, stored):

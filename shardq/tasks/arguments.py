@@ -166,8 +166,8 @@ class Signature:
         """The value that the function returned, as JSON.
 
         Raises:
-            BadResult: If the value does not match the return hint, if JSON would return a different
-                value, or if it is larger than 1 MiB.
+            BadResult: If the value does not match the return hint, if JSON would give back a
+                different value, or if it is larger than 1 MiB.
         """
         codec = self._result or self._result_codec()
         try:

@@ -1,6 +1,6 @@
 """Values at places without a type hint: they must be plain JSON values of exactly these types.
 
-Without a hint, JSON would return a tuple as a list, and a member of an enum as its value. With a
+Without a hint, JSON would give a tuple back as a list, and a member of an enum as its value. With a
 hint, `values.py` compares. The validators of a pydantic model may read more than JSON has, so for
 its fields the value that is read back decides.
 """
@@ -56,7 +56,7 @@ class Unhinted:
         self.is_there = bool(fields)
 
     def check(self, arguments: msgspec.Struct) -> None:
-        """Refuse values that JSON returns with another type.
+        """Refuse values that JSON gives back as another type.
 
         Args:
             arguments: Arguments that JSON can hold and the hints accept.

@@ -5,8 +5,8 @@
                                               else refused where it is put, not where it is read
 ```
 
-JSON knows fewer types than Python: a date for a text hint would be read as text, and other bytes
-could be read than were written. So each value is read back at once, which costs under half a
+JSON knows fewer types than Python: a date for a text hint would be read as text, and any text
+for a bytes hint as other bytes. So each value is read back at once, which costs under half a
 microsecond. The formats are msgspec's, and pydantic's for models. `arguments.py` knows the hints of
 a task.
 """
@@ -79,7 +79,7 @@ class Codec:
         hint: A type that msgspec knows, possibly with pydantic models and `object` in it.
 
     Raises:
-        TypeError: If JSON cannot return such values; the text gives the reason.
+        TypeError: If JSON cannot give such values back; the text gives the reason.
         NameError, AttributeError: If a class in it refers to an undefined name.
     """
 
@@ -424,7 +424,7 @@ def _lost_of_fields(given: Any, back: Any, path: str) -> Unfit | None:
 
 
 def changed(value: Any, back: type, path: str) -> Unfit:
-    """The error of a value that JSON returns as another type."""
+    """The error of a value that JSON gives back as another type."""
     text = f"is {_kind(value)}, which JSON gives back as {back.__name__}: {_NAME_IT}"
     return Unfit(text, path, _kind(value))
 
