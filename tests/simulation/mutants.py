@@ -415,10 +415,8 @@ MUTANTS: dict[str, Edits] = {
     "a schedule goes on before its runs are written": (
         (Firing, "_write", "self._home.store.insert(planned)", "pass"),
         (
-            Firing, "_write", "            self._count(rows)\n",
-            "            if not self._is_local:\n"
-            "                self._home.store.insert(rows)\n"
-            "            self._count(rows)\n",
+            Firing, "_write", "self._count(rows)",
+            "(self._is_local or self._home.store.insert(rows), self._count(rows))",
         ),
     ),
     "a change of a schedule does not hold": (
