@@ -53,7 +53,7 @@ from shardq.schedules import policy, schedule
 from shardq.schedules.definition import NAME_MAX
 from shardq.schedules.options import BODY_BYTES_MAX
 from shardq.schedules.schedule import BACKFILL_MAX
-from shardq.schedules.stored import LEAD_LOCAL_MS, LEAD_MS
+from shardq.schedules.stored import LEAD_LOCAL_MS, LEAD_MS, TOGETHER_MS
 from shardq.schedules.triggers.foreign import STATE_MAX
 from shardq.schedules.triggers.rules import DEPTH_MAX, INTERVAL_MS_MIN, PARTS_MAX
 from shardq.stores import sqlite
@@ -443,8 +443,9 @@ def test_the_page_of_schedules_has_limits_and_times_as_they_are() -> None:
     for lead_ms in (LEAD_LOCAL_MS, LEAD_MS):
         assert f"{lead_ms / 1_000} s before" in text
     change = text.partition("**A change is exact**")[2].partition("\n\n")[0]
-    most_ms = LEAD_MS + schedule._SOON_MS
-    assert f"within {LEAD_LOCAL_MS / 1_000} s, on Cassandra {most_ms / 1_000} s" in change
+    most_ms = LEAD_MS + schedule._SOON_MS + TOGETHER_MS
+    local_ms = LEAD_LOCAL_MS + TOGETHER_MS
+    assert f"within {local_ms / 1_000} s, on Cassandra {most_ms / 1_000} s" in change
     assert policy.MISSED_MS == 60_000
     assert "for over a minute" in text
 

@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from shardq.stores.store import Logs
 
 CLOCK_AHEAD_MS = 3_000
-"""Without a given end, entries up to this far ahead are read: producers' clocks differ, and a run of
-a schedule, which is put up to 2.75 s before it is due, enters when it is due."""
+"""Without a given end, entries up to this far ahead are read: producers' clocks differ, and a run
+of a schedule, which is put up to 2.75 s before it is due, enters when it is due."""
 
 _MS = timedelta(milliseconds=1)
 SPAN_MINUTES = 30

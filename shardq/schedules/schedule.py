@@ -151,7 +151,7 @@ class Schedule:
 
         Parts that are not given stay: the zone, start and end too if only the times change.
 
-        What is due within 3 s, on SQLite 0.4 s, may be put already.
+        What is due within 2.75 s, on SQLite 0.35 s, may be put already.
 
         Args:
             body: The new body.

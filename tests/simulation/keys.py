@@ -113,7 +113,7 @@ def _is_called_off(named: Named, call: ByKey, us: int) -> bool:
     return (
         call.errand.conflict == "debounce"
         and call.token is not None
-        and named.reason_to_go(call.token, us) is not None
+        and named.may_be_cancelled(call.token, us)
     )
 
 
@@ -128,7 +128,8 @@ def _heeded(case: Case, named: Named) -> Iterator[Breach]:
             for call in _overs(named, named.key_of[token], one.begun_us - 1, token):
                 is_back = named.has_come_back(token, one.row.id, call.begun_us)
                 if _had_begun(case, call, one):
-                    continue
+                    # Later calls are about the message that follows.
+                    break
                 if not (is_back or case.is_purged(token, one.begun_us)):
                     text = f"began at {_at(case, one.begun_us)} after {_shown(case, call)}"
                     yield _breach(case, named, "heeded", token, text)

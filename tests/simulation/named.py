@@ -150,6 +150,13 @@ class Named:
                 return call.said
         return None
 
+    def may_be_cancelled(self, token: int, us: int) -> bool:
+        """True if a message may have been cancelled by a time, rather than replaced."""
+        return any(
+            call.errand.does in ("cancel", "recall") and self._may_concern(call, token, us)
+            for call in self.of(token)
+        )
+
     def is_there(self, token: int, call: ByKey) -> bool:
         """Whether a message surely had its name, and a row, all the time that a call took."""
         case, until_us = self._case, call.ended_us

@@ -135,12 +135,11 @@ def by_noted_moves(store: Store, queue: str) -> list[Row]:
     moves = [
         move._replace(
             note=Note(PLACES, (queue, 1), (f"key-{n}", "1.1"), ("somewhere", n)),
-            beside=(make_row(f"{queue}.jobs", BASE_MS + n, n),),
         )
         for n, move in enumerate(moves_of(old))
     ]
     store.move(moves)
-    return [row for move in moves for row in (move.new, *move.beside)]
+    return [move.new for move in moves]
 
 
 def by_moves_of_old_rows_that_are_there(store: Store, queue: str) -> list[Row]:

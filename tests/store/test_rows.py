@@ -499,24 +499,15 @@ def test_a_move_writes_its_new_row_even_where_the_old_one_is_gone(store: Store, 
     assert read_back(store, [new]) == [new]
 
 
-def test_rows_beside_a_move_are_written_with_it_and_repeated_are_not_there_again(
-    store: Store, queue: str
-) -> None:
-    old, beside = make_row(queue, key="1::a"), make_row(f"{queue}-jobs", BASE_MS + 7)
+def test_a_move_with_a_note_writes_both_and_a_plain_one_beside_it(store: Store, queue: str) -> None:
+    old, plain = make_row(queue, key="1::a"), make_row(queue)
     new = make_row(queue, BASE_MS + MINUTE_MS, key="1::a", first=old.id)
+    elsewhere = make_row(queue, BASE_MS + 9)
     note = Note(PLACES, (queue, 0), ("a", "x"), ("there", BASE_US))
-    plain, elsewhere = make_row(queue), make_row(queue, BASE_MS + 9)
-    moves = [Move(old.position, new, note, (beside,)), Move(plain.position, elsewhere)]
     store.insert([old, plain])
-    assert store.move(moves) == set()
-    assert set(read_back(store, [new, elsewhere])) == {new, elsewhere}
-    assert read_back(store, [beside]) == [beside]
+    store.move([Move(old.position, new, note), Move(plain.position, elsewhere)])
+    assert set(read_back(store, [old, plain, new, elsewhere])) == {new, elsewhere}
     assert store.notes(PLACES, (queue, 0)) == {("a", "x"): ("there", BASE_US)}
-    # Its message has ended meanwhile, and so has the step after it.
-    store.delete([beside.position, new.position])
-    assert store.move(moves) == ({old.position} if store.is_local else set())
-    assert read_back(store, [beside]) == []
-    assert new not in read_back(store, [new, elsewhere])
 
 
 def test_a_move_keeps_each_column_of_its_new_row(store: Store, queue: str) -> None:
