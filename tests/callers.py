@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from shardq.server.access import Access
     from shardq.server.app import Application
-    from shardq.server.site import Options
+    from shardq.server.site import SiteOptions
 
 TIMEOUT_S = 60
 
@@ -92,7 +92,7 @@ class Api:
         *,
         root: str = "",
         access: Access | None = None,
-        options: Options | None = None,
+        options: SiteOptions | None = None,
         port: int = 9324,
     ) -> None:
         self.db = db

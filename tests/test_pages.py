@@ -18,7 +18,7 @@ from shardq.records.accounts import Accounts
 from shardq.records.masterkey import FILE_VARIABLE, MASTER_VARIABLE
 from shardq.server.access import Access
 from shardq.server.pages.looks import looks_of
-from shardq.server.site import Options
+from shardq.server.site import SiteOptions
 from shardq.stores.tables import STATS
 from shardq.testing import Stage
 
@@ -211,10 +211,10 @@ def test_read_only_pages_change_nothing() -> None:
         # Nothing but pages is answered.
         assert (await api.ask("GET", "/v1/queues")).status == 404
 
-    play_with(Options(pages="", pages_only=True, is_read_only=True), run)
+    play_with(SiteOptions(pages="", pages_only=True, is_read_only=True), run)
 
 
-def play_with(options: Options, story: Any, **more: Any) -> None:
+def play_with(options: SiteOptions, story: Any, **more: Any) -> None:
     """Play a story with a server of some options."""
     import asyncio
 
@@ -245,14 +245,14 @@ def test_a_trusted_proxy_names_the_user_and_nobody_else_does() -> None:
         await exchange.leave()
 
     trusted = (ip_network("127.0.0.0/8"),)
-    play_with(Options(trusted=trusted, user_header="X-Forwarded-User", user_levels="g"), run)
+    play_with(SiteOptions(trusted=trusted, user_header="X-Forwarded-User", user_levels="g"), run)
 
     async def untrusted(api: Api) -> None:
         home_of(api).create("shop")
         got = await api.ask("GET", f"{PAGES}/", headers={"x-forwarded-user": "bob"})
         assert got.status == 302
 
-    play_with(Options(user_header="X-Forwarded-User"), untrusted)
+    play_with(SiteOptions(user_header="X-Forwarded-User"), untrusted)
 
 
 def test_a_page_is_followed_and_its_changes_arrive() -> None:

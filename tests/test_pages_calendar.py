@@ -21,7 +21,7 @@ from shardq.model.times import due_ms, iso, moment_of
 from shardq.records.masterkey import FILE_VARIABLE, MASTER_VARIABLE
 from shardq.schedules.triggers.clocks import changes
 from shardq.server.access import Access
-from shardq.server.site import Options
+from shardq.server.site import SiteOptions
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -596,7 +596,7 @@ def test_values_of_hidden_names_are_on_no_page(stage: Stage) -> None:
         db.queue("mail").every("1h", body, name="s", headers={"password": "tell nobody"})
 
     def make(db: Connection) -> Api:
-        return Api(db, access=Access(db, is_open=True), options=Options(hidden=("pass*",)))
+        return Api(db, access=Access(db, is_open=True), options=SiteOptions(hidden=("pass*",)))
 
     async def story(browser: Browser) -> None:
         got = await browser.ask("GET", "/queues/mail/schedules/s")

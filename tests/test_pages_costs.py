@@ -15,7 +15,7 @@ import shardq
 from shardq.clock import pause
 from shardq.inspection import choice
 from shardq.inspection.choice import Choice
-from shardq.server.answers import Answers, Asked
+from shardq.server.answers import AskedQueues, SharedAnswers
 from shardq.testing import Stage
 
 if TYPE_CHECKING:
@@ -258,7 +258,7 @@ def test_an_answer_is_read_once_for_all_who_wait_and_anew_once_forgotten() -> No
     async def run() -> None:
         with Stage() as stage:
             api = Api(stage.connect())
-            answers: Answers = api.app.site.answers
+            answers: SharedAnswers = api.app.site.answers
             asked = []
 
             async def ask() -> int:
@@ -295,14 +295,14 @@ def test_what_is_not_read_in_time_is_told_as_it_was_before() -> None:
                 return f"{queue.name} {rounds.count(queue.name)}"
 
             names = ["mail", "news", "none"]
-            found = await site.answers.gather(site.served, "x", read, Asked(names, 60))
+            found = await site.answers.gather(site.served, "x", read, AskedQueues(names, 60))
             assert found.values == {"mail": "mail 1", "news": "news 1"}
             assert (found.unread, found.failed) == ([], {})
             stage.clock.advance(100)
-            late = await site.answers.gather(site.served, "x", read, Asked(names, 0))
+            late = await site.answers.gather(site.served, "x", read, AskedQueues(names, 0))
             assert late.values == found.values
             site.answers.forget_queue("mail")
-            found = await site.answers.gather(site.served, "x", read, Asked(names, 60))
+            found = await site.answers.gather(site.served, "x", read, AskedQueues(names, 60))
             assert found.values["news"] == "news 2"
             assert found.values["mail"] >= "mail 2"
             await site.close()

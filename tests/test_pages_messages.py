@@ -18,7 +18,7 @@ from shardq.model.times import span
 from shardq.records.accounts import Accounts
 from shardq.records.masterkey import FILE_VARIABLE, MASTER_VARIABLE
 from shardq.server.access import Access
-from shardq.server.site import Options
+from shardq.server.site import SiteOptions
 from shardq.tasks.worker import Worker
 from tests.callers import TIMEOUT_S, Api, Got
 
@@ -144,7 +144,7 @@ def play(
         with shardq.connect("sqlite://") as db:
             if not is_open:
                 Accounts(db._home.store, db._home.clock).create("shop")
-            api = Api(db, access=Access(db, is_open=True), options=Options(**options))
+            api = Api(db, access=Access(db, is_open=True), options=SiteOptions(**options))
             async with asyncio.timeout(TIMEOUT_S):
                 await story(Person(api))
                 await api.app.site.close()

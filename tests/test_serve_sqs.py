@@ -17,7 +17,7 @@ from shell import Shell, shell
 import shardq
 from shardq.aio.threads import THREADS
 from shardq.server import application
-from shardq.server.site import Options
+from shardq.server.site import SiteOptions
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -159,7 +159,7 @@ def test_a_server_on_cassandra_keeps_what_was_sent_over_a_restart(
 def served(test: Callable[[Application], Awaitable[None]], **options: Any) -> None:
     async def run() -> None:
         with shardq.connect("sqlite://") as db:
-            app = application(db, options=Options(**options))
+            app = application(db, options=SiteOptions(**options))
             await done(app, "CreateQueue", QueueName="mail")
             await test(app)
             await app.site.close()

@@ -27,7 +27,7 @@ from shardq.records.accounts import Accounts, Issued
 from shardq.records.masterkey import FILE_VARIABLE, MASTER_VARIABLE
 from shardq.server import application, client
 from shardq.server.access import Access
-from shardq.server.signed import SignedUrl
+from shardq.server.signed import UnverifiedUrl
 from shardq.testing import Stage
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ class Pair:
     def url(self, path: str, life_s: int, *, levels: str = "r", key: Issued | None = None) -> str:
         """A path with the query of a signed url."""
         issued, now_s = key or self.strong, int(self.now_s)
-        made = SignedUrl(issued.key.id, "mail", levels, now_s - 100, now_s + life_s)
+        made = UnverifiedUrl(issued.key.id, "mail", levels, now_s - 100, now_s + life_s)
         generation = issued.key.grant.secrets[0].generation
         query = made.query(self.accounts.master, issued.key.account, generation)
         return f"{path}{'&' if '?' in path else '?'}{query}"

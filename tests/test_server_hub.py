@@ -9,7 +9,7 @@ import pytest
 import shardq
 from shardq.aio.threads import Threads
 from shardq.errors import BadName, BadSetting, StaleReceipt
-from shardq.server.hub import Line, Served
+from shardq.server.hub import CallLine, Served
 
 
 def test_calls_that_arrive_during_a_batch_are_the_next_batch() -> None:
@@ -20,7 +20,7 @@ def test_calls_that_arrive_during_a_batch_are_the_next_batch() -> None:
         return [2 * call for call in calls]
 
     async def run() -> list[int]:
-        line = Line(carry_out, Threads(2))
+        line = CallLine(carry_out, Threads(2))
         return await asyncio.gather(*(line.do(number) for number in range(50)))
 
     assert asyncio.run(run()) == [2 * number for number in range(50)]
@@ -32,7 +32,7 @@ def test_an_error_that_nobody_foresaw_is_that_of_each_call_and_the_line_goes_on(
         return [1 / call for call in calls]
 
     async def run() -> None:
-        line = Line(carry_out, Threads(2))
+        line = CallLine(carry_out, Threads(2))
         calls = (line.do(number) for number in (1, 0, 2))
         async with asyncio.timeout(60):
             failed = await asyncio.gather(*calls, return_exceptions=True)

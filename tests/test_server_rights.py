@@ -13,7 +13,7 @@ from shardq.records.accounts import Accounts
 from shardq.records.masterkey import FILE_VARIABLE, MASTER_VARIABLE
 from shardq.server.access import Access
 from shardq.server.api.table import ROUTES
-from shardq.server.site import Options
+from shardq.server.site import SiteOptions
 
 MAIL = "/v1/queues/mail"
 JOB = {"task": "add", "args": {}}
@@ -188,7 +188,7 @@ def test_a_key_that_may_make_queues_may_not_change_them() -> None:
 def test_the_admin_part_is_answered_on_its_own_port_alone() -> None:
     async def story(api: Api) -> None:
         for port, status in ((9324, 404), (9325, 200)):
-            apart = Api(api.db, options=Options(admin_port=9325), port=port)
+            apart = Api(api.db, options=SiteOptions(admin_port=9325), port=port)
             assert (await apart.ask("GET", "/v1/queues")).status == 200
             for path in ("/v1/accounts", "/v1/actions"):
                 assert (await apart.ask("GET", path)).status == status

@@ -10,7 +10,7 @@ from callers import Api, Events, play
 import shardq
 from shardq.clock import pause
 from shardq.errors import StoreUnavailable
-from shardq.server.site import Options
+from shardq.server.site import SiteOptions
 from shardq.testing import Stage
 
 if TYPE_CHECKING:
@@ -183,7 +183,7 @@ def test_a_stream_ends_when_its_store_fails_and_is_no_fault_of_the_server() -> N
 def test_a_stream_above_what_a_key_may_have_is_a_429() -> None:
     async def run() -> None:
         with shardq.connect("sqlite://") as db:
-            api = Api(db, options=Options(polls_max=1))
+            api = Api(db, options=SiteOptions(polls_max=1))
             await api.done("PUT", MAIL)
             asked = api.begin("POST", f"{MAIL}/receive", {"wait": "60s"})
             while not api.app.site._polls:

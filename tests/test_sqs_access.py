@@ -19,7 +19,7 @@ from shardq.records.masterkey import FILE_VARIABLE, MASTER_VARIABLE
 from shardq.server import application
 from shardq.server.access import Access
 from shardq.server.sqs import policy
-from shardq.server.sqs.errors import Refusal
+from shardq.server.sqs.errors import SqsRefusal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -226,14 +226,14 @@ def policy_text(**statement: Any) -> str:
     return json.dumps({"Version": "2012-10-17", "Statement": [usual | statement]})
 
 
-def asked(**more: str) -> policy.Asked:
+def asked(**more: str) -> policy.AskedAccess:
     usual = {
         "account": "111111111111",
         "action": "SendMessage",
         "arn": "arn:aws:sqs:us-east-1:000000000000:mail",
         "client": "10.1.2.3",
     }
-    return policy.Asked(**(usual | more))
+    return policy.AskedAccess(**(usual | more))
 
 
 @pytest.mark.parametrize(
@@ -306,5 +306,5 @@ def test_a_policy_is_decoded_once_and_stays_as_it_was_read() -> None:
     ],
 )
 def test_a_policy_that_is_not_evaluated_is_refused(text: str) -> None:
-    with pytest.raises(Refusal, match="Invalid value for the parameter Policy"):
+    with pytest.raises(SqsRefusal, match="Invalid value for the parameter Policy"):
         policy.read(text)

@@ -15,7 +15,7 @@ from shardq.server import listening, supervise
 from shardq.server.access import Access
 from shardq.server.app import Application
 from shardq.server.hub import Served, ServedQueue
-from shardq.server.site import Options
+from shardq.server.site import SiteOptions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -96,7 +96,7 @@ def main() -> None:
     sockets: Sequence[Any] = listening.bound("127.0.0.1", 0)
     message = _message()
     with shardq.connect() as db:
-        app = Application(db, Options(), Access.starting(db, ["127.0.0.1"]))
+        app = Application(db, SiteOptions(), Access.starting(db, ["127.0.0.1"]))
 
         def tell() -> None:
             app.site.served = _Storeless(db, app.site.threads, message)

@@ -16,7 +16,7 @@ import shardq
 from shardq.records.accounts import Accounts
 from shardq.records.endpoints import Address, Endpoints
 from shardq.server import application
-from shardq.server.site import Options
+from shardq.server.site import SiteOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,7 +47,7 @@ class Host:
         self.key = Key(issued.key.id, issued.secret)
         self._endpoints = Endpoints(home.store)
         self._regions: set[str] = set()
-        self._application = application(self._db, options=Options(account=ACCOUNT))
+        self._application = application(self._db, options=SiteOptions(account=ACCOUNT))
 
     def close(self) -> None:
         """Close the store."""
@@ -71,7 +71,7 @@ class Host:
 
     async def _reset(self) -> None:
         before = self._application.site
-        self._application = application(self._db, options=Options(account=ACCOUNT))
+        self._application = application(self._db, options=SiteOptions(account=ACCOUNT))
         await before.close()
         await asyncio.to_thread(self._drop_all)
 

@@ -25,7 +25,7 @@ from shardq.tasks.several import Several
 if TYPE_CHECKING:
     import socket
 
-    from shardq.server.site import Options
+    from shardq.server.site import SiteOptions
 
 PORT = 9324
 PAGES = "/pages"
@@ -176,7 +176,7 @@ def serve(
     processes, which read the certificate anew, and refuses no connection.
     """
     from shardq.server import declared, listening, supervise
-    from shardq.server.site import Options
+    from shardq.server.site import SiteOptions
 
     line = Line.inherited()
     declared_queues = None if queues is None else declared.read(queues)
@@ -209,7 +209,7 @@ def serve(
             store,
             sockets,
             line,
-            Options(
+            SiteOptions(
                 is_dev=dev,
                 trusted=trust,
                 admin_port=admin,
@@ -283,7 +283,7 @@ def _serve(
     store: str,
     sockets: list[socket.socket],
     line: Line | None,
-    chosen: Options,
+    chosen: SiteOptions,
     *,
     queues: dict[str, dict[str, Any]],
     urls: list[str],
@@ -330,7 +330,7 @@ def _serve(
             line.answer(COUNTS)
 
 
-def _print_exports(url: str, chosen: Options) -> None:
+def _print_exports(url: str, chosen: SiteOptions) -> None:
     """Print the variables that AWS CLI and boto3 need, for a shell."""
     click.echo(f"export AWS_ENDPOINT_URL_SQS={url}")
     click.echo("export AWS_ACCESS_KEY_ID=test AWS_SECRET_ACCESS_KEY=test")

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from shardq.server.site import Options
+from shardq.server.site import SiteOptions
 
 if TYPE_CHECKING:
     from shardq.connection import Connection
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
 __all__ = ["application", "dashboard"]
 
 
-def dashboard(db: Connection, *, options: Options | None = None) -> Application:
+def dashboard(db: Connection, *, options: SiteOptions | None = None) -> Application:
     """The pages for people alone, as an ASGI 3 application: mount it under any prefix.
 
     Args:
         db: The connection whose queues are shown. It stays open.
         options: What the operator chose; whatever it says of `pages`, each path is a page.
     """
-    made = replace(options or Options(), pages="", pages_only=True)
+    made = replace(options or SiteOptions(), pages="", pages_only=True)
     return application(db, options=made)
 
 
 def application(
-    db: Connection, *, options: Options | None = None, access: Access | None = None
+    db: Connection, *, options: SiteOptions | None = None, access: Access | None = None
 ) -> Application:
     """The server as an ASGI 3 application, to be served or mounted into another one.
 
@@ -48,4 +48,4 @@ def application(
     from shardq.server.access import Access
     from shardq.server.app import Application
 
-    return Application(db, options or Options(), access or Access(db, is_open=True))
+    return Application(db, options or SiteOptions(), access or Access(db, is_open=True))

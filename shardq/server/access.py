@@ -154,7 +154,7 @@ class Caller:
 
 
 @dataclass(frozen=True, slots=True)
-class Session:
+class PageSession:
     """A person who looks at pages.
 
     Attributes:
@@ -269,7 +269,7 @@ class Access:
             raise _unknown()
         return found
 
-    def session_of(self, request: Request, cookie: str, levels: str) -> Session | None:
+    def session_of(self, request: Request, cookie: str, levels: str) -> PageSession | None:
         """The session of whoever asks for a page; None: to sign in. May read the store.
 
         Args:
@@ -288,10 +288,12 @@ class Access:
                 _check_page(request)
             if self._is_local:
                 _check_local(request)
-            return Session(anybody(request), token_of(self._master(), "open"), "")
+            return PageSession(anybody(request), token_of(self._master(), "open"), "")
         if request.user:
             caller = replace(anybody(request), label=request.user, via="proxy", levels=levels)
-            return Session(caller, token_of(self._master(), f"user {request.user}"), request.user)
+            return PageSession(
+                caller, token_of(self._master(), f"user {request.user}"), request.user
+            )
         found = Pass.of(cookie)
         key = None if found is None else self._keys.get(found.key_id)
         if found is None or key is None:
@@ -306,7 +308,7 @@ class Access:
             return None
         end_ms = key.grant.end_by(found.end_s * 1_000)
         caller = self._caller(key, "session", request, end_ms=end_ms)
-        return Session(caller, token_of(self._master(), cookie), key.grant.label or key.id)
+        return PageSession(caller, token_of(self._master(), cookie), key.grant.label or key.id)
 
     def sign_in(self, request: Request, token: str) -> str:
         """The cookie of somebody who signs in by a key. May read the store.
@@ -473,7 +475,7 @@ class Access:
             "or body."
         )
 
-    def _by_url(self, url: signed.SignedUrl, request: Request) -> Caller | None:
+    def _by_url(self, url: signed.UnverifiedUrl, request: Request) -> Caller | None:
         key = self._key(url.key_id)
         if key is None:
             return None

@@ -39,8 +39,8 @@ _KEPT_MAX = 5_000
 
 
 @dataclass(slots=True)
-class _Kept:
-    """An answer.
+class _KeptAnswer:
+    """An answer that is kept.
 
     Attributes:
         task: Reads it; it may have ended.
@@ -52,10 +52,10 @@ class _Kept:
     task: asyncio.Task[Any]
     begun_us: int
     took_us: int = 0
-    last: _Kept | None = None
+    last: _KeptAnswer | None = None
 
 
-class Answers:
+class SharedAnswers:
     """The answers of a site. It is used by one event loop.
 
     Args:
@@ -64,7 +64,7 @@ class Answers:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._kept: dict[Hashable, _Kept] = {}
+        self._kept: dict[Hashable, _KeptAnswer] = {}
         self._readers = asyncio.Semaphore(READERS)
 
     async def of(
@@ -100,8 +100,8 @@ class Answers:
             del self._kept[question]
 
     async def gather(
-        self, served: Served, question: Hashable, read: Callable[[Queue], T], asked: Asked
-    ) -> Found[T]:
+        self, served: Served, question: Hashable, read: Callable[[Queue], T], asked: AskedQueues
+    ) -> QueueAnswers[T]:
         """The answers of queues to one question: each a few seconds old, or older if time is short.
 
         A caller waits no longer than it wants to: what is not read within its time is read all the
@@ -136,7 +136,7 @@ class Answers:
 
     def _begin(
         self, question: Hashable, ask: Callable[[], Awaitable[Any]], lasts_us: int, since_us: int
-    ) -> _Kept:
+    ) -> _KeptAnswer:
         """The answer that is good, or the one that is on its way from now on."""
         now_us, before = self._clock.boot_us(), self._kept.pop(question, None)
         if before is not None and before.begun_us >= since_us:
@@ -145,7 +145,7 @@ class Answers:
             if not before.task.done() or now_us < until_us:
                 self._kept[question] = before
                 return before
-        made = self._kept[question] = _Kept(asyncio.ensure_future(ask()), now_us)
+        made = self._kept[question] = _KeptAnswer(asyncio.ensure_future(ask()), now_us)
         if before is not None and before.task.done():
             before.last = None
             made.last = before
@@ -171,7 +171,7 @@ class Of:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class AskedQueues:
     """Queues that are asked about, and how long that may take.
 
     Attributes:
@@ -184,8 +184,8 @@ class Asked:
 
 
 @dataclass(slots=True)
-class Found(Generic[T]):
-    """What is known of queues.
+class QueueAnswers(Generic[T]):
+    """The answers of queues to one question.
 
     Attributes:
         values: Queue -> its answer.
@@ -198,8 +198,8 @@ class Found(Generic[T]):
     unread: list[str] = field(default_factory=list)
 
 
-def _found(kept: dict[str, _Kept]) -> Found[Any]:
-    found: Found[Any] = Found()
+def _found(kept: dict[str, _KeptAnswer]) -> QueueAnswers[Any]:
+    found: QueueAnswers[Any] = QueueAnswers()
     for name, one in kept.items():
         known = one if one.task.done() else one.last
         if known is None:

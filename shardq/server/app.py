@@ -2,7 +2,7 @@
 
 ```
  request ── headers, body: limits ──► Request ─┬─ /v1/..          ─► api ─┐
-                                               ├─ /livez, /readyz         ├─► Answer ─► sent
+                                               ├─ /livez, /readyz         ├─► Response ─► sent
                                                └─ all else        ─► sqs ─┘
 ```
 """
@@ -19,8 +19,8 @@ from shardq.records.meter import HTTP
 from shardq.server import api, sqs
 from shardq.server.client import Bodies, Client, Crowded, Gone, TooLarge, TooSlow
 from shardq.server.proxies import is_trusted, seen_through
-from shardq.server.site import Options, Site
-from shardq.server.web import Answer, Request
+from shardq.server.site import Site, SiteOptions
+from shardq.server.web import Request, Response
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -41,7 +41,7 @@ class Application:
     It may be mounted into another application, which need not tell it of its start and end.
     """
 
-    def __init__(self, connection: Connection, options: Options, access: Access) -> None:
+    def __init__(self, connection: Connection, options: SiteOptions, access: Access) -> None:
         """Made by `application`."""
         self._connection = connection
         self._options = options
@@ -125,13 +125,13 @@ class Application:
         except Gone:
             log.debug("request %s: the client left before its answer", request.id)
 
-    async def _answered(self, request: Request, site: Site, side: ModuleType) -> Answer:
+    async def _answered(self, request: Request, site: Site, side: ModuleType) -> Response:
         """The answer; an unforeseen error is logged once, and answered with the request's id."""
         try:
             health = _HEALTH.get(request.path)
             if health is not None and request.method in {"GET", "HEAD"}:
                 return await health(site)
-            answer: Answer = await side.answer(request, site)
+            answer: Response = await side.answer(request, site)
         except Exception:
             log.exception("request %s: %s %s failed", request.id, request.method, request.path)
             answer = side.refusal(
@@ -140,32 +140,32 @@ class Application:
         return answer
 
 
-async def _livez(_site: Site) -> Answer:
-    return Answer(200, b"ok\n", [("content-type", "text/plain")])
+async def _livez(_site: Site) -> Response:
+    return Response(200, b"ok\n", [("content-type", "text/plain")])
 
 
-async def _readyz(site: Site) -> Answer:
+async def _readyz(site: Site) -> Response:
     """Ready is a server that does not leave, and whose store and clock are right."""
     ready = [("content-type", "text/plain")]
     if site.leaving.is_set():
-        return Answer(503, b"leaving\n", ready)
+        return Response(503, b"leaving\n", ready)
     sign = await site.threads.call(site.readiness.sign)
     # Anybody may ask: what the store's own error names is not for them.
     text = sign.text.partition(":")[0]
-    return Answer(200 if sign.is_well else 503, f"{text}\n".encode(), ready)
+    return Response(200 if sign.is_well else 503, f"{text}\n".encode(), ready)
 
 
-async def _localstack(site: Site) -> Answer:
+async def _localstack(site: Site) -> Response:
     if not site.options.is_dev:
-        return Answer(404, b"not found\n", [("content-type", "text/plain")])
+        return Response(404, b"not found\n", [("content-type", "text/plain")])
     body = b'{"services": {"sqs": "running"}, "edition": "shardq", "version": "4.14.0"}'
-    return Answer(200, body, [("content-type", "application/json")])
+    return Response(200, body, [("content-type", "application/json")])
 
 
 _HEALTH = {"/livez": _livez, "/readyz": _readyz, "/_localstack/health": _localstack}
 
 
-def _side(request: Request, options: Options) -> ModuleType:
+def _side(request: Request, options: SiteOptions) -> ModuleType:
     if options.pages is not None:
         # Jinja2 is loaded only where there are pages.
         from shardq.server import pages
@@ -189,7 +189,7 @@ def _header_bytes(scope: Event) -> int:
     return size
 
 
-def _request(scope: Event, options: Options) -> Request:
+def _request(scope: Event, options: SiteOptions) -> Request:
     """A request by what ASGI tells of it, without its body."""
     headers: dict[str, str] = {}
     for raw_name, raw_value in scope["headers"]:

@@ -22,7 +22,7 @@ from shardq.inspection.scan import forget_empty
 from shardq.lifecycle.forwarding import Forwarder
 from shardq.model.message import Message, died_in
 from shardq.model.shard import spans
-from shardq.server.jobs import Job, Jobs
+from shardq.server.jobs import ServerJob, ServerJobs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -63,7 +63,7 @@ class Wish:
 
 
 @dataclass(slots=True)
-class Bulk(Job[Wish]):
+class BulkJob(ServerJob[Wish]):
     """A bulk action. Its error may also say why some messages stay.
 
     Attributes:
@@ -83,7 +83,7 @@ class Bulk(Job[Wish]):
     is_more: bool = False
 
 
-class Bulks(Jobs[Wish, Bulk]):
+class BulkJobs(ServerJobs[Wish, BulkJob]):
     """The bulk actions of a server process.
 
     Args:
@@ -91,19 +91,19 @@ class Bulks(Jobs[Wish, Bulk]):
     """
 
     def __init__(self, site: Site) -> None:
-        super().__init__(site, Bulk)
+        super().__init__(site, BulkJob)
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     def lock(self, queue: str) -> asyncio.Lock:
         """What whoever puts back dead messages of a queue holds: one at a time does."""
         return self._locks[queue]
 
-    def told(self, job: Bulk) -> str:
-        """See `Jobs.told`."""
+    def told(self, job: BulkJob) -> str:
+        """See `ServerJobs.told`."""
         return f"{job.wish.what}: {job.done} of {job.found} are done"
 
-    async def carry_out(self, job: Bulk) -> None:
-        """See `Jobs.carry_out`."""
+    async def carry_out(self, job: BulkJob) -> None:
+        """See `ServerJobs.carry_out`."""
         for name in job.wish.queues:
             if job.state == "stopped":
                 return
@@ -117,7 +117,7 @@ class Bulks(Jobs[Wish, Bulk]):
                     if job.state == "stopped":
                         return
 
-    async def _find(self, bulk: Bulk, queue: ServedQueue) -> list[Position]:
+    async def _find(self, bulk: BulkJob, queue: ServedQueue) -> list[Position]:
         """The places of the dead messages of a queue that match, the last one first."""
         if await queue.call(lambda opened: opened._home.register.dead_if_made()) is None:
             return []
@@ -144,7 +144,7 @@ class Bulks(Jobs[Wish, Bulk]):
                 break
         return places
 
-    async def _batch(self, bulk: Bulk, queue: ServedQueue, places: Sequence[Position]) -> None:
+    async def _batch(self, bulk: BulkJob, queue: ServedQueue, places: Sequence[Position]) -> None:
         """Carry one batch out, again and again where the store stops."""
         begun_us = self.site.clock.boot_us()
         work = _redrive if bulk.wish.what == "redrive" else _delete
@@ -236,9 +236,9 @@ def _delete(opened: Queue, places: Sequence[Position]) -> _Said:
     return _Said(sum(dead.cancel(Message(row, 0, home.register.signer)) for row in rows))
 
 
-def bulks_of(site: Site) -> Bulks:
+def bulks_of(site: Site) -> BulkJobs:
     """The bulk actions of a site."""
-    found: Bulks | None = site.bulks
+    found: BulkJobs | None = site.bulks
     if found is None:
-        found = site.bulks = Bulks(site)
+        found = site.bulks = BulkJobs(site)
     return found

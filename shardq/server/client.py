@@ -11,7 +11,7 @@ from shardq.server.web import QUICK_BYTES
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shardq.server.web import Answer
+    from shardq.server.web import Response
 
 T = TypeVar("T")
 
@@ -166,7 +166,7 @@ class Client:
                 self._watcher.cancel()
                 self._watcher = None
 
-    async def send(self, answer: Answer, headers: Sequence[tuple[str, str]]) -> None:
+    async def send(self, answer: Response, headers: Sequence[tuple[str, str]]) -> None:
         """Send an answer.
 
         Args:
@@ -194,7 +194,7 @@ class Client:
             if close is not None:
                 await close()
 
-    async def _send_parts(self, answer: Answer) -> None:
+    async def _send_parts(self, answer: Response) -> None:
         assert not isinstance(answer.body, bytes)  # noqa: S101 - its caller has looked
         async for part in answer.body:
             await self._send({"type": "http.response.body", "body": part, "more_body": True})

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from shardq.connection import Connection
-    from shardq.server.site import Options
+    from shardq.server.site import SiteOptions
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +75,9 @@ def _text(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-async def make(db: Connection, options: Options, queues: Mapping[str, Mapping[str, Any]]) -> None:
+async def make(
+    db: Connection, options: SiteOptions, queues: Mapping[str, Mapping[str, Any]]
+) -> None:
     """Make those queues that do not exist.
 
     One that exists with other attributes keeps its own, with a warning.

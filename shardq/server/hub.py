@@ -48,7 +48,7 @@ class _Calls(Generic[T, R]):
     done: asyncio.Future[Sequence[R | Exception]]
 
 
-class Line(Generic[T, R]):
+class CallLine(Generic[T, R]):
     """Calls of one kind in line: those that arrive while a batch is under way are the next batch.
 
     A request may bring several calls, which stay together. It is used by one event loop.
@@ -166,11 +166,15 @@ class ServedQueue:
         self.on_settled: set[Callable[[Mapping[str, str | None]], object]] = set()
         self._opened = opened
         self._threads = threads
-        self._puts: Line[Mapping[str, Any], Message] = Line(
+        self._puts: CallLine[Mapping[str, Any], Message] = CallLine(
             self._put_each, threads, partial(self._note, "put")
         )
-        self._acks: Line[str, None] = Line(self._ack_each, threads, partial(self._note, "ack"))
-        self._ends: Line[str, None] = Line(self._end_each, threads, partial(self._note, "ack"))
+        self._acks: CallLine[str, None] = CallLine(
+            self._ack_each, threads, partial(self._note, "ack")
+        )
+        self._ends: CallLine[str, None] = CallLine(
+            self._end_each, threads, partial(self._note, "ack")
+        )
 
     @property
     def settings(self) -> Settings:

@@ -32,15 +32,15 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 W = TypeVar("W")
-J = TypeVar("J", bound="Job[Any]")
+J = TypeVar("J", bound="ServerJob[Any]")
 
 _KEPT_MAX = 20
 """Jobs that have ended and are still shown."""
 
 
 @dataclass(slots=True)
-class Job(Generic[W]):
-    """A job.
+class ServerJob(Generic[W]):
+    """A job that runs in a server process.
 
     Attributes:
         id: Its id.
@@ -63,7 +63,7 @@ class Job(Generic[W]):
     task: asyncio.Task[None] | None = None
 
 
-class Jobs(ABC, Generic[W, J]):
+class ServerJobs(ABC, Generic[W, J]):
     """The jobs of one kind of a server process. It is used by one event loop.
 
     Args:

@@ -18,7 +18,7 @@ from shardq.inspection import choice as choosing
 from shardq.inspection.choice import Choice
 from shardq.model.message import Message
 from shardq.server.everywhere import has_own_dead
-from shardq.server.jobs import Job, Jobs
+from shardq.server.jobs import ServerJob, ServerJobs
 
 if TYPE_CHECKING:
     from shardq.lifecycle.home import QueueHome
@@ -43,7 +43,7 @@ class Sought:
 
 
 @dataclass(slots=True)
-class Search(Job[Sought]):
+class SearchJob(ServerJob[Sought]):
     """A search.
 
     Attributes:
@@ -59,15 +59,15 @@ class Search(Job[Sought]):
     passed_over: dict[str, str] = field(default_factory=dict)
 
 
-class Searches(Jobs[Sought, Search]):
+class SearchJobs(ServerJobs[Sought, SearchJob]):
     """The searches of a server process."""
 
-    def told(self, job: Search) -> str:
-        """See `Jobs.told`."""
+    def told(self, job: SearchJob) -> str:
+        """See `ServerJobs.told`."""
         return f"{job.looked:,} messages of {job.done} queues were looked at for {job.wish.id!r}"
 
-    async def carry_out(self, job: Search) -> None:
-        """See `Jobs.carry_out`."""
+    async def carry_out(self, job: SearchJob) -> None:
+        """See `ServerJobs.carry_out`."""
         for name in job.wish.queues:
             if job.state == "stopped":
                 return
@@ -80,7 +80,7 @@ class Searches(Jobs[Sought, Search]):
                 pass
             job.done += 1
 
-    async def _look_into(self, job: Search, name: str) -> None:
+    async def _look_into(self, job: SearchJob, name: str) -> None:
         queue = await self.site.served.queue(name)
         for where in ("live", "dead"):
             after: choosing.Place | None = None
@@ -121,9 +121,9 @@ def _part(
     )
 
 
-def searches_of(site: Site) -> Searches:
+def searches_of(site: Site) -> SearchJobs:
     """The searches of a site."""
-    found: Searches | None = site.searches
+    found: SearchJobs | None = site.searches
     if found is None:
-        found = site.searches = Searches(site, Search)
+        found = site.searches = SearchJobs(site, SearchJob)
     return found

@@ -34,8 +34,8 @@ _PARTS_MAX = 100
 
 
 @dataclass(frozen=True, slots=True)
-class SignedUrl:
-    """What a signed url says, not verified.
+class UnverifiedUrl:
+    """The parts of a signed url that was not verified.
 
     Attributes:
         key_id: The key that it is signed for.
@@ -54,7 +54,9 @@ class SignedUrl:
     signature: str = ""
 
     def __repr__(self) -> str:
-        return f"SignedUrl(key_id={self.key_id!r}, queue={self.queue!r}, levels={self.levels!r})"
+        return (
+            f"UnverifiedUrl(key_id={self.key_id!r}, queue={self.queue!r}, levels={self.levels!r})"
+        )
 
     def query(self, master: MasterKey, account: str, generation: int) -> str:
         """The query of the url, signed.
@@ -96,7 +98,7 @@ class SignedUrl:
 
 def drafted(
     key_id: str, queue: str, levels: str, *, now_ms: int, start_ms: int, end_ms: int
-) -> SignedUrl:
+) -> UnverifiedUrl:
     """A url to be signed, checked.
 
     Args:
@@ -116,7 +118,7 @@ def drafted(
         raise UsageError("a signed url must end after its start, and later than now.")
     if end_ms - max(start_ms, now_ms) > LIFE_MS_MAX:
         raise UsageError("a signed url is valid for a year at the most; make a key for longer.")
-    return SignedUrl(key_id, pattern, grants.levels_of(levels), start_s, end_s)
+    return UnverifiedUrl(key_id, pattern, grants.levels_of(levels), start_s, end_s)
 
 
 def is_in_query(query: str) -> bool:
@@ -124,7 +126,7 @@ def is_in_query(query: str) -> bool:
     return "sq-signature=" in query
 
 
-def from_query(query: str) -> SignedUrl:
+def from_query(query: str) -> UnverifiedUrl:
     """What a signed url says.
 
     Raises:
@@ -141,7 +143,7 @@ def from_query(query: str) -> SignedUrl:
     key_id, queue, levels, start, end, signature = (found[name] for name in _NAMES)
     if not (_is_time(start) and _is_time(end)):
         raise IncompleteSignature("sq-start and sq-end are whole epoch seconds.")
-    return SignedUrl(key_id, queue, levels, int(start), int(end), signature)
+    return UnverifiedUrl(key_id, queue, levels, int(start), int(end), signature)
 
 
 def _is_time(text: str) -> bool:

@@ -15,7 +15,7 @@ from shardq.errors import StoreError
 from shardq.health.vitals import Readiness
 from shardq.records.actions import DONE, Actions
 from shardq.server.access import anybody
-from shardq.server.answers import Answers
+from shardq.server.answers import SharedAnswers
 from shardq.server.hub import Served
 from shardq.server.web import QUICK_BYTES, TooMany
 
@@ -42,8 +42,8 @@ _WATCH_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
-    """What an operator chooses.
+class SiteOptions:
+    """The choices of an operator.
 
     Attributes:
         region: The region whose queues have plain names.
@@ -96,7 +96,7 @@ class Site:
     """
 
     connection: Connection
-    options: Options = field(default_factory=Options)
+    options: SiteOptions = field(default_factory=SiteOptions)
     access: Access | None = None
     actions: Actions = field(init=False)
     clock: Clock = field(init=False)
@@ -108,7 +108,7 @@ class Site:
     looks: Any = None
     bulks: Any = None
     searches: Any = None
-    answers: Answers = field(init=False)
+    answers: SharedAnswers = field(init=False)
     _waits: defaultdict[Caller | None, set[asyncio.Timeout]] = field(
         default_factory=lambda: defaultdict(set)
     )
@@ -118,7 +118,7 @@ class Site:
 
     def __post_init__(self) -> None:
         self.clock = self.connection._home.clock
-        self.answers = Answers(self.clock)
+        self.answers = SharedAnswers(self.clock)
         self.served = Served(self.connection, self.threads)
         self.readiness = Readiness(self.connection)
         self.actions = Actions(self.connection._home.store, self.clock)

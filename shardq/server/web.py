@@ -50,7 +50,7 @@ class Request:
 
 
 @dataclass(slots=True)
-class Answer:
+class Response:
     """An answer.
 
     Attributes:

@@ -15,7 +15,7 @@ from shardq.records.accounts import Accounts
 from shardq.records.actions import Actions, What
 from shardq.server import application
 from shardq.server.access import Access
-from shardq.server.site import Options
+from shardq.server.site import SiteOptions
 from shardq.tasks import Task, current
 from shardq.tasks.worker import Worker
 
@@ -69,7 +69,7 @@ def served(url: str, **options: object) -> Iterator[Shop]:
     with shardq.connect(url) as db:
         home = Accounts(db._home.store, db._home.clock)
         key = home.add_key(home.create("shop"), levels="all", label="ada")
-        app = application(db, options=Options(**options), access=Access(db))  # type: ignore[arg-type]
+        app = application(db, options=SiteOptions(**options), access=Access(db))  # type: ignore[arg-type]
         with hosted(app) as at:
             yield Shop(db, f"{at}/pages", key)
 

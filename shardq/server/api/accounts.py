@@ -14,7 +14,7 @@ from shardq.records.accounts import DEPTH_MAX, RATE_MAX, Accounts
 from shardq.records.actions import What
 from shardq.server import signed
 from shardq.server.api.problem import Refused
-from shardq.server.api.route import Call, Route, json_of
+from shardq.server.api.route import Route, RouteCall, json_of
 from shardq.server.api.shapes import Span, Time
 from shardq.server.refusals import AccessDenied
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from shardq.records.accounts import Account as FoundAccount
     from shardq.records.accounts import Issued as IssuedKey
     from shardq.records.accounts import Key as FoundKey
-    from shardq.server.web import Answer
+    from shardq.server.web import Response
 
 R = TypeVar("R")
 
@@ -187,27 +187,27 @@ class SignedUrl(Struct):
     end: Time
 
 
-async def list_accounts(call: Call[None, None]) -> AccountList:
+async def list_accounts(call: RouteCall[None, None]) -> AccountList:
     """The accounts that the caller may look at: all, or its own."""
     found = await _done(call, lambda home: home.all_accounts())
     return AccountList([_account_of(one) for one in found if _is_own(call, one.id)])
 
 
-async def put_account(call: Call[None, NewAccount]) -> Account:
+async def put_account(call: RouteCall[None, NewAccount]) -> Account:
     """Make an account, or find the one of that name."""
     check_server(call)
     name = call.place["account"]
     return _account_of(await _done(call, lambda home: home.create(name, call.body.id)))
 
 
-async def list_keys(call: Call[None, None]) -> Keys:
+async def list_keys(call: RouteCall[None, None]) -> Keys:
     """The keys of an account, without their secrets."""
     account = await _account(call)
     found = await _done(call, lambda home: home.all_keys())
     return Keys([_key_of(call, one) for one in found if one.account == account.id])
 
 
-async def add_key(call: Call[None, NewKey]) -> Answer:
+async def add_key(call: RouteCall[None, NewKey]) -> Response:
     """Make a key of an account; its secret is shown once.
 
     A caller can give no more than it has, nor for longer, nor without its quotas.
@@ -236,7 +236,7 @@ async def add_key(call: Call[None, NewKey]) -> Answer:
     return _issued(call, issued)
 
 
-async def rotate_key(call: Call[None, Rotation]) -> Answer:
+async def rotate_key(call: RouteCall[None, Rotation]) -> Response:
     """Give a key another secret, shown once; the one before stays valid for a while."""
     key = await _key(call)
     grant = key.grant
@@ -246,14 +246,14 @@ async def rotate_key(call: Call[None, Rotation]) -> Answer:
     return _issued(call, await _done(call, lambda home: home.rotate(key.id, keep_ms)))
 
 
-async def revoke_key(call: Call[None, None]) -> Key:
+async def revoke_key(call: RouteCall[None, None]) -> Key:
     """Revoke a key for good, and the urls that were signed for it, within 5 seconds."""
     key = await _key(call)
     call.caller.check_gives(key.grant.levels, key.grant.queues)
     return _key_of(call, await _done(call, lambda home: home.revoke(key.id)))
 
 
-async def sign_url(call: Call[None, NewUrl]) -> Answer:
+async def sign_url(call: RouteCall[None, NewUrl]) -> Response:
     """Sign a url: whoever has it may do what it allows, without a key, until its end.
 
     It ends with its key. What the key may not do, the url does not allow.
@@ -287,13 +287,13 @@ async def sign_url(call: Call[None, NewUrl]) -> Answer:
     return made
 
 
-async def _done(call: Call[Any, Any], ask: Callable[[Accounts], R]) -> R:
+async def _done(call: RouteCall[Any, Any], ask: Callable[[Accounts], R]) -> R:
     """The answer of the accounts, in a thread."""
     home, site = call.site.connection._home, call.site
     return await site.threads.call(lambda: ask(Accounts(home.store, home.clock)))
 
 
-def _is_own(call: Call[Any, Any], account: str) -> bool:
+def _is_own(call: RouteCall[Any, Any], account: str) -> bool:
     """True if the caller manages an account: its own; with one of the server's, each.
 
     A signed url manages none: what it made would last longer.
@@ -303,13 +303,13 @@ def _is_own(call: Call[Any, Any], account: str) -> bool:
     return caller.via != "url" and (is_own or _manages_server(call))
 
 
-def _manages_server(call: Call[Any, Any]) -> bool:
+def _manages_server(call: RouteCall[Any, Any]) -> bool:
     caller = call.caller
     is_whole = grants.ANY_QUEUE in caller.queues and caller.via != "url"
     return is_whole and caller.account == call.site.options.account
 
 
-def check_server(call: Call[Any, Any]) -> None:
+def check_server(call: RouteCall[Any, Any]) -> None:
     """Refuse a caller that does not manage the server.
 
     Raises:
@@ -323,7 +323,7 @@ def _not_own(account: str) -> AccessDenied:
     return AccessDenied(f"the key may not manage account {account}.")
 
 
-async def _account(call: Call[Any, Any]) -> FoundAccount:
+async def _account(call: RouteCall[Any, Any]) -> FoundAccount:
     """The account that the path names."""
     named = call.place["account"]
     found = await _done(call, lambda home: home.account(named))
@@ -332,7 +332,7 @@ async def _account(call: Call[Any, Any]) -> FoundAccount:
     return found
 
 
-async def _key(call: Call[Any, Any]) -> FoundKey:
+async def _key(call: RouteCall[Any, Any]) -> FoundKey:
     """The key that the path names."""
     account, named = await _account(call), call.place["key"]
     found = await _done(call, lambda home: home.key(named))
@@ -341,7 +341,7 @@ async def _key(call: Call[Any, Any]) -> FoundKey:
     return found
 
 
-def _end_ms(call: Call[Any, Any], until: str | None, life: str | None) -> int:
+def _end_ms(call: RouteCall[Any, Any], until: str | None, life: str | None) -> int:
     if (until is None) == (life is None):
         raise Refused(400, "give until or life, one of them.", field="until")
     return asked_ms(call.site.clock.now_ms(), until, life)
@@ -351,7 +351,7 @@ def _account_of(found: FoundAccount) -> Account:
     return Account(found.id, found.name, iso(found.made_ms))
 
 
-def _key_of(call: Call[Any, Any], found: FoundKey) -> Key:
+def _key_of(call: RouteCall[Any, Any], found: FoundKey) -> Key:
     grant = found.grant
     return Key(
         id=found.id,
@@ -368,7 +368,7 @@ def _key_of(call: Call[Any, Any], found: FoundKey) -> Key:
     )
 
 
-def _issued(call: Call[Any, Any], issued: IssuedKey) -> Answer:
+def _issued(call: RouteCall[Any, Any], issued: IssuedKey) -> Response:
     made = json_of(Issued(_key_of(call, issued.key), issued.secret, issued.token), 201)
     made.headers.append(_NO_STORE)
     return made

@@ -10,7 +10,7 @@ from msgspec import Meta, Struct
 from shardq.model.grants import Level
 from shardq.model.times import asked_ms, iso
 from shardq.server.api.accounts import check_server
-from shardq.server.api.route import Call, Route
+from shardq.server.api.route import Route, RouteCall
 from shardq.server.api.shapes import MANY_MAX, Time
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class Actions(Struct):
     actions: list[Action]
 
 
-async def list_actions(call: Call[ActionsQuery, None]) -> Actions:
+async def list_actions(call: RouteCall[ActionsQuery, None]) -> Actions:
     """Commands that changed or removed something in the last 90 days, the last one first."""
     check_server(call)
     query, site = call.query, call.site

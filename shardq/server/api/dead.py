@@ -22,7 +22,7 @@ from shardq.server.api.listing import Filter, ListQuery, cut, fitting, has_died,
 from shardq.server.api.messages import Told
 from shardq.server.api.problem import Refused
 from shardq.server.api.rights import allows
-from shardq.server.api.route import Call, Route
+from shardq.server.api.route import Route, RouteCall
 from shardq.server.api.shapes import MANY_MAX, Message, MessagePage, NewBody, Time, message_of
 from shardq.server.bulk import RATE_MAX, Wish, bulks_of, redrive_edited
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from shardq.lifecycle.home import QueueHome
     from shardq.model.message import Row
-    from shardq.server.bulk import Bulk as Running
+    from shardq.server.bulk import BulkJob
 
 
 class DeadQuery(ListQuery, kw_only=True, forbid_unknown_fields=True):
@@ -176,13 +176,13 @@ class Bulks(Struct):
     bulks: list[Bulk]
 
 
-async def list_dead(call: Call[DeadQuery, None]) -> MessagePage:
+async def list_dead(call: RouteCall[DeadQuery, None]) -> MessagePage:
     """The dead messages, first died first, or the last one first."""
     order: Literal["newest", "oldest"] = "newest" if call.query.newest else "oldest"
     return await page_of(call, await call.queue(), call.query, dead=order)
 
 
-async def list_all_dead(call: Call[AllDeadQuery, None]) -> AllDead:
+async def list_all_dead(call: RouteCall[AllDeadQuery, None]) -> AllDead:
     """The dead messages of all queues, the last one first.
 
     A text is looked for in bodies only of queues whose bodies the caller may read.
@@ -227,17 +227,17 @@ async def list_all_dead(call: Call[AllDeadQuery, None]) -> AllDead:
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
+class _DeadLetterQueue:
     """A dead-letter queue, and the queues that it is one of."""
 
     home: QueueHome
     of: list[str]
 
 
-def _kept(call: Call[Any, Any], wanted: str) -> dict[str, _Kept]:
+def _kept(call: RouteCall[Any, Any], wanted: str) -> dict[str, _DeadLetterQueue]:
     """The dead-letter queues that the caller may see by their names; with one read."""
     opened = call.site.connection._home.open_all()
-    kept: dict[str, _Kept] = {}
+    kept: dict[str, _DeadLetterQueue] = {}
     for name, queue in opened.items():
         is_asked = name == wanted if wanted else not names.is_dead_queue(name)
         if not is_asked or isinstance(queue, ShardqError) or not call.allows(name):
@@ -248,11 +248,13 @@ def _kept(call: Call[Any, Any], wanted: str) -> dict[str, _Kept]:
             continue
         if dead != names.dead_queue(name) and not call.allows(dead):
             continue
-        kept.setdefault(dead, _Kept(found._home, [])).of.append(name)
+        kept.setdefault(dead, _DeadLetterQueue(found._home, [])).of.append(name)
     return kept
 
 
-def _shown(row: Row, whole: Row, kept: _Kept, is_readable: Callable[[str], bool]) -> DeadMessage:
+def _shown(
+    row: Row, whole: Row, kept: _DeadLetterQueue, is_readable: Callable[[str], bool]
+) -> DeadMessage:
     """A dead message as JSON has it; under the queue in which it died, where that is known."""
     died = died_in(row)
     queue = died if died in kept.of else kept.of[0]
@@ -265,7 +267,7 @@ def _shown(row: Row, whole: Row, kept: _Kept, is_readable: Callable[[str], bool]
     return DeadMessage(queue, made)
 
 
-async def remove_dead(call: Call[None, None]) -> Told:
+async def remove_dead(call: RouteCall[None, None]) -> Told:
     """Remove a dead message for good."""
     name, dead = call.place["message"], await call.dead()
     answers = await dead.cancel(ids=[name])
@@ -274,12 +276,12 @@ async def remove_dead(call: Call[None, None]) -> Told:
     return Told(answers[name].value)
 
 
-async def purge_dead(call: Call[None, None]) -> None:
+async def purge_dead(call: RouteCall[None, None]) -> None:
     """Remove all dead messages for good."""
     await (await call.dead()).purge()
 
 
-async def redrive_one(call: Call[None, Edited]) -> Told:
+async def redrive_one(call: RouteCall[None, Edited]) -> Told:
     """Put one dead message back, under its id and with all attempts again; maybe edited.
 
     Another body needs the level `update` too.
@@ -296,7 +298,7 @@ async def redrive_one(call: Call[None, Edited]) -> Told:
     return Told("done")
 
 
-async def redrive_dead(call: Call[None, BulkWish]) -> Bulk:
+async def redrive_dead(call: RouteCall[None, BulkWish]) -> Bulk:
     """Put dead messages back, all that match or those that are named, by a bulk action.
 
     The same call while one runs returns that one.
@@ -304,7 +306,7 @@ async def redrive_dead(call: Call[None, BulkWish]) -> Bulk:
     return await _begun(call, "redrive")
 
 
-async def delete_dead(call: Call[None, BulkWish]) -> Bulk:
+async def delete_dead(call: RouteCall[None, BulkWish]) -> Bulk:
     """Remove dead messages for good, all that match or those that are named, by a bulk action.
 
     The same call while one runs returns that one.
@@ -312,18 +314,18 @@ async def delete_dead(call: Call[None, BulkWish]) -> Bulk:
     return await _begun(call, "delete")
 
 
-async def list_bulks(call: Call[None, None]) -> Bulks:
+async def list_bulks(call: RouteCall[None, None]) -> Bulks:
     """The bulk actions of this server process: those that run, and the last that have ended."""
     shown = [one for one in bulks_of(call.site).every() if jobs.is_seen(call, one)]
     return Bulks([_bulk_of(one) for one in shown])
 
 
-async def get_bulk(call: Call[None, None]) -> Bulk:
+async def get_bulk(call: RouteCall[None, None]) -> Bulk:
     """A bulk action and how far it is."""
     return _bulk_of(_found(call))
 
 
-async def stop_bulk(call: Call[None, None]) -> Bulk:
+async def stop_bulk(call: RouteCall[None, None]) -> Bulk:
     """Stop a bulk action after the batch under way; who may begin it may stop it."""
     found = _found(call)
     level = Level.MANAGE if found.wish.what == "redrive" else Level.DELETE
@@ -333,7 +335,7 @@ async def stop_bulk(call: Call[None, None]) -> Bulk:
     return _bulk_of(found)
 
 
-async def _begun(call: Call[None, BulkWish], what: Any) -> Bulk:
+async def _begun(call: RouteCall[None, BulkWish], what: Any) -> Bulk:
     body, site = call.body, call.site
     chosen = body.choice(site.clock.now_ms())
     ids: dict[str, frozenset[str]] | None = None
@@ -355,7 +357,7 @@ async def _begun(call: Call[None, BulkWish], what: Any) -> Bulk:
     return _bulk_of(await jobs.begun(call, bulks_of(site), wish))
 
 
-async def _check(call: Call[Any, Any], name: str, *, bodies: bool) -> None:
+async def _check(call: RouteCall[Any, Any], name: str, *, bodies: bool) -> None:
     """Refuse a bulk action about a queue that there is not, or that is not the caller's.
 
     Raises:
@@ -379,7 +381,7 @@ def _about(body: BulkWish) -> str:
     return f"{where}: {', '.join(given) or 'all'}"
 
 
-def _found(call: Call[None, None]) -> Running:
+def _found(call: RouteCall[None, None]) -> BulkJob:
     more = "; the same action again does what is left"
     return jobs.known(call, bulks_of(call.site), call.place["job"], "bulk action", more)
 
@@ -387,7 +389,7 @@ def _found(call: Call[None, None]) -> Running:
 _FIELDS = Filter.__struct_fields__
 
 
-def _bulk_of(found: Running) -> Bulk:
+def _bulk_of(found: BulkJob) -> Bulk:
     wish = found.wish
     filters = asdict(Filter()) | {
         name: getattr(wish.choice, name) for name in _FIELDS if hasattr(wish.choice, name)

@@ -10,10 +10,10 @@ from shardq.errors import ShardqError
 from shardq.model.grants import Level
 from shardq.model.times import duration_ms
 from shardq.server.api.problem import Problem, Refused, problem_of
-from shardq.server.api.route import Call, Route, json_of
+from shardq.server.api.route import Route, RouteCall, json_of
 from shardq.server.api.shapes import MANY_MAX, Messages, Span, Wait, message_of
 from shardq.server.hub import check_store
-from shardq.server.web import Answer
+from shardq.server.web import Response
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -134,7 +134,7 @@ class Settlements(Struct):
     answers: list[Settled]
 
 
-async def receive_messages(call: Call[None, Receive]) -> Answer | Messages:
+async def receive_messages(call: RouteCall[None, Receive]) -> Response | Messages:
     """Take messages that are due; settle each by its receipt.
 
     A call that waits is answered as soon as there is a message, and with none when the server
@@ -157,14 +157,14 @@ async def receive_messages(call: Call[None, Receive]) -> Answer | Messages:
     return answer
 
 
-async def ack_messages(call: Call[None, Ack]) -> Settlements:
+async def ack_messages(call: RouteCall[None, Ack]) -> Settlements:
     """End deliveries as done: the messages are removed."""
     queue = await call.queue()
     receipts, redelivered = call.body.receipts, call.body.redelivered
     return _settlements(receipts, await queue.ack_all(receipts, redelivered=redelivered))
 
 
-async def retry_messages(call: Call[None, Retry]) -> Settlements:
+async def retry_messages(call: RouteCall[None, Retry]) -> Settlements:
     """End deliveries as failed.
 
     They are delivered again, or buried after their last attempt.
@@ -177,7 +177,7 @@ async def retry_messages(call: Call[None, Retry]) -> Settlements:
     )
 
 
-async def snooze_messages(call: Call[None, Snooze]) -> Settlements:
+async def snooze_messages(call: RouteCall[None, Snooze]) -> Settlements:
     """Deliver messages again later; it costs no attempt."""
     body, queue = call.body, await call.queue()
     return _settled(
@@ -185,7 +185,7 @@ async def snooze_messages(call: Call[None, Snooze]) -> Settlements:
     )
 
 
-async def extend_messages(call: Call[None, Extend]) -> Settlements:
+async def extend_messages(call: RouteCall[None, Extend]) -> Settlements:
     """Keep received messages for longer; each gets a new receipt."""
     body, queue = call.body, await call.queue()
     answers = await queue.queue.extend(
@@ -197,7 +197,7 @@ async def extend_messages(call: Call[None, Extend]) -> Settlements:
     return _settlements(body.receipts, answers)
 
 
-async def bury_messages(call: Call[None, Bury]) -> Settlements:
+async def bury_messages(call: RouteCall[None, Bury]) -> Settlements:
     """Move received messages to the dead-letter queue."""
     body, queue = call.body, await call.queue()
     return _settled(

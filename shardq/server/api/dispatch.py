@@ -11,8 +11,8 @@ from shardq.server.api import table
 from shardq.server.api.problem import REFERENCE, Problem, Refused, answer_of, headers_of, problem_of
 from shardq.server.api.reading import body_of, prefix_and_parts, query_of
 from shardq.server.api.rights import check
-from shardq.server.api.route import Call, json_of
-from shardq.server.web import QUICK_BYTES, Answer, TooMany
+from shardq.server.api.route import RouteCall, json_of
+from shardq.server.web import QUICK_BYTES, Response, TooMany
 
 if TYPE_CHECKING:
     from shardq.server.access import Caller
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 async def answer(
     request: Request, site: Site, caller: Caller | None = None, via: str = "http"
-) -> Answer:
+) -> Response:
     """Answer a request.
 
     Args:
@@ -45,7 +45,7 @@ async def answer(
         return answer_of(problem, headers_of(error))
 
 
-def refusal(request: Request, status: int, code: str, text: str) -> Answer:  # noqa: ARG001
+def refusal(request: Request, status: int, code: str, text: str) -> Response:  # noqa: ARG001
     """The answer to a request that the server refuses, or fails at.
 
     Args:
@@ -61,7 +61,7 @@ def refusal(request: Request, status: int, code: str, text: str) -> Answer:  # n
 
 async def _answered(
     request: Request, site: Site, parts: list[str], caller: Caller | None, via: str
-) -> Answer:
+) -> Response:
     routes = {
         method: route
         for method, route in table.found(parts).items()
@@ -72,7 +72,7 @@ async def _answered(
     allowed = {*routes, "OPTIONS"} | ({"HEAD"} if "GET" in routes else set())
     allow = ("allow", ", ".join(sorted(allowed)))
     if request.method == "OPTIONS":
-        return Answer(204, headers=[allow])
+        return Response(204, headers=[allow])
     is_head = request.method == "HEAD"
     route = routes.get("GET" if is_head else request.method)
     if route is None:
@@ -93,7 +93,7 @@ async def _called(
     parts: list[str],
     caller: Caller | None,
     via: str,
-) -> Answer:
+) -> Response:
     """The answer of a route, once the caller's right to it and all that it is given is checked."""
     place = {
         wanted[1:-1]: part
@@ -110,14 +110,14 @@ async def _called(
         body = body_of(request, route.body)
     else:
         body = await site.threads.call(partial(body_of, request, route.body))
-    call = Call(request, site, route, table.ROUTES, caller, place, query, body)
+    call = RouteCall(request, site, route, table.ROUTES, caller, place, query, body)
     made = await _recorded(call, via)
-    if isinstance(made, Answer):
+    if isinstance(made, Response):
         return made
-    return Answer(route.status) if made is None else json_of(made, route.status)
+    return Response(route.status) if made is None else json_of(made, route.status)
 
 
-async def _recorded(call: Call[Any, Any], via: str) -> Any:
+async def _recorded(call: RouteCall[Any, Any], via: str) -> Any:
     """Carry a call out, and record it with its outcome if it is a command."""
     handler = call.route.handler
     if call.what is None:

@@ -27,7 +27,7 @@ from shardq.server import everywhere
 from shardq.server.api import jobs
 from shardq.server.api.listing import State, state_of
 from shardq.server.api.rights import allows
-from shardq.server.api.route import Call, Route
+from shardq.server.api.route import Route, RouteCall
 from shardq.server.api.shapes import Message, Time, message_of
 from shardq.server.searches import Sought, searches_of
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from shardq.inspection.state import State as FoundState
     from shardq.queue import Queue as SyncQueue
     from shardq.server.hub import ServedQueue
-    from shardq.server.searches import Search as Running
+    from shardq.server.searches import SearchJob
 
 LOOKED_MAX = 1_000
 """Messages of a queue that are due first, or died last, in which a text is looked for."""
@@ -157,7 +157,7 @@ class Searches(Struct):
     searches: list[Search]
 
 
-async def find_messages(call: Call[FindQuery, None]) -> Hits:
+async def find_messages(call: RouteCall[FindQuery, None]) -> Hits:
     """Find messages over all queues, by id or key, or by a text.
 
     By key all queues are asked. By id it asks the histories, and looks where the message is near:
@@ -196,7 +196,7 @@ async def find_messages(call: Call[FindQuery, None]) -> Hits:
     return made
 
 
-async def begin_search(call: Call[None, SearchWish]) -> Search:
+async def begin_search(call: RouteCall[None, SearchWish]) -> Search:
     """Search all that queues have for a message, by its id.
 
     The same call while one runs returns that one.
@@ -210,29 +210,29 @@ async def begin_search(call: Call[None, SearchWish]) -> Search:
     return _search_of(await jobs.begun(call, searches_of(site), sought))
 
 
-async def list_searches(call: Call[None, None]) -> Searches:
+async def list_searches(call: RouteCall[None, None]) -> Searches:
     """The searches of this server process: those that run, and the last that have ended."""
     every = searches_of(call.site).every()
     return Searches([_search_of(one) for one in every if jobs.is_seen(call, one)])
 
 
-async def get_search(call: Call[None, None]) -> Search:
+async def get_search(call: RouteCall[None, None]) -> Search:
     """A search and how far it is."""
     return _search_of(_search(call))
 
 
-async def stop_search(call: Call[None, None]) -> Search:
+async def stop_search(call: RouteCall[None, None]) -> Search:
     """Stop a search after the part under way."""
     found = _search(call)
     searches_of(call.site).stop(found)
     return _search_of(found)
 
 
-def _search(call: Call[None, None]) -> Running:
+def _search(call: RouteCall[None, None]) -> SearchJob:
     return jobs.known(call, searches_of(call.site), call.place["search"], "search")
 
 
-def _search_of(found: Running) -> Search:
+def _search_of(found: SearchJob) -> Search:
     return Search(
         id=found.id,
         q=found.wish.id,
@@ -253,9 +253,9 @@ def _search_of(found: Running) -> Search:
 
 
 async def _each(
-    call: Call[FindQuery, None],
+    call: RouteCall[FindQuery, None],
     left: list[str],
-    look: Callable[[Call[FindQuery, None], ServedQueue, Hits], Awaitable[None]],
+    look: Callable[[RouteCall[FindQuery, None], ServedQueue, Hits], Awaitable[None]],
     *,
     spent_us_max: int,
 ) -> Hits:
@@ -280,7 +280,7 @@ async def _each(
 
 
 async def _by_name(
-    call: Call[FindQuery, None], queue: ServedQueue, made: Hits, *, known_by: str
+    call: RouteCall[FindQuery, None], queue: ServedQueue, made: Hits, *, known_by: str
 ) -> None:
     """Find a message of a queue.
 
@@ -306,7 +306,7 @@ async def _by_name(
 
 
 def _hit(
-    call: Call[FindQuery, None],
+    call: RouteCall[FindQuery, None],
     queue: ServedQueue,
     by: str,
     state: FoundState,
@@ -329,7 +329,7 @@ def _message(opened: SyncQueue, state: FoundState) -> StoredMessage | None:
     return opened.dead.find(state.id, near=True)
 
 
-async def _by_text(call: Call[FindQuery, None], queue: ServedQueue, made: Hits) -> None:
+async def _by_text(call: RouteCall[FindQuery, None], queue: ServedQueue, made: Hits) -> None:
     wanted = Choice(text=call.query.q)
 
     def look(opened: SyncQueue) -> Iterator[tuple[str, choice.Chosen, list[StoredMessage]]]:
@@ -362,7 +362,7 @@ def _messages(of: SyncQueue, found: choice.Chosen) -> list[StoredMessage]:
 
 
 def _shown(
-    call: Call[FindQuery, None], queue: ServedQueue, message: StoredMessage | None
+    call: RouteCall[FindQuery, None], queue: ServedQueue, message: StoredMessage | None
 ) -> Message | None:
     """A message as JSON has it, with its body only for those who may read it."""
     if message is None:

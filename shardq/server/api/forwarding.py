@@ -11,7 +11,7 @@ from shardq.model.grants import Level
 from shardq.records.actions import What
 from shardq.server.api.messages import told
 from shardq.server.api.problem import Problem, Refused, problem_of
-from shardq.server.api.route import Call, Route
+from shardq.server.api.route import Route, RouteCall
 from shardq.server.api.shapes import MANY_MAX
 from shardq.server.hub import check_store
 
@@ -77,7 +77,7 @@ class Forwards(Struct, kw_only=True):
     answers: list[Forwarded]
 
 
-async def forward_messages(call: Call[None, Forward]) -> Forwards:
+async def forward_messages(call: RouteCall[None, Forward]) -> Forwards:
     """Move messages into another queue, under their ids and with all attempts there.
 
     The key also needs the level `put` on the other queue, and `manage` on this one for `limit`. By

@@ -10,17 +10,17 @@ from shardq.server.api.problem import Refused
 from shardq.server.api.rights import allows
 
 if TYPE_CHECKING:
-    from shardq.server.api.route import Call
-    from shardq.server.jobs import Job, Jobs
+    from shardq.server.api.route import RouteCall
+    from shardq.server.jobs import ServerJob, ServerJobs
 
 W = TypeVar("W")
-J = TypeVar("J", bound="Job[Any]")
+J = TypeVar("J", bound="ServerJob[Any]")
 
 _WAIT_S = 1.0
 """A job that is done so soon is answered with its outcome."""
 
 
-async def begun(call: Call[Any, Any], jobs: Jobs[W, J], wish: W) -> J:
+async def begun(call: RouteCall[Any, Any], jobs: ServerJobs[W, J], wish: W) -> J:
     """A job that begins now, or the one that does the same; as it is a moment later."""
     made = jobs.begin(wish, call.caller)
     if made.task is not None:
@@ -28,12 +28,14 @@ async def begun(call: Call[Any, Any], jobs: Jobs[W, J], wish: W) -> J:
     return made
 
 
-def is_seen(call: Call[Any, Any], job: Job[Any]) -> bool:
+def is_seen(call: RouteCall[Any, Any], job: ServerJob[Any]) -> bool:
     """True if the caller may see all queues of a job."""
     return all(allows(call.caller, Level.GET, name, call.site) for name in job.wish.queues)
 
 
-def known(call: Call[Any, Any], jobs: Jobs[Any, J], name: str, kind: str, more: str = "") -> J:
+def known(
+    call: RouteCall[Any, Any], jobs: ServerJobs[Any, J], name: str, kind: str, more: str = ""
+) -> J:
     """A job by its id.
 
     Args:

@@ -11,7 +11,7 @@ from shardq.model.times import asked_ms, iso
 from shardq.records.actions import What
 from shardq.server.api.messages import Told, told
 from shardq.server.api.problem import Refused
-from shardq.server.api.route import Call, Route
+from shardq.server.api.route import Route, RouteCall
 from shardq.server.api.shapes import KeyedMessage, NewBody, Put, Span, Time, put_of, text_or_bytes
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class Edit(NewBody, kw_only=True, forbid_unknown_fields=True):
     headers: dict[str, str] | UnsetType = UNSET
 
 
-async def put_key(call: Call[None, KeyedMessage]) -> Put:
+async def put_key(call: RouteCall[None, KeyedMessage]) -> Put:
     """Put a message under a key, which no other live message of the queue has.
 
     Where a message has it, `on_conflict` says what to do.
@@ -72,7 +72,7 @@ async def put_key(call: Call[None, KeyedMessage]) -> Put:
     return put_of(await queue.put(call.traced({**call.body.item, "key": call.place["key"]})))
 
 
-async def get_key(call: Call[None, None]) -> Keyed:
+async def get_key(call: RouteCall[None, None]) -> Keyed:
     """The message that has a key."""
     name, queue = call.place["key"], await call.queue()
     found = await queue.queue.get(name)
@@ -81,7 +81,7 @@ async def get_key(call: Call[None, None]) -> Keyed:
     return _keyed_of(found)
 
 
-async def change_key(call: Call[None, Edit]) -> Told:
+async def change_key(call: RouteCall[None, Edit]) -> Told:
     """Edit or move the message that has a key, while it waits.
 
     Where body or headers and a due are given, the message is edited first and then moved: two
@@ -104,7 +104,7 @@ async def change_key(call: Call[None, Edit]) -> Told:
     return made
 
 
-async def cancel_key(call: Call[None, None]) -> Told:
+async def cancel_key(call: RouteCall[None, None]) -> Told:
     """Cancel the message that has a key, also a dead one.
 
     One that is running is asked to stop, and never runs again.

@@ -18,7 +18,7 @@ from shardq.model.message import Message as StoredMessage
 from shardq.model.times import moment_or_ago_ms
 from shardq.server.api.problem import Refused
 from shardq.server.api.rights import allows
-from shardq.server.api.route import Call, Route
+from shardq.server.api.route import Route, RouteCall
 from shardq.server.api.shapes import (
     MANY_MAX,
     Message,
@@ -162,7 +162,7 @@ class State(Struct, kw_only=True, omit_defaults=True):
     message: Message | None = None
 
 
-async def peek_messages(call: Call[PeekQuery, None]) -> MessagePage:
+async def peek_messages(call: RouteCall[PeekQuery, None]) -> MessagePage:
     """The messages that are due first, those in flight included; none is taken.
 
     With `key` the one that has the key. With the other fields those that hold them, of as many
@@ -175,7 +175,7 @@ async def peek_messages(call: Call[PeekQuery, None]) -> MessagePage:
     return await page_of(call, queue, query)
 
 
-async def list_envelopes(call: Call[EnvelopesQuery, None]) -> MessagePage:
+async def list_envelopes(call: RouteCall[EnvelopesQuery, None]) -> MessagePage:
     """The messages that are due first, or died last, without their bodies; none is taken.
 
     Bodies are not looked into either.
@@ -187,7 +187,7 @@ async def list_envelopes(call: Call[EnvelopesQuery, None]) -> MessagePage:
     return await page_of(call, await call.queue(), query, bodies=False, dead=dead)
 
 
-async def get_message(call: Call[StateQuery, None]) -> State:
+async def get_message(call: RouteCall[StateQuery, None]) -> State:
     """Where a message is, and why it does not run.
 
     Its id or its receipt names it. Of one that has ended only a queue with a history tells.
@@ -195,7 +195,7 @@ async def get_message(call: Call[StateQuery, None]) -> State:
     return await _state(call)
 
 
-async def get_envelope(call: Call[StateQuery, None]) -> State:
+async def get_envelope(call: RouteCall[StateQuery, None]) -> State:
     """Where a message is, and why it does not run; the message without its body."""
     state = await _state(call)
     if state.message is not None:
@@ -204,7 +204,7 @@ async def get_envelope(call: Call[StateQuery, None]) -> State:
 
 
 async def page_of(
-    call: Call[Any, Any],
+    call: RouteCall[Any, Any],
     queue: ServedQueue,
     query: ListQuery,
     *,
@@ -256,7 +256,7 @@ async def page_of(
     )
 
 
-async def has_died(call: Call[Any, Any], queue: ServedQueue) -> bool:
+async def has_died(call: RouteCall[Any, Any], queue: ServedQueue) -> bool:
     """True if a queue has a queue of dead messages by now.
 
     Raises:
@@ -268,7 +268,7 @@ async def has_died(call: Call[Any, Any], queue: ServedQueue) -> bool:
     return made is not None and not made.settings.dropped
 
 
-async def _state(call: Call[StateQuery, None]) -> State:
+async def _state(call: RouteCall[StateQuery, None]) -> State:
     name, queue, level = call.place["message"], await call.queue(), call.route.level
 
     def look(opened: SyncQueue, near: bool) -> tuple[FoundState, StoredMessage | None] | None:
@@ -301,7 +301,7 @@ async def _state(call: Call[StateQuery, None]) -> State:
     raise Refused(404, f"nothing is known of message {name!r} in queue {queue.name!r}{where}.")
 
 
-def _looked_at(found: StoredMessage, call: Call[Any, Any], *, bodies: bool = True) -> Message:
+def _looked_at(found: StoredMessage, call: RouteCall[Any, Any], *, bodies: bool = True) -> Message:
     """A message as JSON has it, with who holds it."""
     made, row = message_of(found), found._row
     if row.holder is not None and row.ready_ms > call.site.clock.now_ms():

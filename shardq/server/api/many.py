@@ -13,7 +13,7 @@ from shardq.records.actions import What
 from shardq.server.api.listing import has_died
 from shardq.server.api.messages import Move
 from shardq.server.api.problem import Refused
-from shardq.server.api.route import Call, Route
+from shardq.server.api.route import Route, RouteCall
 from shardq.server.api.shapes import NewBody, Put, Span, Time, put_of
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class Copy(NewBody, kw_only=True, forbid_unknown_fields=True):
     delay: Span | UnsetType = UNSET
 
 
-async def cancel_messages(call: Call[None, CancelMany]) -> Answers:
+async def cancel_messages(call: RouteCall[None, CancelMany]) -> Answers:
     """Cancel messages that have not been delivered.
 
     Best effort for those without a key: a consumer may have them already.
@@ -83,7 +83,7 @@ async def cancel_messages(call: Call[None, CancelMany]) -> Answers:
     return _answers(ids, await queue.queue.cancel(ids=ids))
 
 
-async def move_messages(call: Call[None, MoveMany]) -> Answers:
+async def move_messages(call: RouteCall[None, MoveMany]) -> Answers:
     """Let messages that wait be due at another time.
 
     Best effort for those without a key: a consumer may have them already.
@@ -95,7 +95,7 @@ async def move_messages(call: Call[None, MoveMany]) -> Answers:
     return _answers(ids, await queue.queue.move(ids=ids, **call.body.given))
 
 
-async def copy_message(call: Call[None, Copy]) -> Put:
+async def copy_message(call: RouteCall[None, Copy]) -> Put:
     """Put a new message with the body, the headers, the priority and the group of another.
 
     That one may wait, run or be dead, and stays as it is. The copy has an id of its own, and no

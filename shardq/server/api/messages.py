@@ -12,7 +12,7 @@ from shardq.lifecycle.keyed import Answer as Said
 from shardq.model.grants import Level
 from shardq.records.actions import What
 from shardq.server.api.problem import Refused, problem_of
-from shardq.server.api.route import Call, Route
+from shardq.server.api.route import Route, RouteCall
 from shardq.server.api.shapes import (
     MANY_MAX,
     NewMessage,
@@ -79,7 +79,7 @@ def told(said: Said, name: str, *, is_cancel: bool = False) -> Told:
     return Told(said.value)
 
 
-async def put_messages(call: Call[None, Any]) -> Put | list[Put]:
+async def put_messages(call: RouteCall[None, Any]) -> Put | list[Put]:
     """Put a message, or a batch with an answer for each.
 
     A JSON object is one message, and an array is a batch. When the answer arrives, the store has
@@ -108,7 +108,7 @@ async def put_messages(call: Call[None, Any]) -> Put | list[Put]:
     return [_put_or_problem(one) for one in _merged(items, answers)]
 
 
-async def move_message(call: Call[None, Move]) -> Told:
+async def move_message(call: RouteCall[None, Move]) -> Told:
     """Let a message that waits be due at another time.
 
     Best effort for a message without a key: a consumer may have it already.
@@ -118,7 +118,7 @@ async def move_message(call: Call[None, Move]) -> Told:
     return told(answers[name], name)
 
 
-async def cancel_message(call: Call[None, None]) -> Told:
+async def cancel_message(call: RouteCall[None, None]) -> Told:
     """Remove a message that has not been delivered.
 
     Best effort for a message without a key: a consumer may have it already.
@@ -155,7 +155,7 @@ def _item(message: NewMessage, name: str | None) -> dict[str, Any]:
 
 
 async def _put(
-    call: Call[None, Any], queue: ServedQueue, message: NewMessage, name: str | None
+    call: RouteCall[None, Any], queue: ServedQueue, message: NewMessage, name: str | None
 ) -> Put | Exception:
     [item] = _prepared([message], [name])
     if isinstance(item, Refused):

@@ -12,18 +12,18 @@ import msgspec
 import shardq
 from shardq.server.api.problem import MEDIA as PROBLEM_MEDIA
 from shardq.server.api.problem import Problem
-from shardq.server.api.route import Call, Route, json_of
+from shardq.server.api.route import Route, RouteCall, json_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from shardq.server.web import Answer
+    from shardq.server.web import Response
 
 PATH = "/v1/openapi.json"
 _REF = "#/components/schemas/{name}"
 
 
-async def get_openapi(call: Call[None, None]) -> Answer:
+async def get_openapi(call: RouteCall[None, None]) -> Response:
     """The description of this API as an OpenAPI 3.1 document."""
     return json_of(document(call.routes))
 

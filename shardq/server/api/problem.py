@@ -12,7 +12,7 @@ from shardq import errors
 from shardq.errors import KeyTaken, ShardqError, StoreTimeout, UsageError
 from shardq.server import refusals as access
 from shardq.server.refusals import NotAuthenticated, Refusal
-from shardq.server.web import Answer, TooMany
+from shardq.server.web import Response, TooMany
 
 if TYPE_CHECKING:
     from shardq.server.web import Headers
@@ -126,12 +126,12 @@ def headers_of(error: ShardqError | Refused | TooMany) -> Headers:
     return []
 
 
-def answer_of(problem: Problem, headers: Headers | None = None) -> Answer:
+def answer_of(problem: Problem, headers: Headers | None = None) -> Response:
     """The answer that is a problem."""
     sent = [("content-type", MEDIA), *(headers or [])]
     if problem.status in {429, 503} and not any(name == "retry-after" for name, _ in sent):
         sent.append(("retry-after", _RETRY_AFTER_S))
-    return Answer(problem.status, msgspec.json.encode(problem), sent)
+    return Response(problem.status, msgspec.json.encode(problem), sent)
 
 
 def explained() -> list[tuple[str, int, str]]:

@@ -16,7 +16,7 @@ from shardq.model.settings import QueueOptions
 from shardq.model.times import Duration
 from shardq.records.actions import What
 from shardq.server.api.problem import Refused
-from shardq.server.api.route import Call, Route, json_of
+from shardq.server.api.route import Route, RouteCall, json_of
 from shardq.server.api.shapes import MANY_MAX, Span
 from shardq.server.bulk import bulks_of
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from shardq.model.settings import Settings as QueueSettings
     from shardq.server.hub import ServedQueue
-    from shardq.server.web import Answer
+    from shardq.server.web import Response
 
 
 def _settings() -> type[Struct]:
@@ -109,7 +109,7 @@ class Count(Struct):
     count: int
 
 
-async def list_queues(call: Call[QueuesQuery, None]) -> Queues:
+async def list_queues(call: RouteCall[QueuesQuery, None]) -> Queues:
     """The queues, by name, a page at a time."""
     query, site = call.query, call.site
     every = await site.threads.call(site.connection.queues)
@@ -119,12 +119,12 @@ async def list_queues(call: Call[QueuesQuery, None]) -> Queues:
     return Queues(found, found[-1] if len(page) > len(found) else None)
 
 
-async def get_queue(call: Call[None, None]) -> Queue:
+async def get_queue(call: RouteCall[None, None]) -> Queue:
     """A queue and its settings."""
     return await _queue_of(await call.queue())
 
 
-async def put_queue(call: Call[None, Any]) -> Answer:
+async def put_queue(call: RouteCall[None, Any]) -> Response:
     """Make a queue, or bring one that exists to these settings.
 
     Settings that are not given stay, and are the defaults of a new one.
@@ -151,7 +151,7 @@ async def put_queue(call: Call[None, Any]) -> Answer:
     return json_of(await _queue_of(queue), 201 if is_made else 200)
 
 
-async def change_queue(call: Call[None, Any]) -> Queue:
+async def change_queue(call: RouteCall[None, Any]) -> Queue:
     """Change settings of a queue; every process follows within 5 seconds."""
     queue, given = await call.queue(), _given(call.body)
     if not given:
@@ -161,33 +161,33 @@ async def change_queue(call: Call[None, Any]) -> Queue:
     return await _queue_of(queue)
 
 
-async def drop_queue(call: Call[None, None]) -> None:
+async def drop_queue(call: RouteCall[None, None]) -> None:
     """Remove a queue and all that is in it; its dead messages stay."""
     queue = await call.queue()
     await queue.queue.drop()
     call.site.served.forget(queue.name)
 
 
-async def pause_queue(call: Call[None, None]) -> Queue:
+async def pause_queue(call: RouteCall[None, None]) -> Queue:
     """Hold deliveries back; messages can still be put."""
     queue = await call.queue()
     await queue.queue.pause()
     return await _queue_of(queue)
 
 
-async def resume_queue(call: Call[None, None]) -> Queue:
+async def resume_queue(call: RouteCall[None, None]) -> Queue:
     """Deliver again."""
     queue = await call.queue()
     await queue.queue.resume()
     return await _queue_of(queue)
 
 
-async def purge_queue(call: Call[None, None]) -> None:
+async def purge_queue(call: RouteCall[None, None]) -> None:
     """Delete all that has entered the queue until now."""
     await (await call.queue()).queue.purge()
 
 
-async def redrive_queue(call: Call[None, Redrive]) -> Count:
+async def redrive_queue(call: RouteCall[None, Redrive]) -> Count:
     """Put dead messages back, under their ids and with all attempts again."""
     body, queue = call.body, await call.queue()
     if call.caller.depth:
@@ -225,7 +225,7 @@ def _has(now: QueueSettings, given: Mapping[str, Any]) -> bool:
     return all(settings.text_of(now, name) == settings.text_of(asked, name) for name in given)
 
 
-def _check_dead(call: Call[Any, Any], given: Mapping[str, Any]) -> None:
+def _check_dead(call: RouteCall[Any, Any], given: Mapping[str, Any]) -> None:
     """Refuse another queue for the dead messages, if the caller may not put there.
 
     Raises:

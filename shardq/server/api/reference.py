@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from shardq.server.api import openapi
 from shardq.server.api.problem import REFERENCE, explained
-from shardq.server.api.route import Call, Route
-from shardq.server.web import Answer
+from shardq.server.api.route import Route, RouteCall
+from shardq.server.web import Response
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -40,11 +40,11 @@ _STATUSES = {
 }
 
 
-async def get_reference(call: Call[None, None]) -> Answer:
+async def get_reference(call: RouteCall[None, None]) -> Response:
     """This page."""
     page = "\n".join(_page(openapi.document(call.routes)))
     headers = [("content-type", MEDIA), ("content-security-policy", _POLICY)]
-    return Answer(200, page.encode(), headers)
+    return Response(200, page.encode(), headers)
 
 
 def _page(document: Mapping[str, Any]) -> Iterator[str]:

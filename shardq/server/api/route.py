@@ -11,7 +11,7 @@ import msgspec
 from shardq.errors import UnknownQueue
 from shardq.model import names
 from shardq.server.api.rights import allows, check
-from shardq.server.web import Answer
+from shardq.server.web import Response
 from shardq.tracing import carrier
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ B = TypeVar("B")
 
 
 @dataclass(slots=True)
-class Call(Generic[Q, B]):
+class RouteCall(Generic[Q, B]):
     """A call of a route, whose parts are read and checked.
 
     Attributes:
@@ -148,7 +148,7 @@ class Route:
         method: The HTTP method.
         path: The path, with parameters in braces.
         level: The level that a key needs for it; None: it needs no key.
-        handler: Carries a call out; returns a struct, or an `Answer` as it is to be sent.
+        handler: Carries a call out; returns a struct, or an `Response` as it is to be sent.
         query: The struct of the query; None: it takes none.
         body: The type of the body; None: it takes none.
         answer: The type of the answer; None: it is no JSON, or there is none.
@@ -162,7 +162,7 @@ class Route:
     method: str
     path: str
     level: Level | None
-    handler: Callable[[Call[Any, Any]], Awaitable[Any]]
+    handler: Callable[[RouteCall[Any, Any]], Awaitable[Any]]
     query: type[Any] | None = None
     body: Any = None
     answer: Any = None
@@ -202,9 +202,9 @@ class Route:
         return [part[1:-1] for part in self.parts if part.startswith("{")]
 
 
-def json_of(made: Any, status: int = 200) -> Answer:
+def json_of(made: Any, status: int = 200) -> Response:
     """The answer that is a struct."""
-    return Answer(status, json_bytes(made), [("content-type", "application/json")])
+    return Response(status, json_bytes(made), [("content-type", "application/json")])
 
 
 def json_bytes(made: Any) -> bytes:

@@ -13,10 +13,10 @@ from shardq.records.actions import What
 from shardq.schedules.schedule import LATE_MS, late_ms
 from shardq.schedules.stored import id_of
 from shardq.schedules.triggers.zones import local_moment
-from shardq.server.answers import Asked
+from shardq.server.answers import AskedQueues
 from shardq.server.api.problem import Refused
 from shardq.server.api.queues import Count
-from shardq.server.api.route import Call, Route
+from shardq.server.api.route import Route, RouteCall
 from shardq.server.api.shapes import (
     MANY_MAX,
     NewBody,
@@ -319,7 +319,7 @@ class Preview(Struct):
     times: list[FireTime]
 
 
-async def list_all_schedules(call: Call[AllSchedulesQuery, None]) -> AllSchedules:
+async def list_all_schedules(call: RouteCall[AllSchedulesQuery, None]) -> AllSchedules:
     """The schedules of all queues, a page at a time."""
     query, site = call.query, call.site
     if query.queue is not None:
@@ -328,7 +328,7 @@ async def list_all_schedules(call: Call[AllSchedulesQuery, None]) -> AllSchedule
         asked = [query.queue]
     else:
         asked = await call.queues()
-    wanted = Asked(asked, within_s(query.within))
+    wanted = AskedQueues(asked, within_s(query.within))
     found = await site.answers.gather(site.served, "schedules", _readable, wanted)
     now_ms = site.clock.now_ms()
     places = {
@@ -371,7 +371,7 @@ def _is_in(one: FoundSchedule, state: str | None, now_ms: int) -> bool:
     return state in {None, one.state}
 
 
-async def list_schedules(call: Call[SchedulesQuery, None]) -> Schedules:
+async def list_schedules(call: RouteCall[SchedulesQuery, None]) -> Schedules:
     """The schedules of a queue, by name, a page at a time."""
     query, queue = call.query, await call.queue()
     every = sorted(await queue.call(lambda one: list(one.schedules)), key=lambda one: one.name)
@@ -381,12 +381,12 @@ async def list_schedules(call: Call[SchedulesQuery, None]) -> Schedules:
     return Schedules(found, found[-1].name if len(page) > len(found) else None)
 
 
-async def get_schedule(call: Call[None, None]) -> Schedule:
+async def get_schedule(call: RouteCall[None, None]) -> Schedule:
     """A schedule as it is now."""
     return await _done(call, lambda one: one)
 
 
-async def put_schedule(call: Call[None, NewSchedule]) -> Schedule:
+async def put_schedule(call: RouteCall[None, NewSchedule]) -> Schedule:
     """Make a schedule; the very same one that exists already is left as it is.
 
     Another one of that name is a conflict: change it by PATCH.
@@ -409,7 +409,7 @@ async def put_schedule(call: Call[None, NewSchedule]) -> Schedule:
     return schedule_of(await queue.call(make), call.site.clock.now_ms())
 
 
-async def change_schedule(call: Call[None, ScheduleChange]) -> Schedule:
+async def change_schedule(call: RouteCall[None, ScheduleChange]) -> Schedule:
     """Change a schedule; nothing fires any more as it was before."""
     content, given = call.body.content, call.body.options
     if content is None and not given:
@@ -417,14 +417,14 @@ async def change_schedule(call: Call[None, ScheduleChange]) -> Schedule:
     return await _done(call, lambda one: one.change(body=content, **given))
 
 
-async def remove_schedule(call: Call[None, None]) -> None:
+async def remove_schedule(call: RouteCall[None, None]) -> None:
     """Remove a schedule; messages that it has put stay."""
     name, queue = call.place["schedule"], await call.queue()
     if not await queue.queue.schedules.remove(name):
         raise _no_such(name)
 
 
-async def preview_schedule(call: Call[PreviewQuery, None]) -> Preview:
+async def preview_schedule(call: RouteCall[PreviewQuery, None]) -> Preview:
     """The next fire times of a schedule."""
     name, queue = call.place["schedule"], await call.queue()
     found = await queue.queue.schedules.preview(name, call.query.count, call.query.after)
@@ -432,24 +432,24 @@ async def preview_schedule(call: Call[PreviewQuery, None]) -> Preview:
     return Preview(times)
 
 
-async def pause_schedule(call: Call[None, None]) -> Schedule:
+async def pause_schedule(call: RouteCall[None, None]) -> Schedule:
     """Let a schedule not fire until it is resumed."""
     return await _done(call, lambda one: one.pause())
 
 
-async def resume_schedule(call: Call[None, None]) -> Schedule:
+async def resume_schedule(call: RouteCall[None, None]) -> Schedule:
     """Let a schedule fire again."""
     return await _done(call, lambda one: one.resume())
 
 
-async def run_schedule(call: Call[None, None]) -> Put:
+async def run_schedule(call: RouteCall[None, None]) -> Put:
     """Put the message of a schedule now; its fire times stay."""
     name, queue = call.place["schedule"], await call.queue()
     await call.site.check_depth(call.caller, queue)
     return put_of(await queue.call(lambda one: one.schedules[name].run()))
 
 
-async def list_firings(call: Call[FiringsQuery, None]) -> Firings:
+async def list_firings(call: RouteCall[FiringsQuery, None]) -> Firings:
     """What became of the last firings of a schedule, of a queue with the setting `history`.
 
     Those of which nothing is recorded have a time alone: nothing was put, or its record is gone.
@@ -466,12 +466,12 @@ async def list_firings(call: Call[FiringsQuery, None]) -> Firings:
     return Firings([_firing_of(name, one) for one in found])
 
 
-async def count_backfill(call: Call[BackfillSpan, None]) -> Count:
+async def count_backfill(call: RouteCall[BackfillSpan, None]) -> Count:
     """How many messages a back-fill of a span would put."""
     return Count(await _backfilled(call, call.query, dry_run=True))
 
 
-async def backfill_schedule(call: Call[None, BackfillSpan]) -> Count:
+async def backfill_schedule(call: RouteCall[None, BackfillSpan]) -> Count:
     """Put the message of a schedule for each fire time of a span, all due now.
 
     Each call puts them again, under the same ids.
@@ -482,7 +482,7 @@ async def backfill_schedule(call: Call[None, BackfillSpan]) -> Count:
     return Count(await _backfilled(call, call.body, dry_run=False))
 
 
-async def _backfilled(call: Call[Any, Any], given: BackfillSpan, *, dry_run: bool) -> int:
+async def _backfilled(call: RouteCall[Any, Any], given: BackfillSpan, *, dry_run: bool) -> int:
     name, queue = call.place["schedule"], await call.queue()
 
     def fill(opened: SyncQueue) -> int:
@@ -504,7 +504,9 @@ def _firing_of(name: str, one: PastFiring) -> Firing:
     return made
 
 
-async def _done(call: Call[Any, Any], change: Callable[[FoundSchedule], FoundSchedule]) -> Schedule:
+async def _done(
+    call: RouteCall[Any, Any], change: Callable[[FoundSchedule], FoundSchedule]
+) -> Schedule:
     """The schedule that the path names, after a change."""
     name, queue = call.place["schedule"], await call.queue()
     found = await queue.call(lambda one: change(one.schedules[name]))

@@ -20,9 +20,9 @@ from shardq.errors import ShardqError
 from shardq.model.grants import Level
 from shardq.model.times import duration_ms, duration_text
 from shardq.server.api.deliveries import release
-from shardq.server.api.route import Call, Route, json_bytes
+from shardq.server.api.route import Route, RouteCall, json_bytes
 from shardq.server.api.shapes import MANY_MAX, Span, message_of
-from shardq.server.web import Answer, TooMany
+from shardq.server.web import Response, TooMany
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
@@ -142,7 +142,7 @@ class Stream:
                 self._has_room.set()
 
 
-async def stream_messages(call: Call[StreamQuery, None]) -> Answer:
+async def stream_messages(call: RouteCall[StreamQuery, None]) -> Response:
     """A stream of messages as server-sent events, each with its receipt.
 
     At most `window` are unsettled. A comment comes every 15 seconds where there is no message. The
@@ -154,7 +154,7 @@ async def stream_messages(call: Call[StreamQuery, None]) -> Answer:
     call.site.check_polls(call.caller)
     stream = Stream(call.site, queue, call.query, call.caller)
     headers = [("content-type", MEDIA), ("cache-control", "no-store"), ("x-accel-buffering", "no")]
-    return Answer(200, stream.events(), headers)
+    return Response(200, stream.events(), headers)
 
 
 ROUTES = [

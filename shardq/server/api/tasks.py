@@ -16,7 +16,7 @@ from shardq.model.times import duration_ms
 from shardq.records.actions import What
 from shardq.server.api.messages import Told
 from shardq.server.api.problem import Refused
-from shardq.server.api.route import Call, Route
+from shardq.server.api.route import Route, RouteCall
 from shardq.server.api.shapes import Put, Span, Time, Wait, put_of
 from shardq.tasks.job import Job as SyncJob
 from shardq.tasks.options import ATTEMPTS_MAX, OPTIONS_HEADER, PUT_NAMES, TASK_HEADER
@@ -124,14 +124,14 @@ class Job(Struct, kw_only=True, omit_defaults=True):
     note: str = ""
 
 
-async def put_job(call: Call[None, NewJob]) -> Put:
+async def put_job(call: RouteCall[None, NewJob]) -> Put:
     """Put a job of a task, for a worker that knows the task by its name."""
     queue = await call.queue()
     await call.site.check_depth(call.caller, queue)
     return put_of(await queue.put(call.traced(call.body.item)))
 
 
-async def get_job(call: Call[JobQuery, None]) -> Job:
+async def get_job(call: RouteCall[JobQuery, None]) -> Job:
     """A job: its state, and its result or its error.
 
     With `wait` it waits for the job's end. A job keeps a result only if its task, or its put, says
@@ -149,7 +149,7 @@ async def get_job(call: Call[JobQuery, None]) -> Job:
     return await queue.call(lambda _: _job_of(job))
 
 
-async def cancel_job(call: Call[None, None]) -> Told:
+async def cancel_job(call: RouteCall[None, None]) -> Told:
     """Cancel a job, unless it has ended."""
     name, queue = call.place["job"], await call.queue()
     if not await queue.call(lambda opened: SyncJob(opened, name).cancel()):

@@ -11,7 +11,7 @@ from shardq.model.grants import Level
 from shardq.model.times import iso
 from shardq.observer import Observer
 from shardq.server.answers import Of
-from shardq.server.api.route import Call, Route
+from shardq.server.api.route import Route, RouteCall
 from shardq.server.api.shapes import Span, Time, time_or_none
 
 if TYPE_CHECKING:
@@ -192,7 +192,7 @@ class History(Struct):
     more: bool
 
 
-async def get_statistics(call: Call[None, None]) -> Statistics:
+async def get_statistics(call: RouteCall[None, None]) -> Statistics:
     """Counts, rates and lateness of a queue, as they were a second ago at most."""
     queue, site = await call.queue(), call.site
 
@@ -205,13 +205,13 @@ async def get_statistics(call: Call[None, None]) -> Statistics:
     return await site.answers.of(Of("statistics", queue.name), look)
 
 
-async def get_forecast(call: Call[ForecastQuery, None]) -> Forecast:
+async def get_forecast(call: RouteCall[ForecastQuery, None]) -> Forecast:
     """Messages and firings due in each of the coming minutes."""
     found = await (await call.queue()).queue.forecast(call.query.horizon)
     return Forecast([Minute(iso(minute), count) for minute, count in found])
 
 
-async def get_history(call: Call[HistoryQuery, None]) -> History:
+async def get_history(call: RouteCall[HistoryQuery, None]) -> History:
     """What became of a message, or of all that entered in a span.
 
     Of a queue with the setting `history`.

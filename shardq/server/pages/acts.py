@@ -19,7 +19,7 @@ from shardq.server.pages.forms import Form
 from shardq.server.pages.leading import cleared, done
 from shardq.server.pages.looks import looks_of
 from shardq.server.pages.page import NotShown
-from shardq.server.web import Answer
+from shardq.server.web import Response
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -110,7 +110,7 @@ ACTS: dict[str, Act] = {
 }
 
 
-async def act(page: Page) -> Answer:
+async def act(page: Page) -> Response:
     """Carry an action out, and lead back to the page that it was given on.
 
     Raises:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from shardq.server.pages.deeds import FILTERS
 from shardq.server.pages.messages import CUT_BYTES, LOOKED_MAX, ROWS, row_of
 from shardq.server.pages.page import NotShown, Template
-from shardq.server.web import Answer
+from shardq.server.web import Response
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -52,14 +52,14 @@ async def dead_messages(page: Page) -> Template:
     )
 
 
-async def export(page: Page) -> Answer:
+async def export(page: Page) -> Response:
     """The dead messages that match as a file, a JSON object a line, the last one first."""
     queues = await _queues(page)
     _check_reads(page, queues)
     return _file(_lines(page, queues))
 
 
-async def export_chosen(page: Page, chosen: Sequence[str]) -> Answer:
+async def export_chosen(page: Page, chosen: Sequence[str]) -> Response:
     """The dead messages that are chosen, each as `QUEUE/ID`, as a file."""
     pairs = [(queue, name) for queue, _, name in (one.partition("/") for one in chosen)]
     _check_reads(page, [queue for queue, _ in pairs])
@@ -82,9 +82,9 @@ def _check_reads(page: Page, queues: Sequence[str]) -> None:
             raise NotShown(403, f"you may not read the bodies of {one}.")
 
 
-def _file(lines: AsyncIterator[bytes]) -> Answer:
+def _file(lines: AsyncIterator[bytes]) -> Response:
     named = ("content-disposition", 'attachment; filename="dead.jsonl"')
-    return Answer(200, lines, [("content-type", _LINES), named])
+    return Response(200, lines, [("content-type", _LINES), named])
 
 
 async def _lines(page: Page, queues: Sequence[str]) -> AsyncIterator[bytes]:

@@ -20,7 +20,7 @@ from shardq.server.pages.leading import SAID, cookie, local, to
 from shardq.server.pages.page import NotShown, Page, Template
 from shardq.server.refusals import Refusal
 from shardq.server.sessions import COOKIE, LIFE_S, cookie_of
-from shardq.server.web import Answer, TooMany
+from shardq.server.web import Response, TooMany
 
 try:
     import jinja2
@@ -30,7 +30,7 @@ except ImportError as error:
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from shardq.server.access import Session
+    from shardq.server.access import PageSession
     from shardq.server.site import Site
     from shardq.server.web import Headers, Request
 
@@ -66,20 +66,20 @@ def is_page(request: Request, base: str) -> bool:
     return path == "/" and request.method == "GET" and wants_page and "Action=" not in request.query
 
 
-async def answer(request: Request, site: Site) -> Answer:
+async def answer(request: Request, site: Site) -> Response:
     """Answer a request for a page."""
     made = await _answered(request, site)
     made.headers = [*made.headers, *(one for one in _SAFE if one[0] not in dict(made.headers))]
     return made
 
 
-def refusal(request: Request, status: int, code: str, text: str) -> Answer:  # noqa: ARG001
+def refusal(request: Request, status: int, code: str, text: str) -> Response:  # noqa: ARG001
     """The answer to a request that the server refuses, or fails at."""
     page = f"<!doctype html><title>shardq</title><p>{escape(text)}"
-    return Answer(status, page.encode(), [("content-type", _HTML), *_SAFE])
+    return Response(status, page.encode(), [("content-type", _HTML), *_SAFE])
 
 
-async def _answered(request: Request, site: Site) -> Answer:
+async def _answered(request: Request, site: Site) -> Response:
     base = site.options.pages or ""
     prefix, parts = prefix_and_parts(request)
     # Encoded: a message's id may hold a slash.
@@ -93,7 +93,7 @@ async def _answered(request: Request, site: Site) -> Answer:
         return _refused(site, root, request, error)
 
 
-async def _of_path(request: Request, site: Site, root: str, path: str) -> Answer:
+async def _of_path(request: Request, site: Site, root: str, path: str) -> Response:
     is_read = request.method in {"GET", "HEAD"}
     if path.startswith("/static/") and is_read:
         return _static(path.removeprefix("/static/"))
@@ -108,7 +108,7 @@ async def _of_path(request: Request, site: Site, root: str, path: str) -> Answer
     return to(f"{root}/sign-in?back={back}")
 
 
-def _refused(site: Site, root: str, request: Request, error: Exception) -> Answer:
+def _refused(site: Site, root: str, request: Request, error: Exception) -> Response:
     if isinstance(error, NotShown):
         return _told(site, root, None, error.status, error.detail)
     if isinstance(error, Refusal):
@@ -117,7 +117,7 @@ def _refused(site: Site, root: str, request: Request, error: Exception) -> Answe
     return _told(site, root, None, problem.status, problem.detail)
 
 
-async def _session(request: Request, site: Site) -> Session | None:
+async def _session(request: Request, site: Site) -> PageSession | None:
     access = site.access
     if access is None:
         raise NotShown(404, "there are no pages here.")
@@ -127,7 +127,9 @@ async def _session(request: Request, site: Site) -> Session | None:
     )
 
 
-async def _shown(request: Request, site: Site, session: Session, root: str, path: str) -> Answer:
+async def _shown(
+    request: Request, site: Site, session: PageSession, root: str, path: str
+) -> Response:
     given = parse_qsl(request.query, keep_blank_values=False, max_num_fields=_FIELDS_MAX)
     query = {name: "".join(filter(str.isprintable, value)) for name, value in given}
     is_live = query.pop("live", "") == "1"
@@ -142,11 +144,11 @@ async def _shown(request: Request, site: Site, session: Session, root: str, path
     if is_live:
         return live.stream(page, partial(_live, route.handler))
     template = await route.handler(page)
-    if isinstance(template, Answer):
+    if isinstance(template, Response):
         return template
     said = cookie_of(request.headers.get("cookie", ""), SAID)
     html = rendered(template, values_of(page) | {"said": acts.said_of(said)})
-    made = Answer(200, html.encode("utf-8", "replace"), [("content-type", _HTML)])
+    made = Response(200, html.encode("utf-8", "replace"), [("content-type", _HTML)])
     if said:
         made.headers.append(cookie(SAID, "", root, request, 0))
     return made
@@ -165,7 +167,7 @@ async def _live(handler: Any, page: Page) -> str:
     return "".join(found.blocks["live"](context))
 
 
-async def _sign_in(request: Request, site: Site, root: str) -> Answer:
+async def _sign_in(request: Request, site: Site, root: str) -> Response:
     form = dict(parse_qsl(request.query, max_num_fields=_FIELDS_MAX))
     back = local(form.get("back", "/"))
     if request.method == "POST" and site.access is not None:
@@ -186,7 +188,7 @@ async def _sign_in(request: Request, site: Site, root: str) -> Answer:
 
 def _told(
     site: Site, root: str, back: str | None, status: int, text: str, *, name: str = "problem"
-) -> Answer:
+) -> Response:
     """A page without a session: a problem, or the sign-in."""
     values = {
         "page": None,
@@ -197,7 +199,7 @@ def _told(
         "said": None,
     }
     html = rendered(Template(name), values)
-    return Answer(status, html.encode("utf-8", "replace"), [("content-type", _HTML)])
+    return Response(status, html.encode("utf-8", "replace"), [("content-type", _HTML)])
 
 
 def values_of(page: Page) -> dict[str, Any]:
@@ -236,13 +238,13 @@ def static_url(base: str, name: str) -> str:
     return f"{base}/static/{name}?v={_file(name)[1]}"
 
 
-def _static(name: str) -> Answer:
+def _static(name: str) -> Response:
     if name not in _names():
-        return Answer(404, b"not found\n", [("content-type", "text/plain")])
+        return Response(404, b"not found\n", [("content-type", "text/plain")])
     content, _ = _file(name)
     media = _MEDIA[name.rpartition(".")[2]]
     kept = ("cache-control", "public, max-age=31536000, immutable")
-    return Answer(200, content, [("content-type", media), kept])
+    return Response(200, content, [("content-type", media), kept])
 
 
 @lru_cache(1)

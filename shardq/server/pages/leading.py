@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from shardq.server.sessions import COOKIE
-from shardq.server.web import Answer
+from shardq.server.web import Response
 
 if TYPE_CHECKING:
     from shardq.server.pages.page import Page
@@ -23,14 +23,14 @@ def local(path: str) -> str:
     return path if is_local else "/"
 
 
-def cleared(request: Request, root: str) -> Answer:
+def cleared(request: Request, root: str) -> Response:
     """The answer to a sign-out."""
     made = to(f"{root}/sign-in", 303)
     made.headers.append(cookie(COOKIE, "", root, request, 0))
     return made
 
 
-def done(page: Page, back: str, said: str) -> Answer:
+def done(page: Page, back: str, said: str) -> Response:
     """The answer to an action: the page that it was given on, which shows its outcome."""
     made = to(page.base + local(back), 303)
     text = quote(said[:_CHARS_MAX], safe="")
@@ -45,6 +45,6 @@ def cookie(name: str, value: str, root: str, request: Request, life_s: int) -> t
     return "set-cookie", text + ("; Secure" if request.scheme == "https" else "")
 
 
-def to(url: str, status: int = 302) -> Answer:
+def to(url: str, status: int = 302) -> Response:
     """The answer that leads elsewhere."""
-    return Answer(status, b"", [("location", url)])
+    return Response(status, b"", [("location", url)])

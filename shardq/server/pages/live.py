@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from shardq.errors import ShardqError
 from shardq.server.pages.looks import looks_of
 from shardq.server.pages.page import NotShown
-from shardq.server.web import Answer
+from shardq.server.web import Response
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -30,7 +30,7 @@ _open: dict[int, int] = {}
 """Site -> its open streams."""
 
 
-def stream(page: Page, render: Callable[[Page], Awaitable[str]]) -> Answer:
+def stream(page: Page, render: Callable[[Page], Awaitable[str]]) -> Response:
     """The answer that is a page's changes.
 
     Args:
@@ -43,7 +43,7 @@ def stream(page: Page, render: Callable[[Page], Awaitable[str]]) -> Answer:
     if _open.get(id(page.site), 0) >= _STREAMS_MAX:
         raise NotShown(503, f"{_STREAMS_MAX} pages are followed already; reload this one.")
     headers = [("content-type", MEDIA), ("cache-control", "no-store"), ("x-accel-buffering", "no")]
-    return Answer(200, _events(page, render), headers)
+    return Response(200, _events(page, render), headers)
 
 
 async def _events(page: Page, render: Callable[[Page], Awaitable[str]]) -> AsyncIterator[bytes]:

@@ -18,7 +18,7 @@ from shardq.server.pages.looks import looks_of
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Hashable, Mapping
 
-    from shardq.server.access import Session
+    from shardq.server.access import PageSession
     from shardq.server.pages.looks import Look
     from shardq.server.site import Site
     from shardq.server.web import Request
@@ -71,7 +71,7 @@ class Page:
 
     request: Request
     site: Site
-    session: Session
+    session: PageSession
     base: str
     path: str
     place: Mapping[str, str]

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
     from shardq.server.pages.page import Page, Template
-    from shardq.server.web import Answer
+    from shardq.server.web import Response
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Shown:
     """
 
     path: str
-    handler: Callable[[Page], Awaitable[Template | Answer]]
+    handler: Callable[[Page], Awaitable[Template | Response]]
 
 
 PAGES = (

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 from shardq.errors import ShardqError, StoreError
 from shardq.server import refusals
 from shardq.server.sqs.actions import ACTIONS
-from shardq.server.sqs.call import Call
-from shardq.server.sqs.errors import Refusal, refusal_of
+from shardq.server.sqs.call import ActionCall
+from shardq.server.sqs.errors import SqsRefusal, refusal_of
 from shardq.server.sqs.moves import resume
 from shardq.server.sqs.names import Directory
 from shardq.server.sqs.protocol import Json, Query, protocol_of
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
     import msgspec
 
     from shardq.server.site import Site
-    from shardq.server.web import Answer, Request
+    from shardq.server.web import Request, Response
 
 _RETRY = ("retry-after", "1")
 _SCOPE = re.compile(r"Credential=[^/,\s]+/[0-9]{8}/([a-z0-9-]{1,40})/sqs/")
 
 
-async def answer(request: Request, site: Site) -> Answer:
+async def answer(request: Request, site: Site) -> Response:
     """Answer a request."""
     protocol = protocol_of(request)
     try:
@@ -49,12 +49,12 @@ async def answer(request: Request, site: Site) -> Answer:
             else:
                 protocol.read()
         return await _carry_out(request, site, protocol)
-    except Refusal as refusal:
+    except SqsRefusal as refusal:
         return protocol.error(refusal, request.id)
     except TooMany as error:
-        return protocol.error(Refusal("RequestThrottled", str(error)), request.id)
+        return protocol.error(SqsRefusal("RequestThrottled", str(error)), request.id)
     except refusals.Refusal as error:
-        refused = protocol.error(Refusal(error.json_type, str(error), error.code), request.id)
+        refused = protocol.error(SqsRefusal(error.json_type, str(error), error.code), request.id)
         if error.retry_after_s is not None:
             refused.headers.append(("retry-after", str(error.retry_after_s)))
         return refused
@@ -65,12 +65,12 @@ async def answer(request: Request, site: Site) -> Answer:
         return refused
 
 
-async def _carry_out(request: Request, site: Site, protocol: Json | Query) -> Answer:
+async def _carry_out(request: Request, site: Site, protocol: Json | Query) -> Response:
     action = ACTIONS.get(protocol.action)
     if action is None:
         if not protocol.action:
-            raise Refusal("MissingAction", "The request must name an action.")
-        raise Refusal(
+            raise SqsRefusal("MissingAction", "The request must name an action.")
+        raise SqsRefusal(
             "InvalidAction", f"The action {protocol.action[:100]} is not valid for this endpoint."
         )
     request.action = action.name
@@ -79,7 +79,7 @@ async def _carry_out(request: Request, site: Site, protocol: Json | Query) -> An
         given = await site.threads.call(partial(protocol.input, action))
     else:
         given = protocol.input(action)
-    call = Call(
+    call = ActionCall(
         request=request,
         site=site,
         directory=_directory(site),
@@ -103,8 +103,8 @@ async def _carry_out(request: Request, site: Site, protocol: Json | Query) -> An
 
 
 async def _made(
-    call: Call, protocol: Json | Query, work: Awaitable[msgspec.Struct | None]
-) -> Answer:
+    call: ActionCall, protocol: Json | Query, work: Awaitable[msgspec.Struct | None]
+) -> Response:
     """The answer; if the client leaves while it is made, what was claimed for it is released."""
     try:
         output = await work
@@ -119,7 +119,7 @@ async def _made(
 
 def _name_of(error: Exception) -> str:
     """The name of an error in the record of a command."""
-    return error.kind if isinstance(error, Refusal) else type(error).__name__
+    return error.kind if isinstance(error, SqsRefusal) else type(error).__name__
 
 
 def _region(request: Request, site: Site) -> str:
@@ -135,7 +135,7 @@ def _directory(site: Site) -> Directory:
     return found
 
 
-def refusal(request: Request, status: int, code: str, text: str) -> Answer:
+def refusal(request: Request, status: int, code: str, text: str) -> Response:
     """The answer to a request that the server refuses, or fails at.
 
     Args:
@@ -144,6 +144,6 @@ def refusal(request: Request, status: int, code: str, text: str) -> Answer:
         code: A name of the error, such as `InternalFailure`.
         text: A sentence for people.
     """
-    made = protocol_of(request).error(Refusal(code, text), request.id)
+    made = protocol_of(request).error(SqsRefusal(code, text), request.id)
     made.status = status
     return made

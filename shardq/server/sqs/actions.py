@@ -14,7 +14,7 @@ from shardq.server.sqs import messages, moves, queues, shapes
 Handler: TypeAlias = "Callable[[Any, Any], Awaitable[msgspec.Struct | None]]"
 
 
-class Action(msgspec.Struct, frozen=True):
+class SqsAction(msgspec.Struct, frozen=True):
     """An action.
 
     Attributes:
@@ -50,11 +50,11 @@ _RECORDED: Final = {
 }
 
 
-def _action(name: str, level: Level, taken: type[msgspec.Struct], handler: Handler) -> Action:
-    return Action(name, level, taken, handler, msgspec.json.Decoder(taken, strict=False))
+def _action(name: str, level: Level, taken: type[msgspec.Struct], handler: Handler) -> SqsAction:
+    return SqsAction(name, level, taken, handler, msgspec.json.Decoder(taken, strict=False))
 
 
-ACTIONS: Final[dict[str, Action]] = {
+ACTIONS: Final[dict[str, SqsAction]] = {
     one.name: one
     for one in (
         _action("AddPermission", Level.MANAGE, shapes.AddPermission, queues.add_permission),

@@ -9,7 +9,7 @@ import msgspec
 
 from shardq.records.endpoints import Address
 from shardq.server.sqs import policy
-from shardq.server.sqs.errors import Refusal, wrong
+from shardq.server.sqs.errors import SqsRefusal, wrong
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -68,7 +68,7 @@ _TOLD: Final = {*_COUNTED, "CreatedTimestamp", "LastModifiedTimestamp", "QueueAr
 _NUMBER = re.compile("[0-9]{1,9}")
 
 
-class Redrive(msgspec.Struct, frozen=True, rename="camel"):
+class RedrivePolicy(msgspec.Struct, frozen=True, rename="camel"):
     """A redrive policy.
 
     Attributes:
@@ -114,7 +114,7 @@ def checked(given: Mapping[str, str], address: Address, *, is_new: bool) -> dict
         is_new: True if the queue is being made.
 
     Raises:
-        Refusal: If one is unknown or has an invalid value.
+        SqsRefusal: If one is unknown or has an invalid value.
     """
     is_fifo = address.name.endswith(".fifo")
     found: dict[str, str] = {}
@@ -122,7 +122,7 @@ def checked(given: Mapping[str, str], address: Address, *, is_new: bool) -> dict
         # As AWS does, which trims names.
         name = given_name.strip()
         if name not in _SETTABLE or (name in _OF_FIFO and not is_fifo):
-            raise Refusal("InvalidAttributeName", f"Unknown Attribute {name}.")
+            raise SqsRefusal("InvalidAttributeName", f"Unknown Attribute {name}.")
         if name == "FifoQueue" and (value != "true" or not is_new):
             if value != "true":
                 raise _invalid(name)
@@ -165,15 +165,15 @@ def _form_of(name: str, value: str, address: Address) -> str:
     return value
 
 
-def redrive_of(text: str, address: Address) -> Redrive:
+def redrive_of(text: str, address: Address) -> RedrivePolicy:
     """A redrive policy by its text.
 
     Raises:
-        Refusal: If it is none, or names a queue that cannot be this one's dead-letter queue.
+        SqsRefusal: If it is none, or names a queue that cannot be this one's dead-letter queue.
     """
     try:
         # As a text or as a number, as AWS takes it.
-        made = msgspec.convert(msgspec.json.decode(text), Redrive, strict=False)
+        made = msgspec.convert(msgspec.json.decode(text), RedrivePolicy, strict=False)
     except (msgspec.DecodeError, RecursionError) as error:
         raise _redrive_error(text, error) from error
     target = Address.of_arn(made.dead_letter_target_arn)
@@ -186,7 +186,7 @@ def redrive_of(text: str, address: Address) -> Redrive:
     return made
 
 
-def _redrive_error(text: str, error: Exception) -> Refusal:
+def _redrive_error(text: str, error: Exception) -> SqsRefusal:
     missing = [name for name in ("maxReceiveCount", "deadLetterTargetArn") if name not in text]
     is_map = text.lstrip().startswith("{")
     if not is_map or not isinstance(error, msgspec.ValidationError):
@@ -205,7 +205,7 @@ def redrive_allow_of(text: str) -> RedriveAllow:
     """A policy about a dead-letter queue's sources, by its text.
 
     Raises:
-        Refusal: If it is none.
+        SqsRefusal: If it is none.
     """
     try:
         made = msgspec.json.decode(text, type=RedriveAllow)
@@ -221,7 +221,7 @@ def redrive_allow_of(text: str) -> RedriveAllow:
     return made
 
 
-def redrive(endpoint: Endpoint, address: Address) -> Redrive | None:
+def redrive(endpoint: Endpoint, address: Address) -> RedrivePolicy | None:
     """The redrive policy of a queue; None without one."""
     text = endpoint.attributes.get("RedrivePolicy")
     return redrive_of(text, address) if text else None
@@ -279,7 +279,7 @@ def asked(names: Iterable[str]) -> set[str]:
     """The names of attributes that a client asks for.
 
     Raises:
-        Refusal: If one is unknown.
+        SqsRefusal: If one is unknown.
     """
     known = _SETTABLE | _TOLD
     found: set[str] = set()
@@ -289,7 +289,7 @@ def asked(names: Iterable[str]) -> set[str]:
         elif name in known:
             found.add(name)
         else:
-            raise Refusal("InvalidAttributeName", f"Unknown Attribute {name}.")
+            raise SqsRefusal("InvalidAttributeName", f"Unknown Attribute {name}.")
     return found
 
 
@@ -321,5 +321,5 @@ def told(
     return {name: str(value) for name, value in all_of.items() if name in names}
 
 
-def _invalid(name: str) -> Refusal:
-    return Refusal("InvalidAttributeValue", f"Invalid value for the parameter {name}.")
+def _invalid(name: str) -> SqsRefusal:
+    return SqsRefusal("InvalidAttributeValue", f"Invalid value for the parameter {name}.")

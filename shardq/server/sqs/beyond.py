@@ -20,7 +20,7 @@ from shardq.lifecycle.keyed import Answer
 from shardq.model.grants import Level
 from shardq.model.times import duration_ms
 from shardq.server.sqs.contents import OURS
-from shardq.server.sqs.errors import Refusal, invalid, missing, wrong
+from shardq.server.sqs.errors import SqsRefusal, invalid, missing, wrong
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -33,7 +33,7 @@ _COMMANDS: Final = {"cancel", "move"}
 
 
 @dataclass(slots=True)
-class Command:
+class KeyCommand:
     """A command about the message that has a key.
 
     Attributes:
@@ -60,7 +60,7 @@ class Command:
         """Carry it out; returns the message's id.
 
         Raises:
-            Refusal: If no message that waits has the key.
+            SqsRefusal: If no message that waits has the key.
         """
 
         def carry_out(queue: Any) -> tuple[Answer, str]:
@@ -73,7 +73,7 @@ class Command:
 
         answer, message_id = await served.call(carry_out)
         if answer is not Answer.DONE:
-            raise Refusal(
+            raise SqsRefusal(
                 "InvalidParameterValueException",
                 f"Value {self.key} for parameter {OURS}key is invalid. Reason: "
                 + (
@@ -85,7 +85,7 @@ class Command:
         return message_id
 
 
-def apply(attributes: Mapping[str, AttributeValue], item: dict[str, Any]) -> Command | None:
+def apply(attributes: Mapping[str, AttributeValue], item: dict[str, Any]) -> KeyCommand | None:
     """Add to a put what attributes ask for; returns the command, if it is one.
 
     Args:
@@ -93,7 +93,7 @@ def apply(attributes: Mapping[str, AttributeValue], item: dict[str, Any]) -> Com
         item: The arguments of the put.
 
     Raises:
-        Refusal: If one is unknown, or they do not go together.
+        SqsRefusal: If one is unknown, or they do not go together.
     """
     ours = {
         name.removeprefix(OURS): one.string_value or ""
@@ -124,13 +124,13 @@ def apply(attributes: Mapping[str, AttributeValue], item: dict[str, Any]) -> Com
     return None
 
 
-def _command(ours: Mapping[str, str], item: Mapping[str, Any]) -> Command:
+def _command(ours: Mapping[str, str], item: Mapping[str, Any]) -> KeyCommand:
     name = ours["command"]
     if name not in _COMMANDS:
         raise wrong(name[:100], f"{OURS}command", "Must be cancel or move.")
     if not ours.get("key"):
         raise missing(f"{OURS}key")
-    return Command(name, ours["key"], item.get("delay", timedelta(0)))
+    return KeyCommand(name, ours["key"], item.get("delay", timedelta(0)))
 
 
 def _delay(text: str) -> timedelta:

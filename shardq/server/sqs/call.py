@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from shardq.records.endpoints import Address
 from shardq.server.sqs import policy
-from shardq.server.sqs.errors import NoQueue, Refusal, wrong
+from shardq.server.sqs.errors import NoQueue, SqsRefusal, wrong
 from shardq.server.sqs.names import address_of
 
 if TYPE_CHECKING:
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from shardq.model.grants import Level
     from shardq.server.access import Caller
     from shardq.server.site import Site
-    from shardq.server.sqs.names import Directory, Opened
+    from shardq.server.sqs.names import Directory, SqsQueue
     from shardq.server.web import Request
 
 
 @dataclass(slots=True)
-class Call:
+class ActionCall:
     """A call of an action.
 
     Attributes:
@@ -50,44 +50,44 @@ class Call:
     on_unsent: Callable[[], Awaitable[object]] | None = None
     is_large: bool = False
 
-    async def queue(self, url: str) -> Opened:
+    async def queue(self, url: str) -> SqsQueue:
         """The queue that a url, or a bare name, stands for.
 
         Raises:
-            Refusal: If there is none, or the caller may not do this with it.
+            SqsRefusal: If there is none, or the caller may not do this with it.
         """
         return await self.opened(address_of(url, self.account, self.region))
 
-    async def queue_of_arn(self, arn: str, parameter: str) -> Opened:
+    async def queue_of_arn(self, arn: str, parameter: str) -> SqsQueue:
         """The queue of an ARN.
 
         Raises:
-            Refusal: If there is none, or the caller may not do this with it.
+            SqsRefusal: If there is none, or the caller may not do this with it.
         """
         address = Address.of_arn(arn)
         if address is None:
             raise wrong(arn, parameter, "Not a valid ARN of a queue.")
         if address.region != self.region:
-            raise Refusal(
+            raise SqsRefusal(
                 "ResourceNotFoundException",
                 "The resource that you specified for the SourceArn parameter doesn't exist.",
             )
         try:
             return await self.opened(address)
         except NoQueue as error:
-            raise Refusal(
+            raise SqsRefusal(
                 "ResourceNotFoundException",
                 f"The resource that you specified for the {parameter} parameter doesn't exist.",
             ) from error
 
-    async def opened(self, address: Address) -> Opened:
+    async def opened(self, address: Address) -> SqsQueue:
         """The queue at an address.
 
         A caller that may not use it gets the same answer if there is none.
 
         Raises:
             NoQueue: If there is none.
-            Refusal: If the caller may not do this with it.
+            SqsRefusal: If the caller may not do this with it.
         """
         try:
             opened = await self.directory.find(address)
@@ -105,7 +105,7 @@ class Call:
             text: Its policy; empty without one.
 
         Raises:
-            Refusal: If its key, or the policy, does not let the caller.
+            SqsRefusal: If its key, or the policy, does not let the caller.
         """
         self.about = address.name
         if self.caller.via == "open":
@@ -115,7 +115,7 @@ class Call:
         decision = self._decision(action, address, text) if text else None
         is_shared = decision is True and action in policy.SHARED
         if decision is False or not (is_shared or address.account == self.account):
-            raise Refusal(
+            raise SqsRefusal(
                 "AccessDeniedException",
                 f"Access to the resource {address.name} is denied.",
             )
@@ -128,16 +128,16 @@ class Call:
         """
         try:
             stored = policy.read(text)
-        except Refusal:
+        except SqsRefusal:
             if address.account != self.account:
                 return False
             if action == "SetQueueAttributes":
                 return None
             raise
-        asked = policy.Asked(self.account, action, address.arn, self.request.client)
+        asked = policy.AskedAccess(self.account, action, address.arn, self.request.client)
         return policy.decide(stored, asked)
 
-    def check_also(self, opened: Opened, action: str, level: Level) -> None:
+    def check_also(self, opened: SqsQueue, action: str, level: Level) -> None:
         """Refuse a caller that may not do another thing with a queue, too.
 
         Args:
@@ -146,11 +146,11 @@ class Call:
             level: The level that it needs.
 
         Raises:
-            Refusal: If its key, or the policy, does not let the caller.
+            SqsRefusal: If its key, or the policy, does not let the caller.
         """
         text = opened.endpoint.attributes.get("Policy", "")
         self.also(action, level).check(opened.address, text)
 
-    def also(self, action: str, level: Level) -> Call:
+    def also(self, action: str, level: Level) -> ActionCall:
         """The same call, as one of another action."""
         return replace(self, action=action, level=level)

@@ -17,7 +17,7 @@ import msgspec
 
 from shardq.model import ids
 from shardq.server.sqs import digest
-from shardq.server.sqs.errors import Refusal, invalid, wrong
+from shardq.server.sqs.errors import SqsRefusal, invalid, wrong
 from shardq.server.sqs.shapes import AttributeValue
 
 if TYPE_CHECKING:
@@ -70,17 +70,17 @@ def check_text(value: str, what: str) -> None:
     """Refuse a text with a character that no message may have.
 
     Raises:
-        Refusal: If it has one.
+        SqsRefusal: If it has one.
     """
     if CONTROL.search(value):
-        raise Refusal("InvalidMessageContents", f"Invalid characters found: {what}")
+        raise SqsRefusal("InvalidMessageContents", f"Invalid characters found: {what}")
 
 
 def check_attributes(given: Mapping[str, AttributeValue]) -> int:
     """Refuse attributes that cannot be sent; returns how many bytes they have.
 
     Raises:
-        Refusal: If one has an invalid name, type or value, or there are more than 10.
+        SqsRefusal: If one has an invalid name, type or value, or there are more than 10.
     """
     if sum(not name.startswith(OURS) for name in given) > ATTRIBUTES_MAX:
         raise invalid(
@@ -112,7 +112,7 @@ def _check_value(name: str, one: AttributeValue) -> int:
             "supported type prefixes is Binary, Number, and String."
         )
     if one.string_list_values or one.binary_list_values:
-        raise Refusal(
+        raise SqsRefusal(
             "UnsupportedOperation",
             "Message attribute list values in SendMessage operation are not supported.",
         )
@@ -131,7 +131,7 @@ def _check_value(name: str, one: AttributeValue) -> int:
     return len(one.string_value.encode())
 
 
-def _no_value(name: str, data_type: str) -> Refusal:
+def _no_value(name: str, data_type: str) -> SqsRefusal:
     return invalid(
         f"The message attribute '{name}' must contain a non-empty value of its type, '{data_type}'."
     )
@@ -171,7 +171,7 @@ def extra_of(headers: Mapping[str, str]) -> Extra:
 
 
 def attributes_of(
-    headers: Mapping[str, str], extra: Extra, wanted: Wanted
+    headers: Mapping[str, str], extra: Extra, wanted: WantedAttributes
 ) -> dict[str, AttributeValue]:
     """The attributes of a message that are asked for."""
     found: dict[str, AttributeValue] = {}
@@ -199,7 +199,7 @@ def source_of(headers: Mapping[str, str]) -> str | None:
     return headers.get(_SOURCE_HEADER)
 
 
-class Wanted:
+class WantedAttributes:
     """The names of attributes that a receiver asks for.
 
     Args:
@@ -257,6 +257,6 @@ def sent_ms(message: Message) -> int:
     return ids.birth_us(row_id) // 1_000
 
 
-def out_of_range(value: int, parameter: str, least: int, most: int) -> Refusal:
+def out_of_range(value: int, parameter: str, least: int, most: int) -> SqsRefusal:
     """A number that is out of range."""
     return wrong(value, parameter, f"Must be between {least} and {most}, if provided.")

@@ -56,7 +56,7 @@ NO_QUEUE = "The specified queue does not exist."
 _OUR_FAULT = 500
 
 
-class Refusal(Exception):
+class SqsRefusal(Exception):
     """A request, or an entry of a batch, that is refused.
 
     Attributes:
@@ -82,47 +82,47 @@ class Refusal(Exception):
         return self.status < _OUR_FAULT
 
 
-class NoQueue(Refusal):
+class NoQueue(SqsRefusal):
     """A queue that does not exist."""
 
     def __init__(self) -> None:
         super().__init__("QueueDoesNotExist", NO_QUEUE)
 
 
-def wrong(value: object, parameter: str, reason: str) -> Refusal:
+def wrong(value: object, parameter: str, reason: str) -> SqsRefusal:
     """A parameter whose value is invalid."""
-    return Refusal(
+    return SqsRefusal(
         "InvalidParameterValueException",
         f"Value {value} for parameter {parameter} is invalid. Reason: {reason}",
     )
 
 
-def invalid(text: str) -> Refusal:
+def invalid(text: str) -> SqsRefusal:
     """Parameters that cannot be used, in a sentence of their own."""
-    return Refusal("InvalidParameterValueException", text)
+    return SqsRefusal("InvalidParameterValueException", text)
 
 
-def missing(parameter: str) -> Refusal:
+def missing(parameter: str) -> SqsRefusal:
     """A parameter that is missing."""
-    return Refusal(
+    return SqsRefusal(
         "MissingRequiredParameterException", f"The request must contain the parameter {parameter}."
     )
 
 
-def bad_handle(handle: str) -> Refusal:
+def bad_handle(handle: str) -> SqsRefusal:
     """A receipt handle that is none of this queue."""
-    return Refusal(
+    return SqsRefusal(
         "ReceiptHandleIsInvalid",
         f'The input receipt handle "{handle[:200]}" is not a valid receipt handle.',
     )
 
 
-def expired_handle(handle: str) -> Refusal:
+def expired_handle(handle: str) -> SqsRefusal:
     """A receipt handle of a FIFO queue whose time is up."""
     return wrong(handle, "ReceiptHandle", "The receipt handle has expired.")
 
 
-def refusal_of(error: ShardqError) -> Refusal:
+def refusal_of(error: ShardqError) -> SqsRefusal:
     """What SQS answers to an error of shardq."""
     kinds = (
         (UnknownQueue, "QueueDoesNotExist", NO_QUEUE),
@@ -140,5 +140,5 @@ def refusal_of(error: ShardqError) -> Refusal:
     )
     for kind, name, text in kinds:
         if isinstance(error, kind):
-            return Refusal(name, text or str(error))
-    return Refusal("InternalFailure", "An error of the server; its log has the request.")
+            return SqsRefusal(name, text or str(error))
+    return SqsRefusal("InternalFailure", "An error of the server; its log has the request.")

@@ -12,7 +12,7 @@ from shardq.errors import BadReceipt, ReceiptError, ShardqError, StoreError
 from shardq.server.hub import check_store
 from shardq.server.sqs import attributes, beyond, contents, digest
 from shardq.server.sqs.errors import (
-    Refusal,
+    SqsRefusal,
     bad_handle,
     expired_handle,
     invalid,
@@ -24,11 +24,11 @@ from shardq.server.sqs.shapes import (
     AttributeValue,
     Batch,
     Done,
-    Failed,
-    Messages,
+    FailedEntry,
     Received,
-    Sent,
+    ReceivedMessages,
     SentBatch,
+    SentMessage,
 )
 from shardq.server.web import QUICK_BYTES
 
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
     from shardq.model.message import Message
     from shardq.server.sqs import shapes
-    from shardq.server.sqs.call import Call
-    from shardq.server.sqs.names import Opened
+    from shardq.server.sqs.call import ActionCall
+    from shardq.server.sqs.names import SqsQueue
 
 _BATCH_MAX = 10
 _RECEIVE_MAX = 10
@@ -61,7 +61,7 @@ _SYSTEM: Final = (
 _NOT_OF_TYPE = "The request include parameter that is not valid for this queue type."
 
 
-async def send_message(call: Call, given: shapes.SendMessage) -> Sent:
+async def send_message(call: ActionCall, given: shapes.SendMessage) -> SentMessage:
     """Send a message."""
     opened = await call.queue(given.queue_url)
     _check_group(opened, given)
@@ -72,7 +72,7 @@ async def send_message(call: Call, given: shapes.SendMessage) -> Sent:
     return sending.sent(message)
 
 
-async def send_message_batch(call: Call, given: shapes.SendMessageBatch) -> SentBatch:
+async def send_message_batch(call: ActionCall, given: shapes.SendMessageBatch) -> SentBatch:
     """Send messages."""
     opened = await call.queue(given.queue_url)
     entries = given.entries
@@ -80,7 +80,7 @@ async def send_message_batch(call: Call, given: shapes.SendMessageBatch) -> Sent
     size = sum(len(one.message_body.encode("utf-8", "replace")) for one in entries)
     size += sum(_loose_size(one.message_attributes) for one in entries)
     if size > attributes.MESSAGE_BYTES_MAX:
-        raise Refusal(
+        raise SqsRefusal(
             "BatchRequestTooLong",
             f"Batch requests cannot be longer than {attributes.MESSAGE_BYTES_MAX} bytes. "
             f"You have sent {size} bytes.",
@@ -88,21 +88,21 @@ async def send_message_batch(call: Call, given: shapes.SendMessageBatch) -> Sent
     for one in entries:
         _check_group(opened, one, is_batch=True)
     await call.site.check_depth(call.caller, opened.served, len(entries))
-    failed: list[Failed] = []
+    failed: list[FailedEntry] = []
     sendings: list[tuple[str, _Sending]] = []
     for one in entries:
         try:
             sendings.append((one.id, _Sending(call, opened, one, is_entry=True)))
-        except Refusal as refusal:
+        except SqsRefusal as refusal:
             failed.append(_failed(one.id, refusal))
     answers = await _send_all(opened, [sending for _, sending in sendings])
     opened.changed()
     check_store(answers)
-    successful: list[Sent] = []
+    successful: list[SentMessage] = []
     for (entry_id, sending), answer in zip(sendings, answers, strict=True):
         if isinstance(answer, ShardqError):
             failed.append(_failed(entry_id, refusal_of(answer)))
-        elif isinstance(answer, Refusal):
+        elif isinstance(answer, SqsRefusal):
             failed.append(_failed(entry_id, answer))
         else:
             successful.append(sending.sent(answer, entry_id))
@@ -110,16 +110,16 @@ async def send_message_batch(call: Call, given: shapes.SendMessageBatch) -> Sent
 
 
 async def _send_all(
-    opened: Opened, sendings: Sequence[_Sending]
-) -> list[Message | str | Refusal | ShardqError]:
+    opened: SqsQueue, sendings: Sequence[_Sending]
+) -> list[Message | str | SqsRefusal | ShardqError]:
     """Send messages together, then carry out the commands among them, in their order."""
     plain = [one.item for one in sendings if one.command is None]
     put = iter(await opened.served.put_all(plain))
-    answers: list[Message | str | Refusal | ShardqError] = []
+    answers: list[Message | str | SqsRefusal | ShardqError] = []
     for one in sendings:
         try:
             answers.append(next(put) if one.command is None else await one.send())
-        except (Refusal, ShardqError) as error:
+        except (SqsRefusal, ShardqError) as error:
             answers.append(error)
     return answers
 
@@ -132,11 +132,11 @@ class _Sending:
         command: What is carried out instead; None of a message.
 
     Raises:
-        Refusal: If it cannot be sent.
+        SqsRefusal: If it cannot be sent.
     """
 
     def __init__(
-        self, call: Call, opened: Opened, given: shapes.Sending, *, is_entry: bool = False
+        self, call: ActionCall, opened: SqsQueue, given: shapes.Sending, *, is_entry: bool = False
     ) -> None:
         if not given.message_body:
             raise missing("MessageBody")
@@ -155,7 +155,7 @@ class _Sending:
                 f"One or more parameters {how}. Reason: Message must be shorter than {most} bytes."
             )
         self.item: dict[str, Any] = {"body": self._body}
-        self.command: beyond.Command | None = None
+        self.command: beyond.KeyCommand | None = None
         delay_s = _delay_s(opened, given)
         if delay_s is not None:
             self.item["delay"] = timedelta(seconds=delay_s)
@@ -178,10 +178,10 @@ class _Sending:
             return await self.command.run(self._opened.served)
         return await self._opened.served.put(self.item)
 
-    def sent(self, message: Message | str, entry_id: str | None = None) -> Sent:
+    def sent(self, message: Message | str, entry_id: str | None = None) -> SentMessage:
         """The answer to the sender."""
         message_id = message if isinstance(message, str) else message.id
-        return Sent(
+        return SentMessage(
             id=entry_id,
             message_id=message_id,
             body_digest=digest.of_body(self._body),
@@ -226,7 +226,7 @@ def _loose_size(given: shapes.Attributes) -> int:
     )
 
 
-def _delay_s(opened: Opened, given: shapes.Sending) -> int | None:
+def _delay_s(opened: SqsQueue, given: shapes.Sending) -> int | None:
     """The delay that a message brings; None: the queue's."""
     delay_s = given.delay_seconds
     if delay_s is None or (opened.is_fifo and delay_s == 0):
@@ -238,7 +238,7 @@ def _delay_s(opened: Opened, given: shapes.Sending) -> int | None:
     return delay_s
 
 
-def _check_group(opened: Opened, given: shapes.Sending, *, is_batch: bool = False) -> None:
+def _check_group(opened: SqsQueue, given: shapes.Sending, *, is_batch: bool = False) -> None:
     """Refuse a group or a deduplication id that is missing, damaged, or not for the queue."""
     group, once = given.message_group_id, given.message_deduplication_id
     for value, name in ((group, "MessageGroupId"), (once, "MessageDeduplicationId")):
@@ -266,7 +266,7 @@ def _check_group(opened: Opened, given: shapes.Sending, *, is_batch: bool = Fals
 # Receiving ----------------------------------------------------------------------------------------
 
 
-async def receive_message(call: Call, given: shapes.ReceiveMessage) -> Messages:
+async def receive_message(call: ActionCall, given: shapes.ReceiveMessage) -> ReceivedMessages:
     """Receive messages."""
     opened = await call.queue(given.queue_url)
     most = 1 if given.max_number_of_messages is None else given.max_number_of_messages
@@ -283,7 +283,7 @@ async def receive_message(call: Call, given: shapes.ReceiveMessage) -> Messages:
     else:
         _check_visibility(visibility_s)
     system = _system_names(given)
-    wanted = contents.Wanted(given.message_attribute_names or ())
+    wanted = contents.WantedAttributes(given.message_attribute_names or ())
     queue = opened.served.queue
     work = queue.receive(
         most,
@@ -294,7 +294,7 @@ async def receive_message(call: Call, given: shapes.ReceiveMessage) -> Messages:
     )
     found = await call.site.poll(work, call.caller)
     if not found:
-        return Messages()
+        return ReceivedMessages()
     opened.changed()
     call.on_unsent = lambda: queue.snooze(found, timedelta(0), partial=True)
 
@@ -304,8 +304,10 @@ async def receive_message(call: Call, given: shapes.ReceiveMessage) -> Messages:
         with suppress(StoreError):
             await call.directory.learn(sources, opened.address)
 
-    def received() -> Messages:
-        return Messages(messages=[_received(call, opened, one, system, wanted) for one in found])
+    def received() -> ReceivedMessages:
+        return ReceivedMessages(
+            messages=[_received(call, opened, one, system, wanted) for one in found]
+        )
 
     # Ten messages of 1 MiB, or some 100,000 names that are asked for, take a second.
     size_bytes = len(call.request.body) + sum(one._row.size_bytes for one in found)
@@ -320,12 +322,16 @@ def _system_names(given: shapes.ReceiveMessage) -> set[str]:
     if "All" in names:
         return {*_SYSTEM}
     if unknown := names - {*_SYSTEM}:
-        raise Refusal("InvalidAttributeName", f"Unknown Attribute {min(unknown)[:100]}.")
+        raise SqsRefusal("InvalidAttributeName", f"Unknown Attribute {min(unknown)[:100]}.")
     return names
 
 
 def _received(
-    call: Call, opened: Opened, message: Message, system: set[str], wanted: contents.Wanted
+    call: ActionCall,
+    opened: SqsQueue,
+    message: Message,
+    system: set[str],
+    wanted: contents.WantedAttributes,
 ) -> Received:
     body, is_encoded = contents.body_of(message)
     headers = message.headers
@@ -352,8 +358,8 @@ def _received(
 
 
 def _told(
-    call: Call,
-    opened: Opened,
+    call: ActionCall,
+    opened: SqsQueue,
     message: Message,
     extra: contents.Extra,
     headers: dict[str, str],
@@ -383,7 +389,7 @@ def _first_received_ms(message: Message) -> int:
 # Ending -------------------------------------------------------------------------------------------
 
 
-async def delete_message(call: Call, given: shapes.DeleteMessage) -> None:
+async def delete_message(call: ActionCall, given: shapes.DeleteMessage) -> None:
     """End a delivery as done."""
     opened = await call.queue(given.queue_url)
     [error] = await _end(opened, [given.receipt_handle])
@@ -392,7 +398,7 @@ async def delete_message(call: Call, given: shapes.DeleteMessage) -> None:
         raise error
 
 
-async def delete_message_batch(call: Call, given: shapes.DeleteMessageBatch) -> Batch:
+async def delete_message_batch(call: ActionCall, given: shapes.DeleteMessageBatch) -> Batch:
     """End deliveries as done."""
     opened = await call.queue(given.queue_url)
     entries = given.entries
@@ -402,7 +408,7 @@ async def delete_message_batch(call: Call, given: shapes.DeleteMessageBatch) -> 
     return _batch([one.id for one in entries], answers)
 
 
-async def _end(opened: Opened, handles: Sequence[str]) -> list[ShardqError | Refusal | None]:
+async def _end(opened: SqsQueue, handles: Sequence[str]) -> list[ShardqError | SqsRefusal | None]:
     """End deliveries; returns why each was refused, or None."""
     # In a FIFO queue the receipt of the present delivery alone ends a message.
     errors = await opened.served.ack_all(handles, redelivered=not opened.is_fifo)
@@ -412,7 +418,7 @@ async def _end(opened: Opened, handles: Sequence[str]) -> list[ShardqError | Ref
     ]
 
 
-async def _unended(opened: Opened, handle: str, error: ReceiptError) -> Refusal | None:
+async def _unended(opened: SqsQueue, handle: str, error: ReceiptError) -> SqsRefusal | None:
     if isinstance(error, BadReceipt):
         return bad_handle(handle)
     if opened.is_fifo and await _is_there(opened, handle):
@@ -420,12 +426,12 @@ async def _unended(opened: Opened, handle: str, error: ReceiptError) -> Refusal 
     return None
 
 
-async def _is_there(opened: Opened, handle: str) -> bool:
+async def _is_there(opened: SqsQueue, handle: str) -> bool:
     """True if the message of a stale handle is still where it was delivered."""
     return await opened.served.queue.find(handle, near=True) is not None
 
 
-async def change_message_visibility(call: Call, given: shapes.ChangeVisibility) -> None:
+async def change_message_visibility(call: ActionCall, given: shapes.ChangeVisibility) -> None:
     """Let a delivery end at another time."""
     opened = await call.queue(given.queue_url)
     _check_visibility(given.visibility_timeout)
@@ -435,20 +441,22 @@ async def change_message_visibility(call: Call, given: shapes.ChangeVisibility) 
         raise answer
 
 
-async def change_message_visibility_batch(call: Call, given: shapes.ChangeVisibilityBatch) -> Batch:
+async def change_message_visibility_batch(
+    call: ActionCall, given: shapes.ChangeVisibilityBatch
+) -> Batch:
     """Let deliveries end at other times."""
     opened = await call.queue(given.queue_url)
     entries = given.entries
     _check_entries([one.id for one in entries], "ChangeMessageVisibilityBatchRequestEntry")
     by_timeout: dict[int, list[shapes.ChangeEntry]] = {}
-    answers: dict[str, Refusal | None] = {}
+    answers: dict[str, SqsRefusal | None] = {}
     for one in entries:
         try:
             if one.visibility_timeout is None:
                 raise missing("VisibilityTimeout")
             _check_visibility(one.visibility_timeout)
             by_timeout.setdefault(one.visibility_timeout, []).append(one)
-        except Refusal as refusal:
+        except SqsRefusal as refusal:
             answers[one.id] = refusal
     for timeout_s, some in by_timeout.items():
         extended = await _extend(opened, [one.receipt_handle for one in some], timeout_s)
@@ -458,7 +466,9 @@ async def change_message_visibility_batch(call: Call, given: shapes.ChangeVisibi
     return _batch(names, [answers[name] for name in names])
 
 
-async def _extend(opened: Opened, handles: Sequence[str], timeout_s: int) -> list[Refusal | None]:
+async def _extend(
+    opened: SqsQueue, handles: Sequence[str], timeout_s: int
+) -> list[SqsRefusal | None]:
     """Extend deliveries, or end them now; returns why each was refused, or None."""
     answers = await opened.served.queue.extend(
         handles, timedelta(seconds=timeout_s), partial=True, redelivered=not opened.is_fifo
@@ -469,11 +479,11 @@ async def _extend(opened: Opened, handles: Sequence[str], timeout_s: int) -> lis
     ]
 
 
-async def _unextended(opened: Opened, handle: str, error: ReceiptError) -> Refusal:
+async def _unextended(opened: SqsQueue, handle: str, error: ReceiptError) -> SqsRefusal:
     if isinstance(error, BadReceipt):
         return bad_handle(handle)
     if await _is_there(opened, handle):
-        return Refusal(
+        return SqsRefusal(
             "MessageNotInflight",
             f"Value {handle} for parameter ReceiptHandle is invalid. Reason: Message is not in "
             "flight.",
@@ -500,15 +510,17 @@ def _check_visibility(timeout_s: int) -> None:
 def _check_entries(names: Sequence[str], entry: str) -> None:
     """Refuse a batch as a whole, by the ids of its entries."""
     if not names:
-        raise Refusal("EmptyBatchRequest", f"There should be at least one {entry} in the request.")
+        raise SqsRefusal(
+            "EmptyBatchRequest", f"There should be at least one {entry} in the request."
+        )
     if len(names) > _BATCH_MAX:
-        raise Refusal(
+        raise SqsRefusal(
             "TooManyEntriesInBatchRequest",
             f"Maximum number of entries per request are {_BATCH_MAX}. You have sent {len(names)}.",
         )
     for name in names:
         if not _ENTRY_ID.fullmatch(name):
-            raise Refusal(
+            raise SqsRefusal(
                 "InvalidBatchEntryId",
                 "A batch entry id can only contain alphanumeric characters, hyphens and "
                 "underscores. It can be at most 80 letters long.",
@@ -516,7 +528,7 @@ def _check_entries(names: Sequence[str], entry: str) -> None:
     seen: set[str] = set()
     for name in names:
         if name in seen:
-            raise Refusal("BatchEntryIdsNotDistinct", f"Id {name} repeated.")
+            raise SqsRefusal("BatchEntryIdsNotDistinct", f"Id {name} repeated.")
         seen.add(name)
 
 
@@ -526,12 +538,14 @@ def _batch(names: Sequence[str], answers: Sequence[object]) -> Batch:
     for name, answer in zip(names, answers, strict=True):
         if answer is None:
             made.successful.append(Done(id=name))
-        elif isinstance(answer, Refusal):
+        elif isinstance(answer, SqsRefusal):
             made.failed.append(_failed(name, answer))
         elif isinstance(answer, ShardqError):
             made.failed.append(_failed(name, refusal_of(answer)))
     return made
 
 
-def _failed(name: str, refusal: Refusal) -> Failed:
-    return Failed(id=name, sender_fault=refusal.is_sender, code=refusal.code, message=refusal.text)
+def _failed(name: str, refusal: SqsRefusal) -> FailedEntry:
+    return FailedEntry(
+        id=name, sender_fault=refusal.is_sender, code=refusal.code, message=refusal.text
+    )

@@ -27,16 +27,16 @@ from shardq.errors import KeyTaken, ShardqError
 from shardq.model.grants import Level
 from shardq.records.endpoints import TASKS_MAX, Address, Endpoint, MoveTask
 from shardq.server.outages import STOPPED, Patience
-from shardq.server.sqs.errors import Refusal, invalid, wrong
+from shardq.server.sqs.errors import SqsRefusal, invalid, wrong
 from shardq.server.sqs.queues import sources_of
-from shardq.server.sqs.shapes import Move, Moved, Moves, TaskHandle
+from shardq.server.sqs.shapes import MovedCount, MoveProgress, Moves, TaskHandle
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from shardq.server.sqs import shapes
-    from shardq.server.sqs.call import Call
-    from shardq.server.sqs.names import Directory, Opened
+    from shardq.server.sqs.call import ActionCall
+    from shardq.server.sqs.names import Directory, SqsQueue
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ class _Handle(msgspec.Struct):
     source: str
 
 
-async def start_move(call: Call, given: shapes.StartMove) -> TaskHandle:
+async def start_move(call: ActionCall, given: shapes.StartMove) -> TaskHandle:
     """Begin a task."""
     source = await call.queue_of_arn(given.source_arn, "SourceArn")
     rate = given.max_number_of_messages_per_second
@@ -104,7 +104,7 @@ async def start_move(call: Call, given: shapes.StartMove) -> TaskHandle:
 
     def begin(before: Endpoint) -> Endpoint:
         if any(one.is_open for one in before.tasks):
-            raise Refusal(
+            raise SqsRefusal(
                 "UnsupportedOperation",
                 "There is already a task running. Only one active task is allowed for a source "
                 "queue arn at a given time.",
@@ -116,7 +116,7 @@ async def start_move(call: Call, given: shapes.StartMove) -> TaskHandle:
     return TaskHandle(task_handle=_handle_of(task, source.address))
 
 
-async def list_moves(call: Call, given: shapes.ListMoves) -> Moves:
+async def list_moves(call: ActionCall, given: shapes.ListMoves) -> Moves:
     """List the tasks of a queue."""
     most = 1 if given.max_results is None else given.max_results
     if not 1 <= most <= _LISTED_MAX:
@@ -128,7 +128,7 @@ async def list_moves(call: Call, given: shapes.ListMoves) -> Moves:
     return Moves(results=[_shown(one, source.address) for one in endpoint.tasks[:most]])
 
 
-async def cancel_move(call: Call, given: shapes.TaskHandle) -> Moved:
+async def cancel_move(call: ActionCall, given: shapes.TaskHandle) -> MovedCount:
     """Cancel a task."""
     handle = _handle_from(given.task_handle)
     source = await call.queue_of_arn(handle.source, "SourceArn")
@@ -136,9 +136,9 @@ async def cancel_move(call: Call, given: shapes.TaskHandle) -> Moved:
     def cancel(before: Endpoint) -> Endpoint:
         task = _task(before, handle.task)
         if task is None:
-            raise Refusal("ResourceNotFoundException", _NO_TASK)
+            raise SqsRefusal("ResourceNotFoundException", _NO_TASK)
         if task.status != "RUNNING":
-            raise Refusal(
+            raise SqsRefusal(
                 "UnsupportedOperation",
                 "Only active tasks can be cancelled.",
             )
@@ -147,10 +147,10 @@ async def cancel_move(call: Call, given: shapes.TaskHandle) -> Moved:
     changed = await call.directory.change(source, cancel)
     resume(call.directory, source)
     task = _task(changed, handle.task)
-    return Moved(moved=0 if task is None else task.moved)
+    return MovedCount(moved=0 if task is None else task.moved)
 
 
-def resume(directory: Directory, source: Opened) -> None:
+def resume(directory: Directory, source: SqsQueue) -> None:
     """Continue a task of a queue whose server is silent."""
     for task in source.endpoint.tasks:
         is_silent = task.at_ms + SILENT_MS <= directory.site.clock.now_ms()
@@ -158,9 +158,9 @@ def resume(directory: Directory, source: Opened) -> None:
             _begin(directory, source, task)
 
 
-def _shown(task: MoveTask, source: Address) -> Move:
+def _shown(task: MoveTask, source: Address) -> MoveProgress:
     is_open = task.is_open
-    return Move(
+    return MoveProgress(
         task_handle=_handle_of(task, source) if task.status == "RUNNING" else None,
         status=task.status,
         source_arn=source.arn,
@@ -196,7 +196,7 @@ def _with(endpoint: Endpoint, task: MoveTask) -> Endpoint:
 # Moving -------------------------------------------------------------------------------------------
 
 
-def _begin(directory: Directory, source: Opened, task: MoveTask) -> None:
+def _begin(directory: Directory, source: SqsQueue, task: MoveTask) -> None:
     if task.id not in directory.movers:
         mover = _Mover(directory, source, task)
         directory.movers[task.id] = asyncio.create_task(mover.run())
@@ -211,7 +211,7 @@ class _Mover:
         task: The task, as it is stored.
     """
 
-    def __init__(self, directory: Directory, source: Opened, task: MoveTask) -> None:
+    def __init__(self, directory: Directory, source: SqsQueue, task: MoveTask) -> None:
         self._directory = directory
         self._site = directory.site
         self._source = source
@@ -251,7 +251,7 @@ class _Mover:
                 error,
             )
             return False
-        except (ShardqError, Refusal) as error:
+        except (ShardqError, SqsRefusal) as error:
             # The queue was deleted, or its record cannot be written.
             log.warning("the task that moves messages out of queue %r ends: %s", name, error)
         return True
@@ -265,14 +265,14 @@ class _Mover:
             await self._end("FAILED", "The destination has messages with the keys of some.")
         except STOPPED:
             raise
-        except (ShardqError, Refusal) as error:
+        except (ShardqError, SqsRefusal) as error:
             await self._end("FAILED", str(error))
 
-    async def _target(self) -> Opened | None:
+    async def _target(self) -> SqsQueue | None:
         address = Address.of_arn(self._task.target)
         return None if address is None else await self._directory.find(address)
 
-    async def _batch(self, target: Opened | None) -> bool:
+    async def _batch(self, target: SqsQueue | None) -> bool:
         """Move some messages; False once the task has ended."""
         begun_us = self._site.clock.boot_us()
         # Two tasks that move to each other would never end if they moved what arrives meanwhile.

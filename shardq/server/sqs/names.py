@@ -50,7 +50,7 @@ _HASHED = re.compile(r"sqs\.[0-9]{12}\.[0-9a-f]{32}")
 
 
 @dataclass(slots=True)
-class Opened:
+class SqsQueue:
     """A queue that SQS clients use.
 
     Attributes:
@@ -100,20 +100,20 @@ class Directory:
         movers: Id of a move task -> what carries it out in this server.
     """
 
-    def __init__(self, site: Site, on_read: Callable[[Directory, Opened], None]) -> None:
+    def __init__(self, site: Site, on_read: Callable[[Directory, SqsQueue], None]) -> None:
         self.site = site
         self._on_read = on_read
         self.endpoints = Endpoints(site.connection._home.store)
         self.movers: dict[str, asyncio.Task[None]] = {}
-        self._opened: dict[Address, Opened] = {}
+        self._opened: dict[Address, SqsQueue] = {}
         self._hashed: dict[str, Address | None] = {}
         self._turn = asyncio.Lock()
 
-    async def find(self, address: Address) -> Opened:
+    async def find(self, address: Address) -> SqsQueue:
         """A queue.
 
         Raises:
-            Refusal: If there is none.
+            SqsRefusal: If there is none.
         """
         found = self._opened.get(address)
         now_us = self.site.clock.boot_us()
@@ -135,7 +135,7 @@ class Directory:
         self._on_read(self, opened)
         return opened
 
-    async def _reread(self, first: Opened) -> None:
+    async def _reread(self, first: SqsQueue) -> None:
         """Read the records of a queue and of others in use whose time is over soon: one read.
 
         A record that is gone, damaged, or of a queue made anew is left to a request that asks for
@@ -160,11 +160,11 @@ class Directory:
                 one.endpoint, one.until_us, one.is_asked = endpoint, until_us, False
                 self._on_read(self, one)
 
-    async def open(self, address: Address, endpoint: Endpoint) -> Opened:
+    async def open(self, address: Address, endpoint: Endpoint) -> SqsQueue:
         """Keep an endpoint that was read or written just now, with its queue.
 
         Raises:
-            Refusal: If its queue was dropped.
+            SqsRefusal: If its queue was dropped.
         """
         found = self._opened.get(address)
         until_us = self.site.clock.boot_us() + _CACHED_US
@@ -180,7 +180,7 @@ class Directory:
             raise NoQueue() from error
         if len(self._opened) >= _ENDPOINTS_MAX:
             self._opened.clear()
-        made = self._opened[address] = Opened(address, endpoint, served, until_us)
+        made = self._opened[address] = SqsQueue(address, endpoint, served, until_us)
         if _HASHED.fullmatch(endpoint.queue):
             self._hashed[endpoint.queue] = address
         return made
@@ -196,11 +196,13 @@ class Directory:
         if max(dropped_ms, self.site.clock.now_ms() - _MAKING_MS) > endpoint.made_ms:
             self.endpoints.remove(address, endpoint.made_ms)
 
-    async def change(self, opened: Opened, step: Callable[[Endpoint], Endpoint | None]) -> Endpoint:
+    async def change(
+        self, opened: SqsQueue, step: Callable[[Endpoint], Endpoint | None]
+    ) -> Endpoint:
         """Change a queue's endpoint by compare-and-set; returns it as it is stored now.
 
         Raises:
-            Refusal: If the queue does not exist any more, or `step` refuses.
+            SqsRefusal: If the queue does not exist any more, or `step` refuses.
         """
         changed = await self.site.threads.call(lambda: self.endpoints.change(opened.address, step))
         if changed is None:
@@ -323,7 +325,7 @@ def check_name(name: str, *, is_fifo: bool) -> None:
     """Refuse a name that a new queue cannot have.
 
     Raises:
-        Refusal: If it has other characters, or `.fifo` at its end and is no FIFO queue's.
+        SqsRefusal: If it has other characters, or `.fifo` at its end and is no FIFO queue's.
     """
     if is_fifo and not _FIFO_NAME.fullmatch(name):
         raise invalid(
@@ -347,7 +349,7 @@ def address_of(url: str, account: str, region: str) -> Address:
         region: The region of the request.
 
     Raises:
-        Refusal: If it can be no queue's url.
+        SqsRefusal: If it can be no queue's url.
 
     >>> address_of("http://sqs:9324/000000000000/mail", "1" * 12, "eu-west-1")
     Address(account='000000000000', region='eu-west-1', name='mail')

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import msgspec
 from msgspec.structs import replace
 
-from shardq.server.sqs.errors import Refusal, wrong
+from shardq.server.sqs.errors import SqsRefusal, wrong
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -50,16 +50,16 @@ class Statement(msgspec.Struct, frozen=True, rename="pascal", kw_only=True, omit
     condition: dict[str, dict[str, str | list[str]]] | None = None
 
 
-class Policy(msgspec.Struct, frozen=True, rename="pascal", kw_only=True, omit_defaults=True):
-    """A policy."""
+class QueuePolicy(msgspec.Struct, frozen=True, rename="pascal", kw_only=True, omit_defaults=True):
+    """The policy of a queue."""
 
     version: Literal["2012-10-17", "2008-10-17"] = "2008-10-17"
     id: str | None = None
     statement: list[Statement] | Statement
 
 
-class Asked(msgspec.Struct, frozen=True):
-    """What a caller asks for.
+class AskedAccess(msgspec.Struct, frozen=True):
+    """The access that a caller asks for.
 
     Attributes:
         account: The caller's account; empty without one.
@@ -77,16 +77,16 @@ class Asked(msgspec.Struct, frozen=True):
 
 
 @lru_cache(maxsize=_CACHED_MAX)
-def read(text: str) -> Policy:
+def read(text: str) -> QueuePolicy:
     """A policy by its text; for equal texts the same object.
 
     Raises:
-        Refusal: If it is none, or has a part that cannot be evaluated.
+        SqsRefusal: If it is none, or has a part that cannot be evaluated.
     """
     if len(text) > _CHARS_MAX:
         raise _invalid(f"it has more than {_CHARS_MAX} characters")
     try:
-        made = msgspec.json.decode(text, type=Policy)
+        made = msgspec.json.decode(text, type=QueuePolicy)
         known = msgspec.to_builtins(made)
         given = msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError) as error:
@@ -108,7 +108,7 @@ def _pascal(name: str) -> str:
     return name.capitalize()
 
 
-def statements_of(policy: Policy) -> list[Statement]:
+def statements_of(policy: QueuePolicy) -> list[Statement]:
     """The statements of a policy."""
     found = policy.statement
     return found if isinstance(found, list) else [found]
@@ -146,7 +146,7 @@ def accounts_of(statement: Statement) -> set[str]:
     """The accounts that a statement is about; `*` is all.
 
     Raises:
-        Refusal: If its principal is not `*`, accounts, or ARNs of whole accounts.
+        SqsRefusal: If its principal is not `*`, accounts, or ARNs of whole accounts.
     """
     principal = statement.principal
     if principal == "*":
@@ -172,7 +172,7 @@ def accounts_of(statement: Statement) -> set[str]:
     return found
 
 
-def decide(policy: Policy, asked: Asked) -> bool | None:
+def decide(policy: QueuePolicy, asked: AskedAccess) -> bool | None:
     """True if a policy allows what is asked, False if it denies it; None if it says neither."""
     decisions = {
         statement.effect for statement in statements_of(policy) if _applies(statement, asked)
@@ -182,7 +182,7 @@ def decide(policy: Policy, asked: Asked) -> bool | None:
     return True if "Allow" in decisions else None
 
 
-def _applies(statement: Statement, asked: Asked) -> bool:
+def _applies(statement: Statement, asked: AskedAccess) -> bool:
     accounts = accounts_of(statement)
     action = f"sqs:{asked.action}".lower()
     return (
@@ -201,16 +201,16 @@ def _matches(value: str, pattern: str) -> bool:
     return fnmatchcase(value, pattern)
 
 
-def _source(asked: Asked, values: Sequence[str]) -> bool:
+def _source(asked: AskedAccess, values: Sequence[str]) -> bool:
     # As in AWS, a value that the request lacks fits no pattern, not even a star.
     return bool(asked.source_arn) and any(_matches(asked.source_arn, one) for one in values)
 
 
-def _not_source(asked: Asked, values: Sequence[str]) -> bool:
+def _not_source(asked: AskedAccess, values: Sequence[str]) -> bool:
     return not _source(asked, values)
 
 
-def _address(asked: Asked, values: Sequence[str]) -> bool:
+def _address(asked: AskedAccess, values: Sequence[str]) -> bool:
     try:
         client = ip_address(asked.client)
     except ValueError:
@@ -218,7 +218,7 @@ def _address(asked: Asked, values: Sequence[str]) -> bool:
     return any(client in _network(one) for one in values)
 
 
-def _not_address(asked: Asked, values: Sequence[str]) -> bool:
+def _not_address(asked: AskedAccess, values: Sequence[str]) -> bool:
     return not _address(asked, values)
 
 
@@ -229,7 +229,7 @@ def _network(value: str) -> Any:
         raise _invalid(f"{value[:100]} is no range of addresses") from error
 
 
-_CONDITIONS: Final[dict[str, dict[str, Callable[[Asked, Sequence[str]], bool]]]] = {
+_CONDITIONS: Final[dict[str, dict[str, Callable[[AskedAccess, Sequence[str]], bool]]]] = {
     "aws:sourcearn": {
         "ArnEquals": _source,
         "ArnLike": _source,
@@ -252,8 +252,8 @@ def with_permission(
     """The text of a policy with one more statement.
 
     Raises:
-        Refusal: If the label is taken, an account or action is none, or the policy would have more
-            statements or characters than it may.
+        SqsRefusal: If the label is taken, an account or action is none, or the policy would have
+            more statements or characters than it may.
     """
     if not (accounts and all(map(_ACCOUNT.fullmatch, accounts))):
         raise wrong(list(accounts), "PrincipalId", "Unable to verify.")
@@ -267,13 +267,13 @@ def with_permission(
     made = (
         read(text)
         if text
-        else Policy(version="2012-10-17", id=f"{arn}/SQSDefaultPolicy", statement=[])
+        else QueuePolicy(version="2012-10-17", id=f"{arn}/SQSDefaultPolicy", statement=[])
     )
     statements = statements_of(made)
     if any(one.sid == label for one in statements):
         raise wrong(label, "Label", "Already exists.")
     if len(statements) >= _STATEMENTS_MAX:
-        raise Refusal(
+        raise SqsRefusal(
             "OverLimit", f"The maximum number of statements of a policy is {_STATEMENTS_MAX}."
         )
     principals = [f"arn:aws:iam::{account}:root" for account in accounts]
@@ -287,7 +287,9 @@ def with_permission(
     )
     changed = _text(replace(made, statement=[*statements, added]))
     if len(changed) > _CHARS_MAX:
-        raise Refusal("OverLimit", f"The maximum number of characters of a policy is {_CHARS_MAX}.")
+        raise SqsRefusal(
+            "OverLimit", f"The maximum number of characters of a policy is {_CHARS_MAX}."
+        )
     return changed
 
 
@@ -295,7 +297,7 @@ def without_permission(text: str, label: str) -> str:
     """The text of a policy without a statement; empty if that was its last.
 
     Raises:
-        Refusal: If it has none of the label.
+        SqsRefusal: If it has none of the label.
     """
     made = read(text) if text else None
     statements = [] if made is None else statements_of(made)
@@ -307,11 +309,11 @@ def without_permission(text: str, label: str) -> str:
     return _text(replace(made, statement=left))
 
 
-def _text(policy: Policy) -> str:
+def _text(policy: QueuePolicy) -> str:
     return msgspec.json.encode(policy).decode()
 
 
-def _invalid(reason: str) -> Refusal:
-    return Refusal(
+def _invalid(reason: str) -> SqsRefusal:
+    return SqsRefusal(
         "InvalidAttributeValue", f"Invalid value for the parameter Policy. Reason: {reason}."
     )

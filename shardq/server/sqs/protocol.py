@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from shardq.server.sqs import xml
-from shardq.server.sqs.errors import Refusal, missing
-from shardq.server.web import Answer
+from shardq.server.sqs.errors import SqsRefusal, missing
+from shardq.server.web import Response
 
 if TYPE_CHECKING:
-    from shardq.server.sqs.actions import Action
+    from shardq.server.sqs.actions import SqsAction
     from shardq.server.web import Request
 
 _TARGET: Final = "AmazonSQS."
@@ -38,30 +38,30 @@ class Json:
         target = request.headers.get("x-amz-target", "")
         self.action = target.removeprefix(_TARGET) if target.startswith(_TARGET) else ""
 
-    def input(self, action: Action) -> Any:
+    def input(self, action: SqsAction) -> Any:
         """The input of an action.
 
         Raises:
-            Refusal: If it is none.
+            SqsRefusal: If it is none.
         """
         try:
             return action.decoder.decode(self._body or b"{}")
         except msgspec.ValidationError as error:
             raise _invalid(error) from error
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-            raise Refusal("SerializationException", "The body is no JSON object.") from error
+            raise SqsRefusal("SerializationException", "The body is no JSON object.") from error
 
-    def answer(self, output: msgspec.Struct | None) -> Answer:
+    def answer(self, output: msgspec.Struct | None) -> Response:
         """The answer to an action."""
         body = b"{}" if output is None else _encoder.encode(output)
-        return Answer(200, body, [_JSON])
+        return Response(200, body, [_JSON])
 
-    def error(self, refusal: Refusal, _request_id: str) -> Answer:
+    def error(self, refusal: SqsRefusal, _request_id: str) -> Response:
         """The answer to a request that is refused."""
         body = {"__type": f"{_ERROR_TYPE}{refusal.kind}", "message": refusal.text}
         blamed = "Sender" if refusal.is_sender else "Receiver"
         headers = [_JSON, ("x-amzn-query-error", f"{refusal.code};{blamed}")]
-        return Answer(refusal.status, _encoder.encode(body), headers)
+        return Response(refusal.status, _encoder.encode(body), headers)
 
 
 class Query:
@@ -76,16 +76,16 @@ class Query:
         """Read the form.
 
         Raises:
-            Refusal: If it is none.
+            SqsRefusal: If it is none.
         """
         self._fields = xml.fields_of(self._request.query, self._request.body)
         self.action = self._fields.pop("Action", "")
 
-    def input(self, action: Action) -> Any:
+    def input(self, action: SqsAction) -> Any:
         """The input of an action.
 
         Raises:
-            Refusal: If it is none.
+            SqsRefusal: If it is none.
         """
         given = xml.input_of(self._fields)
         if "QueueUrl" not in given and self._request.path.count("/") > 1:
@@ -95,14 +95,14 @@ class Query:
         except msgspec.ValidationError as error:
             raise _invalid(error) from error
 
-    def answer(self, output: msgspec.Struct | None) -> Answer:
+    def answer(self, output: msgspec.Struct | None) -> Response:
         """The answer to an action."""
         found = None if output is None else msgspec.to_builtins(output)
-        return Answer(200, xml.answer_of(self.action, found, self._request.id), [_XML])
+        return Response(200, xml.answer_of(self.action, found, self._request.id), [_XML])
 
-    def error(self, refusal: Refusal, request_id: str) -> Answer:
+    def error(self, refusal: SqsRefusal, request_id: str) -> Response:
         """The answer to a request that is refused."""
-        return Answer(refusal.status, xml.error_of(refusal, request_id), [_XML])
+        return Response(refusal.status, xml.error_of(refusal, request_id), [_XML])
 
 
 def protocol_of(request: Request) -> Json | Query:
@@ -112,9 +112,9 @@ def protocol_of(request: Request) -> Json | Query:
     return Query(request)
 
 
-def _invalid(error: msgspec.ValidationError) -> Refusal:
+def _invalid(error: msgspec.ValidationError) -> SqsRefusal:
     text = str(error)
     found = _MISSING.match(text)
     if found is not None and "at `$" not in text.replace("at `$`", ""):
         return missing(found[1])
-    return Refusal("SerializationException", f"The input is not as the action takes it: {text}.")
+    return SqsRefusal("SerializationException", f"The input is not as the action takes it: {text}.")

@@ -15,16 +15,16 @@ from shardq.model.grants import Level
 from shardq.records.actions import What
 from shardq.records.endpoints import Address, Endpoint
 from shardq.server.sqs import attributes, policy
-from shardq.server.sqs.errors import NoQueue, Refusal, invalid, missing, wrong
+from shardq.server.sqs.errors import NoQueue, SqsRefusal, invalid, missing, wrong
 from shardq.server.sqs.names import FIFO, check_name, is_account, is_name
-from shardq.server.sqs.shapes import QueueAttributes, QueueUrl, QueueUrls, Sources, Tags
+from shardq.server.sqs.shapes import QueueAttributes, QueueUrl, QueueUrls, SourceUrls, Tags
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from shardq.server.sqs import shapes
-    from shardq.server.sqs.call import Call
-    from shardq.server.sqs.names import Opened
+    from shardq.server.sqs.call import ActionCall
+    from shardq.server.sqs.names import SqsQueue
 
 _PAGE_MAX = 1_000
 _SETTINGS = {"DelaySeconds": "delay", "MessageRetentionPeriod": "retention"}
@@ -35,13 +35,13 @@ _PURGE_PAUSE_MS = 60_000
 _TAG_KEY_MAX, _TAG_VALUE_MAX = 128, 256
 
 
-def url_of(call: Call, address: Address) -> str:
+def url_of(call: ActionCall, address: Address) -> str:
     """The url of a queue, under the host by which the client has reached the server."""
     request = call.request
     return f"{request.scheme}://{request.host}/{address.account}/{address.name}"
 
 
-async def create_queue(call: Call, given: shapes.CreateQueue) -> QueueUrl:
+async def create_queue(call: ActionCall, given: shapes.CreateQueue) -> QueueUrl:
     """Make a queue; one that exists with the same attributes is found."""
     asked = given.attributes or {}
     name, is_fifo = given.queue_name, asked.get("FifoQueue") == "true"
@@ -55,7 +55,7 @@ async def create_queue(call: Call, given: shapes.CreateQueue) -> QueueUrl:
     directory = call.directory
     try:
         found = (await directory.find(address)).endpoint
-    except Refusal:
+    except SqsRefusal:
         found = None
     if found is None:
         await _make(call, address, wanted, tags)
@@ -67,7 +67,7 @@ async def create_queue(call: Call, given: shapes.CreateQueue) -> QueueUrl:
 def _check_same(found: Endpoint, address: Address, wanted: Mapping[str, str]) -> None:
     differing = attributes.difference(found, address, wanted)
     if differing is not None:
-        raise Refusal(
+        raise SqsRefusal(
             "QueueNameExists",
             "A queue already exists with the same name and a different value for attribute "
             f"{differing}",
@@ -75,7 +75,7 @@ def _check_same(found: Endpoint, address: Address, wanted: Mapping[str, str]) ->
 
 
 async def _make(
-    call: Call, address: Address, wanted: Mapping[str, str], tags: Mapping[str, str]
+    call: ActionCall, address: Address, wanted: Mapping[str, str], tags: Mapping[str, str]
 ) -> None:
     directory, threads = call.directory, call.site.threads
     now_ms = call.site.clock.now_ms()
@@ -110,7 +110,7 @@ def _durations(endpoint: Endpoint) -> dict[str, timedelta]:
     }
 
 
-async def _deaths(call: Call, endpoint: Endpoint, address: Address) -> dict[str, Any]:
+async def _deaths(call: ActionCall, endpoint: Endpoint, address: Address) -> dict[str, Any]:
     """The settings in shardq of where and when messages die, by the attributes of a queue."""
     redrive = attributes.redrive(endpoint, address)
     if redrive is None:
@@ -120,7 +120,7 @@ async def _deaths(call: Call, endpoint: Endpoint, address: Address) -> dict[str,
     return {"attempts": redrive.max_receive_count, "dead": target.served.name}
 
 
-async def _check_target(call: Call, address: Address, wanted: Mapping[str, str]) -> None:
+async def _check_target(call: ActionCall, address: Address, wanted: Mapping[str, str]) -> None:
     """Refuse a redrive policy whose dead-letter queue does not exist, or does not take its dead."""
     text = wanted.get("RedrivePolicy")
     if not text:
@@ -141,7 +141,7 @@ async def _check_target(call: Call, address: Address, wanted: Mapping[str, str])
         )
 
 
-async def get_queue_url(call: Call, given: shapes.GetQueueUrl) -> QueueUrl:
+async def get_queue_url(call: ActionCall, given: shapes.GetQueueUrl) -> QueueUrl:
     """Find a queue by its name."""
     if not is_name(given.queue_name) or not is_account(given.owner or call.account):
         raise NoQueue()
@@ -150,7 +150,7 @@ async def get_queue_url(call: Call, given: shapes.GetQueueUrl) -> QueueUrl:
     return QueueUrl(queue_url=url_of(call, address))
 
 
-async def list_queues(call: Call, given: shapes.ListQueues) -> QueueUrls:
+async def list_queues(call: ActionCall, given: shapes.ListQueues) -> QueueUrls:
     """List queues, by name."""
     prefix = given.queue_name_prefix or ""
     call.check(Address(call.account, call.region, f"{prefix}*"))
@@ -161,16 +161,16 @@ async def list_queues(call: Call, given: shapes.ListQueues) -> QueueUrls:
     return QueueUrls(queue_urls=urls or None, next_token=token)
 
 
-async def list_dead_letter_source_queues(call: Call, given: shapes.ListSources) -> Sources:
+async def list_dead_letter_source_queues(call: ActionCall, given: shapes.ListSources) -> SourceUrls:
     """List the queues of which a queue is the dead-letter queue."""
     opened = await call.queue(given.queue_url)
     sources = await sources_of(call, opened.address)
     page, token = _page(sources, given.next_token, given.max_results)
     urls = [url_of(call, opened.address._replace(name=name)) for name in page]
-    return Sources(queue_urls=urls, next_token=token)
+    return SourceUrls(queue_urls=urls, next_token=token)
 
 
-async def sources_of(call: Call, target: Address) -> list[str]:
+async def sources_of(call: ActionCall, target: Address) -> list[str]:
     """The names of the queues of which a queue is the dead-letter queue."""
     found = await call.directory.all(target.account, target.region)
     sources = []
@@ -206,7 +206,7 @@ def _last_of(token: str) -> str:
     """The name after which a page begins, of a token that `_page` has made.
 
     Raises:
-        Refusal: If it is none.
+        SqsRefusal: If it is none.
     """
     try:
         last = base64.b64decode(token, altchars=b"-_", validate=True).decode()
@@ -217,7 +217,9 @@ def _last_of(token: str) -> str:
     return last
 
 
-async def get_queue_attributes(call: Call, given: shapes.GetQueueAttributes) -> QueueAttributes:
+async def get_queue_attributes(
+    call: ActionCall, given: shapes.GetQueueAttributes
+) -> QueueAttributes:
     """Read attributes of a queue."""
     opened = await call.queue(given.queue_url)
     asked = attributes.asked(given.attribute_names or ())
@@ -228,7 +230,7 @@ async def get_queue_attributes(call: Call, given: shapes.GetQueueAttributes) -> 
     return QueueAttributes(attributes=found or None)
 
 
-async def set_queue_attributes(call: Call, given: shapes.SetQueueAttributes) -> None:
+async def set_queue_attributes(call: ActionCall, given: shapes.SetQueueAttributes) -> None:
     """Change attributes of a queue."""
     opened = await call.queue(given.queue_url)
     wanted = attributes.checked(given.attributes, opened.address, is_new=False)
@@ -236,7 +238,7 @@ async def set_queue_attributes(call: Call, given: shapes.SetQueueAttributes) -> 
     await _change_attributes(call, opened, wanted)
 
 
-async def _change_attributes(call: Call, opened: Opened, wanted: Mapping[str, str]) -> None:
+async def _change_attributes(call: ActionCall, opened: SqsQueue, wanted: Mapping[str, str]) -> None:
     now_ms = call.site.clock.now_ms()
 
     def change(before: Endpoint) -> Endpoint:
@@ -256,14 +258,14 @@ async def _change_attributes(call: Call, opened: Opened, wanted: Mapping[str, st
         await opened.served.queue.alter(**settings)
 
 
-async def purge_queue(call: Call, given: shapes.OfQueue) -> None:
+async def purge_queue(call: ActionCall, given: shapes.OfQueue) -> None:
     """Delete all messages of a queue."""
     opened = await call.queue(given.queue_url)
     now_ms = call.site.clock.now_ms()
 
     def check(before: Endpoint) -> None:
         if before.purged_ms > now_ms - _PURGE_PAUSE_MS:
-            raise Refusal(
+            raise SqsRefusal(
                 "PurgeQueueInProgress",
                 f"Only one PurgeQueue operation on {opened.address.name} is allowed every 60 "
                 "seconds.",
@@ -276,7 +278,7 @@ async def purge_queue(call: Call, given: shapes.OfQueue) -> None:
     await call.directory.change(opened, lambda before: replace(before, purged_ms=now_ms))
 
 
-async def delete_queue(call: Call, given: shapes.OfQueue) -> None:
+async def delete_queue(call: ActionCall, given: shapes.OfQueue) -> None:
     """Delete a queue with all its messages."""
     opened = await call.queue(given.queue_url)
     address, made_ms = opened.address, opened.endpoint.made_ms
@@ -289,13 +291,13 @@ async def delete_queue(call: Call, given: shapes.OfQueue) -> None:
 # Tags and permissions -----------------------------------------------------------------------------
 
 
-async def list_queue_tags(call: Call, given: shapes.OfQueue) -> Tags:
+async def list_queue_tags(call: ActionCall, given: shapes.OfQueue) -> Tags:
     """List the tags of a queue."""
     opened = await call.queue(given.queue_url)
     return Tags(tags=opened.endpoint.tags or None)
 
 
-async def tag_queue(call: Call, given: shapes.TagQueue) -> None:
+async def tag_queue(call: ActionCall, given: shapes.TagQueue) -> None:
     """Set tags of a queue."""
     opened = await call.queue(given.queue_url)
     if not given.tags:
@@ -310,7 +312,7 @@ async def tag_queue(call: Call, given: shapes.TagQueue) -> None:
     await call.directory.change(opened, change)
 
 
-async def untag_queue(call: Call, given: shapes.UntagQueue) -> None:
+async def untag_queue(call: ActionCall, given: shapes.UntagQueue) -> None:
     """Remove tags of a queue."""
     opened = await call.queue(given.queue_url)
     if not given.tag_keys:
@@ -335,13 +337,13 @@ def _check_tags(tags: Mapping[str, str], name: str) -> None:
             raise invalid("Tag values must be between 0 and 256 characters in length.")
 
 
-async def add_permission(call: Call, given: shapes.AddPermission) -> None:
+async def add_permission(call: ActionCall, given: shapes.AddPermission) -> None:
     """Add a statement to the policy of a queue."""
     opened = await call.queue(given.queue_url)
     if not given.actions:
         raise missing("Actions")
     if len(given.actions) > _ACTIONS_MAX:
-        raise Refusal(
+        raise SqsRefusal(
             "OverLimit",
             f"{len(given.actions)} Actions were found, maximum allowed is {_ACTIONS_MAX}.",
         )
@@ -359,7 +361,7 @@ async def add_permission(call: Call, given: shapes.AddPermission) -> None:
     await call.directory.change(opened, change)
 
 
-async def remove_permission(call: Call, given: shapes.RemovePermission) -> None:
+async def remove_permission(call: ActionCall, given: shapes.RemovePermission) -> None:
     """Remove a statement from the policy of a queue."""
     opened = await call.queue(given.queue_url)
 

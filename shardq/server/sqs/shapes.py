@@ -97,7 +97,7 @@ class ListSources(OfQueue):
     max_results: int | None = None
 
 
-class Sources(Shape):
+class SourceUrls(Shape):
     """Urls of those queues; AWS writes this list in lower case."""
 
     queue_urls: list[str] = msgspec.field(name="queueUrls")
@@ -169,7 +169,7 @@ class SendMessageBatch(OfQueue):
     entries: list[SendEntry] = []
 
 
-class Sent(Shape):
+class SentMessage(Shape):
     """A message that was sent."""
 
     id: str | None = None
@@ -180,7 +180,7 @@ class Sent(Shape):
     sequence_number: str | None = None
 
 
-class Failed(Shape, omit_defaults=False):
+class FailedEntry(Shape, omit_defaults=False):
     """An entry of a batch that failed."""
 
     id: str
@@ -192,8 +192,8 @@ class Failed(Shape, omit_defaults=False):
 class SentBatch(Shape):
     """What became of a batch of messages."""
 
-    successful: list[Sent]
-    failed: list[Failed]
+    successful: list[SentMessage]
+    failed: list[FailedEntry]
 
 
 class ReceiveMessage(OfQueue):
@@ -221,7 +221,7 @@ class Received(Shape):
     message_attributes: dict[str, AttributeValue] | None = None
 
 
-class Messages(Shape):
+class ReceivedMessages(Shape):
     """Messages that were received."""
 
     messages: list[Received] | None = None
@@ -277,7 +277,7 @@ class Batch(Shape):
     """What became of a batch."""
 
     successful: list[Done]
-    failed: list[Failed]
+    failed: list[FailedEntry]
 
 
 class StartMove(Shape):
@@ -301,7 +301,7 @@ class ListMoves(Shape):
     max_results: int | None = None
 
 
-class Move(Shape, kw_only=True):
+class MoveProgress(Shape, kw_only=True):
     """A move task and how far it is."""
 
     task_handle: str | None = None
@@ -318,10 +318,10 @@ class Move(Shape, kw_only=True):
 class Moves(Shape):
     """Move tasks, the newest first."""
 
-    results: list[Move]
+    results: list[MoveProgress]
 
 
-class Moved(Shape):
+class MovedCount(Shape):
     """How many messages a task has moved that was cancelled."""
 
     moved: int = msgspec.field(name="ApproximateNumberOfMessagesMoved")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qsl
 from xml.sax.saxutils import escape
 
-from shardq.server.sqs.errors import Refusal
+from shardq.server.sqs.errors import SqsRefusal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -53,7 +53,7 @@ def fields_of(query: str, body: bytes) -> dict[str, str]:
     """The fields of a form, of the url and of the body.
 
     Raises:
-        Refusal: If it is no form in UTF-8, or has too many fields.
+        SqsRefusal: If it is no form in UTF-8, or has too many fields.
     """
     try:
         text = body.decode()
@@ -65,7 +65,7 @@ def fields_of(query: str, body: bytes) -> dict[str, str]:
             )
         ]
     except ValueError as error:
-        raise Refusal(
+        raise SqsRefusal(
             "MalformedQueryString", "The request is not a form of at most 2,000 fields in UTF-8."
         ) from error
     return dict(parsed)
@@ -123,8 +123,8 @@ def _in_order(name: str, numbered: Mapping[str, Any]) -> Iterator[Any]:
         yield numbered[number]
 
 
-def _malformed(name: str) -> Refusal:
-    return Refusal("MalformedInput", f"The parameter {name[:100]} is malformed.")
+def _malformed(name: str) -> SqsRefusal:
+    return SqsRefusal("MalformedInput", f"The parameter {name[:100]} is malformed.")
 
 
 def answer_of(action: str, output: Mapping[str, Any] | None, request_id: str) -> bytes:
@@ -145,7 +145,7 @@ def answer_of(action: str, output: Mapping[str, Any] | None, request_id: str) ->
     ).encode()
 
 
-def error_of(refusal: Refusal, request_id: str) -> bytes:
+def error_of(refusal: SqsRefusal, request_id: str) -> bytes:
     """The answer to a request that is refused."""
     text = refusal.text
     if refusal.kind == "QueueDoesNotExist":
