@@ -27,7 +27,7 @@ from shardq.records.membership import heartbeats, member_of
 from shardq.records.register import settings_in
 from shardq.records.stats import Totals
 from shardq.records.together import Together
-from shardq.schedules.schedule import Outlook
+from shardq.schedules.schedule import ScheduleFigures
 from shardq.stores.store import Slice, Tally
 from shardq.stores.tables import MEMBERS, QUEUES, STATS
 
@@ -65,7 +65,7 @@ _IN_FLIGHT_MAX = 256
 """Rows of a lane that are read at most to find one that is ready."""
 _CLAIMS_US = 20_000_000
 """Claims among what waits are counted so often; a change of its number, at each look."""
-_NO_SCHEDULES = Outlook()
+_NO_SCHEDULES = ScheduleFigures()
 _SCHEDULES_SHARE = 20
 """Counting schedules takes one part in so many of the time."""
 _DEAD_SHARE = 20
@@ -400,10 +400,10 @@ class Observer:
             )
             taken = self._in_time(some, until_us)
             found = dict(home.side_by_side(partial(self._look_at, noted), taken))
-            seen = [one for one in found.values() if isinstance(one, _Found)]
+            seen = [one for one in found.values() if isinstance(one, _QueueLook)]
             locks = home.store.locks(row.position for one in seen for row in one.first)
             for name, made in found.items():
-                yield name, made.view(locks) if isinstance(made, _Found) else made
+                yield name, made.view(locks) if isinstance(made, _QueueLook) else made
             if len(found) < len(some) or self._is_late(until_us):
                 return
 
@@ -418,7 +418,7 @@ class Observer:
 
     def _look_at(
         self, noted: Together, name: str
-    ) -> tuple[str, _Found | SchemaNewer | StoreCorrupt]:
+    ) -> tuple[str, _QueueLook | SchemaNewer | StoreCorrupt]:
         try:
             watch = self._watches.get(name)
             if watch is None or watch.queue is not self.queues[name]:
@@ -444,13 +444,13 @@ class _Rates(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Counted:
+class _TimedTotals:
     """Totals as they were at a time since boot."""
 
     boot_us: int
     totals: Totals
 
-    def since(self, before: _Counted) -> _Rates:
+    def since(self, before: _TimedTotals) -> _Rates:
         """The rates from an earlier look to this one."""
         seconds = (self.boot_us - before.boot_us) / 1e6
         now, then = self.totals, before.totals
@@ -460,7 +460,7 @@ class _Counted:
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _QueueLook:
     """What one look has found of a queue, before the leases of its lanes are read.
 
     Attributes:
@@ -489,7 +489,7 @@ class _Found:
     rates: _Rates
     forecast: tuple[tuple[datetime, int], ...]
     due: dict[int, list[Row]]
-    schedules: Outlook
+    schedules: ScheduleFigures
 
     @property
     def first(self) -> list[Row]:
@@ -599,7 +599,7 @@ class _Watch:
             self._store, self._clock, queue._home.register, anew_us=_CLAIMS_US
         )
         self._horizon_ms = horizon_ms
-        self._counted: list[_Counted] = []
+        self._counted: list[_TimedTotals] = []
         self._from_ms: dict[int, int] = {}
         self._anew_us: int | None = None
         self._forecast: _Paced[tuple[tuple[datetime, int], ...]] = _Paced(
@@ -607,10 +607,10 @@ class _Watch:
         )
         self._depth: _Paced[Depth] = _Paced(self._clock, _DEPTH_SHARE)
         self._dead: _Paced[int] = _Paced(self._clock, _DEAD_SHARE)
-        self._schedules: _Paced[Outlook] = _Paced(self._clock, _SCHEDULES_SHARE)
+        self._schedules: _Paced[ScheduleFigures] = _Paced(self._clock, _SCHEDULES_SHARE)
         self._totals_key = queue._home.register.totals_key
 
-    def look(self, noted: Together, others: Mapping[str, Settings] | None) -> _Found:
+    def look(self, noted: Together, others: Mapping[str, Settings] | None) -> _QueueLook:
         """What there is now, but for who leases the lanes.
 
         Args:
@@ -630,13 +630,13 @@ class _Watch:
         beats = heartbeats(noted, register.members_key)
         # First: what it leaves to the totals is to be in those that are read after it.
         depth, stored = self._depth_at(boot_us, noted, beats, is_fresh=others is not None)
-        counted = _Counted(boot_us, stored.totals)
+        counted = _TimedTotals(boot_us, stored.totals)
         before = self._remember(counted)
         rates = _recent(stored, settings, now_ms) if before is None else counted.since(before)
         ahead: tuple[tuple[datetime, int], ...] = ()
         if (horizon_ms := self._horizon_ms) is not None:
             ahead = self._forecast.at(boot_us, partial(self._ahead, horizon_ms, stored, others))
-        return _Found(
+        return _QueueLook(
             self,
             settings,
             layout,
@@ -660,7 +660,7 @@ class _Watch:
         states = self._store.lane_locks(self.queue.name, lanes)
         return {lane: state.lock for lane, state in states.items()}
 
-    def _remember(self, now: _Counted) -> _Counted | None:
+    def _remember(self, now: _TimedTotals) -> _TimedTotals | None:
         """Keep these totals; returns the youngest that are old enough to tell a rate."""
         self._counted.append(now)
         old = [one for one in self._counted if now.boot_us - one.boot_us >= _RATE_US]
@@ -727,7 +727,7 @@ class _Watch:
         firings = queue.schedules._home.firings if has_schedules else no_firings
         return tuple(forecast(self._store, self._clock, home.register, horizon_ms, stored, firings))
 
-    def _outlook(self) -> Outlook:
+    def _outlook(self) -> ScheduleFigures:
         return self.queue.schedules._home.outlook(self._horizon_ms or 0)
 
     def _due(

@@ -34,7 +34,7 @@ from shardq.inspection.state import Where
 from shardq.inspection.whereabouts import Whereabouts
 from shardq.lifecycle.fate import Fate, Outcome
 from shardq.lifecycle.forwarding import Forwarder
-from shardq.lifecycle.keyed import Answer, Keyed, Snapshot
+from shardq.lifecycle.keyed import Answer, KeyedCommands, Snapshot
 from shardq.lifecycle.receipts import Receipts
 from shardq.model import names, settings
 from shardq.model.message import Message, died_in
@@ -88,7 +88,7 @@ class Queue(Scheduled):
         self._dead: Queue | None = None
         self._settler = self._home.settler
         self._producer = self._home.producer
-        self._keyed = Keyed(self._home, self._cancel_dead)
+        self._keyed = KeyedCommands(self._home, self._cancel_dead)
         self._receipts = Receipts(self._home, self._keyed)
         self._census = Census(self._home)
         self._depth = DepthCounter(store, clock, register)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from shardq.model.message import Row
     from shardq.model.shard import Position
     from shardq.records.standing import Standing
-    from shardq.stores.store import Move
+    from shardq.stores.store import RowMove
     from shardq.stores.tables import Change
     from shardq.testing import Stage
 
@@ -37,7 +37,7 @@ def as_elsewhere(stage: Stage) -> None:
         deleted.update(gone)
         delete(gone)
 
-    def move_for_good(moves: Iterable[Move]) -> None:
+    def move_for_good(moves: Iterable[RowMove]) -> None:
         made = list(moves)
         deleted.update(one.old for one in made)
         move(made)

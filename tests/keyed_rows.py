@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 from shardq import Message
 from shardq.model.ids import row_ids
-from shardq.model.key import Key
+from shardq.model.key import MessageKey
 from shardq.model.message import Row
 from shardq.model.times import ceil_ms
-from shardq.records.keys import Keys, note_of
+from shardq.records.keys import MessageKeys, note_of
 from shardq.records.standing import Is
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ class Names:
         self._layout = home.register.layout
         self._queue = queue
         self.store = home.store
-        self.keys = Keys(home.store, home.clock, home.register)
+        self.keys = MessageKeys(home.store, home.clock, home.register)
 
     def row(
         self,
@@ -37,7 +37,7 @@ class Names:
         body: bytes = b"",
         group: str | None = None,
         lane: int = 0,
-        key: Key | None = None,
+        key: MessageKey | None = None,
     ) -> Row:
         now_us = self._clock.now_us()
         due_ms = ceil_ms(now_us) + delay_ms
@@ -49,7 +49,7 @@ class Names:
             row_ids.next(now_us),
             body or name.encode(),
             group=group,
-            key=(key or Key(name)).text(),
+            key=(key or MessageKey(name)).text(),
         )
 
     def put(self, name: str, **given: object) -> Row:

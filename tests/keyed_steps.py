@@ -5,18 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shardq.model.message import moved
-from shardq.records.keys import Keys, note_of
-from shardq.stores.store import Move
+from shardq.records.keys import MessageKeys, note_of
+from shardq.stores.store import RowMove
 
 if TYPE_CHECKING:
     from shardq import Queue
     from shardq.model.message import Row
-    from shardq.records.standing import Refusal
+    from shardq.records.standing import StartRefusal
 
 
-def keys_of(queue: Queue) -> Keys:
+def keys_of(queue: Queue) -> MessageKeys:
     home = queue._home
-    return Keys(home.store, home.clock, home.register)
+    return MessageKeys(home.store, home.clock, home.register)
 
 
 def row_of(queue: Queue, key: str) -> Row:
@@ -48,7 +48,7 @@ def step(queue: Queue, row: Row, delay_ms: int, *, claim: str | None = None) -> 
         attempt=row.attempt + 1,
         claim=claim,
     )
-    home.store.move([Move(row.position, new, note_of(new))])
+    home.store.move([RowMove(row.position, new, note_of(new))])
     return new
 
 
@@ -57,7 +57,7 @@ def left(queue: Queue) -> list[Row]:
     return [row for page in queue._rows() for row in page]
 
 
-def refusal(queue: Queue, row: Row) -> Refusal:
+def refusal(queue: Queue, row: Row) -> StartRefusal:
     assert not may_begin(queue, row)
     [refused] = keys_of(queue).refusals([row]).values()
     return refused.why

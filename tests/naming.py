@@ -5,13 +5,13 @@ from __future__ import annotations
 from shardq.lifecycle.settle import Settler
 from shardq.model import ids, names
 from shardq.model.ids import row_ids
-from shardq.model.key import Key
+from shardq.model.key import MessageKey
 from shardq.model.message import Row, moved
 from shardq.model.shard import Shard
 from shardq.records.keychanges import Placing
 from shardq.records.keys import note_of
 from shardq.records.register import Register
-from shardq.records.standing import Refusal, Standing
+from shardq.records.standing import Standing, StartRefusal
 from shardq.stores.store import Store
 from shardq.stores.tables import Change
 from shardq.testing.clock import ManualClock
@@ -39,7 +39,7 @@ class Names:
             due_ms,
             row_ids.next(self.clock.now_us()),
             body,
-            key=Key(name).text(),
+            key=MessageKey(name).text(),
         )
 
     def wait(self, timeouts: float) -> None:
@@ -57,7 +57,7 @@ class Names:
     def begins(self, row: Row) -> bool:
         return not self.keys.write([self.keys.begin(row)])
 
-    def refusal(self, row: Row) -> Refusal:
+    def refusal(self, row: Row) -> StartRefusal:
         [refused] = self.keys.refusals([row]).values()
         return refused.why
 

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from shardq.connection import Connection
-    from shardq.records.accounts import Account, Issued
+    from shardq.records.accounts import Account, IssuedKey
     from shardq.server.access import Caller
     from shardq.server.web import Request
 
@@ -64,18 +64,18 @@ class Served:
         self.account: Account = self.accounts.create(f"shop-{uuid.uuid4().hex}")
         self.servers = [Access(world.connect()) for _ in range(2)]
 
-    def key(self, levels: str = "rp", **more: Any) -> Issued:
+    def key(self, levels: str = "rp", **more: Any) -> IssuedKey:
         return self.accounts.add_key(self.account, levels=levels, **more)
 
     @property
     def now_s(self) -> float:
         return self.shell._home.clock.now_ms() / 1_000
 
-    def signed(self, issued: Issued, **more: Any) -> Request:
+    def signed(self, issued: IssuedKey, **more: Any) -> Request:
         at_s = more.pop("at_s", self.now_s)
         return signed_request(issued.key.id, issued.secret, at_s, **more)
 
-    def url(self, issued: Issued, levels: str, queue: str, *, life_s: float = 60) -> Request:
+    def url(self, issued: IssuedKey, levels: str, queue: str, *, life_s: float = 60) -> Request:
         now_ms = round(self.now_s * 1_000)
         draft = signed.drafted(
             issued.key.id,
@@ -104,7 +104,7 @@ def served(world: World) -> Served:
     return Served(world)
 
 
-def bearer(issued: Issued) -> Request:
+def bearer(issued: IssuedKey) -> Request:
     return request_of(headers={"Authorization": f"Bearer {issued.token}"})
 
 

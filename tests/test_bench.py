@@ -19,10 +19,10 @@ from shell import Shell
 import shardq
 from shardq import bench
 from shardq.bench import drains, leases, load, puts, tasks
-from shardq.bench.job import SENT, Job
+from shardq.bench.job import SENT, BenchJob
 from shardq.bench.line import interleaved, quantile, rate
-from shardq.bench.member import Member, sleeper
-from shardq.bench.place import Place
+from shardq.bench.member import MemberProcess, sleeper
+from shardq.bench.place import BenchPlace
 from shardq.clock import SystemClock
 from shardq.errors import ShardqError, UsageError
 from shardq.stores.store import Slice
@@ -52,14 +52,14 @@ class SteppedClock(SystemClock):
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    with Place(f"sqlite:///{tmp_path}/jobs.db", SystemClock()) as made:
+def place(tmp_path: Path) -> Iterator[BenchPlace]:
+    with BenchPlace(f"sqlite:///{tmp_path}/jobs.db", SystemClock()) as made:
         yield made
 
 
 @pytest.fixture
-def keyspace(cassandra_url: str) -> Iterator[Place]:
-    with Place(cassandra_url, SystemClock()) as made:
+def keyspace(cassandra_url: str) -> Iterator[BenchPlace]:
+    with BenchPlace(cassandra_url, SystemClock()) as made:
         yield made
 
 
@@ -72,7 +72,7 @@ def rows_in_files(directory: Path) -> list[int]:
     return counts
 
 
-def rows_in_queues(place: Place, names: list[str]) -> Counter[str]:
+def rows_in_queues(place: BenchPlace, names: list[str]) -> Counter[str]:
     counts: Counter[str] = Counter()
     with shardq.connect(place.url()) as db:
         for name in [*db.queues(), *names]:
@@ -83,7 +83,7 @@ def rows_in_queues(place: Place, names: list[str]) -> Counter[str]:
 
 
 def test_tasks_are_put_and_run_beside_the_bare_queue_s_messages(
-    place: Place, tmp_path: Path
+    place: BenchPlace, tmp_path: Path
 ) -> None:
     each, many, run = tasks.cost(place, FEW)
     for line, least in ((each, 0.6), (many, 0.7), (run, 0.6)):
@@ -144,20 +144,20 @@ def test_a_load_is_put_in_full_and_on_time() -> None:
         assert queue.depth(exact=True).waiting == 500
 
 
-def test_both_sides_of_single_puts_write_every_row(place: Place, tmp_path: Path) -> None:
+def test_both_sides_of_single_puts_write_every_row(place: BenchPlace, tmp_path: Path) -> None:
     [line] = puts.each(place, FEW)
     assert rows_in_files(tmp_path) == [FEW.put_each] * 12
     assert line.ratio is not None
     assert line.met == (line.ratio >= 0.8)
 
 
-def test_both_sides_of_put_many_write_every_row(place: Place, tmp_path: Path) -> None:
+def test_both_sides_of_put_many_write_every_row(place: BenchPlace, tmp_path: Path) -> None:
     [line] = puts.mixed(place, FEW)
     assert rows_in_files(tmp_path) == [FEW.put * 2] * 4
     assert line.bare is not None
 
 
-def test_both_sides_of_a_drain_leave_nothing(place: Place, tmp_path: Path) -> None:
+def test_both_sides_of_a_drain_leave_nothing(place: BenchPlace, tmp_path: Path) -> None:
     [line] = drains.file(place, FEW)
     assert rows_in_files(tmp_path) == [0] * 4
     assert line.reached is not None
@@ -166,7 +166,7 @@ def test_both_sides_of_a_drain_leave_nothing(place: Place, tmp_path: Path) -> No
 
 @pytest.mark.nightly
 @pytest.mark.cassandra
-def test_both_sides_on_cassandra_do_the_same_row_work(keyspace: Place) -> None:
+def test_both_sides_on_cassandra_do_the_same_row_work(keyspace: BenchPlace) -> None:
     puts.near(keyspace, FEW)
     puts.far(keyspace, FEW)
     drains.near(keyspace, FEW)
@@ -178,12 +178,12 @@ def test_both_sides_on_cassandra_do_the_same_row_work(keyspace: Place) -> None:
     assert mine == [FEW.put] * 4
 
 
-def test_a_consumer_process_reports_what_it_handled(place: Place) -> None:
+def test_a_consumer_process_reports_what_it_handled(place: BenchPlace) -> None:
     url = place.url()
     with shardq.connect(url) as db:
         queue = place.queue(db, "jobs")
         queue.put_many([SENT.pack(0)] * 10)
-        with Member(Job(url, queue.name), place.clock) as member:
+        with MemberProcess(BenchJob(url, queue.name), place.clock) as member:
             state = member.wait(lambda told: told["handled"] == 10, 120)
             assert state["first_us"] > member.started_us
             assert state["counters"]["rows_read:catch-up"] == 10
@@ -193,11 +193,11 @@ def test_a_consumer_process_reports_what_it_handled(place: Place) -> None:
             assert member.clear()["handled"] == 0
 
 
-def test_a_consumer_process_that_fails_is_told(place: Place) -> None:
+def test_a_consumer_process_that_fails_is_told(place: BenchPlace) -> None:
     url = place.url()
     with shardq.connect(url):
         pass
-    member = Member(Job(url, "nowhere"), place.clock)
+    member = MemberProcess(BenchJob(url, "nowhere"), place.clock)
     with pytest.raises(ShardqError, match="ended by itself"):
         member.wait(lambda told: told["handled"] > 0, 120)
     member.kill()
@@ -264,13 +264,13 @@ def test_the_command_prints_json_for_programs(tmp_path: Path) -> None:
     assert "measuring put-many" in done.err
 
 
-def test_callers_are_measured_by_what_they_have_acked(place: Place) -> None:
+def test_callers_are_measured_by_what_they_have_acked(place: BenchPlace) -> None:
     lines = callers.taken(place, replace(FEW, received=60, cycles=64))
     assert [line.unit for line in lines] == ["rows/s"] * 5 + ["cycles/s"] * 3
     assert all(line.reached for line in lines)
 
 
-def test_the_cost_of_a_history_is_that_of_queues_that_keep_one(place: Place) -> None:
+def test_the_cost_of_a_history_is_that_of_queues_that_keep_one(place: BenchPlace) -> None:
     lines = history.cost(place, FEW)
     assert [line.what for line in lines] == [
         "put, one by one, with a history",
@@ -280,7 +280,7 @@ def test_the_cost_of_a_history_is_that_of_queues_that_keep_one(place: Place) -> 
     assert all(line.ratio and line.reached and line.bare for line in lines)
 
 
-def test_traces_are_measured_without_an_sdk_and_with_one(place: Place, tmp_path: Path) -> None:
+def test_traces_are_measured_without_an_sdk_and_with_one(place: BenchPlace, tmp_path: Path) -> None:
     without, with_sdk = traces.cost(place, FEW)
     assert without.ratio is not None
     assert (without.met, with_sdk.met) == (without.ratio >= 0.8, None)
@@ -288,7 +288,7 @@ def test_traces_are_measured_without_an_sdk_and_with_one(place: Place, tmp_path:
     assert rows_in_files(tmp_path) == [0] * 8
 
 
-def test_processes_that_share_jobs_are_measured_against_never_waiting(place: Place) -> None:
+def test_processes_that_share_jobs_are_measured_against_never_waiting(place: BenchPlace) -> None:
     each, many = workers.fleet(place, workers.Work(6, 20, 1.5), processes=2, times=1)
     what = "6 jobs of 0.02 s, 2 processes of one thread, by "
     assert (each.what, many.what) == (f"{what}put", f"{what}put_many")
@@ -299,7 +299,7 @@ def test_processes_that_share_jobs_are_measured_against_never_waiting(place: Pla
         assert line.ratio == pytest.approx(line.reached / line.bare)
 
 
-def test_a_backlog_is_drained_in_many_groups_and_in_one(place: Place, tmp_path: Path) -> None:
+def test_a_backlog_is_drained_in_many_groups_and_in_one(place: BenchPlace, tmp_path: Path) -> None:
     lines = groups.drained(place, FEW)
     assert [line.what for line in lines] == [
         f"drain in {count} groups" for count in ("5,000", "100", "3", "1")
@@ -310,14 +310,14 @@ def test_a_backlog_is_drained_in_many_groups_and_in_one(place: Place, tmp_path: 
         assert line.ratio
 
 
-def test_coroutines_that_sleep_are_timed(place: Place) -> None:
+def test_coroutines_that_sleep_are_timed(place: BenchPlace) -> None:
     [line] = task_measures.coroutines(place, FEW)
     assert (line.what, line.unit) == ("40 coroutines that sleep for 100 ms", "s")
     assert line.reached is not None
     assert line.reached > 0.1
 
 
-def test_the_memory_of_a_worker_is_that_of_a_process(place: Place) -> None:
+def test_the_memory_of_a_worker_is_that_of_a_process(place: BenchPlace) -> None:
     [line] = task_measures.memory(place, FEW)
     assert line.what == "memory of a worker after 300 jobs"
     assert line.bare is not None
@@ -334,7 +334,7 @@ def test_the_command_measures_what_is_named(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_speed_of_a_server_is_measured_beside_itself_without_a_store(place: Place) -> None:
+def test_the_speed_of_a_server_is_measured_beside_itself_without_a_store(place: BenchPlace) -> None:
     few = replace(FEW, repetitions=1, requests=64, warm_s=0)
     [*compared, one, eight, many, most] = server.requests(place, few)
     assert len(compared) == 4

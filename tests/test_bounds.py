@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from shardq.lifecycle import moves
-from shardq.lifecycle.moves import Begun
+from shardq.lifecycle.moves import BegunMoves
 from shardq.lifecycle.settle import Settler
 from shardq.model.message import Row
-from shardq.stores.store import Move
+from shardq.stores.store import RowMove
 from shardq.testing import Stage
 
 
@@ -19,10 +19,10 @@ def test_of_moves_that_failed_the_oldest_are_forgotten_and_none_of_the_last_call
     settler = Settler(queue._home.store, queue._home.clock, queue._home.register)
     rows = [queue.put(b"x" * 100)._row for _ in range(6)]
 
-    def plan(row: Row) -> Move:
+    def plan(row: Row) -> RowMove:
         return settler.planner.move(row, row.due_ms + 1_000, attempt=0)
 
-    begun = Begun()
+    begun = BegunMoves()
 
     def known() -> list[Row]:
         return [row for row in rows if begun.next_of(row) is not None]

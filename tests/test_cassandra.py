@@ -39,7 +39,7 @@ from shardq.stores.cassandra import Address, CassandraStore, cells, minutes, sch
 from shardq.stores.cassandra import rows as cassandra_rows
 from shardq.stores.cassandra.rows import ACROSS_PARTITIONS
 from shardq.stores.cassandra.schema import migrations
-from shardq.stores.store import NEVER, LeaseState, Move, Slice, Tally
+from shardq.stores.store import NEVER, LeaseState, RowMove, Slice, Tally
 from shardq.stores.tables import MEMBERS
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ def test_an_edit_after_the_delete_brings_nothing_back(store: CassandraStore, que
 def test_a_replayed_move_leaves_one_copy(store: CassandraStore, queue: str) -> None:
     old = [make_row(queue, n) for n in range(20)]
     store.insert(old)
-    moves = [Move(row.position, make_row(queue, n)) for n, row in enumerate(old)]
+    moves = [RowMove(row.position, make_row(queue, n)) for n, row in enumerate(old)]
     store.move(moves)
     store.insert(old)
     store.move(moves)
@@ -303,7 +303,7 @@ def test_a_note_that_was_not_acknowledged_is_written_again(
 
 
 def move_of(store: CassandraStore, row: Row, to: Row) -> Callable[[], object]:
-    return lambda: store.move([Move(row.position, to)])
+    return lambda: store.move([RowMove(row.position, to)])
 
 
 def failing(statements: Iterable[object], **_named: object) -> None:

@@ -23,7 +23,7 @@ from shardq.model.message import Row
 from shardq.model.shard import MINUTE_MS, Shard
 from shardq.stores.cassandra import CassandraStore, session
 from shardq.stores.cassandra.rows import MOVE_BYTES
-from shardq.stores.store import LeaseState, Move, Slice
+from shardq.stores.store import LeaseState, RowMove, Slice
 from shardq.stores.tables import QUEUES, STATS, Change, QueueRecord
 
 if TYPE_CHECKING:
@@ -302,10 +302,10 @@ def test_a_large_move_is_maybe_applied_once_its_new_row_is_written(
 
     monkeypatch.setattr(store, "delete", refuse)
     with pytest.raises(StoreTimeout, match=r"new rows are written.*not sent"):
-        store.move([Move(old.position, new)])
+        store.move([RowMove(old.position, new)])
     assert store.find([old.position, new.position]) == [old, new]
     monkeypatch.undo()
-    store.move([Move(old.position, new)])
+    store.move([RowMove(old.position, new)])
     assert store.find([old.position, new.position]) == [new]
 
 

@@ -241,7 +241,7 @@ def test_the_command_line_and_the_api_take_the_same_numbers() -> None:
     bounds = {one.name: one for one in consume.consume.params}
     for name, most in (("threads", consumer.THREADS_MAX), ("prefetch", consumer.PREFETCH_MAX)):
         kind = bounds[name].type
-        assert isinstance(kind, options.Whole)
+        assert isinstance(kind, options.WholeNumber)
         assert (kind.least, kind.most) == (1, most)
     taken = inspect.signature(consumer.Consumer).parameters
     for name in ("threads", "prefetch", "deadline"):
@@ -258,7 +258,7 @@ def test_out_may_be_stdout_a_device_or_a_pipe(shell: Shell, out: str) -> None:
         written = done.out or os.read(reader, 10_000).decode()
     finally:
         os.close(reader)
-    assert (trace.Delivery.from_json(written).body == b"x") if out != "/dev/null" else not written
+    assert (trace.TraceLine.from_json(written).body == b"x") if out != "/dev/null" else not written
     assert shell.ok("peek", "mail", "--json").lines == []
 
 
@@ -694,7 +694,7 @@ def test_every_error_has_an_exit_code() -> None:
 def test_an_interrupted_write_is_repeated_as_it_was(*, applied: bool) -> None:
     with Stage() as stage:
         queue = stage.connect().queue("mail")
-        writer = produce._Writer(queue, stage.clock)
+        writer = produce._ChunkWriter(queue, stage.clock)
         stage.faults.fail("insert", times=3, applied=applied)
         writer.write({"body": str(number)} for number in range(10))
         assert (writer.put, writer.repeats) == (10, 3)
@@ -703,7 +703,7 @@ def test_an_interrupted_write_is_repeated_as_it_was(*, applied: bool) -> None:
 
 def test_a_store_that_stays_away_ends_a_producer_and_it_says_how_far_it_came() -> None:
     with Stage() as stage:
-        writer = produce._Writer(stage.connect().queue("mail"), stage.clock)
+        writer = produce._ChunkWriter(stage.connect().queue("mail"), stage.clock)
         writer.write([{"body": "x"}])
         stage.faults.fail("insert", times=1_000)
         with pytest.raises(errors.StoreUnavailable) as caught:
@@ -714,7 +714,7 @@ def test_a_store_that_stays_away_ends_a_producer_and_it_says_how_far_it_came() -
 def test_a_bad_item_in_a_chunk_does_not_uncount_those_before_it() -> None:
     with Stage() as stage:
         queue = stage.connect().queue("mail")
-        writer = produce._Writer(queue, stage.clock)
+        writer = produce._ChunkWriter(queue, stage.clock)
         writer.write([{"body": "a"}])
         with pytest.raises(errors.BadBody) as caught:
             writer.write([{"body": "b"}, {"body": "c"}, {"body": 7}, {"body": "d"}])
@@ -754,7 +754,7 @@ def test_delivered_is_the_corrected_clock_and_at_the_machines(shell: Shell) -> N
     shell.ok("put", "mail", "x")
     before_us = SystemClock().now_us() - 1_000
     line = shell.ok("consume", "mail", "--until-empty", "--json").out
-    one = trace.Delivery.from_json(line)
+    one = trace.TraceLine.from_json(line)
     assert before_us < one.at_us < SystemClock().now_us() + 1_000
     assert abs(one.delivered_ms - one.at_us / 1_000) < 1_000
 

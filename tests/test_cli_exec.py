@@ -18,7 +18,7 @@ from shell import TIMEOUT_S, Shell, shell
 
 import shardq
 from shardq.cli import command, tails
-from shardq.cli.command import CannotStart, Command, CommandError
+from shardq.cli.command import CannotStart, CommandError, MessageProgram
 from shardq.cli.exits import Exit
 from shardq.clock import SystemClock
 from shardq.testing import Stage
@@ -94,7 +94,7 @@ def test_a_script_that_nothing_can_run_is_no_message_s_failure(
     tmp_path: Path, message: Message, text: str, told: str
 ) -> None:
     with pytest.raises(CannotStart, match=told):
-        Command(script(tmp_path, text))(message)
+        MessageProgram(script(tmp_path, text))(message)
 
 
 def test_a_file_that_is_not_executable_is_told_from_one_that_is_not_there(shell: Shell) -> None:
@@ -115,7 +115,7 @@ def lowest_free() -> int:
 def test_a_command_waits_until_there_are_files_to_start_it_with(
     shell: Shell, message: Message, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ran = Command("true")
+    ran = MessageProgram("true")
     failures: list[Exception] = []
 
     def run() -> None:
@@ -148,7 +148,7 @@ def test_a_command_that_never_starts_is_not_waited_for_forever(
     resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + 1, hard))
     try:
         with pytest.raises(CannotStart, match="Too many open files"):
-            Command("true")(message)
+            MessageProgram("true")(message)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
@@ -180,14 +180,14 @@ def test_an_environment_too_large_is_a_message_s_failure_only_by_its_own_part(
         queue = stage.connect().queue("mail")
         small, large = queue.put("x"), queue.put("x", headers={"a": "b" * 10_000})
     with pytest.raises(CannotStart, match="Argument list too long"):
-        Command("true")(small)
+        MessageProgram("true")(small)
     with pytest.raises(CommandError, match="Argument list too long"):
-        Command("true")(large)
+        MessageProgram("true")(large)
 
 
 def test_a_shell_s_own_failure_to_find_a_command_is_named_in_the_reason(message: Message) -> None:
     with pytest.raises(CommandError, match=r"exit code 127 of .*sh \(a shell: command not found\)"):
-        Command("sh -c './none 2>&-'")(message)
+        MessageProgram("sh -c './none 2>&-'")(message)
 
 
 # What a command says of its failure ---------------------------------------------------------------
@@ -195,7 +195,7 @@ def test_a_shell_s_own_failure_to_find_a_command_is_named_in_the_reason(message:
 
 def why(text: str, message: Message) -> str:
     """The reason of a command that fails: a script for `sh -c`."""
-    ran = Command(shlex.join(["sh", "-c", text]))
+    ran = MessageProgram(shlex.join(["sh", "-c", text]))
     with pytest.raises(CommandError) as caught:
         ran(message)
     ran.end()
@@ -227,7 +227,9 @@ def test_what_a_command_writes_is_passed_on_while_it_runs(
 ) -> None:
     os.mkfifo(tmp_path / "go")
     go = os.open(tmp_path / "go", os.O_RDWR)
-    ran = Command(shlex.join(["sh", "-c", f"exec 3< {tmp_path}/go; echo sending >&2; read x <&3"]))
+    ran = MessageProgram(
+        shlex.join(["sh", "-c", f"exec 3< {tmp_path}/go; echo sending >&2; read x <&3"])
+    )
     thread = threading.Thread(target=ran, args=(message,))
     thread.start()
     clock, err = SystemClock(), ""
@@ -298,7 +300,7 @@ def test_too_many_programs_left_leave_the_next_command_our_own_stderr(
     os.mkfifo(tmp_path / "go")
     go = os.open(tmp_path / "go", os.O_RDWR)
     text = f"exec 3< {tmp_path}/go; cat <&3 & echo refused >&2; exit 3"
-    ran = Command(shlex.join(["sh", "-c", text]))
+    ran = MessageProgram(shlex.join(["sh", "-c", text]))
     told = []
     for _ in range(3):
         with pytest.raises(CommandError) as caught:
@@ -354,7 +356,7 @@ def test_an_error_with_a_zero_in_it_keeps_no_command_from_its_message() -> None:
         queue.retry(message, "0s", reason="a\0b")
         stage.clock.advance(1)
         [message] = queue.receive()
-        Command(shlex.join(["sh", "-c", 'test "$SHARDQ_LAST_ERROR" = "a\ufffdb"']))(message)
+        MessageProgram(shlex.join(["sh", "-c", 'test "$SHARDQ_LAST_ERROR" = "a\ufffdb"']))(message)
 
 
 # A command that outlives a stop -------------------------------------------------------------------
@@ -431,7 +433,7 @@ def test_what_ignores_sigterm_is_killed_with_all_in_its_group(
     began = tmp_path / "began"
     within = f"sh -c 'echo $$ > {began}; sleep 600'"
     text = f"#!/bin/sh\ntrap '' TERM\nexec > {tmp_path}/alive\n{within}\nexit 1\n"
-    ran = Command(script(tmp_path, text))
+    ran = MessageProgram(script(tmp_path, text))
     outcomes: list[Exception] = []
 
     def run() -> None:
@@ -455,7 +457,7 @@ def test_what_ignores_sigterm_is_killed_with_all_in_its_group(
 def test_no_command_begins_once_those_that_run_are_told_to_end(
     tmp_path: Path, message: Message
 ) -> None:
-    ran = Command(f"touch {tmp_path / 'began'}")
+    ran = MessageProgram(f"touch {tmp_path / 'began'}")
     ran.end()
     with pytest.raises(shardq.Snooze):
         ran(message)

@@ -98,7 +98,7 @@ def test_a_producer_at_a_rate_says_how_many_it_has_put_when_a_signal_ends_it(she
 def test_lines_that_come_one_by_one_are_gathered_for_a_fifth_of_a_second() -> None:
     with Stage() as stage:
         queue = stage.connect().queue("mail")
-        writer = produce._Writer(queue, stage.clock)
+        writer = produce._ChunkWriter(queue, stage.clock)
         writer.add(Timed(b"a", stage.clock.now_ms()))
         assert writer.gather() > 0
         assert writer.put == 1, "the first one is put at once"

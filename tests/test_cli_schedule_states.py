@@ -17,7 +17,7 @@ from shell import Shell, shell
 import shardq
 from shardq.cli import states
 from shardq.cli.exits import Exit
-from shardq.cli.states import Level, Limits, State
+from shardq.cli.states import Limits, Severity, StateName
 from shardq.clock import SystemClock
 from shardq.observer import MemberView, Observer, QueueView
 from shardq.schedules.triggers.state import TRIGGERS_VARIABLE
@@ -239,10 +239,10 @@ def test_a_schedule_that_consumers_do_not_fire_is_overdue_and_named() -> None:
         views = looked(stage)
         schedules, view = [*queue.schedules], views["mail"]
         [one] = states.findings(view, Limits(), schedules)
-        assert (one.level, one.state) == (Level.WRONG, State.NO_CONSUMERS)
+        assert (one.level, one.state) == (Severity.WRONG, StateName.NO_CONSUMERS)
         served = replace(view, members=(member(),))
         [one] = states.findings(served, Limits(), schedules)
-        assert (one.level, one.state, one.what) == (Level.WRONG, State.OVERDUE, "queue mail")
+        assert (one.level, one.state, one.what) == (Severity.WRONG, StateName.OVERDUE, "queue mail")
         assert re.match(
             r"2 schedules; schedule fast should have fired 3m ago, and 1 other schedule since",
             one.text,
@@ -250,7 +250,7 @@ def test_a_schedule_that_consumers_do_not_fire_is_overdue_and_named() -> None:
         [one] = states.findings(served, Limits())
         assert re.match(r"2 schedules; the first should have fired 3m(\ds)? ago\.", one.text)
         [one] = states.findings(served, Limits(lag_ms=240_000), schedules)
-        assert (one.state, one.text.endswith("1 consumer; 2 schedules")) == (State.OK, True)
+        assert (one.state, one.text.endswith("1 consumer; 2 schedules")) == (StateName.OK, True)
 
 
 def test_many_schedules_that_fail_have_five_findings() -> None:
@@ -261,7 +261,7 @@ def test_many_schedules_that_fail_have_five_findings() -> None:
         views = looked(stage)
         failing = [replace(one, error="no") for one in queue.schedules]
         found = states.findings(views["mail"], Limits(), failing)
-        told = [one for one in found if one.state == State.FAILING]
+        told = [one for one in found if one.state == StateName.FAILING]
         assert [one.text for one in told] == ["no"] * 4 + ["no (And 2 more fail.)"]
 
 

@@ -52,7 +52,10 @@ def pipe() -> tuple[int, int]:
 def test_a_write_to_a_pipe_that_does_not_block_is_whole(pipe: tuple[int, int]) -> None:
     reader, writer = pipe
     given = os.urandom(1 << 20)
-    with streams.Whole(reader, "rb", "it") as source, streams.Whole(writer, "wb", "it") as target:
+    with (
+        streams.BlockingFile(reader, "rb", "it") as source,
+        streams.BlockingFile(writer, "wb", "it") as target,
+    ):
         taken: list[bytes] = []
         thread = threading.Thread(target=lambda: taken.append(source.read()))
         thread.start()
@@ -103,7 +106,7 @@ def test_a_body_from_a_pipe_that_does_not_block_is_read_to_its_end(
     reader, writer = pipe
     process = shell.fork("put", "mail", stdin=reader)
     os.close(reader)
-    with streams.Whole(writer, "wb", "it") as target:
+    with streams.BlockingFile(writer, "wb", "it") as target:
         target.write(BODY.encode() * 200)
     assert ended(process).code == Exit.OK
     [stored] = shell.ok("peek", "mail", "--json").lines

@@ -10,7 +10,7 @@ import pytest
 
 from shardq import Consumer, Observer
 from shardq.cli import states
-from shardq.cli.states import Level, Limits, State
+from shardq.cli.states import Limits, Severity, StateName
 from shardq.testing import Stage
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class Ahead:
         """What `shardq check` finds of the clock that was ahead."""
         [view] = Observer(self.stage.connect()).look()
         found = states.findings(view, Limits(), [*self.queue.schedules])
-        return [one for one in found if one.state == State.CLOCK_OFF]
+        return [one for one in found if one.state == StateName.CLOCK_OFF]
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def test_a_schedule_that_a_clock_ahead_has_fired_waits_until_a_command_lets_it_g
     made = Ahead(stage, YEAR)
     assert {time.year for time in made.fired} == {2028}
     [found] = made.found()
-    assert (found.level, found.what) == (Level.WRONG, "schedule crm of queue mail")
+    assert (found.level, found.what) == (Severity.WRONG, "schedule crm of queue mail")
     assert found.text == (
         "a clock that was ahead has fired it, so it does not fire until 2028-01-15T09:00:00.000Z."
     )

@@ -29,7 +29,7 @@ from shardq.engine.handing.delivery import (
     WAITING,
     WITHDRAW,
     Delivery,
-    Stage,
+    DeliveryStage,
     Step,
 )
 from shardq.engine.leases.lease import Lease
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 SHARD = Shard("mail", 0, 0)
 LEASE = Lease(SHARD, "lock", 0, 10_000_000, 0)
-WAYS: dict[Stage, tuple[Step, ...]] = {
+WAYS: dict[DeliveryStage, tuple[Step, ...]] = {
     WAITING: (),
     CLAIMED: (),
     RUNNING: (RUN,),
@@ -73,14 +73,14 @@ LATE = {
 }
 """Where another was first, or the step comes too early."""
 NAMES = {id(step): name for name, step in vars(delivery).items() if isinstance(step, Step)}
-PAIRS = [(step, stage) for step in LEGAL for stage in Stage]
+PAIRS = [(step, stage) for step in LEGAL for stage in DeliveryStage]
 
 
 def name_of(value: object) -> str:
-    return value.name if isinstance(value, Stage) else NAMES[id(value)]
+    return value.name if isinstance(value, DeliveryStage) else NAMES[id(value)]
 
 
-def at(stage: Stage, *, careful: bool = False) -> Delivery:
+def at(stage: DeliveryStage, *, careful: bool = False) -> Delivery:
     """A delivery that has come so far."""
     row = Row(SHARD, 1, bytes(16), b"", attempt=2)
     one = Delivery(row, 0, LEASE, careful=careful)
@@ -93,7 +93,7 @@ def at(stage: Stage, *, careful: bool = False) -> Delivery:
 
 
 @pytest.mark.parametrize(("step", "stage"), PAIRS, ids=name_of)
-def test_a_step_is_taken_refused_or_does_not_exist(step: Step, stage: Stage) -> None:
+def test_a_step_is_taken_refused_or_does_not_exist(step: Step, stage: DeliveryStage) -> None:
     one = at(stage)
     if stage in LEGAL[step]:
         assert one.take(step)
@@ -107,8 +107,8 @@ def test_a_step_is_taken_refused_or_does_not_exist(step: Step, stage: Stage) -> 
         assert one.stage is stage
 
 
-@pytest.mark.parametrize("stage", Stage, ids=name_of)
-def test_only_what_waits_is_claimed(stage: Stage) -> None:
+@pytest.mark.parametrize("stage", DeliveryStage, ids=name_of)
+def test_only_what_waits_is_claimed(stage: DeliveryStage) -> None:
     one = at(stage)
     if stage is WAITING:
         one.claim(7)
@@ -118,8 +118,8 @@ def test_only_what_waits_is_claimed(stage: Stage) -> None:
             one.claim(7)
 
 
-@pytest.mark.parametrize("stage", Stage, ids=name_of)
-def test_what_a_handler_has_is_not_forgotten_before_it_has_ended(stage: Stage) -> None:
+@pytest.mark.parametrize("stage", DeliveryStage, ids=name_of)
+def test_what_a_handler_has_is_not_forgotten_before_it_has_ended(stage: DeliveryStage) -> None:
     one = at(stage)
     if stage in (RUNNING, PARKED, SAVING):
         with pytest.raises(RuntimeError, match=f"is {stage.name}, .* to {FORGET.after.name}"):
@@ -131,7 +131,7 @@ def test_what_a_handler_has_is_not_forgotten_before_it_has_ended(stage: Stage) -
 
 
 def test_a_delivery_is_waited_for_until_its_end_is_decided() -> None:
-    ended = [stage for stage in Stage if at(stage).has_ended]
+    ended = [stage for stage in DeliveryStage if at(stage).has_ended]
     assert ended == [ENDED, STORED, GONE]
 
 
@@ -152,7 +152,7 @@ def test_what_was_withdrawn_does_not_run() -> None:
     assert one.thread_id == 0
 
 
-class Slow(tuple[Stage, ...]):
+class Slow(tuple[DeliveryStage, ...]):
     """Stages that take long to look through: another thread gets its turn meanwhile."""
 
     __slots__ = ()
@@ -184,7 +184,7 @@ def switching() -> Iterator[None]:
     ],
     ids=name_of,
 )
-def test_of_two_threads_one_takes_its_step(stage: Stage, step: Step, other: Step) -> None:
+def test_of_two_threads_one_takes_its_step(stage: DeliveryStage, step: Step, other: Step) -> None:
     ones = [at(stage) for _ in range(500)]
     ready = threading.Barrier(2)
     taken: dict[int, list[bool]] = {}
@@ -206,7 +206,7 @@ def test_of_two_threads_one_takes_its_step(stage: Stage, step: Step, other: Step
 
 @pytest.mark.usefixtures("switching")
 @pytest.mark.parametrize(("stage", "step"), [(RUNNING, PARK), (PARKED, LOSE)], ids=name_of)
-def test_what_ends_while_it_is_parked_has_ended(stage: Stage, step: Step) -> None:
+def test_what_ends_while_it_is_parked_has_ended(stage: DeliveryStage, step: Step) -> None:
     ones = [at(stage) for _ in range(500)]
     ready = threading.Barrier(2)
     slow = replace(step, before=Slow(step.before))

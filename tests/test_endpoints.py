@@ -10,13 +10,13 @@ from worlds import on_each_store
 
 import shardq
 from shardq.errors import StoreCorrupt, UsageError
-from shardq.records.endpoints import Address, Endpoint, Endpoints, MoveTask
+from shardq.records.endpoints import Endpoint, EndpointAddress, Endpoints, MoveTask
 from shardq.stores.tables import ENDPOINTS, SENT, Change, EndpointRecord
 
 if TYPE_CHECKING:
     from worlds import World
 
-MAIL = Address("000000000000", "us-east-1", "mail")
+MAIL = EndpointAddress("000000000000", "us-east-1", "mail")
 
 
 @on_each_store
@@ -52,7 +52,7 @@ def test_a_damaged_endpoint_is_an_error_that_names_its_queue() -> None:
     "arn", ["", "mail", "arn:aws:sns:a:1:b", "arn:aws:sqs:a:1", "arn:aws:sqs:a:1:", "a:b:c:d:e:f:g"]
 )
 def test_what_is_no_arn_of_a_queue_has_no_address(arn: str) -> None:
-    assert Address.of_arn(arn) is None
+    assert EndpointAddress.of_arn(arn) is None
 
 
 # Put once -----------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ import shardq
 from shardq import Answer, Consumer, Message, Queue
 from shardq.errors import KeyTaken, StoreRefused, StoreTimeout
 from shardq.records.keyrow import Does
-from shardq.records.standing import Is, Refusal, Standing, View, refusal_of
+from shardq.records.standing import Is, Standing, StartRefusal, View, refusal_of
 from shardq.testing import Recorder, Stage
 
 pytest_plugins = ["keyed_stages"]
@@ -226,7 +226,7 @@ def test_what_follows_waits_where_nothing_is_known_of_the_run_before_it(stage: S
     key = names.keys.look(["doc-1"])["doc-1"]
     view = View(stage.clock.now_us())
     unknown = Standing(key, None, Is.PENDING)
-    assert refusal_of(row, unknown, view) is Refusal.BEHIND
+    assert refusal_of(row, unknown, view) is StartRefusal.BEHIND
 
 
 def test_a_move_by_key_or_id_an_edit_and_a_replace_are_of_what_follows(either: Stage) -> None:

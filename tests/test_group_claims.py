@@ -9,7 +9,7 @@ import pytest
 from worlds import World, on_each_store
 
 from shardq import Consumer
-from shardq.engine.handing.caller import Caller
+from shardq.engine.handing.caller import ReceiveCall
 from shardq.errors import StoreError, StoreRefused, StoreTimeout, StoreUnavailable
 from shardq.testing import Faults, Recorder, Stage
 
@@ -146,7 +146,7 @@ def test_a_head_claimed_with_a_message_that_is_refused_is_delivered_once_in_its_
     queue.put_many({"body": f"{n}", "group": "g"} for n in range(2))
     stage.clock.advance(0.01)
     queue.put("alone")
-    first = Caller(1, 3_600_000, 0)
+    first = ReceiveCall(1, 3_600_000, 0)
     queue._receiver.ask(first)
     stage.faults.fail("move", error=StoreRefused("too large"))
     stage.clock.advance(0.01)

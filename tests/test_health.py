@@ -17,8 +17,8 @@ from shardq import App
 from shardq.clock import SystemClock
 from shardq.errors import UsageError
 from shardq.health.beat import Beat, systemd
-from shardq.health.page import Page, place_of
-from shardq.health.vitals import Readiness, Sign, Working
+from shardq.health.page import HealthPage, place_of
+from shardq.health.vitals import ConsumerVitals, Readiness, Sign
 from shardq.tasks import Worker
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def test_a_consumer_whose_threads_are_all_busy_is_live_and_ready(busy: Stage) ->
         goes_on.wait(WAIT_S)
 
     consumer = shardq.Consumer(db.queue("mail"), handle, threads=2)
-    vitals = Working(db, [consumer])
+    vitals = ConsumerVitals(db, [consumer])
     with running(consumer):
         with busy.ticking():
             assert began.acquire(timeout=WAIT_S)
@@ -100,7 +100,7 @@ def test_a_consumer_whose_threads_are_all_busy_is_live_and_ready(busy: Stage) ->
 def test_a_consumer_whose_loop_hangs_is_not_live(busy: Stage) -> None:
     db = busy.connect()
     consumer = shardq.Consumer(db.queue("mail"), lambda _: None)
-    vitals = Working(db, [consumer])
+    vitals = ConsumerVitals(db, [consumer])
     with blocked_log("shardq.engine.news") as log, running(consumer), busy.ticking():
         # The loop logs that the store fails, and waits for the log.
         busy.faults.fail("note members", times=1_000)
@@ -118,7 +118,7 @@ def test_a_consumer_that_waits_for_its_store_is_live_and_not_ready(
     monkeypatch.setattr("shardq.health.vitals._ANSWER_S", 0.05)
     db = busy.connect()
     consumer = shardq.Consumer(db.queue("mail"), lambda _: None)
-    vitals = Working(db, [consumer])
+    vitals = ConsumerVitals(db, [consumer])
     goes_on, is_reached = threading.Event(), threading.Event()
 
     def hang() -> None:
@@ -140,7 +140,7 @@ def test_a_consumer_that_waits_for_its_store_is_live_and_not_ready(
 
 def test_a_store_that_refuses_makes_a_process_unready(stage: Stage) -> None:
     db = stage.connect()
-    vitals = Working(db, [])
+    vitals = ConsumerVitals(db, [])
     stage.faults.fail("notes queues", times=1)
     sign = vitals.ready()
     assert (sign.is_well, sign.text) == (False, "the store does not answer: the store is away")
@@ -149,7 +149,7 @@ def test_a_store_that_refuses_makes_a_process_unready(stage: Stage) -> None:
 
 def test_a_store_without_its_tables_makes_a_process_unready(stage: Stage) -> None:
     db = stage.connect()
-    vitals = Working(db, [shardq.Consumer(db.queue("mail"), print)])
+    vitals = ConsumerVitals(db, [shardq.Consumer(db.queue("mail"), print)])
     assert vitals.ready() == Sign()
     stage._sqlite._database.write("ALTER TABLE queues RENAME TO others", ())
     sign = vitals.ready()
@@ -163,7 +163,7 @@ def test_a_clock_that_is_too_wrong_for_a_put_makes_a_process_unready(stage: Stag
     right = stage.connect().queue("mail", offset="2m")
     db = stage.connect(shift=100)
     queue = db.queue("mail")
-    vitals = Working(db, [shardq.Consumer(queue, print)])
+    vitals = ConsumerVitals(db, [shardq.Consumer(queue, print)])
     assert vitals.ready() == Sign()
     right.alter(offset="90s")
     queue._home.register.refresh(force=True)
@@ -184,7 +184,7 @@ def test_a_worker_whose_event_loop_is_blocked_is_not_live(busy: Stage) -> None:
 
     block.put()
     worker = Worker(app)
-    vitals = Working(app.connection, worker.consumers, lambda: worker.loop_hung_us)
+    vitals = ConsumerVitals(app.connection, worker.consumers, lambda: worker.loop_hung_us)
     thread = threading.Thread(target=worker.run)
     thread.start()
     with busy.ticking():
@@ -207,7 +207,7 @@ def test_a_consumer_that_is_told_to_end_is_live_and_not_ready(busy: Stage) -> No
         goes_on.wait(WAIT_S)
 
     consumer = shardq.Consumer(db.queue("mail"), handle)
-    vitals = Working(db, [consumer])
+    vitals = ConsumerVitals(db, [consumer])
     with busy.ticking():
         consumer.start()
         assert began.wait(WAIT_S)
@@ -249,7 +249,7 @@ def got(url: str, method: str = "GET") -> tuple[int, str]:
 
 def test_the_page_answers_200_or_503_with_what_is_wrong() -> None:
     told = Told()
-    with closing(Page(("127.0.0.1", 0), "--health")) as page:
+    with closing(HealthPage(("127.0.0.1", 0), "--health")) as page:
         page.add_vitals(told)
         page.start()
         assert got(f"{page.url}/livez") == (200, "ok\n")
@@ -261,10 +261,10 @@ def test_the_page_answers_200_or_503_with_what_is_wrong() -> None:
 
 
 def test_a_port_in_use_is_an_error_that_names_the_option_and_the_port() -> None:
-    with closing(Page(("127.0.0.1", 0), "--health")) as page:
+    with closing(HealthPage(("127.0.0.1", 0), "--health")) as page:
         port = int(page.url.rpartition(":")[2])
         with pytest.raises(UsageError, match=f"--metrics: port {port} is taken"):
-            Page(("127.0.0.1", port), "--metrics")
+            HealthPage(("127.0.0.1", port), "--metrics")
 
 
 @pytest.mark.parametrize("text", ["", "x", "70000", "-1", "host:", "1:x"])
@@ -275,7 +275,7 @@ def test_a_place_that_is_no_port_is_refused(text: str) -> None:
 
 def test_a_host_that_is_not_of_this_machine_is_refused() -> None:
     with pytest.raises(UsageError, match=r"--metrics: "):
-        Page(("no-such-host.invalid", 0), "--metrics")
+        HealthPage(("no-such-host.invalid", 0), "--metrics")
 
 
 # The beat -----------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from shardq.lifecycle.keyed import Answer
 from shardq.model.ids import row_ids
 from shardq.records.results import Result
 from shardq.stores.sqlite import SqliteStore
-from shardq.tasks.job import Job, JobState, _Looks
+from shardq.tasks.job import Job, JobState, _JobLooks
 from shardq.testing import ManualClock
 
 if TYPE_CHECKING:
@@ -372,7 +372,7 @@ def test_a_job_that_moves_as_it_is_looked_for_is_not_taken_for_cancelled(
     with pytest.raises(JobTimeout, match=r": waiting: due "):
         lose_for_a_moment().result("0s")
     job = put(local, delay="1h")
-    looks = _Looks(job._where, clock, 0)
+    looks = _JobLooks(job._where, clock, 0)
     row = job._message._row
     local._home.store.delete([row.position])
     assert not looks.is_over(is_last=False)

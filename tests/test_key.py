@@ -11,21 +11,23 @@ from worlds import World, on_each_store
 
 from shardq.errors import StoreCorrupt
 from shardq.model.ids import row_ids
-from shardq.model.key import BUCKETS, Key, bucket_of
+from shardq.model.key import BUCKETS, MessageKey, bucket_of
 from shardq.model.message import Message, Row
 from shardq.model.names import TEXT_MAX, is_printable
 from shardq.model.times import ceil_ms
-from shardq.records.keys import Keys
+from shardq.records.keys import MessageKeys
 
 if TYPE_CHECKING:
     from shardq import Queue
 
 
-HELD = Key("order:7", 2, 3_600_000)
+HELD = MessageKey("order:7", 2, 3_600_000)
 WAIT_S = 20
 
 printable = st.text(min_size=1, max_size=TEXT_MAX).filter(is_printable)
-keys = st.builds(Key, printable, st.integers(1, 1 << 40), st.none() | st.integers(1, 1 << 40))
+keys = st.builds(
+    MessageKey, printable, st.integers(1, 1 << 40), st.none() | st.integers(1, 1 << 40)
+)
 
 
 @pytest.fixture
@@ -33,7 +35,7 @@ def queue(world: World) -> Queue:
     return world.connect().queue(world.queue_name(), attempts=20)
 
 
-def put_keyed(queue: Queue, key: Key) -> Row:
+def put_keyed(queue: Queue, key: MessageKey) -> Row:
     """Store a message with a key, due now, in the queue's first lane."""
     home = queue._home
     now_us = home.clock.now_us()
@@ -47,8 +49,8 @@ def put_keyed(queue: Queue, key: Key) -> Row:
 def take_name(queue: Queue, row: Row) -> None:
     """Let a row's message have its name, whoever has it."""
     home = queue._home
-    keys = Keys(home.store, home.clock, home.register)
-    name = Key.read(row.key).name
+    keys = MessageKeys(home.store, home.clock, home.register)
+    name = MessageKey.read(row.key).name
     assert keys.write([keys.put(row, keys.seek([name])[name])]) == {}
 
 
@@ -66,13 +68,13 @@ def received(world: World, queue: Queue) -> Message:
 
 
 @given(keys)
-def test_a_key_reads_back_as_it_is_stored(key: Key) -> None:
-    assert Key.read(key.text()) == key
+def test_a_key_reads_back_as_it_is_stored(key: MessageKey) -> None:
+    assert MessageKey.read(key.text()) == key
 
 
 def test_a_key_that_is_not_held_says_so_by_nothing() -> None:
-    assert Key("order:7").text() == Key("order:7", 1, 0).text() == "1::order:7"
-    assert Key.read("1::order:7") == Key("order:7", 1, None)
+    assert MessageKey("order:7").text() == MessageKey("order:7", 1, 0).text() == "1::order:7"
+    assert MessageKey.read("1::order:7") == MessageKey("order:7", 1, None)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +89,7 @@ def test_what_is_no_key_is_told_as_damaged(text: object) -> None:
     with pytest.raises(
         StoreCorrupt, match=r"^the key of a row is damaged: .*; delete that row, or"
     ):
-        Key.read(text)
+        MessageKey.read(text)
 
 
 def test_a_name_has_the_same_bucket_everywhere() -> None:

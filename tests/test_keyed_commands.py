@@ -16,7 +16,7 @@ from shardq import Answer, errors
 from shardq.model.key import bucket_of
 from shardq.model.times import moment_of
 from shardq.records.keys import note_of
-from shardq.stores.store import Move
+from shardq.stores.store import RowMove
 from shardq.stores.tables import PLACES
 from shardq.testing import Stage
 
@@ -228,7 +228,7 @@ def test_an_edit_of_a_retried_message_keeps_its_attempts_and_its_last_error(worl
     message = queue.put("x", key="order-7", delay="1h", headers={"a": "1"})
     row = begin(queue, "order-7")
     failed = queue._settler.planner.move(row, row.due_ms, attempt=1, error="no route to host").new
-    queue._home.store.move([Move(row.position, failed, note_of(failed))])
+    queue._home.store.move([RowMove(row.position, failed, note_of(failed))])
     assert queue.edit("order-7", body="y", headers={"b": "2"})
     found = queue.find(key="order-7")
     assert found is not None

@@ -27,7 +27,7 @@ from shardq.errors import (
     UnknownQueue,
     UsageError,
 )
-from shardq.model.key import Key
+from shardq.model.key import MessageKey
 from shardq.model.message import Message, key_of
 from shardq.records.standing import Is
 from shardq.testing import Stage
@@ -678,4 +678,4 @@ def test_of_many_puts_of_one_key_by_four_processes_one_is_a_message(
 def test_a_key_is_stored_as_every_release_reads_it(stage: Stage) -> None:
     queue = stage.connect().queue("mail")
     row = queue.put("x", key="order:7", unique_for="1h")._row
-    assert row.key == Key("order:7", 1, 3_600_000).text() == "1:3600000:order:7"
+    assert row.key == MessageKey("order:7", 1, 3_600_000).text() == "1:3600000:order:7"

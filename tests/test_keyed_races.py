@@ -10,7 +10,7 @@ from keyed_steps import begin, keys_of, left, may_begin, refusal, row_of, step
 from test_keyed_commands import COMMANDS
 
 from shardq import Answer, Consumer, errors
-from shardq.records.standing import Refusal
+from shardq.records.standing import StartRefusal
 from shardq.testing import Recorder, Stage
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def test_one_that_is_shared_or_retried_as_it_is_moved_goes_to_its_new_place_alon
     assert queue.move("order-7", delay="2h")
     new = row_of(queue, "order-7")
     [copy] = [row for row in left(queue) if row != new]
-    assert refusal(queue, copy) is Refusal.COPY
+    assert refusal(queue, copy) is StartRefusal.COPY
     assert may_begin(queue, new)
 
 
@@ -140,7 +140,7 @@ def test_a_move_that_crashed_between_key_and_row_counts_as_not_done(slow: Stage)
     assert slow.clock.true_us() - before_us > 2_000_000
     [row] = left(queue)
     assert (row.body, row) == (b"x", row_of(queue, "order-7"))
-    assert refusal(queue, old) is Refusal.COPY
+    assert refusal(queue, old) is StartRefusal.COPY
 
 
 @pytest.mark.parametrize("command", COMMANDS[:-1])
@@ -168,7 +168,7 @@ def test_a_move_whose_old_row_cannot_be_deleted_leaves_a_copy_that_never_begins(
     with pytest.raises(errors.StoreTimeout, match="some of the keys are taken"):
         queue.move("order-7", delay="2h")
     assert len(left(queue)) == 2
-    assert refusal(queue, sent._row) is Refusal.COPY
+    assert refusal(queue, sent._row) is StartRefusal.COPY
     assert may_begin(queue, row_of(queue, "order-7"))
 
 
@@ -199,8 +199,8 @@ def test_one_whose_move_is_under_way_is_cancelled_at_once(slow: Stage) -> None:
     assert queue.cancel(key="order-7") is Answer.DONE
     assert slow.clock.true_us() == before_us
     slow._store.insert([new])
-    assert refusal(queue, new) is Refusal.OVER
-    assert refusal(queue, old) is Refusal.OVER
+    assert refusal(queue, new) is StartRefusal.OVER
+    assert refusal(queue, old) is StartRefusal.OVER
     assert queue.totals().cancelled == 1
 
 
@@ -210,7 +210,7 @@ def test_one_whose_put_is_under_way_is_not_there_yet_but_can_be_cancelled(slow: 
     slow._store.delete([sent._row.position])
     assert queue.get("order-7") is None
     assert queue.cancel(key="order-7") is Answer.DONE
-    assert refusal(queue, sent._row) is Refusal.OVER
+    assert refusal(queue, sent._row) is StartRefusal.OVER
 
 
 def test_a_move_waits_for_the_row_of_a_put_that_is_under_way(slow: Stage) -> None:
@@ -252,7 +252,7 @@ def test_a_cancel_is_done_though_its_row_cannot_be_deleted(stage: Stage) -> None
     stage.faults.fail("delete")
     assert queue.cancel(key="order-7") is Answer.DONE
     assert left(queue) == [sent._row]
-    assert refusal(queue, sent._row) is Refusal.OVER
+    assert refusal(queue, sent._row) is StartRefusal.OVER
     assert queue.totals().cancelled == 1
 
 

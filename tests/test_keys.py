@@ -14,7 +14,7 @@ from shardq.model.ids import row_ids
 from shardq.records import keyrow
 from shardq.records.keys import note_of
 from shardq.records.register import Register
-from shardq.records.standing import Is, Refusal, Standing
+from shardq.records.standing import Is, Standing, StartRefusal
 from shardq.stores import store_of
 from shardq.stores.sqlite import SqliteStore
 from shardq.stores.store import Store
@@ -93,7 +93,7 @@ def test_a_put_that_crashed_before_its_row_is_taken_over_and_its_late_row_never_
     assert queue.keys.write([queue.keys.put(row, standing)]) == {}
     queue.store.insert([late])
     assert not queue.begins(late)
-    assert queue.refusal(late) is Refusal.OVER
+    assert queue.refusal(late) is StartRefusal.OVER
     assert queue.begins(row)
 
 
@@ -264,7 +264,7 @@ def test_a_command_replaces_the_row_and_what_is_left_of_it_never_begins(queue: N
     assert not queue.is_there(row)
     queue.store.insert([row])
     assert not queue.begins(row)
-    assert queue.refusal(row) is Refusal.COPY
+    assert queue.refusal(row) is StartRefusal.COPY
     assert queue.begins(new)
 
 
@@ -275,10 +275,10 @@ def test_a_command_that_crashed_has_not_happened(queue: Names) -> None:
     queue.crashed(command.change)
     assert queue.of().state is Is.PENDING
     assert not queue.begins(row)
-    assert queue.refusal(row) is Refusal.LATER
+    assert queue.refusal(row) is StartRefusal.LATER
     queue.wait(2)
     assert queue.of()[1:3] == (row, Is.WAITING)
-    assert queue.refusal(row) is Refusal.STRANDED
+    assert queue.refusal(row) is StartRefusal.STRANDED
 
 
 def test_a_row_that_a_crashed_command_left_is_found_where_it_has_moved(queue: Names) -> None:
@@ -288,7 +288,7 @@ def test_a_row_that_a_crashed_command_left_is_found_where_it_has_moved(queue: Na
     queue.wait(2)
     shared = queue.move(row, 5_000)
     assert queue.of()[1:3] == (shared, Is.WAITING)
-    assert queue.refusal(shared) is Refusal.STRANDED
+    assert queue.refusal(shared) is StartRefusal.STRANDED
 
 
 def test_a_stranded_row_comes_back_and_the_slow_command_is_told(queue: Names) -> None:
@@ -302,7 +302,7 @@ def test_a_stranded_row_comes_back_and_the_slow_command_is_told(queue: Names) ->
     queue.store.insert([late])
     assert queue.keys.displaced([command.change]).keys() == {"order-7"}
     assert not queue.begins(late)
-    assert queue.refusal(late) is Refusal.COPY
+    assert queue.refusal(late) is StartRefusal.COPY
     [new] = back.change.insert
     assert (new.body, new.due_ms, new.order) == (row.body, row.due_ms, row.order)
     assert queue.begins(new)
@@ -332,7 +332,7 @@ def test_a_replaced_row_is_a_copy_only_once_nobody_can_go_by_it_any_more(queue: 
     queue.wait(2)
     other = queue.command(row)
     queue.store.insert([late])
-    assert queue.refusal(row) is Refusal.COPY
+    assert queue.refusal(row) is StartRefusal.COPY
     assert queue.settler.place([other]).refused == {"order-7"}
 
 
@@ -362,7 +362,7 @@ def test_an_old_copy_of_what_has_begun_since_is_not_brought_back(queue: Names) -
     queue.begins(new)
     queue.store.delete([new.position])
     queue.wait(2)
-    assert queue.refusal(row) is Refusal.COPY
+    assert queue.refusal(row) is StartRefusal.COPY
     assert queue.of().state is Is.ENDED
 
 

@@ -14,13 +14,13 @@ from turns import Stepped, Turns
 from shardq.lifecycle.settle import Settler
 from shardq.model import ids, names
 from shardq.model.ids import row_ids
-from shardq.model.key import Key
+from shardq.model.key import MessageKey
 from shardq.model.message import Row, moved
 from shardq.model.shard import MINUTE_MS, Shard
 from shardq.records import keyrow
 from shardq.records.keys import note_of
 from shardq.records.register import Register
-from shardq.records.standing import Is, Refusal, Standing
+from shardq.records.standing import Is, Standing, StartRefusal
 from shardq.stores.sqlite import SqliteStore
 from shardq.stores.store import Store
 from shardq.testing.clock import ManualClock
@@ -110,7 +110,7 @@ class Process:
         """Put, and keep, replace or follow what is there."""
         keeps, follows = self.random.random() < 0.5, self.random.random() < 0.5
         over, pending_us = None, 0
-        new = Row(Shard("", 0, 0), 0, b"", b"", key=Key(NAME).text())
+        new = Row(Shard("", 0, 0), 0, b"", b"", key=MessageKey(NAME).text())
         for _ in range(TRIES):
             row = self.placed(new, self.due_ms(), row_ids.next(self.clock.now_us()))
             if self.took(row, over):
@@ -223,17 +223,17 @@ class Process:
 
     def refused(self, row: Row) -> None:
         [(why, key, superseded)] = self.keys.refusals([row]).values()
-        if why in {Refusal.OVER, Refusal.COPY, Refusal.CANCELLED}:
+        if why in {StartRefusal.OVER, StartRefusal.COPY, StartRefusal.CANCELLED}:
             self.store.delete([row.position])
-        if why is Refusal.CANCELLED:
+        if why is StartRefusal.CANCELLED:
             self.keys.end([row])
-        elif why is Refusal.AGAIN:
+        elif why is StartRefusal.AGAIN:
             if superseded is not None:
                 self.store.delete([superseded.position])
             begun = self.keys.begin(row, key)
             if not self.keys.write([begun]):
                 self.run(row, begun, is_calm=False)
-        elif why is Refusal.STRANDED:
+        elif why is StartRefusal.STRANDED:
             self.settler.place([self.keys.re_place(key, row)])
 
     def run(self, row: Row, begun: Any, *, is_calm: bool) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shardq.consumer import Consumer
-from shardq.engine.leases.lease import TTL_MS, Leases, new_holder
+from shardq.engine.leases.lease import TTL_MS, MemberLeases, new_holder
 from shardq.errors import StoreTimeout, StoreUnavailable
 from shardq.model.shard import Shard
 from shardq.testing import Stage
@@ -13,8 +13,8 @@ from shardq.testing import Stage
 ONE, TWO = Shard("mail", 7, 0), Shard("mail", 7, 1)
 
 
-def leases_of(stage: Stage, member: str, window: int = 50) -> Leases:
-    return Leases(stage._store, stage.clock, new_holder(member), window=window)
+def leases_of(stage: Stage, member: str, window: int = 50) -> MemberLeases:
+    return MemberLeases(stage._store, stage.clock, new_holder(member), window=window)
 
 
 def test_a_shard_has_one_lease_at_a_time(stage: Stage) -> None:
@@ -284,7 +284,7 @@ def test_care_is_not_forgotten_for_what_was_lost_though_much_else_was_taken_over
     assert [lease.careful for lease in b.held()] == [7, 0, 7]
 
 
-def unanswered_take_over(stage: Stage) -> Leases:
+def unanswered_take_over(stage: Stage) -> MemberLeases:
     """Who has taken over from one that died with a window of 7, and does not know of it."""
     leases_of(stage, "a", window=7).take([ONE])
     b = leases_of(stage, "b")

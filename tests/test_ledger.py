@@ -15,7 +15,7 @@ from shardq.model.ids import RowIds, birth_us, row_ids
 from shardq.model.message import Row, moved
 from shardq.model.times import moment_of
 from shardq.records.ledger import End, Ledger, entry_of
-from shardq.stores.store import Entry, Mark, Move
+from shardq.stores.store import Entry, Mark, RowMove
 from shardq.testing import Recorder, Stage
 
 if TYPE_CHECKING:
@@ -306,7 +306,7 @@ def in_another_lane(row: Row) -> Row:
 
 def move_to_another_lane(queue: Queue, message: Message) -> None:
     row = message._row
-    queue._home.store.move([Move(row.position, in_another_lane(row))])
+    queue._home.store.move([RowMove(row.position, in_another_lane(row))])
 
 
 @on_each_store

@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 
 from shardq.tasks import limits
-from shardq.tasks.limits import Watch
+from shardq.tasks.limits import LimitWatch
 from shardq.testing import ManualClock
 
 WAIT_S = 60
@@ -21,8 +21,8 @@ def clock() -> ManualClock:
 
 
 @pytest.fixture
-def watch(clock: ManualClock) -> Iterator[Watch]:
-    made = Watch(clock)
+def watch(clock: ManualClock) -> Iterator[LimitWatch]:
+    made = LimitWatch(clock)
     yield made
     made.stop()
 
@@ -58,7 +58,7 @@ def wait_until(is_so: object) -> None:
 
 
 def test_each_limit_is_told_once_when_it_is_over_and_the_first_first(
-    clock: ManualClock, watch: Watch
+    clock: ManualClock, watch: LimitWatch
 ) -> None:
     told = Told()
     for name, seconds in (("c", 30.0), ("a", 10.0), ("b", 20.0)):
@@ -72,7 +72,7 @@ def test_each_limit_is_told_once_when_it_is_over_and_the_first_first(
     assert told.threads == {"shardq-limits"}
 
 
-def test_one_that_has_ended_is_not_told(clock: ManualClock, watch: Watch) -> None:
+def test_one_that_has_ended_is_not_told(clock: ManualClock, watch: LimitWatch) -> None:
     told = Told()
     first, second = (watch.begin(10, partial(told, name)) for name in "ab")
     first.end()
@@ -86,7 +86,7 @@ def test_one_that_has_ended_is_not_told(clock: ManualClock, watch: Watch) -> Non
 
 def test_a_shorter_limit_that_comes_later_is_told_in_time() -> None:
     # By the real clock, whose wait ends by a notice alone.
-    watch, told = Watch(), Told()
+    watch, told = LimitWatch(), Told()
     watch.begin(10_000, partial(told, "long"))
     watch.begin(0.01, partial(told, "short"))
     assert told.wait_for(1) == ["short"]
@@ -94,7 +94,7 @@ def test_a_shorter_limit_that_comes_later_is_told_in_time() -> None:
 
 
 def test_what_raises_when_it_is_told_ends_no_other_s_limit(
-    clock: ManualClock, watch: Watch, monkeypatch: pytest.MonkeyPatch
+    clock: ManualClock, watch: LimitWatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     raised: list[object] = []
     monkeypatch.setattr(threading, "excepthook", lambda given: raised.append(given.exc_type))
@@ -106,7 +106,7 @@ def test_what_raises_when_it_is_told_ends_no_other_s_limit(
     assert raised == [ZeroDivisionError]
 
 
-def test_without_limits_there_is_no_thread(clock: ManualClock, watch: Watch) -> None:
+def test_without_limits_there_is_no_thread(clock: ManualClock, watch: LimitWatch) -> None:
     assert watch._thread is None
     watch.begin(10, print).end()
     thread = watch._thread
@@ -124,7 +124,7 @@ def test_without_limits_there_is_no_thread(clock: ManualClock, watch: Watch) -> 
 
 
 def test_one_that_finds_no_thread_is_not_watched_and_the_next_one_is(
-    clock: ManualClock, watch: Watch, monkeypatch: pytest.MonkeyPatch
+    clock: ManualClock, watch: LimitWatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(_thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
@@ -139,7 +139,7 @@ def test_one_that_finds_no_thread_is_not_watched_and_the_next_one_is(
     assert told.wait_for(1) == ["next"]
 
 
-def test_what_has_ended_is_not_kept_until_its_limit(clock: ManualClock, watch: Watch) -> None:
+def test_what_has_ended_is_not_kept_until_its_limit(clock: ManualClock, watch: LimitWatch) -> None:
     told = Told()
     watch.begin(3_600, partial(told, "hour"))
     for _ in range(20_000):
@@ -149,7 +149,7 @@ def test_what_has_ended_is_not_kept_until_its_limit(clock: ManualClock, watch: W
     assert told.wait_for(1) == ["hour"]
 
 
-def test_a_watch_that_was_stopped_tells_nothing(clock: ManualClock, watch: Watch) -> None:
+def test_a_watch_that_was_stopped_tells_nothing(clock: ManualClock, watch: LimitWatch) -> None:
     told = Told()
     watch.begin(1, partial(told, "a"))
     thread = watch._thread

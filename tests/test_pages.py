@@ -23,7 +23,7 @@ from shardq.stores.tables import STATS
 from shardq.testing import Stage
 
 if TYPE_CHECKING:
-    from shardq.records.accounts import Issued
+    from shardq.records.accounts import IssuedKey
 
 PAGES = "/pages"
 FORM = {"content-type": "application/x-www-form-urlencoded"}
@@ -44,7 +44,7 @@ def home_of(api: Api) -> Accounts:
     return Accounts(api.db._home.store, api.db._home.clock)
 
 
-def key_of(api: Api, levels: str, *queues: str) -> Issued:
+def key_of(api: Api, levels: str, *queues: str) -> IssuedKey:
     home = home_of(api)
     return home.add_key(home.account("shop"), levels=levels, queues=queues or ("*",), label="ada")
 

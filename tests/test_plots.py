@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from shardq.pictures import plots
-from shardq.pictures.page import Picture, Section, Table, page
+from shardq.pictures.page import PageTable, Picture, Section, page
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,7 +59,7 @@ def picture() -> bytes:
 
 
 def test_a_page_is_one_file_without_scripts_and_sources_elsewhere(picture: bytes) -> None:
-    table = Table(("day", ">messages"), (("2027-01-15", 1_234_567), ("2027-01-16", None)))
+    table = PageTable(("day", ">messages"), (("2027-01-15", 1_234_567), ("2027-01-16", None)))
     sections = [Section("Lanes", ("A paragraph.", table, Picture(picture, "of each lane")))]
     html = page("Backlog of mail", "mail is empty.", sections, at_ms=AT_MS, asked={"since": None})
 
@@ -77,8 +77,8 @@ def test_a_page_is_one_file_without_scripts_and_sources_elsewhere(picture: bytes
 
 
 def test_whatever_a_page_is_given_is_shown_as_text(picture: bytes) -> None:
-    table = Table((NASTY, ">" + NASTY), ((NASTY, NASTY),))
-    parts = (NASTY, table, Picture(picture, NASTY), Table(("a",), ()))
+    table = PageTable((NASTY, ">" + NASTY), ((NASTY, NASTY),))
+    parts = (NASTY, table, Picture(picture, NASTY), PageTable(("a",), ()))
     html = page(NASTY, NASTY, [Section(NASTY, parts)], at_ms=AT_MS, asked={NASTY: NASTY})
 
     outline = Outline(html)
@@ -91,7 +91,7 @@ def test_whatever_a_page_is_given_is_shown_as_text(picture: bytes) -> None:
 
 def test_times_and_numbers_are_shown_as_people_read_them() -> None:
     moment = datetime(2027, 1, 15, 8, tzinfo=UTC)
-    table = Table(tuple("abcdef"), ((moment, 10_000, 0.5, 1234.56789, "2027-01-15", True),))
+    table = PageTable(tuple("abcdef"), ((moment, 10_000, 0.5, 1234.56789, "2027-01-15", True),))
     html = page("t", "l", [Section("s", (table,))], at_ms=AT_MS, asked={})
 
     cells = re.findall(r"<td>(.*?)</td>", html)

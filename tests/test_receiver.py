@@ -15,7 +15,7 @@ from worlds import World, on_each_store
 import shardq
 from shardq import Consumer, Message, Queue
 from shardq.engine.engine import Engine
-from shardq.engine.handing.caller import Caller
+from shardq.engine.handing.caller import ReceiveCall
 from shardq.errors import (
     BadReceipt,
     BadSetting,
@@ -27,7 +27,7 @@ from shardq.errors import (
     StoreTimeout,
     StoreUnavailable,
 )
-from shardq.stores.store import Move
+from shardq.stores.store import RowMove
 from shardq.stores.tables import MEMBERS
 from shardq.testing import Recorder, Stage
 
@@ -589,7 +589,7 @@ def test_a_large_claim_whose_old_row_was_not_deleted_leaves_no_copy(
     queue = stage.connect().queue("mail", history="1h")
     store = queue._home.store
 
-    def in_steps(moves: Iterable[Move]) -> None:
+    def in_steps(moves: Iterable[RowMove]) -> None:
         # As Cassandra moves what is too large for a batch across partitions.
         made = list(moves)
         store.insert([move.new for move in made])
@@ -962,7 +962,7 @@ def test_a_caller_that_arrives_as_leases_are_released_is_served() -> None:
         with held(stage, "release") as (arrived, may_go_on), stage.ticking(0.02):
             assert arrived.wait(60)
             over = threading.Event()
-            late = Caller(1, 3_600_000, stage.clock.boot_us(), on_over=over.set)
+            late = ReceiveCall(1, 3_600_000, stage.clock.boot_us(), on_over=over.set)
             queue._receiver.ask(late)
             queue.put("b")
             may_go_on.set()
@@ -1008,7 +1008,7 @@ def test_what_was_claimed_for_a_caller_that_has_gone_is_the_next_one_s(tmp_path:
     with shardq.connect(f"sqlite:///{tmp_path}/jobs.db") as db:
         queue = db.queue("mail")
         queue.receive()
-        gone = Caller(1, 3_600_000, 0)
+        gone = ReceiveCall(1, 3_600_000, 0)
         queue._receiver.ask(gone)
         queue.put("a")
         while not gone.is_over:
@@ -1028,7 +1028,7 @@ def test_what_was_claimed_for_a_caller_that_has_gone_costs_no_attempt_shortly_be
     queue.receive()
     queue.put("a", group=group)
     world.pass_time(0.01)
-    gone = Caller(1, visibility_ms, 0)
+    gone = ReceiveCall(1, visibility_ms, 0)
     queue._receiver.ask(gone)
     # Without a stepper this call serves all that are in line.
     assert queue.receive(1, "1h") == []
@@ -1045,7 +1045,7 @@ def test_what_is_claimed_one_by_one_comes_again_where_one_of_them_meets_an_outag
         assert queue.receive() == []
         queue.put_many(["a", "b"])
         stage.clock.advance(0.05)
-        callers = [Caller(1, 30_000, stage.clock.boot_us()) for _ in range(2)]
+        callers = [ReceiveCall(1, 30_000, stage.clock.boot_us()) for _ in range(2)]
         receiver._line.update(dict.fromkeys(callers))
         stage.faults.fail("move", nth=1, error=StoreRefused("too large"))
         stage.faults.fail("move", nth=2, error=StoreUnavailable("away"))

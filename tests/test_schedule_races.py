@@ -11,7 +11,7 @@ from shardq import Consumer, Message, errors
 from shardq.model.times import iso
 from shardq.schedules import declaring
 from shardq.schedules import options as options_of
-from shardq.schedules.firing.firing import Firing
+from shardq.schedules.firing.firing import ScheduleFiring
 from shardq.testing import Stage
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ STEPS = ["records schedules", "insert", "write_records schedules"]
 COMMANDS: dict[str, Callable[[Queue], object]] = {
     "pause and resume": lambda queue: queue.schedules["crm"].pause().resume(),
     "change": lambda queue: queue.schedules["crm"].change(body="other"),
-    "fire": lambda queue: Firing(queue._home).fire(["crm"]),
+    "fire": lambda queue: ScheduleFiring(queue._home).fire(["crm"]),
     "read": lambda queue: queue.schedules["crm"],
 }
 
@@ -92,7 +92,7 @@ def test_a_fire_time_that_two_members_of_a_file_fire_at_once_has_one_run() -> No
     with Stage(local=True) as stage:
         queue = stage.connect().queue("mail")
         queue.every("10s", b"", name="crm", start=at(stage, 10))
-        other, runs = Firing(stage.connect().queue("mail")._home), Runs(stage, queue)
+        other, runs = ScheduleFiring(stage.connect().queue("mail")._home), Runs(stage, queue)
         assert runs.drive(8) == []
 
         def fire_slowly() -> None:
@@ -139,7 +139,7 @@ def test_a_run_that_was_written_by_a_member_that_died_is_not_made_up_for(
     queue.every("10s", b"", name="crm", start=at(stage, 10), missed="all")
     stage.faults.fail("write_records schedules")
     with pytest.raises(errors.StoreUnavailable):
-        Firing(queue._home).fire(["crm"], ahead_ms=10_000)
+        ScheduleFiring(queue._home).fire(["crm"], ahead_ms=10_000)
     assert len(queue.peek()) == 1
     stage.clock.advance(100)
     times = Runs(stage, queue).drive(20)

@@ -23,7 +23,7 @@ import shardq
 from shardq.aio.threads import THREADS
 from shardq.clock import SystemClock
 from shardq.errors import StoreUnavailable
-from shardq.records.accounts import Accounts, Issued
+from shardq.records.accounts import Accounts, IssuedKey
 from shardq.records.masterkey import FILE_VARIABLE, MASTER_VARIABLE
 from shardq.server import application, client
 from shardq.server.access import Access
@@ -94,15 +94,17 @@ class Pair:
 
     servers: tuple[Server, Server]
     accounts: Accounts
-    strong: Issued
-    weak: Issued
+    strong: IssuedKey
+    weak: IssuedKey
     answers: list[ServedGot]
 
     @property
     def now_s(self) -> float:
         return SystemClock().now_ms() / 1_000
 
-    def sign(self, body: bytes, *, off_s: float = 0, key: Issued | None = None, **more: Any) -> Any:
+    def sign(
+        self, body: bytes, *, off_s: float = 0, key: IssuedKey | None = None, **more: Any
+    ) -> Any:
         """Headers of a request to SQS that is signed."""
         by = key or self.strong
         headers = {**target(more.pop("action", "ReceiveMessage")), **more.pop("headers", {})}
@@ -118,7 +120,9 @@ class Pair:
         )
         return {name: value for name, value in found.headers.items() if name != "host"}
 
-    def url(self, path: str, life_s: int, *, levels: str = "r", key: Issued | None = None) -> str:
+    def url(
+        self, path: str, life_s: int, *, levels: str = "r", key: IssuedKey | None = None
+    ) -> str:
         """A path with the query of a signed url."""
         issued, now_s = key or self.strong, int(self.now_s)
         made = UnverifiedUrl(issued.key.id, "mail", levels, now_s - 100, now_s + life_s)

@@ -9,12 +9,12 @@ import pytest
 
 from shardq import Consumer, Message, Queue
 from shardq.engine.engine import Engine
-from shardq.engine.leases.lease import Leases
+from shardq.engine.leases.lease import MemberLeases
 from shardq.errors import StoreTimeout, StoreUnavailable
 from shardq.model.ids import row_ids
 from shardq.model.message import Row, moved
 from shardq.records.membership import Heartbeat, heartbeats
-from shardq.stores.store import Move
+from shardq.stores.store import RowMove
 from shardq.stores.tables import MEMBERS
 from shardq.testing import Recorder, Stage
 
@@ -37,7 +37,7 @@ class Busy:
         assert self.lanes
         assert self.others
         # It is there, so nobody steps in for it.
-        self.held = Leases(stage._store, stage.clock, "other", window=1)
+        self.held = MemberLeases(stage._store, stage.clock, "other", window=1)
         now_ms = stage.clock.now_ms()
         self.held.take(self.layout.shard(now_ms, number) for number in self.others)
         self.put("runs")
@@ -69,7 +69,7 @@ class Busy:
             shard = self.layout.shard(row.due_ms, number)
             fresh = row_ids.next(self.stage.clock.now_us())
             new = moved(row, shard, row.due_ms, fresh, attempt=row.attempt, claim=None)
-            store.move([Move(row.position, new)])
+            store.move([RowMove(row.position, new)])
 
     def step(self, seconds: float = 0.05) -> None:
         self.stage.clock.advance(seconds)
@@ -232,7 +232,7 @@ def test_a_claim_whose_time_is_up_stays(stage: Stage) -> None:
     shard = busy.layout.shard(due_ms, waits.shard.lane)
     fresh = row_ids.next(stage.clock.now_us())
     claim = moved(waits, shard, due_ms, fresh, attempt=1, claim="other")
-    busy.queue._home.store.move([Move(waits.position, claim)])
+    busy.queue._home.store.move([RowMove(waits.position, claim)])
     busy.step(0.3)
     assert busy.engine.ready.due == 1
     busy.free()
@@ -256,7 +256,7 @@ def test_a_row_that_was_shared_just_now_stays_for_a_while(stage: Stage) -> None:
         claim=None,
         since_ms=due_ms - 4_000,
     )
-    busy.queue._home.store.move([Move(waits.position, new)])
+    busy.queue._home.store.move([RowMove(waits.position, new)])
     for _ in range(3):
         busy.free()
         busy.step(0.1)
@@ -421,7 +421,7 @@ def test_slow_messages_of_one_lane_are_worked_by_all_members(stage: Stage) -> No
             shard = layout.shard(row.due_ms, lane)
             fresh = row_ids.next(stage.clock.now_us())
             new = moved(row, shard, row.due_ms, fresh, attempt=0, claim=None)
-            store.move([Move(row.position, new)])
+            store.move([RowMove(row.position, new)])
     stage.drain(queue, *consumers)
     texts = seen[0].texts + seen[1].texts
     assert sorted(texts, key=int) == [f"{n}" for n in range(len(sent))]

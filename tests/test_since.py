@@ -14,7 +14,7 @@ from shardq import Consumer, Observer, Where
 from shardq.model.ids import row_ids
 from shardq.model.message import moved
 from shardq.model.times import iso, moment_of
-from shardq.stores.store import Move
+from shardq.stores.store import RowMove
 
 if TYPE_CHECKING:
     from shardq import Connection, Message, Queue
@@ -58,7 +58,7 @@ def pass_on(queue: Queue, sent: Message, *, waited_ms: int = 0) -> None:
         claim=row.claim,
         since_ms=row.wanted_ms - waited_ms,
     )
-    home.store.move([Move(row.position, new)])
+    home.store.move([RowMove(row.position, new)])
 
 
 def late(world: World, queue: Queue) -> Message:

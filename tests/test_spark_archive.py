@@ -25,7 +25,7 @@ from spark_frames import HISTORY, frame_of
 
 from shardq.spark import connect
 from shardq.spark.jobs import archive
-from shardq.spark.jobs.archive import State, Sum
+from shardq.spark.jobs.archive import DayState, Sum
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -116,9 +116,9 @@ def test_a_day_is_archived_once_and_again_only_where_it_differs_and_never_made_l
     kept.end(3, range(30))
     plan = archive.plan(kept.queue, str(path))
     assert [(day.day, day.state, day.messages, day.ended) for day in plan.days] == [
-        (first, State.NEW, 30, 30),
-        (second, State.NEW, 20, 0),
-        (third, State.NEW, 10, 0),
+        (first, DayState.NEW, 30, 30),
+        (second, DayState.NEW, 20, 0),
+        (third, DayState.NEW, 10, 0),
     ]
     assert not plan.preview().is_whole
     assert not path.exists()
@@ -134,9 +134,9 @@ def test_a_day_is_archived_once_and_again_only_where_it_differs_and_never_made_l
     before = {day: files_of(path, day) for day in (first, second)}
     report = kept.queue.archive(str(path))
     assert [(day.day, day.state, day.ended) for day in report.days] == [
-        (first, State.SAME, 30),
-        (second, State.CHANGED, 5),
-        (third, State.CHANGED, 0),
+        (first, DayState.SAME, 30),
+        (second, DayState.CHANGED, 5),
+        (third, DayState.CHANGED, 0),
     ]
     assert [day.day for day in report.written] == [second, third]
     assert files_of(path, first) == before[first]
@@ -152,7 +152,7 @@ def test_a_day_is_archived_once_and_again_only_where_it_differs_and_never_made_l
         kept.forget(kept.entry(1, number))
     before = {day: files_of(path, day) for day in (first, second, third)}
     report = kept.queue.archive(str(path))
-    assert [day.state for day in report.days] == [State.REDUCED, State.SAME, State.REDUCED]
+    assert [day.state for day in report.days] == [DayState.REDUCED, DayState.SAME, DayState.REDUCED]
     assert (report.written, report.is_whole) == ((), False)
     assert {day: files_of(path, day) for day in before} == before
 

@@ -27,7 +27,7 @@ from shardq.cli.spark import UNBALANCED, USAGE, exit_codes, program
 from shardq.spark import QueueJobs, connect, views
 from shardq.spark.options import Options
 from shardq.spark.pieces import PiecesDone
-from shardq.spark.runs import Run
+from shardq.spark.runs import SparkRun
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -140,7 +140,7 @@ def test_rows_are_scheduled_resumed_and_taken_back_by_their_run(
     [report] = done.lines
     again = jobs.ok(*schedule("--run", report["run"]))
 
-    store, run = connect(spark, "mail", jobs.url).place().store, Run.read(report["run"])
+    store, run = connect(spark, "mail", jobs.url).place().store, SparkRun.read(report["run"])
     assert PiecesDone(store, "mail", run, 1).tally().rows == 2
     assert done.err == f"shardq: run {report['run']}; --run {report['run']} resumes it.\n"
     assert (report["rows"], report["found"], depth(jobs)) == (2, 0, 2)

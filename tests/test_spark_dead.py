@@ -29,11 +29,11 @@ from shardq.lifecycle.home import Home
 from shardq.records.ledger import entry_of
 from shardq.records.register import Register
 from shardq.spark import QueueJobs, acts, runs
-from shardq.spark.acts import Actor, ActWriter, Plan
+from shardq.spark.acts import ActWriter, PartActor, RunHeader
 from shardq.spark.jobs import dead
 from shardq.spark.options import DELETE, REDRIVE
-from shardq.spark.pieces import Tally
-from shardq.spark.runs import PLAN, Run
+from shardq.spark.pieces import WriteTally
+from shardq.spark.runs import PLAN, SparkRun
 from shardq.spark.source import ShardqDataSource, register
 from shardq.stores.store import Mark
 from shardq.stores.tables import QUEUES
@@ -82,26 +82,30 @@ def by_part(positions: list[Position]) -> dict[int, list[Position]]:
     return found
 
 
-def a_plan(register: Register, act: str = REDRIVE, **given: int) -> Plan:
+def a_plan(register: Register, act: str = REDRIVE, **given: int) -> RunHeader:
     now_ms = register._clock.now_ms()
     lanes = register.layout.lanes_written
-    plan = Plan(act, 0, now_ms + 1_000, PARTS, now_ms + 5_000, 10_000, lanes)
+    plan = RunHeader(act, 0, now_ms + 1_000, PARTS, now_ms + 5_000, 10_000, lanes)
     return replace(plan, **given)
 
 
 def actor(
-    store: Store, time: clock.Clock, run: Run, plan: Plan | None = None, name: str = "mail"
-) -> Actor:
+    store: Store,
+    time: clock.Clock,
+    run: SparkRun,
+    plan: RunHeader | None = None,
+    name: str = "mail",
+) -> PartActor:
     """Who does a run, as a task opens it."""
     here = Home(store, time)
     register, of_dead = (
         Register.open(store, time, one, {}, create=False) for one in (name, f"{name}.dead")
     )
     plan = acts.plan_run(here, register, run, plan or a_plan(register))
-    return Actor(here, register, of_dead, run, plan)
+    return PartActor(here, register, of_dead, run, plan)
 
 
-def do(one: Actor, positions: list[Position]) -> Tally:
+def do(one: PartActor, positions: list[Position]) -> WriteTally:
     """All parts, as the tasks of a job do them."""
     for part, some in by_part(positions).items():
         one.do(part, some)
@@ -118,8 +122,8 @@ def consumed(stage: Stage, queue: Queue) -> list[str]:
     return taken
 
 
-def a_run(stage: Stage) -> Run:
-    return Run.new(stage.clock.now_us())
+def a_run(stage: Stage) -> SparkRun:
+    return SparkRun.new(stage.clock.now_us())
 
 
 # Without Spark ------------------------------------------------------------------------------------
@@ -198,7 +202,7 @@ def test_a_task_that_dies_at_any_call_is_tried_again_and_each_message_runs_once(
                 # What was put back by then is delivered and finished before the next try.
                 told += consumed(stage, queue)
             assert sorted(told) == sorted(ids)
-            assert done == Tally(30)
+            assert done == WriteTally(30)
             assert queue.totals().put == 60
             assert queue.dead.totals().forwarded == 30
             for balance in (queue.audit(), queue.dead.audit()):
@@ -214,7 +218,7 @@ def test_twins_put_each_message_back_once_whatever_their_calls_meet(seed: int, l
     written: list[str] = []
     with Simulation(seed, weather, local=local) as simulation:
         plain = simulation.store(None)
-        run, given = Run.at(simulation.now_us + 5_000_000), []
+        run, given = SparkRun.at(simulation.now_us + 5_000_000), []
 
         def bury() -> None:
             time = clock.SystemClock(0)
@@ -444,7 +448,7 @@ def test_on_cassandra_twins_put_back_what_a_dead_task_left_and_nothing_comes_bac
         ids = died(queue, 40)
         home, positions = queue._home, positions_of(queue.dead)
         store, time = home.store, home.clock
-        run = Run.new(time.now_us())
+        run = SparkRun.new(time.now_us())
         first = actor(store, time, run, name=name)
         rows = sorted(store.find(positions), key=lambda row: int(row.body))
         new = [first.new_row(row) for row in rows]
@@ -454,7 +458,7 @@ def test_on_cassandra_twins_put_back_what_a_dead_task_left_and_nothing_comes_bac
         twins = [actor(store, time, run, name=name) for _ in range(2)]
         with ThreadPoolExecutor(2) as pool:
             done = list(pool.map(lambda one: do(one, positions), twins))
-        assert done == [Tally(40), Tally(40)]
+        assert done == [WriteTally(40), WriteTally(40)]
         assert sorted(message.id for message in queue.peek(100)) == sorted(ids[10:])
         assert queue.dead.depth(exact=True).total == 0
         assert (queue.totals().put, queue.dead.totals().forwarded) == (80, 40)
@@ -570,14 +574,14 @@ def test_what_cannot_be_meant_is_refused_before_anything_is_done(
     with pytest.raises(UsageError, match="names no run"):
         in_spark.redrive(run="yesterday's")
     with pytest.raises(UsageError, match="has begun"):
-        in_spark.redrive(run=Run.new(queue._home.clock.now_us()).id)
+        in_spark.redrive(run=SparkRun.new(queue._home.clock.now_us()).id)
     assert queue.dead.depth(exact=True).total == 3
 
 
 class _DyingWriter(ActWriter):
     """Kills its process in each first try, in the midst of its second part; one task never ends."""
 
-    def _actor(self) -> Actor:
+    def _actor(self) -> PartActor:
         actor, parts = super()._actor(), []
         put_back = actor._put_back
 

@@ -23,8 +23,8 @@ from shardq.records.stats import Totals
 from shardq.spark import pieces as room
 from shardq.spark import runs
 from shardq.spark.options import Options
-from shardq.spark.pieces import Cutter, Pace, Piece, Pieces, Tally, raised
-from shardq.spark.runs import PLAN, UNDONE, Run
+from shardq.spark.pieces import Cutter, Pieces, WritePace, WritePiece, WriteTally, raised
+from shardq.spark.runs import PLAN, UNDONE, SparkRun
 from shardq.spark.writing import _Writer
 from shardq.stores import store_of
 from shardq.stores.store import Mark
@@ -45,7 +45,7 @@ class Bench:
         self.clock: ManualClock = here.clock  # type: ignore[assignment]
         given = {"lanes": 2, "history": history}
         self.register = Register.open(here.store, here.clock, name, given, create=True)
-        self.run = Run.new(here.clock.now_us())
+        self.run = SparkRun.new(here.clock.now_us())
         self.settler = Settler(here.store, here.clock, self.register, "consumer")
 
     def rows(self, *after_ms: int, body: bytes = b"body") -> list[Row]:
@@ -59,12 +59,12 @@ class Bench:
             made.append(Row(shard, due_ms, row_id, body, None, 0, None, key))
         return sorted(made, key=lambda row: row[:3])
 
-    def write(self, rows: list[Row]) -> Tally:
+    def write(self, rows: list[Row]) -> WriteTally:
         """What another task that tries the same piece does."""
-        return Pieces(self.here, self.register, self.run).write(Piece("0", 0, rows, 0))
+        return Pieces(self.here, self.register, self.run).write(WritePiece("0", 0, rows, 0))
 
-    def undo(self, rows: list[Row]) -> Tally:
-        return Pieces(self.here, self.register, self.run).undo(Piece("0", 0, rows, 0))
+    def undo(self, rows: list[Row]) -> WriteTally:
+        return Pieces(self.here, self.register, self.run).undo(WritePiece("0", 0, rows, 0))
 
     def stored(self) -> list[Row]:
         store = self.here.store
@@ -146,7 +146,7 @@ def _forget_line(here: Bench, entry: runs.Entry) -> None:
     begun = runs.line_of(here.here.store, entry).begun_ms
     assert begun is not None
     # Another run of the same time and rows, begun at the same moment.
-    here.run = Run(here.run.id[:-4] + "beef", here.run.as_of_us)
+    here.run = SparkRun(here.run.id[:-4] + "beef", here.run.as_of_us)
     runs.begin(here.here.store, here.run.entry(here.register.name, "0/0"), begun)
 
 
@@ -246,7 +246,7 @@ def test_of_twins_that_write_a_piece_at_once_each_writes_the_same_rows(
     with Stage(local=local) as stage:
         here = Bench(Home(stage._store, stage.clock), "mail", history="1d")
         rows = here.rows(0, 30, 60_000)
-        told: list[Tally] = []
+        told: list[WriteTally] = []
 
         def twin() -> None:
             stage.clock.advance(0.02)
@@ -301,7 +301,7 @@ def test_what_is_written_while_its_run_is_undone_does_not_stay(
             return super()._insert(line, rows)
 
     with pytest.raises(UsageError, match="was unscheduled"):
-        Overtaken(here.here, here.register, here.run).write(Piece("0", 0, rows, 0))
+        Overtaken(here.here, here.register, here.run).write(WritePiece("0", 0, rows, 0))
 
     assert here.stored() == []
     marks = here.here.store.recorded([entry_of(row) for row in rows])
@@ -320,7 +320,7 @@ def test_undoing_deletes_the_rows_of_the_run_and_no_others(bench: Callable[..., 
     here.finish([last])
     # Another run writes the same at another time.
     other = Bench(here.here, here.register.name)
-    other.run = Run.new(here.run.as_of_us + 1)
+    other.run = SparkRun.new(here.run.as_of_us + 1)
     theirs = other.rows(90_000, 95_000)
     other.write(theirs)
 
@@ -372,7 +372,7 @@ def test_what_came_too_late_is_moved_to_now_though_the_store_fails_for_a_while(v
 def _numbered(count: int, body: bytes = b"") -> list[Row]:
     with Stage() as stage:
         here = Bench(Home(stage._store, stage.clock), "mail")
-        here.run = Run.at(1_800_000_000_000_000)
+        here.run = SparkRun.at(1_800_000_000_000_000)
         rows = here.rows(*range(60_000, 60_000 + count))
     return [row._replace(body=body) for row in rows]
 
@@ -388,7 +388,7 @@ def test_pieces_are_the_same_however_rows_come_and_each_message_is_in_one(
         rows[number] = rows[number]._replace(body=b"x" * 300)
     doubled = sorted([*rows, *chance.choices(rows, k=40)], key=lambda row: row[:3])
 
-    def pieces() -> list[Piece]:
+    def pieces() -> list[WritePiece]:
         cutter, found, left = Cutter("7", 13), [], list(doubled)
         while left:
             size = chance.randint(1, 30)
@@ -455,7 +455,7 @@ def test_raised_rows_are_in_order_and_keep_the_due_that_was_asked_for() -> None:
 
 def test_a_rate_holds_over_pieces_of_any_size() -> None:
     clock = ManualClock()
-    pace = Pace(clock, 100)
+    pace = WritePace(clock, 100)
     begun_us = clock.boot_us()
     for rows in (10, 90, 1, 399, 500):
         pace.wait()
@@ -478,10 +478,10 @@ def test_a_run_that_is_resumed_does_not_wait_for_what_it_finds_written() -> None
     with Stage() as stage:
         here = Bench(Home(stage._store, stage.clock), "mail")
         rows = here.rows(60_000, 70_000)
-        written = [Piece("0", number, [row], 0) for number, row in enumerate(rows)]
+        written = [WritePiece("0", number, [row], 0) for number, row in enumerate(rows)]
         waits = []
         for _ in range(2):
-            pace = Pace(here.clock, 0.1)
+            pace = WritePace(here.clock, 0.1)
             pieces = Pieces(here.here, here.register, here.run)
             begun_us = here.clock.boot_us()
             for piece in written:
@@ -492,21 +492,21 @@ def test_a_run_that_is_resumed_does_not_wait_for_what_it_finds_written() -> None
 
 def test_without_a_rate_nothing_waits() -> None:
     clock = ManualClock()
-    pace = Pace(clock, None)
+    pace = WritePace(clock, None)
     pace.spend(1_000_000)
     pace.wait()
     assert clock.slept == []
 
 
 def test_a_run_is_found_again_by_its_name_to_the_microsecond() -> None:
-    run = Run.new(1_800_000_000_123_456)
-    assert Run.read(run.id) == run
+    run = SparkRun.new(1_800_000_000_123_456)
+    assert SparkRun.read(run.id) == run
     assert run.id.startswith("20270115T080000.123456Z-")
-    assert Run.new(run.as_of_us) != run
-    assert Run.read("20270115T080000.123456Z") == Run.at(run.as_of_us)
+    assert SparkRun.new(run.as_of_us) != run
+    assert SparkRun.read("20270115T080000.123456Z") == SparkRun.at(run.as_of_us)
     for text in ("", "today", "20270115T080000Z", "20271315T080000.000000Z", run.id + "0"):
         with pytest.raises(UsageError, match="names no run"):
-            Run.read(text)
+            SparkRun.read(text)
 
 
 def test_the_header_that_was_written_first_stands(bench: Callable[..., Bench]) -> None:

@@ -532,7 +532,7 @@ def test_a_schema_of_one_s_own_chooses_columns(url: str, queue: Queue) -> None:
         views.of_schema(options.view, wrong)
     some = StructType([StructField("lane", IntegerType())])
     assert views.of_schema("messages", some) == (
-        columns.Column("lane", "INT", len, is_nullable=True),
+        columns.ViewColumn("lane", "INT", len, is_nullable=True),
     )
 
 

@@ -26,13 +26,13 @@ from shardq.model.message import Row
 from shardq.model.times import ceil_ms
 from shardq.spark import connect
 from shardq.spark.jobs import schedule
-from shardq.spark.runs import Run
+from shardq.spark.runs import SparkRun
 from shardq.spark.source import ShardqDataSource
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from shardq.spark.pieces import Piece, Pieces, Tally
+    from shardq.spark.pieces import Pieces, WritePiece, WriteTally
 
 pytestmark = pytest.mark.spark
 
@@ -98,7 +98,7 @@ def people(spark: SparkSession) -> DataFrame:
 def expected(here: Bench, people: DataFrame, run: str) -> list[Row]:
     """The rows that a run writes, by the core's own arithmetic."""
     layout = here.queue._home.register.layout
-    as_of_us = Run.read(run).as_of_us
+    as_of_us = SparkRun.read(run).as_of_us
     rows = set()
     for key, due, priority, text in people.collect():
         due_ms = ceil_ms(int(due.timestamp() * 1_000) * 1_000)
@@ -122,7 +122,7 @@ def failing(act: Callable[[int], None]) -> type[ShardqDataSource]:
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
     class Writer(BatchWriter):
-        def _write_piece(self, pieces: Pieces, piece: Piece) -> Tally:
+        def _write_piece(self, pieces: Pieces, piece: WritePiece) -> WriteTally:
             tally = super()._write_piece(pieces, piece)
             context = TaskContext.get()
             assert context is not None
@@ -199,7 +199,7 @@ def test_twins_and_a_run_that_is_resumed_write_the_same_rows_and_no_others(
     spark: SparkSession, bench: Callable[..., Bench], people: DataFrame, file: str
 ) -> None:
     here = bench(file, bands=3)
-    run = Run.at(here.db._home.clock.now_us()).id
+    run = SparkRun.at(here.db._home.clock.now_us()).id
     reports: list[schedule.Report] = []
     # One of them was planned where fewer tasks run at a time.
     plans = [planned(here, people, run=run, bins=bins) for bins in (3, 2)]
@@ -267,7 +267,7 @@ def test_unscheduling_leaves_nothing_of_its_run_and_all_of_others(
     assert (balance.cancelled, balance.acked, balance.waiting) == (ROWS - 1, 1, ROWS)
     with pytest.raises(UsageError, match="was unscheduled"):
         planned(here, people, run=run).run()
-    nothing = Run.new(here.db._home.clock.now_us()).id
+    nothing = SparkRun.new(here.db._home.clock.now_us()).id
     for make in (here.spark.unschedule, here.spark.schedule):
         with pytest.raises(UsageError, match="has begun"):
             make(people, run=nothing, **asked)

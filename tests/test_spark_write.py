@@ -34,7 +34,7 @@ from shardq.model.shard import Layout
 from shardq.spark import runs
 from shardq.spark.complaint import translated
 from shardq.spark.options import Options
-from shardq.spark.runs import PLAN, Run
+from shardq.spark.runs import PLAN, SparkRun
 from shardq.spark.source import ShardqDataSource, register
 from shardq.spark.writing import BatchWriter, PlainRows
 from shardq.testing.clock import ManualClock
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-    from shardq.spark.pieces import Piece, Pieces, Tally
+    from shardq.spark.pieces import Pieces, WritePiece, WriteTally
 
 pytestmark = pytest.mark.spark
 
@@ -97,13 +97,13 @@ def killing() -> type[ShardqDataSource]:
             os.kill(os.getpid(), signal.SIGKILL)
 
     class Batch(BatchWriter):
-        def _write_piece(self, pieces: Pieces, piece: Piece) -> Tally:
+        def _write_piece(self, pieces: Pieces, piece: WritePiece) -> WriteTally:
             tally = super()._write_piece(pieces, piece)
             kill()
             return tally
 
     class Stream(StreamWriter):
-        def _write_piece(self, pieces: Pieces, piece: Piece) -> Tally:
+        def _write_piece(self, pieces: Pieces, piece: WritePiece) -> WriteTally:
             tally = super()._write_piece(pieces, piece)
             kill()
             return tally
@@ -148,14 +148,14 @@ def laid_out(first: int, last: int) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, names=_LAID_OUT.fieldNames())
 
 
-def writer_of(here: Bench, run: Run, **options: str) -> BatchWriter:
+def writer_of(here: Bench, run: SparkRun, **options: str) -> BatchWriter:
     given = {"store": here.url, "queue": here.queue.name, "run": run.id, "piece": "5", **options}
     return BatchWriter(Options.of_writer(given), _LAID_OUT)
 
 
 def test_a_run_whose_queue_is_purged_meanwhile_ends_there(bench: Callable[..., Bench]) -> None:
     here = bench()
-    run = Run.new(here.db._home.clock.now_us())
+    run = SparkRun.new(here.db._home.clock.now_us())
 
     def batches() -> Iterator[pa.RecordBatch]:
         yield laid_out(0, 7)
@@ -172,7 +172,7 @@ def test_what_a_run_that_failed_has_written_is_counted_and_what_is_taken_back_of
     bench: Callable[..., Bench],
 ) -> None:
     here = bench()
-    run = Run.new(here.db._home.clock.now_us())
+    run = SparkRun.new(here.db._home.clock.now_us())
     header = {"bins": 1}
     runs.agreed(here.queue._home.store, run.entry(here.queue.name, PLAN), header)
 
@@ -193,7 +193,7 @@ def test_what_a_run_that_failed_has_written_is_counted_and_what_is_taken_back_of
         # A task of the run itself was the last to end.
         writer.abort([None])
 
-    other = Run.new(run.as_of_us + 1)
+    other = SparkRun.new(run.as_of_us + 1)
     writer = writer_of(here, other)
     with pytest.raises(OSError, match="gone"):
         writer.write(batches())
@@ -208,7 +208,7 @@ def test_a_task_of_a_cluster_writes_into_no_file(
 ) -> None:
     here = bench()
     # Spark's driver does not know where it runs where it has found shardq by itself.
-    writer = writer_of(here, Run.new(here.db._home.clock.now_us()))
+    writer = writer_of(here, SparkRun.new(here.db._home.clock.now_us()))
     context = TaskContext()
     context._localProperties = {"spark.master": "spark://host:7077"}
     monkeypatch.setattr(TaskContext, "_taskContext", context)

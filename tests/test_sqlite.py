@@ -36,7 +36,7 @@ from shardq.stores import store_of
 from shardq.stores.sqlite import SqliteStore, schema
 from shardq.stores.sqlite import file as sqlite_names
 from shardq.stores.sqlite import store as sqlite_store
-from shardq.stores.store import Entry, LeaseState, Mark, Move
+from shardq.stores.store import Entry, LeaseState, Mark, RowMove
 from shardq.stores.tables import LANES, MEMBERS, QUEUES, RESULTS, Change, ResultNote
 
 if TYPE_CHECKING:
@@ -453,7 +453,7 @@ def test_a_full_disk_is_told_and_nothing_is_half_written(store: SqliteStore) -> 
     with pytest.raises(StoreFull, match=r"disk under .* is full"):
         store.insert([make_row(body=b"x" * 100_000)])
     with pytest.raises(StoreFull, match=r"disk under .* is full"):
-        store.move([Move(kept.position, make_row(body=b"x" * 100_000))])
+        store.move([RowMove(kept.position, make_row(body=b"x" * 100_000))])
     assert store.read(ALL) == [kept]
 
 

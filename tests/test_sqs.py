@@ -13,7 +13,7 @@ import pytest
 from hosted import sqs_at
 from placed import Place, placed, timed_place
 
-from shardq.records.endpoints import Address, Endpoint, Endpoints
+from shardq.records.endpoints import Endpoint, EndpointAddress, Endpoints
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -342,7 +342,9 @@ def test_a_queue_that_is_being_made_has_its_attributes_before_it_exists(timed: P
     begun = Endpoint(
         queue="mail", made_ms=now_ms, changed_ms=now_ms, attributes={"VisibilityTimeout": "10"}
     )
-    Endpoints(timed.db._home.store).make(Address("000000000000", "us-east-1", "mail"), begun)
+    Endpoints(timed.db._home.store).make(
+        EndpointAddress("000000000000", "us-east-1", "mail"), begun
+    )
     code, _ = timed.refused("get_queue_url", QueueName="mail")
     assert code == "AWS.SimpleQueueService.NonExistentQueue"
     other = {"QueueName": "mail", "Attributes": {"VisibilityTimeout": "11"}}

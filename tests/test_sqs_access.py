@@ -14,7 +14,7 @@ from msgspec.structs import replace
 import shardq
 from shardq.records.accounts import Accounts
 from shardq.records.actions import Actions
-from shardq.records.endpoints import Address, Endpoints
+from shardq.records.endpoints import EndpointAddress, Endpoints
 from shardq.records.masterkey import FILE_VARIABLE, MASTER_VARIABLE
 from shardq.server import application
 from shardq.server.access import Access
@@ -180,7 +180,7 @@ def test_a_stored_policy_that_cannot_be_read_is_replaced_by_the_queue_s_account(
     text = json.dumps({"Statement": [statement] * 21})
     # As an older server has stored it.
     Endpoints(place.db._home.store).change(
-        Address("000000000000", "us-east-1", "mail"),
+        EndpointAddress("000000000000", "us-east-1", "mail"),
         lambda before: replace(before, attributes={"Policy": text}),
     )
     with hosted(application(place.db, access=Access(place.db))) as other:

@@ -16,7 +16,7 @@ from placed import Place, placed, timed_place
 import shardq
 from shardq.clock import pause
 from shardq.errors import StoreError, StoreFull, StoreRefused, StoreTimeout, StoreUnavailable
-from shardq.records.endpoints import Address, Endpoints, MoveTask
+from shardq.records.endpoints import EndpointAddress, Endpoints, MoveTask
 from shardq.server import application
 from shardq.testing import ManualClock, Stage
 
@@ -240,7 +240,7 @@ def test_another_server_continues_a_task_whose_server_has_died() -> None:
         now_ms = clock.now_ms()
         task = MoveTask(id="a", begun_ms=now_ms, at_ms=now_ms, moved=1, total=4)
         Endpoints(db._home.store).change(
-            Address.of_arn(f"{ARN}dead") or Address("", "", ""),
+            EndpointAddress.of_arn(f"{ARN}dead") or EndpointAddress("", "", ""),
             lambda before: replace(before, tasks=(task,)),
         )
         with hosted(application(db)) as second:

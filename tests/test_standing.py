@@ -8,12 +8,12 @@ import pytest
 
 from shardq.errors import StoreCorrupt
 from shardq.model import ids
-from shardq.model.key import Key
+from shardq.model.key import MessageKey
 from shardq.model.message import Row
 from shardq.model.shard import Position, Shard
 from shardq.records import keyrow
 from shardq.records.keyrow import Before, Does, KeyRow
-from shardq.records.standing import Is, Refusal, View, judge, refusal_of
+from shardq.records.standing import Is, StartRefusal, View, judge, refusal_of
 
 NOW_US = 1_780_000_000_000_000
 NOW_MS = NOW_US // 1_000
@@ -36,7 +36,7 @@ def _key(**given: object) -> KeyRow:
 
 
 def _at(place: Position, claim: str | None = None) -> Row:
-    return Row(*place, b"", first=FIRST, claim=claim, key=Key("a", 2).text())
+    return Row(*place, b"", first=FIRST, claim=claim, key=MessageKey("a", 2).text())
 
 
 FRESH, OLD, MOVED = _place(-1), _place(-9), _place(-8)
@@ -87,25 +87,25 @@ def test_a_name_is_judged_by_its_row_and_by_what_is_there(
 @pytest.mark.parametrize(
     ("generation", "key", "there", "refusal"),
     [
-        (2, KeyRow("mail", "a"), [], Refusal.OVER),
-        (2, _key(first=ids.fixed(NOW_US, "other")), [OLD], Refusal.OVER),
-        (3, _key(), [OLD], Refusal.LATER),
-        (2, _key(), [OLD], Refusal.AGAIN),
-        (2, _key(is_doomed=True, **BEGUN), [OLD], Refusal.CANCELLED),
-        (1, _key(), [OLD], Refusal.COPY),
-        (1, _key(**REPLACES, place=FRESH), [], Refusal.LATER),
-        (1, _key(**REPLACES), [], Refusal.STRANDED),
-        (1, _key(**REPLACES, place=FRESH), [FRESH], Refusal.COPY),
-        (1, _key(**REPLACES), [OLD], Refusal.REPLACED),
-        (1, _key(**REPLACES, at=MOVED), [], Refusal.REPLACED),
-        (1, _key(**REPLACES, **BEGUN), [], Refusal.COPY),
-        (1, _key(generation=3, before=Before(2, BEFORE)), [], Refusal.COPY),
+        (2, KeyRow("mail", "a"), [], StartRefusal.OVER),
+        (2, _key(first=ids.fixed(NOW_US, "other")), [OLD], StartRefusal.OVER),
+        (3, _key(), [OLD], StartRefusal.LATER),
+        (2, _key(), [OLD], StartRefusal.AGAIN),
+        (2, _key(is_doomed=True, **BEGUN), [OLD], StartRefusal.CANCELLED),
+        (1, _key(), [OLD], StartRefusal.COPY),
+        (1, _key(**REPLACES, place=FRESH), [], StartRefusal.LATER),
+        (1, _key(**REPLACES), [], StartRefusal.STRANDED),
+        (1, _key(**REPLACES, place=FRESH), [FRESH], StartRefusal.COPY),
+        (1, _key(**REPLACES), [OLD], StartRefusal.REPLACED),
+        (1, _key(**REPLACES, at=MOVED), [], StartRefusal.REPLACED),
+        (1, _key(**REPLACES, **BEGUN), [], StartRefusal.COPY),
+        (1, _key(generation=3, before=Before(2, BEFORE)), [], StartRefusal.COPY),
     ],
 )
 def test_why_a_row_may_not_begin_follows_from_its_generation_and_what_is_there(
-    generation: int, key: KeyRow, there: list[Position], refusal: Refusal
+    generation: int, key: KeyRow, there: list[Position], refusal: StartRefusal
 ) -> None:
-    row = _at(BEFORE)._replace(key=Key("a", generation).text())
+    row = _at(BEFORE)._replace(key=MessageKey("a", generation).text())
     found = {place: _at(place) for place in there}
     assert refusal_of(row, judge(key, found, VIEW), VIEW) is refusal
 

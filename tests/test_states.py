@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 import pytest
 
 from shardq import Consumer
-from shardq.cli.states import Finding, Level, Limits, State, findings
+from shardq.cli.states import Finding, Limits, Severity, StateName, findings
 from shardq.observer import Observer
 from shardq.records.membership import Heartbeat
 from shardq.stores.tables import MEMBERS, STATS
@@ -40,7 +40,7 @@ def wait_for(look: Callable[[], T], is_there: Callable[[T], bool]) -> T:
     return seen
 
 
-def found(db: shardq.Connection, **limits: int) -> list[tuple[State, Level]]:
+def found(db: shardq.Connection, **limits: int) -> list[tuple[StateName, Severity]]:
     return [(one.state, one.level) for one in looked(db, **limits)]
 
 
@@ -55,22 +55,22 @@ def beat(db: shardq.Connection, running: int = 0, longest_ms: int = 0) -> None:
 
 def test_an_empty_queue_is_well_without_a_consumer(db: shardq.Connection) -> None:
     db.queue("mail")
-    assert found(db) == [(State.OK, Level.OK)]
+    assert found(db) == [(StateName.OK, Severity.OK)]
 
 
 def test_nobody_consuming_is_wrong_once_a_message_is_due_for_too_long(
     stage: Stage, db: shardq.Connection
 ) -> None:
     db.queue("mail").put("x", delay="1m")
-    assert found(db) == [(State.NO_CONSUMERS, Level.WARNING)]
+    assert found(db) == [(StateName.NO_CONSUMERS, Severity.WARNING)]
     stage.clock.advance(119)
-    assert found(db) == [(State.NO_CONSUMERS, Level.WARNING)]
+    assert found(db) == [(StateName.NO_CONSUMERS, Severity.WARNING)]
     stage.clock.advance(2)
-    assert found(db) == [(State.NO_CONSUMERS, Level.WRONG)]
+    assert found(db) == [(StateName.NO_CONSUMERS, Severity.WRONG)]
     assert "1m1s" in looked(db)[0].text
     beat(db)
-    assert found(db) == [(State.LAGGING, Level.WRONG)]
-    assert found(db, lag_ms=120_000) == [(State.OK, Level.OK)]
+    assert found(db) == [(StateName.LAGGING, Severity.WRONG)]
+    assert found(db, lag_ms=120_000) == [(StateName.OK, Severity.OK)]
 
 
 def test_lagging_says_whether_handlers_are_the_bottleneck(
@@ -102,20 +102,20 @@ def test_isolated_consumers_lag_once_they_are_behind_what_they_may_read(
     assert told.isolated
     db._home.store.note(MEMBERS, ("mail",), {"reader": told.to_json()}, 1_000_000)
     stage.clock.advance(239)
-    assert found(db) == [(State.OK, Level.OK)]
+    assert found(db) == [(StateName.OK, Severity.OK)]
     stage.clock.advance(2)
-    assert found(db) == [(State.LAGGING, Level.WRONG)]
+    assert found(db) == [(StateName.LAGGING, Severity.WRONG)]
     consumer.close()
 
 
 def test_a_handler_that_hangs_is_seen(db: shardq.Connection) -> None:
     db.queue("mail", visibility="30s")
     beat(db, running=1, longest_ms=29_000)
-    assert found(db) == [(State.OK, Level.OK)]
+    assert found(db) == [(StateName.OK, Severity.OK)]
     beat(db, running=1, longest_ms=31_000)
-    assert found(db) == [(State.HANGING, Level.WARNING)]
-    assert found(db, run_ms=60_000) == [(State.OK, Level.OK)]
-    assert found(db, run_ms=30_000) == [(State.HANGING, Level.WRONG)]
+    assert found(db) == [(StateName.HANGING, Severity.WARNING)]
+    assert found(db, run_ms=60_000) == [(StateName.OK, Severity.OK)]
+    assert found(db, run_ms=30_000) == [(StateName.HANGING, Severity.WRONG)]
     assert "reader for 31s" in looked(db)[0].text
 
 
@@ -132,16 +132,16 @@ def test_a_consumer_all_of_whose_handlers_hang_is_seen_before_their_visibility_i
         db._home.store.note(MEMBERS, ("mail",), {"reader": one.to_json()}, 1_000_000)
 
     told(running=2, shortest_ms=29_000)
-    assert found(db) == [(State.OK, Level.OK)]
+    assert found(db) == [(StateName.OK, Severity.OK)]
     told(running=1, shortest_ms=45_000)
-    assert found(db) == [(State.OK, Level.OK)]
+    assert found(db) == [(StateName.OK, Severity.OK)]
     told(running=2, shortest_ms=31_000)
-    assert found(db) == [(State.HANGING, Level.WARNING)]
+    assert found(db) == [(StateName.HANGING, Severity.WARNING)]
     [one] = looked(db)
     assert "all handlers, 2, have run for longer than 30s; 1 message ready" in one.text
     assert "reader runs first for 45s, second for" in one.text
     # Whoever says how long a handler may run has said so for all of them.
-    assert found(db, run_ms=60_000) == [(State.OK, Level.OK)]
+    assert found(db, run_ms=60_000) == [(StateName.OK, Severity.OK)]
 
 
 def test_two_of_two_handlers_that_hang_are_seen_with_what_they_run(
@@ -161,7 +161,7 @@ def test_two_of_two_handlers_that_hang_are_seen_with_what_they_run(
     try:
         both.wait(WAIT_S)
         with busy.ticking(0.05):
-            state = wait_for(lambda: looked(db)[0], lambda one: one.state is State.HANGING)
+            state = wait_for(lambda: looked(db)[0], lambda one: one.state is StateName.HANGING)
             wait_for(lambda: caplog.text, lambda text: text.count("it stands at:") >= 2)
     finally:
         over.set()
@@ -176,9 +176,9 @@ def test_dead_letters_are_wrong_above_what_is_allowed(db: shardq.Connection) -> 
     queue = db.queue("mail")
     for _ in range(2):
         queue.bury(queue.put("x"))
-    assert found(db) == [(State.DEAD_LETTERS, Level.WARNING)]
-    assert found(db, dead=2) == [(State.DEAD_LETTERS, Level.WARNING)]
-    assert found(db, dead=1) == [(State.DEAD_LETTERS, Level.WRONG)]
+    assert found(db) == [(StateName.DEAD_LETTERS, Severity.WARNING)]
+    assert found(db, dead=2) == [(StateName.DEAD_LETTERS, Severity.WARNING)]
+    assert found(db, dead=1) == [(StateName.DEAD_LETTERS, Severity.WRONG)]
 
 
 def test_a_paused_queue_is_never_wrong_and_the_gravest_comes_first(
@@ -190,8 +190,8 @@ def test_a_paused_queue_is_never_wrong_and_the_gravest_comes_first(
     queue.pause()
     stage.clock.advance(3_600)
     assert found(db, dead=0) == [
-        (State.DEAD_LETTERS, Level.WRONG),
-        (State.PAUSED, Level.WARNING),
+        (StateName.DEAD_LETTERS, Severity.WRONG),
+        (StateName.PAUSED, Severity.WARNING),
     ]
 
 
@@ -201,14 +201,14 @@ def test_a_process_that_ended_as_it_counted_is_told_until_that_is_mended(
     queue = db.queue("mail")
     told = {"at_ms": stage.clock.now_ms(), "open": 1}
     db._home.store.note(STATS, ("mail",), {(0, "web:1"): json.dumps(told)})
-    assert found(db) == [(State.OK, Level.OK)]
+    assert found(db) == [(StateName.OK, Severity.OK)]
     stage.clock.advance(6)
-    assert found(db) == [(State.COUNTS_OFF, Level.WARNING)]
+    assert found(db) == [(StateName.COUNTS_OFF, Severity.WARNING)]
     assert "web:1" in looked(db)[0].text
     # A consumer is about to do it.
     beat(db)
-    assert found(db) == [(State.OK, Level.OK)]
+    assert found(db) == [(StateName.OK, Severity.OK)]
     stage.clock.advance(60)
-    assert found(db) == [(State.COUNTS_OFF, Level.WARNING)]
+    assert found(db) == [(StateName.COUNTS_OFF, Severity.WARNING)]
     queue.check_all()
-    assert found(db) == [(State.OK, Level.OK)]
+    assert found(db) == [(StateName.OK, Severity.OK)]

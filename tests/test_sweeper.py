@@ -8,7 +8,7 @@ import pytest
 from reading import reading, write
 
 from shardq import Consumer, Message, Retry
-from shardq.engine.leases.lease import Leases
+from shardq.engine.leases.lease import MemberLeases
 from shardq.engine.reading.lane import RUNGS, SEALED_RUNGS
 from shardq.errors import StoreUnavailable
 from shardq.model.message import Row
@@ -320,7 +320,7 @@ def test_a_lane_that_cannot_be_read_on_is_looked_at_behind_its_seal_all_the_same
     # A shard of one who has died with it, and whose lease is renewed by those who die of it next.
     queue.put("held")
     shard = layout.shard(stage.clock.now_ms(), 0)
-    other = Leases(queue._home.store, stage.clock, "other", window=1)
+    other = MemberLeases(queue._home.store, stage.clock, "other", window=1)
     assert not other.take([shard])
     write(stage, queue, layout.start_ms(sealed - 1), b"late", lane=0)
     for _ in range(12):
@@ -339,7 +339,7 @@ def test_what_another_had_behind_a_seal_as_it_was_looked_at_is_looked_at_again(
     layout, sealed = queue._home.register.layout, stage._store.notes(LANES, ("mail",))[0]
     late_ms = layout.start_ms(sealed - 1)
     write(stage, queue, late_ms, b"late", lane=0)
-    other = Leases(queue._home.store, stage.clock, "other", window=1)
+    other = MemberLeases(queue._home.store, stage.clock, "other", window=1)
     assert not other.take([layout.shard(late_ms, 0)])
     for _ in range(8):
         stage.drive(consumer, seconds=1, stride=0.1)
@@ -380,7 +380,7 @@ def test_what_is_found_behind_the_seal_of_one_who_died_is_handed_out_with_care(
     stage.drive(consumer, seconds=20, stride=0.1)
     late_ms = queue._home.register.layout.start_ms(stage._store.notes(LANES, ("mail",))[0] - 1)
     late = write(stage, queue, late_ms, b"late")
-    dead = Leases(queue._home.store, stage.clock, "dead", window=1, ttl_ms=1_000)
+    dead = MemberLeases(queue._home.store, stage.clock, "dead", window=1, ttl_ms=1_000)
     assert not dead.take([late.shard])
     while (one := consumer._engine.ready.take()) is None:
         stage.clock.advance(0.1)
@@ -397,7 +397,7 @@ def test_a_shard_refused_behind_the_seal_keeps_no_other_lane_from_being_looked_a
     stage.drive(consumer, seconds=20, stride=0.1)
     late_ms = queue._home.register.layout.start_ms(stage._store.notes(LANES, ("mail",))[0] - 1)
     late = write(stage, queue, late_ms, b"late", lane=0)
-    other = Leases(queue._home.store, stage.clock, "other", window=1)
+    other = MemberLeases(queue._home.store, stage.clock, "other", window=1)
     assert not other.take([late.shard])
     stage.drive(consumer, seconds=9, stride=0.1)
     swept = {n: lane.swept[SEALED_RUNGS[0]] for n, lane in consumer._engine.intake.lanes.items()}

@@ -82,24 +82,24 @@ from task_types import (
 )
 
 from shardq.errors import BadArguments, BadResult
-from shardq.tasks.arguments import Signature
+from shardq.tasks.arguments import TaskSignature
 
 
-def taking(hint: Any) -> Signature:
+def taking(hint: Any) -> TaskSignature:
     """The signature of a function of one argument, and a result, of this type."""
 
     def task(value: Any) -> Any: ...
 
     task.__annotations__ = {"value": hint, "return": hint}
-    return Signature(task, name="app.task")
+    return TaskSignature(task, name="app.task")
 
 
-def back(signature: Signature, *args: Any, **kwargs: Any) -> Any:
+def back(signature: TaskSignature, *args: Any, **kwargs: Any) -> Any:
     """What a worker calls the function with, as it gets it."""
     return signature.decode(signature.encode(args, kwargs))
 
 
-def refused(signature: Signature, *args: Any, **kwargs: Any) -> str:
+def refused(signature: TaskSignature, *args: Any, **kwargs: Any) -> str:
     with pytest.raises(BadArguments) as caught:
         signature.encode(args, kwargs)
     return str(caught.value)
@@ -244,7 +244,7 @@ def welcome(user: str, count: int = 1, *, lang: str = "en") -> None: ...
 
 
 def test_only_what_was_given_is_stored() -> None:
-    signature = Signature(welcome, name="mail.welcome")
+    signature = TaskSignature(welcome, name="mail.welcome")
     assert signature.encode(("ada",), {}) == b'{"user":"ada"}'
     assert signature.encode(("ada",), {"lang": "en"}) == b'{"user":"ada","lang":"en"}'
     assert signature.decode(b'{"lang":"de","user":"ada"}') == ((), {"user": "ada", "lang": "de"})
@@ -301,7 +301,7 @@ CALLS: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], bytes]] =
 def test_a_function_is_called_as_it_was_put(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], body: bytes
 ) -> None:
-    signature = Signature(function, name="app.task")
+    signature = TaskSignature(function, name="app.task")
     assert signature.encode(args, kwargs) == body
     got_args, got_kwargs = signature.decode(body)
     assert function(*got_args, **got_kwargs) == function(*args, **kwargs)
@@ -329,7 +329,7 @@ MISBOUND: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], str]] 
 def test_what_a_function_does_not_take_is_refused_at_the_put(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], text: str
 ) -> None:
-    said = refused(Signature(function, name="app.task"), *args, **kwargs)
+    said = refused(TaskSignature(function, name="app.task"), *args, **kwargs)
     assert said == f"task app.task {text}"
 
 
@@ -541,7 +541,7 @@ def test_what_a_model_gives_back_as_it_was_is_taken(held: Any) -> None:
 def test_what_stars_take_without_a_hint_is_refused_likewise() -> None:
     def task(*args, **kwargs): ...  # type: ignore[no-untyped-def]
 
-    signature = Signature(task, name="app.task")
+    signature = TaskSignature(task, name="app.task")
     assert back(signature, 1, [2], a="b") == ((1, [2]), {"a": "b"})
     assert refused(signature, 1, (2,)).startswith(
         "task app.task: argument *args[1] is tuple ((2,)),"
@@ -554,7 +554,7 @@ def test_what_stars_take_without_a_hint_is_refused_likewise() -> None:
 def test_an_argument_without_a_hint_takes_plain_values_alone() -> None:
     def task(first, *, second=None): ...  # type: ignore[no-untyped-def]
 
-    signature = Signature(task, name="app.task")
+    signature = TaskSignature(task, name="app.task")
     assert signature.shown == "(first, *, second=None)"
     assert back(signature, [1, {"a": None}]) == ((), {"first": [1, {"a": None}]})
     assert refused(signature, 1, second=DAY) == (
@@ -584,8 +584,8 @@ def test_a_time_that_a_test_has_frozen_is_a_datetime_too(hint: Any) -> None:
 
 def test_pydantic_is_imported_only_by_who_uses_it() -> None:
     asks = (
-        "import sys; from shardq.tasks.arguments import Signature; "
-        "f = lambda a: a; s = Signature(f, name='f'); s.encode((1,), {}); "
+        "import sys; from shardq.tasks.arguments import TaskSignature; "
+        "f = lambda a: a; s = TaskSignature(f, name='f'); s.encode((1,), {}); "
         "sys.exit('pydantic' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", asks], check=False).returncode == 0
@@ -596,7 +596,7 @@ def test_an_argument_with_a_name_of_pythons_own_is_refused_at_the_declaration(na
     made: dict[str, Any] = {}
     exec(f"def task({name}=1): ...", made)
     with pytest.raises(BadArguments) as caught:
-        Signature(made["task"], name="app.task")
+        TaskSignature(made["task"], name="app.task")
     assert str(caught.value) == (
         f"task app.task: argument {name} has a name of those that Python keeps for itself; name it "
         f"without the underscores, before a / if it is to be given by place."
@@ -632,7 +632,7 @@ def wrapper(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @pytest.mark.parametrize("function", [later, Caller(), Caller().method, wrapper(later)])
 def test_a_hint_may_name_what_is_defined_later(function: Callable[..., Any]) -> None:
-    signature = Signature(function, name="app.task")
+    signature = TaskSignature(function, name="app.task")
     assert signature.shown == "(value: Defined)"
     assert back(signature, Defined(DAY)) == ((), {"value": Defined(DAY)})
 
@@ -686,7 +686,7 @@ def test_a_hint_that_cannot_be_had_from_json_is_refused_with_its_parameter(
 def test_the_hint_of_a_result_matters_only_where_results_are_kept() -> None:
     def task(value: int) -> Socket: ...
 
-    signature = Signature(task, name="app.task")
+    signature = TaskSignature(task, name="app.task")
     signature.check()
     assert back(signature, 1) == ((), {"value": 1})
     with pytest.raises(BadResult) as caught:
@@ -700,7 +700,7 @@ def test_the_hint_of_a_result_matters_only_where_results_are_kept() -> None:
 def test_a_result_without_a_hint_is_a_plain_value() -> None:
     def task(): ...  # type: ignore[no-untyped-def]
 
-    signature = Signature(task, name="app.task")
+    signature = TaskSignature(task, name="app.task")
     assert signature.decode_result(signature.encode_result({"a": [1]})) == {"a": [1]}
     with pytest.raises(BadResult, match=r"its result is date \(.*\), which JSON gives back as str"):
         signature.encode_result(DAY)
@@ -739,16 +739,16 @@ def test_a_decorator_that_does_not_take_what_its_function_takes_is_refused(
     function: Callable[..., Any], taken: str
 ) -> None:
     with pytest.raises(BadArguments) as caught:
-        Signature(function, name="app.task")
+        TaskSignature(function, name="app.task")
     said = str(caught.value)
     assert said.startswith(f"task app.task: the function of its decorator takes {taken}, and is to")
     assert said.endswith("; make a task of a function that takes the rest, and calls this one.")
 
 
 def test_an_argument_that_a_decorator_may_give_is_told_with_the_way_out() -> None:
-    signature = Signature(wrapper(nothing), name="app.task")
+    signature = TaskSignature(wrapper(nothing), name="app.task")
     assert refused(signature, 1) == "task app.task takes 0 arguments by place, not 1; it takes ()."
-    signature = Signature(wrapper(welcome), name="app.task")
+    signature = TaskSignature(wrapper(welcome), name="app.task")
     assert refused(signature, lang="de") == (
         f"task app.task needs the argument user; {TAKES} If a decorator gives it, make a task of a "
         f"function that takes the rest, and calls this one."
@@ -767,7 +767,7 @@ def test_an_argument_that_a_decorator_may_give_is_told_with_the_way_out() -> Non
 def test_a_decorator_that_hands_on_what_it_is_given_is_none_of_ours(
     function: Callable[..., Any],
 ) -> None:
-    signature = Signature(function, name="app.task")
+    signature = TaskSignature(function, name="app.task")
     args, kwargs = back(signature, "ada")
     assert function(*args, **kwargs) is None
 
@@ -775,7 +775,7 @@ def test_a_decorator_that_hands_on_what_it_is_given_is_none_of_ours(
 @pytest.mark.parametrize("function", ["x", type("No", (), {})()])
 def test_what_has_no_parameters_to_read_is_no_task(function: Any) -> None:
     with pytest.raises(BadArguments, match="cannot be read; wrap it in a function of your own"):
-        Signature(function, name="app.task")
+        TaskSignature(function, name="app.task")
 
 
 # Bodies of others ---------------------------------------------------------------------------------
@@ -802,7 +802,7 @@ def test_a_body_that_a_function_does_not_take_says_why(
     function: Callable[..., Any], body: bytes, text: str
 ) -> None:
     with pytest.raises(BadArguments) as caught:
-        Signature(function, name="app.task").decode(body)
+        TaskSignature(function, name="app.task").decode(body)
     assert str(caught.value) == f"task app.task{text}"
 
 
@@ -818,7 +818,7 @@ def test_a_body_that_is_nested_without_end_is_refused(body: bytes) -> None:
 def test_each_job_of_a_batch_holds_one_item() -> None:
     def index(documents: Sequence[Item], *, fast: bool = False) -> None: ...
 
-    signature = Signature(index, name="app.index", batch=True)
+    signature = TaskSignature(index, name="app.index", batch=True)
     signature.check()
     body = signature.encode_item(Item("tea", Decimal(1)))
     assert body == b'{"documents":{"name":"tea","price":"1","tags":[]}}'
@@ -836,10 +836,10 @@ def test_a_function_that_takes_no_list_is_no_batch() -> None:
     def two(values: list[int], other: int) -> None: ...
 
     with pytest.raises(BadArguments, match=r"its argument value must be a list, list\[int\] say"):
-        Signature(one, name="app.one", batch=True).check()
+        TaskSignature(one, name="app.one", batch=True).check()
     for function in (two, nothing):
         with pytest.raises(BadArguments, match="its function must take one list; it takes "):
-            Signature(function, name="app.two", batch=True)
+            TaskSignature(function, name="app.two", batch=True)
 
 
 # Anything -----------------------------------------------------------------------------------------
@@ -909,4 +909,4 @@ def test_a_value_is_refused_or_comes_back(hint: Any, value: Any) -> None:
 def test_any_body_is_read_or_refused(body: bytes) -> None:
     for function in (welcome, many, open_ended):
         with contextlib.suppress(BadArguments):
-            Signature(function, name="app.task").decode(body)
+            TaskSignature(function, name="app.task").decode(body)

@@ -16,9 +16,9 @@ from proofs.verdict import IN_FLIGHT_US, Interruption, compare, read_deliveries
 from shardq.errors import BadTime, UsageError
 from shardq.inspection import trace
 from shardq.inspection.trace import (
-    Delivery,
     Event,
     Timed,
+    TraceLine,
     read,
     replay,
 )
@@ -27,9 +27,9 @@ from shardq.model.times import due_ms
 PUT = [Timed(b"a", 1_000), Timed(b"b", 2_000), Timed(b"c", 2_000)]
 
 
-def delivery(body: bytes, at_ms: float, consumer: str = "one") -> Delivery:
+def delivery(body: bytes, at_ms: float, consumer: str = "one") -> TraceLine:
     at_us = round(at_ms * 1_000)
-    return Delivery(
+    return TraceLine(
         body.decode(), body, due_ms=0, delivered_ms=0, at_us=at_us, attempt=1, consumer=consumer
     )
 
@@ -157,10 +157,10 @@ def test_gaps_are_divided_by_the_speed() -> None:
 
 @given(st.binary(), st.integers(0, 2**42), st.integers(0, 2**42), st.integers(1, 9))
 def test_a_delivery_survives_its_line(body: bytes, due: int, at_us: int, attempt: int) -> None:
-    one = Delivery("id", body, due, due + 1, at_us, attempt, "c", "mail")
+    one = TraceLine("id", body, due, due + 1, at_us, attempt, "c", "mail")
     line = one.to_json()
     assert "\n" not in line
-    assert Delivery.from_json(line, "c") == one
+    assert TraceLine.from_json(line, "c") == one
 
 
 def test_a_torn_line_is_counted_not_read(tmp_path: Path) -> None:
@@ -175,7 +175,7 @@ def test_a_torn_line_is_counted_not_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize("line", ["", "[]", "{}", json.dumps({"body": 1}), "null"])
 def test_a_line_of_another_kind_is_no_delivery(line: str) -> None:
     with pytest.raises(ValueError, match=r".*"):
-        Delivery.from_json(line)
+        TraceLine.from_json(line)
 
 
 def test_all_delivered_once_on_time_is_a_clean_verdict() -> None:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from measures.sizes import Sizes
-    from shardq.bench.place import Place
+    from shardq.bench.place import BenchPlace
     from shardq.clock import Clock
     from shardq.queue import Queue
 
@@ -48,7 +48,7 @@ _IDLE_PERCENT = 5
 _ANSWER_MS = 20
 
 
-def taken(place: Place, sizes: Sizes) -> list[Line]:
+def taken(place: BenchPlace, sizes: Sizes) -> list[Line]:
     """`receive(10)` and `ack` of a backlog; then whole cycles of one message each."""
     runs = min(sizes.repetitions, _RUNS_MAX)
     lines = []
@@ -114,7 +114,7 @@ def taken(place: Place, sizes: Sizes) -> list[Line]:
     return lines
 
 
-def waiting(place: Place, sizes: Sizes) -> list[Line]:
+def waiting(place: BenchPlace, sizes: Sizes) -> list[Line]:
     """The cost of callers that wait for messages, and how soon one is answered."""
     return [
         *_idle(place, sizes, "1,000 callers on one idle queue", queues=1, each=1_000),
@@ -122,13 +122,13 @@ def waiting(place: Place, sizes: Sizes) -> list[Line]:
     ]
 
 
-def _drained(place: Place, callers: int, count: int, _turn: int, *, groups: int = 0) -> float:
+def _drained(place: BenchPlace, callers: int, count: int, _turn: int, *, groups: int = 0) -> float:
     """Rows a second until all of a backlog is acked."""
     return statistics.harmonic_mean(_drain(place, callers, count, groups=groups))
 
 
 def _drain(
-    place: Place, callers: int, count: int, *, groups: int, per_group: int = 1
+    place: BenchPlace, callers: int, count: int, *, groups: int, per_group: int = 1
 ) -> list[float]:
     """Rows a second in each tenth of a backlog that callers receive by tens and ack."""
     with shardq.connect(place.url()) as db:
@@ -158,7 +158,7 @@ def _drain(
         ]
 
 
-def _cycle(place: Place, threads: int, count: int) -> float:
+def _cycle(place: BenchPlace, threads: int, count: int) -> float:
     """Cycles a second, each of a put, the receipt of some message, and its ack."""
     with shardq.connect(place.url()) as db:
         queue = place.queue(db, "cycled")
@@ -201,7 +201,7 @@ def _timed(clock: Clock, works: list[Callable[[], None]]) -> float:
     return max(clock.boot_us() - start_us, 1) / 1e6
 
 
-def _idle(place: Place, sizes: Sizes, what: str, *, queues: int, each: int) -> list[Line]:
+def _idle(place: BenchPlace, sizes: Sizes, what: str, *, queues: int, each: int) -> list[Line]:
     cpu, trips_ms = asyncio.run(_wait(place, sizes, queues, each))
     p50 = quantile(trips_ms, 0.5)
     return [
@@ -224,7 +224,9 @@ def _idle(place: Place, sizes: Sizes, what: str, *, queues: int, each: int) -> l
     ]
 
 
-async def _wait(place: Place, sizes: Sizes, count: int, each: int) -> tuple[float, list[float]]:
+async def _wait(
+    place: BenchPlace, sizes: Sizes, count: int, each: int
+) -> tuple[float, list[float]]:
     """Per cent of a core while all wait, and the milliseconds from a put to its answer."""
     clock = place.clock
     answered: dict[bytes, int] = {}

@@ -11,19 +11,19 @@ from shardq.bench.puts import grouped
 
 if TYPE_CHECKING:
     from measures.sizes import Sizes
-    from shardq.bench.place import Place
+    from shardq.bench.place import BenchPlace
 
 _REPETITIONS = 3
 _REACH = {5_000: 0.7, 100: 0.6, 3: 0.4, 1: 0.3}
 """Number of groups -> part of the drain without groups that is to be reached."""
 
 
-def drained(place: Place, sizes: Sizes) -> list[Line]:
+def drained(place: BenchPlace, sizes: Sizes) -> list[Line]:
     """Drains of one backlog, in thousands of groups and in one."""
     return [_line(place, sizes, groups, reach) for groups, reach in _REACH.items()]
 
 
-def _line(place: Place, sizes: Sizes, groups: int, reach: float) -> Line:
+def _line(place: BenchPlace, sizes: Sizes, groups: int, reach: float) -> Line:
     count = sizes.grouped
 
     def work(turn: int, groups: int) -> float:

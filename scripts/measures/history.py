@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
     from measures.sizes import Sizes
     from shardq.bench.line import Pair
-    from shardq.bench.place import Place
+    from shardq.bench.place import BenchPlace
     from shardq.queue import Queue
 
 _KEPT = "7d"
 
 
-def cost(place: Place, sizes: Sizes) -> list[Line]:
+def cost(place: BenchPlace, sizes: Sizes) -> list[Line]:
     """Puts and drains of a queue that keeps a history, beside one that keeps none."""
     many = [body_of(n) for n in range(sizes.put)]
     each = many[: sizes.put_each]
@@ -64,7 +64,7 @@ def cost(place: Place, sizes: Sizes) -> list[Line]:
     return lines
 
 
-def _pair(place: Place, sizes: Sizes, what: str, work: Callable[[Queue], float]) -> Pair:
+def _pair(place: BenchPlace, sizes: Sizes, what: str, work: Callable[[Queue], float]) -> Pair:
     def turn(history: str) -> float:
         with shardq.connect(place.url()) as db:
             queue = place.queue(db, "history", history=history)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from measures.sizes import Sizes
-    from shardq.bench.place import Place
+    from shardq.bench.place import BenchPlace
 
 _PUT_RATIO = {True: 0.25, False: 0.4}
 """Shares of the rate of `put_many` without keys, on Cassandra and on SQLite."""
@@ -29,7 +29,7 @@ _COMMAND_MS = 10
 _DELAY = "1h"
 
 
-def cost(place: Place, sizes: Sizes) -> list[Line]:
+def cost(place: BenchPlace, sizes: Sizes) -> list[Line]:
     """Single puts, moves and cancels, `put_many` and a drain."""
     return [
         _bare(place, sizes),
@@ -40,7 +40,7 @@ def cost(place: Place, sizes: Sizes) -> list[Line]:
     ]
 
 
-def _bare(place: Place, sizes: Sizes) -> Line:
+def _bare(place: BenchPlace, sizes: Sizes) -> Line:
     """Names taken by the driver alone."""
     names = [f"key-{n}" for n in range(sizes.put)]
     rows = [
@@ -59,7 +59,7 @@ def _bare(place: Place, sizes: Sizes) -> Line:
     return Line("keys taken by the bare driver", reached, "keys/s", note=f"{sizes.put:,}; {how}")
 
 
-def _each(place: Place, sizes: Sizes) -> Line:
+def _each(place: BenchPlace, sizes: Sizes) -> Line:
     count = sizes.put_each
 
     def put(number: int, key: str | None) -> float:
@@ -80,7 +80,7 @@ def _each(place: Place, sizes: Sizes) -> Line:
                 pair.ratio, note)  # fmt: skip
 
 
-def _commands(place: Place, sizes: Sizes) -> list[Line]:
+def _commands(place: BenchPlace, sizes: Sizes) -> list[Line]:
     """Moves and cancels by key, one by one."""
     count = sizes.put_each
     with shardq.connect(place.url()) as db:
@@ -104,7 +104,7 @@ def _commands(place: Place, sizes: Sizes) -> list[Line]:
     return lines
 
 
-def _many(place: Place, sizes: Sizes) -> Line:
+def _many(place: BenchPlace, sizes: Sizes) -> Line:
     count = sizes.put
 
     def put(number: int, *, keyed: bool) -> float:
@@ -124,7 +124,7 @@ def _many(place: Place, sizes: Sizes) -> Line:
                 f"{count:,} messages, beside as many without a key")  # fmt: skip
 
 
-def _drained(place: Place, sizes: Sizes) -> Line:
+def _drained(place: BenchPlace, sizes: Sizes) -> Line:
     count = sizes.drain
 
     def deliver(number: int, *, keyed: bool) -> float:
@@ -148,7 +148,7 @@ def _items(count: int, *, keyed: bool, delay: str = _DELAY) -> Iterator[dict[str
         yield item | {"key": f"key-{n}"} if keyed else item
 
 
-def _driver(place: Place) -> Any:
+def _driver(place: BenchPlace) -> Any:
     if place.is_cassandra:
         from shardq.stores.cassandra.bare import Bare
 

@@ -12,7 +12,7 @@ from shardq.bench.puts import body_of
 
 if TYPE_CHECKING:
     from measures.sizes import Sizes
-    from shardq.bench.place import Place
+    from shardq.bench.place import BenchPlace
 
 _QUEUES = 200
 _EACH = 20
@@ -23,12 +23,12 @@ _SCRAPE_MS, _SCRAPE_FAR_MS = 300, 1_000
 _RATIO = 0.9
 
 
-def cost(place: Place, sizes: Sizes) -> list[Line]:
+def cost(place: BenchPlace, sizes: Sizes) -> list[Line]:
     """Scrapes of 200 queues, and a drain with and without metrics."""
     return [*_scrapes(place), _drains(place, sizes)]
 
 
-def _scrapes(place: Place) -> list[Line]:
+def _scrapes(place: BenchPlace) -> list[Line]:
     from prometheus_client.exposition import generate_latest
     from prometheus_client.registry import CollectorRegistry
 
@@ -66,7 +66,7 @@ def _scrapes(place: Place) -> list[Line]:
     ]
 
 
-def _drains(place: Place, sizes: Sizes) -> Line:
+def _drains(place: BenchPlace, sizes: Sizes) -> Line:
     from shardq.metrics import Collector
 
     bodies = [body_of(number) for number in range(sizes.drain)]

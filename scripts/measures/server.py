@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Sequence
 
     from measures.sizes import Sizes
-    from shardq.bench.place import Place
+    from shardq.bench.place import BenchPlace
 
 _CONNECTIONS = 32
 _OTHERS = (1, 8, 64)
@@ -134,7 +134,7 @@ _WORKS = (
 _PEERS = ("moto", "ministack", "elasticmq")
 
 
-def requests(place: Place, sizes: Sizes) -> list[Line]:
+def requests(place: BenchPlace, sizes: Sizes) -> list[Line]:
     """Requests of SQS by 32 connections, and by 1, 8 and 64."""
     with ExitStack() as stack:
         url = place.url()
@@ -182,7 +182,7 @@ def _running(name: str, url: str, key: Key, *module: str) -> Iterator[_Side]:
             process.stderr.close()
 
 
-async def _measure(place: Place, sizes: Sizes, sides: list[_Side]) -> None:
+async def _measure(place: BenchPlace, sizes: Sizes, sides: list[_Side]) -> None:
     for side in sides:
         async with Connection(side.url, side.key, place.clock) as one:
             made = await one.call("CreateQueue", {"QueueName": "bench"})
@@ -197,14 +197,14 @@ async def _measure(place: Place, sizes: Sizes, sides: list[_Side]) -> None:
             await _one(place, sides[0], _WORKS[0], count, sizes.requests)
 
 
-async def _warm(place: Place, side: _Side, seconds: float) -> None:
+async def _warm(place: BenchPlace, side: _Side, seconds: float) -> None:
     until_us = place.clock.boot_us() + round(seconds * 1e6)
     while place.clock.boot_us() < until_us:
         await _run(place, side, _WORKS[0], _CONNECTIONS, 200)
         await _run(place, side, _WORKS[1], _CONNECTIONS, 200)
 
 
-async def _one(place: Place, side: _Side, work: _Work, connections: int, count: int) -> None:
+async def _one(place: BenchPlace, side: _Side, work: _Work, connections: int, count: int) -> None:
     """Measure once."""
     calls = max(count // work.each, connections)
     if work.needs:
@@ -220,7 +220,7 @@ async def _one(place: Place, side: _Side, work: _Work, connections: int, count: 
         side.cpu_us.setdefault(name, []).append(used_s * 1e6 / (calls * work.each))
 
 
-async def _run(place: Place, side: _Side, work: _Work, connections: int, calls: int) -> float:
+async def _run(place: BenchPlace, side: _Side, work: _Work, connections: int, calls: int) -> float:
     """Seconds of so many calls by so many connections."""
     left = calls
 

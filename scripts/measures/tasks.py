@@ -6,15 +6,15 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 import shardq
-from shardq.bench.job import Job
+from shardq.bench.job import BenchJob
 from shardq.bench.line import Line
-from shardq.bench.member import Member
-from shardq.bench.tasks import Working, arguments
+from shardq.bench.member import MemberProcess
+from shardq.bench.tasks import BenchTasks, arguments
 from shardq.tasks.worker import COROUTINES
 
 if TYPE_CHECKING:
     from measures.sizes import Sizes
-    from shardq.bench.place import Place
+    from shardq.bench.place import BenchPlace
     from shardq.connection import Connection
 
 _NAP_S = 0.1
@@ -25,7 +25,7 @@ _AT_A_TIME = 1_000
 _WAIT_S = 120
 
 
-class Napping(Working):
+class Napping(BenchTasks):
     """A queue with a task that sleeps for 100 ms."""
 
     def __init__(self, db: Connection, queue: str) -> None:
@@ -38,7 +38,7 @@ class Napping(Working):
         self.nap = nap
 
 
-def coroutines(place: Place, sizes: Sizes) -> list[Line]:
+def coroutines(place: BenchPlace, sizes: Sizes) -> list[Line]:
     """Coroutines that sleep."""
     count = sizes.naps
     with shardq.connect(place.url()) as db:
@@ -53,7 +53,7 @@ def coroutines(place: Place, sizes: Sizes) -> list[Line]:
                 took_s < most_s, note=f"one worker process, {COROUTINES:,} at once")]  # fmt: skip
 
 
-def memory(place: Place, sizes: Sizes) -> list[Line]:
+def memory(place: BenchPlace, sizes: Sizes) -> list[Line]:
     """The memory of a worker, in a process of its own, which neither puts nor measures.
 
     A few jobs at a time: what a backlog takes, of rows that were read and of SQLite's pages, grows
@@ -64,8 +64,8 @@ def memory(place: Place, sizes: Sizes) -> list[Line]:
     step = min(_AT_A_TIME, count)
     with shardq.connect(url) as db:
         queue = place.queue(db, "memory")
-        task = Working(db, queue.name).nothing
-        with Member(Job(url, queue.name), clock, "measures.worker") as member:
+        task = BenchTasks(db, queue.name).nothing
+        with MemberProcess(BenchJob(url, queue.name), clock, "measures.worker") as member:
             done = 0
 
             def is_done(state: dict[str, Any]) -> bool:

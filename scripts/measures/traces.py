@@ -14,13 +14,13 @@ from shardq.tracing import Traces
 
 if TYPE_CHECKING:
     from measures.sizes import Sizes
-    from shardq.bench.place import Place
+    from shardq.bench.place import BenchPlace
 
 _RATIO = 0.8
 _WHAT = "drain with traces"
 
 
-def cost(place: Place, sizes: Sizes) -> list[Line]:
+def cost(place: BenchPlace, sizes: Sizes) -> list[Line]:
     """Drain a backlog with traces and without, in turn."""
     pair = _pair(place, sizes, Traces(), nullcontext())
     note = f"{sizes.drain:,} rows, one process; bare: without traces"
@@ -34,7 +34,7 @@ def cost(place: Place, sizes: Sizes) -> list[Line]:
     return lines
 
 
-def _with_sdk(place: Place, sizes: Sizes) -> Pair:
+def _with_sdk(place: BenchPlace, sizes: Sizes) -> Pair:
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 
@@ -51,7 +51,7 @@ def _with_sdk(place: Place, sizes: Sizes) -> Pair:
 
 
 def _pair(
-    place: Place, sizes: Sizes, traces: Traces, within: AbstractContextManager[object]
+    place: BenchPlace, sizes: Sizes, traces: Traces, within: AbstractContextManager[object]
 ) -> Pair:
     bodies = [body_of(n) for n in range(sizes.drain)]
 

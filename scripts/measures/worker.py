@@ -7,14 +7,14 @@ import sys
 
 import shardq
 from shardq.bench.child import answer, commands, memory_bytes
-from shardq.bench.job import Job
-from shardq.bench.tasks import Working
+from shardq.bench.job import BenchJob
+from shardq.bench.tasks import BenchTasks
 
 
 def main(argument: str) -> None:
     """Run tasks until stdin ends."""
-    job = Job(**json.loads(argument))
-    with shardq.connect(job.url) as db, Working(db, job.queue) as working:
+    job = BenchJob(**json.loads(argument))
+    with shardq.connect(job.url) as db, BenchTasks(db, job.queue) as working:
         for _ in commands():
             answer({"handled": working.ended, "memory_bytes": memory_bytes()})
 

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import shardq
-from shardq.bench.job import Job, ended
+from shardq.bench.job import BenchJob, ended
 from shardq.bench.line import Line
-from shardq.bench.member import Member
+from shardq.bench.member import MemberProcess
 from shardq.bench.puts import body_of
 from shardq.errors import ShardqError
 from shardq.records.membership import heartbeats
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from measures.sizes import Sizes
-    from shardq.bench.place import Place
+    from shardq.bench.place import BenchPlace
     from shardq.clock import Clock
     from shardq.queue import Queue
 
@@ -60,7 +60,7 @@ class Work:
         return self.jobs * self.work_ms / 1_000 / processes
 
 
-def shared(place: Place, sizes: Sizes) -> list[Line]:
+def shared(place: BenchPlace, sizes: Sizes) -> list[Line]:
     """Seconds from the first put to the end of the last job, of slow jobs and of short ones."""
     slow = Work(sizes.slow_jobs, 500, 1.5)
     short = Work(sizes.slow_jobs * _TIMES_SHORTER, 50, 2.0)
@@ -68,7 +68,7 @@ def shared(place: Place, sizes: Sizes) -> list[Line]:
     return [line for work in (slow, short) for line in fleet(place, work, PROCESSES, times)]
 
 
-def fleet(place: Place, work: Work, processes: int, times: int) -> Iterator[Line]:
+def fleet(place: BenchPlace, work: Work, processes: int, times: int) -> Iterator[Line]:
     """A line for jobs that are put one by one, and one for those of a `put_many`."""
     clock, url = place.clock, place.url()
     ideal_s = work.ideal_s(processes)
@@ -78,8 +78,8 @@ def fleet(place: Place, work: Work, processes: int, times: int) -> Iterator[Line
         ExitStack() as stack,
     ):
         queue = place.queue(db, "workers")
-        job = Job(url, queue.name, threads=1, work_ms=work.work_ms, out=out.name)
-        members = [stack.enter_context(Member(job, clock)) for _ in range(processes)]
+        job = BenchJob(url, queue.name, threads=1, work_ms=work.work_ms, out=out.name)
+        members = [stack.enter_context(MemberProcess(job, clock)) for _ in range(processes)]
         for member in members:
             member.state()
         _meet(queue, processes, clock)

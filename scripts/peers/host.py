@@ -14,7 +14,7 @@ from measures.asked import Key
 
 import shardq
 from shardq.records.accounts import Accounts
-from shardq.records.endpoints import Address, Endpoints
+from shardq.records.endpoints import EndpointAddress, Endpoints
 from shardq.server import application
 from shardq.server.site import SiteOptions
 
@@ -80,7 +80,7 @@ class Host:
             self._db.queue(name, create=False).drop()
         for region in self._regions:
             for name, one in self._endpoints.all(ACCOUNT, region).items():
-                self._endpoints.remove(Address(ACCOUNT, region, name), one.made_ms)
+                self._endpoints.remove(EndpointAddress(ACCOUNT, region, name), one.made_ms)
 
 
 async def _body(receive: Any) -> bytes:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from proofs import catchup, crash, growth, lanes, pages, purge, server, timers
 from proofs.promise import Promise
 from proofs.stage import Stage
-from shardq.bench.place import Place
+from shardq.bench.place import BenchPlace
 from shardq.clock import SystemClock
 from shardq.errors import ShardqError
 
@@ -44,7 +44,7 @@ def main() -> int:
             directory.mkdir(parents=True, exist_ok=True)
             url = options.store or f"sqlite:///{directory.resolve()}/prove.db"
             # In a place of its own beside that store, which is removed at the end.
-            place = stack.enter_context(Place(url, SystemClock()))
+            place = stack.enter_context(BenchPlace(url, SystemClock()))
             print(f"on {place.shown}", file=sys.stderr)
             for name in options.names or _PROOFS:
                 promises += _prove(name, place, directory, options)
@@ -59,7 +59,9 @@ def main() -> int:
     return int(any(one.kept is False for one in promises))
 
 
-def _prove(name: str, place: Place, directory: Path, options: argparse.Namespace) -> list[Promise]:
+def _prove(
+    name: str, place: BenchPlace, directory: Path, options: argparse.Namespace
+) -> list[Promise]:
     """Play one proof and tell its outcome."""
     try:
         with Stage(place, place.url(), directory / name, long=options.long) as stage:

@@ -39,9 +39,9 @@ import shardq
 from proofs import chart
 from shardq import node
 from shardq.bench import load
-from shardq.bench.job import Job
+from shardq.bench.job import BenchJob
 from shardq.bench.line import quantile
-from shardq.bench.member import Member, sleeper
+from shardq.bench.member import MemberProcess, sleeper
 from shardq.clock import SystemClock
 from shardq.errors import ShardqError, UsageError
 from shardq.model.times import moment_of
@@ -203,8 +203,8 @@ def run(directory: Path, minutes: int, tell: Callable[[str], None]) -> list[Read
                 plain = db.queue("decay", **_QUEUE)
                 other = db.queue("decay-traced", lanes=1, group_lanes=1, **_QUEUE)
                 with (
-                    Member(Job(there.url, plain.name), clock) as member,
-                    Member(Job(traced, other.name, threads=2), clock) as tracer,
+                    MemberProcess(BenchJob(there.url, plain.name), clock) as member,
+                    MemberProcess(BenchJob(traced, other.name, threads=2), clock) as tracer,
                 ):
                     over = threading.Event()
                     works = [
@@ -241,8 +241,8 @@ class _Reader:
         self,
         directory: Path,
         queue: shardq.Queue,
-        member: Member,
-        tracer: Member,
+        member: MemberProcess,
+        tracer: MemberProcess,
         session: Any,
         clock: SystemClock,
         tell: Callable[[str], None],

@@ -365,7 +365,7 @@ class Run:
         for line in chain.from_iterable(map(self.stage.news, self.stage.consumers)):
             # A kill may have torn it; the judge counts it.
             with suppress(ValueError):
-                self._bodies.add(trace.Delivery.from_json(line).body)
+                self._bodies.add(trace.TraceLine.from_json(line).body)
         return len(self._bodies) > before
 
     def _live(self, stack: ExitStack) -> Live | None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from proofs.courses import Outcome
 from proofs.verdict import compare
-from shardq.inspection.trace import Delivery, Timed
+from shardq.inspection.trace import Timed, TraceLine
 from shardq.model.times import ceil_ms
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ def whole(
     return compare(
         [Timed(put.body.encode(), put.due_ms) for put in puts],
         [
-            Delivery(
+            TraceLine(
                 id=one.id,
                 body=one.body.encode(),
                 due_ms=one.due_ms,

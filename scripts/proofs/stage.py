@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from shardq.bench.place import Place
+    from shardq.bench.place import BenchPlace
 
 _TICK_S = 0.05
 _QUIET_S = 45.0
@@ -63,7 +63,7 @@ class Stage:
         long: Play the longer piece.
     """
 
-    place: Place | None
+    place: BenchPlace | None
     url: str
     directory: Path
     long: bool = False

@@ -10,7 +10,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from shardq.inspection.trace import Delivery
+from shardq.inspection.trace import TraceLine
 from shardq.model.times import span
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from shardq.inspection.trace import Timed
 
 
-def read_deliveries(path: Path) -> tuple[list[Delivery], int]:
+def read_deliveries(path: Path) -> tuple[list[TraceLine], int]:
     """The deliveries of an `--out` file, and how many torn lines it has.
 
     A process that is killed while it writes leaves its last line torn; such a delivery was not
@@ -30,7 +30,7 @@ def read_deliveries(path: Path) -> tuple[list[Delivery], int]:
     with path.open("rb") as file:
         for line in file:
             try:
-                deliveries.append(Delivery.from_json(line, path.name))
+                deliveries.append(TraceLine.from_json(line, path.name))
             except ValueError:
                 torn += 1
     return deliveries, torn
@@ -76,7 +76,7 @@ class Verdict:
     lost: list[bytes] = field(default_factory=list)
     duplicated: list[bytes] = field(default_factory=list)
     excused: dict[str, int] = field(default_factory=lambda: defaultdict(int))
-    early: list[Delivery] = field(default_factory=list)
+    early: list[TraceLine] = field(default_factory=list)
     foreign: list[bytes] = field(default_factory=list)
     late_us: list[int] = field(default_factory=list)
 
@@ -155,7 +155,7 @@ class Verdict:
 
 def compare(
     put: Iterable[Timed],
-    deliveries: Iterable[Delivery],
+    deliveries: Iterable[TraceLine],
     interruptions: Sequence[Interruption] = (),
 ) -> Verdict:
     """Compare what was put with what was delivered, body by body.
@@ -171,7 +171,7 @@ def compare(
     dues: dict[bytes, list[int]] = defaultdict(list)
     for message in put:
         dues[message.body].append(message.due_ms)
-    seen: dict[bytes, list[Delivery]] = defaultdict(list)
+    seen: dict[bytes, list[TraceLine]] = defaultdict(list)
     for delivery in deliveries:
         seen[delivery.body].append(delivery)
     verdict = Verdict(put=sum(map(len, dues.values())))
@@ -186,7 +186,7 @@ def compare(
 def _judge_body(
     body: bytes,
     asked_ms: list[int],
-    times: list[Delivery],
+    times: list[TraceLine],
     interruptions: Sequence[Interruption],
     verdict: Verdict,
 ) -> None:
@@ -209,7 +209,7 @@ def _judge_body(
             verdict.duplicated.append(body)
 
 
-def _excuse(delivery: Delivery, interruptions: Sequence[Interruption]) -> str | None:
+def _excuse(delivery: TraceLine, interruptions: Sequence[Interruption]) -> str | None:
     """The interruption under which this delivery was in flight, if any."""
     for cut in interruptions:
         began = cut.from_us - IN_FLIGHT_US <= delivery.at_us <= cut.until_us + IN_FLIGHT_US

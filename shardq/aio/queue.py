@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from shardq.aio.feed import fed
 from shardq.aio.schedules import Schedules, schedule_face
 from shardq.aio.threaded import Face, overloaded, threaded
-from shardq.engine.handing.caller import Caller
+from shardq.engine.handing.caller import ReceiveCall
 from shardq.model.names import dead_queue
 from shardq.queue import Queue as SyncQueue
 from shardq.queue import received
@@ -137,7 +137,7 @@ class Queue(Face[SyncQueue]):
         self._threads.check()
         loop = asyncio.get_running_loop()
         over: asyncio.Future[None] = loop.create_future()
-        caller = Caller(
+        caller = ReceiveCall(
             count,
             visibility_ms,
             queue._home.clock.boot_us(),

@@ -255,7 +255,7 @@ class Job(Face[tasks.Job[R]], Generic[R]):
         """Let it be due at another time, as `shardq.tasks.Job.move`."""
 
 
-class _End(NamedTuple, Generic[R]):
+class _JobEnd(NamedTuple, Generic[R]):
     """The end of a job that was waited for.
 
     Attributes:
@@ -265,9 +265,9 @@ class _End(NamedTuple, Generic[R]):
     value: R
 
 
-def _look(pauses: Generator[float, None, R]) -> float | _End[R]:
+def _look(pauses: Generator[float, None, R]) -> float | _JobEnd[R]:
     """How a job looks by now: in how many seconds to look again, or its end."""
     try:
         return next(pauses)
     except StopIteration as end:
-        return _End(end.value)
+        return _JobEnd(end.value)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from shardq.bench import crash, drains, idle, leases, puts, schedules, tasks, timers
 from shardq.bench.line import Line
-from shardq.bench.place import Place
+from shardq.bench.place import BenchPlace
 from shardq.bench.sizes import Sizes
 from shardq.clock import SystemClock
 from shardq.model.times import span
@@ -42,7 +42,7 @@ class Measurement(Generic[S]):
     """
 
     name: str
-    take: Callable[[Place, S], list[Line]]
+    take: Callable[[BenchPlace, S], list[Line]]
     cassandra: bool = True
     sqlite: bool = True
 
@@ -95,7 +95,7 @@ def run(
         ShardqError: If a message was not delivered, or a store or consumer failed.
     """
     lines: list[Line] = []
-    with Place(url, clock or SystemClock()) as place:
+    with BenchPlace(url, clock or SystemClock()) as place:
         for one in measurements:
             if not (one.cassandra if place.is_cassandra else one.sqlite):
                 continue

@@ -18,7 +18,7 @@ from array import array
 from typing import TYPE_CHECKING, Any
 
 import shardq
-from shardq.bench.job import SENT, Job
+from shardq.bench.job import SENT, BenchJob
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,7 +31,7 @@ _STATUS = "/proc/self/status"
 class Child:
     """Handles messages, and remembers when."""
 
-    def __init__(self, db: shardq.Connection, job: Job) -> None:
+    def __init__(self, db: shardq.Connection, job: BenchJob) -> None:
         self._db = db
         self._job = job
         self._clock = db._home.clock
@@ -109,7 +109,7 @@ def _peak_of_usage() -> int:
 
 def main(argument: str) -> None:
     """Consume until stdin ends."""
-    job = Job(**json.loads(argument))
+    job = BenchJob(**json.loads(argument))
     with shardq.connect(job.url) as db:
         child = Child(db, job)
         queue = db.queue(job.queue, create=False)

@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import shardq
-from shardq.bench.job import Job, ended
+from shardq.bench.job import BenchJob, ended
 from shardq.bench.line import Line
-from shardq.bench.member import Member
+from shardq.bench.member import MemberProcess
 from shardq.bench.puts import body_of
 from shardq.engine.leases.lease import TTL_MS
 from shardq.errors import ShardqError
 
 if TYPE_CHECKING:
-    from shardq.bench.place import Place
+    from shardq.bench.place import BenchPlace
     from shardq.bench.sizes import Sizes
 
 THREADS = 8
@@ -26,7 +26,7 @@ _WAIT_S = 90
 _POLL_S = 0.01
 
 
-def restart(place: Place, sizes: Sizes) -> list[Line]:
+def restart(place: BenchPlace, sizes: Sizes) -> list[Line]:
     """Seconds from a restart after `kill -9` to the end of the last job."""
     clock, url = place.clock, place.url()
     with shardq.connect(url) as db, tempfile.NamedTemporaryFile("r", encoding="ascii") as out:
@@ -34,16 +34,16 @@ def restart(place: Place, sizes: Sizes) -> list[Line]:
         limit_s = _GRACE_S + (1 if is_told else TTL_MS / 1_000)
         queue = place.queue(db, "jobs")
         ids = {queue.put(body_of(n)).id for n in range(sizes.jobs)}
-        job = Job(url, queue.name, THREADS, WORK_MS, out.name)
+        job = BenchJob(url, queue.name, THREADS, WORK_MS, out.name)
         path = Path(out.name)
         deadline_us = clock.boot_us() + _WAIT_S * 1_000_000
-        with Member(job, clock) as first:
+        with MemberProcess(job, clock) as first:
             while len(_done(path)) < sizes.jobs // 2:
                 _check(clock.boot_us() < deadline_us, path, sizes)
                 clock.sleep(_POLL_S)
             first.kill()
         half = len(_done(path))
-        with Member(job, clock) as second:
+        with MemberProcess(job, clock) as second:
             while not ids <= _done(path).keys():
                 _check(clock.boot_us() < deadline_us, path, sizes)
                 clock.sleep(_POLL_S)

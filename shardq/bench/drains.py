@@ -10,7 +10,7 @@ from shardq.bench.puts import body_of
 from shardq.errors import ShardqError
 
 if TYPE_CHECKING:
-    from shardq.bench.place import Place
+    from shardq.bench.place import BenchPlace
     from shardq.bench.sizes import Sizes
     from shardq.model.message import Message
     from shardq.model.shard import Shard
@@ -21,7 +21,7 @@ _WAIT_S = 120
 _POLL_S = 0.002
 
 
-def near(place: Place, sizes: Sizes) -> list[Line]:
+def near(place: BenchPlace, sizes: Sizes) -> list[Line]:
     """Drain a backlog on Cassandra."""
     pair = _pair(place, sizes)
     return [
@@ -38,7 +38,7 @@ def near(place: Place, sizes: Sizes) -> list[Line]:
     ]
 
 
-def file(place: Place, sizes: Sizes) -> list[Line]:
+def file(place: BenchPlace, sizes: Sizes) -> list[Line]:
     """Drain a backlog on SQLite."""
     pair = _pair(place, sizes)
     return [
@@ -55,7 +55,7 @@ def file(place: Place, sizes: Sizes) -> list[Line]:
     ]
 
 
-def _pair(place: Place, sizes: Sizes) -> Pair:
+def _pair(place: BenchPlace, sizes: Sizes) -> Pair:
     bodies = [body_of(n) for n in range(sizes.drain)]
 
     def ours(_turn: int) -> float:
@@ -103,7 +103,7 @@ class Acked:
         return self._before + totals.acked
 
 
-def drain(place: Place, queue: Queue, count: int) -> float:
+def drain(place: BenchPlace, queue: Queue, count: int) -> float:
     """Rows a second, from the consumer's start until the store has the last ack.
 
     Raises:
@@ -140,7 +140,7 @@ def _drain_bare(bare: Any, shards: list[Shard], count: int) -> int:
     return drained
 
 
-def _bare(place: Place, store: Any) -> Any:
+def _bare(place: BenchPlace, store: Any) -> Any:
     if place.is_cassandra:
         from shardq.stores.cassandra.bare import Bare
 

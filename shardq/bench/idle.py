@@ -6,13 +6,13 @@ import random
 from typing import TYPE_CHECKING
 
 import shardq
-from shardq.bench.job import SENT, Job
+from shardq.bench.job import SENT, BenchJob
 from shardq.bench.line import Line, quantile
-from shardq.bench.member import Member
+from shardq.bench.member import MemberProcess
 from shardq.bench.timers import WAIT_S
 
 if TYPE_CHECKING:
-    from shardq.bench.place import Place
+    from shardq.bench.place import BenchPlace
     from shardq.bench.sizes import Sizes
 
 _QUIET_S = 8
@@ -23,14 +23,14 @@ _TRIP_MS_CASSANDRA = 60
 _SEED = 1
 
 
-def consumer(place: Place, sizes: Sizes) -> list[Line]:
+def consumer(place: BenchPlace, sizes: Sizes) -> list[Line]:
     """An idle consumer's processor time and LWTs; then the way of single messages to it."""
     clock, url = place.clock, place.url()
     chance = random.Random(_SEED)
     with shardq.connect(url) as db:
         queue = place.queue(db, "idle")
         queue.put(SENT.pack(clock.boot_us()))
-        with Member(Job(url, queue.name), clock) as member:
+        with MemberProcess(BenchJob(url, queue.name), clock) as member:
             member.wait(lambda state: state["handled"] > 0, WAIT_S)
             clock.sleep(_QUIET_S)
             before, lwt_before = member.state(), db._home.store.counters["lwt"]

@@ -15,7 +15,7 @@ SENT = struct.Struct(">q")
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class BenchJob:
     """What a child is to do.
 
     Attributes:

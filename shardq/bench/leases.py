@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import shardq
 from shardq.bench import load
-from shardq.bench.job import Job
+from shardq.bench.job import BenchJob
 from shardq.bench.line import Line
-from shardq.bench.member import Member
+from shardq.bench.member import MemberProcess
 from shardq.bench.puts import body_of
 from shardq.bench.timers import WAIT_S
 from shardq.engine.reading.lane import SEALED_RUNGS
@@ -19,7 +19,7 @@ from shardq.engine.reading.lane import SEALED_RUNGS
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from shardq.bench.place import Place
+    from shardq.bench.place import BenchPlace
     from shardq.bench.sizes import Sizes
 
 _LOAD_RATE = 1_000
@@ -34,12 +34,12 @@ _AFTER_SEAL = ("sweep seal", _SEALED)
 """Rungs that a benchmark reaches only where minutes are shortened."""
 
 
-def lwts(place: Place, sizes: Sizes) -> list[Line]:
+def lwts(place: BenchPlace, sizes: Sizes) -> list[Line]:
     """LWTs of all processes, at 1,000 messages a second."""
     clock, url = place.clock, place.url()
     with shardq.connect(url) as db:
         queue = place.queue(db, "lwt")
-        with Member(Job(url, queue.name), clock) as member:
+        with MemberProcess(BenchJob(url, queue.name), clock) as member:
             warm = load.produce(clock, queue, _LOAD_RATE, _WARM_S)
             member.wait(lambda state: state["handled"] >= warm, WAIT_S)
             before, own = member.clear(), db._home.store.counters["lwt"]
@@ -62,7 +62,7 @@ def lwts(place: Place, sizes: Sizes) -> list[Line]:
     ]
 
 
-def tombstones(place: Place, sizes: Sizes) -> list[Line]:
+def tombstones(place: BenchPlace, sizes: Sizes) -> list[Line]:
     """Tombstones that each kind of read meets, a delivery.
 
     Two loads at once: minutes of 60 s for polls and the rungs behind now; minutes of 10 s, sealed
@@ -86,14 +86,14 @@ def tombstones(place: Place, sizes: Sizes) -> list[Line]:
     return _tombstone_lines(found["long"], found["short"])
 
 
-def _traced(place: Place, sizes: Sizes, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+def _traced(place: BenchPlace, sizes: Sizes, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """Counters of a consumer whose reads are traced, and how many messages it handled."""
     clock = place.clock
     settle_s = sizes.settle_s + (sizes.settle_s // 2 if given else 0)
     with shardq.connect(place.url()) as db:
         queue = place.queue(db, f"tombstones-{name}", **given)
         queue.put(body_of(0))
-        with Member(Job(place.url(trace="tombstones"), queue.name), clock) as member:
+        with MemberProcess(BenchJob(place.url(trace="tombstones"), queue.name), clock) as member:
             member.wait(lambda state: state["handled"] > 0, WAIT_S)
             warm = load.produce(clock, queue, _TOMBSTONE_RATE, settle_s)
             member.wait(lambda state: state["handled"] > warm, WAIT_S)

@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import TracebackType
 
-    from shardq.bench.job import Job
+    from shardq.bench.job import BenchJob
     from shardq.clock import Clock
 
 _END_S = 30.0
 _POLL_S = 0.02
 
 
-class Member:
+class MemberProcess:
     """A context manager around one child process.
 
     Args:
@@ -34,7 +34,7 @@ class Member:
         started_us: Time since boot at which it was started.
     """
 
-    def __init__(self, job: Job, clock: Clock, module: str = "shardq.bench.child") -> None:
+    def __init__(self, job: BenchJob, clock: Clock, module: str = "shardq.bench.child") -> None:
         self._clock = clock
         self.started_us = clock.boot_us()
         self._process = subprocess.Popen(  # noqa: S603 - this program itself
@@ -46,7 +46,7 @@ class Member:
             text=True,
         )
 
-    def __enter__(self) -> Member:
+    def __enter__(self) -> MemberProcess:
         return self
 
     def __exit__(

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _KEYSPACE_CHARS = 36
 
 
-class Place:
+class BenchPlace:
     """A context manager: makes the place, and removes it with all that was measured in it.
 
     Args:
@@ -57,7 +57,7 @@ class Place:
         self._directory = ""
         self._keyspace = ""
 
-    def __enter__(self) -> Place:
+    def __enter__(self) -> BenchPlace:
         with ExitStack() as stack:
             if self.is_cassandra:
                 asked = self._parts.path.strip("/") or "shardq"

@@ -15,7 +15,7 @@ from shardq.model.times import moment_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from shardq.bench.place import Place
+    from shardq.bench.place import BenchPlace
     from shardq.bench.sizes import Sizes
 
 BODY_BYTES = 200
@@ -26,7 +26,7 @@ _SEED = 1
 _EACH_TURNS = 3
 
 
-def near(place: Place, sizes: Sizes) -> list[Line]:
+def near(place: BenchPlace, sizes: Sizes) -> list[Line]:
     """`put_many` of messages that are due now."""
     count = sizes.put
     bodies = [body_of(n) for n in range(count)]
@@ -57,7 +57,7 @@ def near(place: Place, sizes: Sizes) -> list[Line]:
     ]
 
 
-def far(place: Place, sizes: Sizes) -> list[Line]:
+def far(place: BenchPlace, sizes: Sizes) -> list[Line]:
     """`put_many` of timers scattered over a year."""
     count = sizes.put
     with shardq.connect(place.url()) as db:
@@ -90,7 +90,7 @@ def far(place: Place, sizes: Sizes) -> list[Line]:
     ]
 
 
-def each(place: Place, sizes: Sizes) -> list[Line]:
+def each(place: BenchPlace, sizes: Sizes) -> list[Line]:
     """`put` one by one, each on the disk before the next."""
     count = sizes.put_each
     bodies = [body_of(n) for n in range(count)]
@@ -130,7 +130,7 @@ def each(place: Place, sizes: Sizes) -> list[Line]:
     ]
 
 
-def mixed(place: Place, sizes: Sizes) -> list[Line]:
+def mixed(place: BenchPlace, sizes: Sizes) -> list[Line]:
     """`put_many` of mixed due times into a file."""
     count = sizes.put * 2
 
@@ -202,13 +202,13 @@ def _rows(queue: str, bodies: list[bytes], dues: list[int]) -> list[Row]:
     return rows
 
 
-def _cassandra_bare(place: Place) -> Any:
+def _cassandra_bare(place: BenchPlace) -> Any:
     from shardq.stores.cassandra.bare import Bare
 
     return Bare(place.address())
 
 
-def _sqlite_bare(place: Place) -> Any:
+def _sqlite_bare(place: BenchPlace) -> Any:
     from shardq.stores.sqlite import SqliteStore
     from shardq.stores.sqlite.bare import Bare
 

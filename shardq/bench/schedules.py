@@ -6,14 +6,14 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import shardq
-from shardq.bench.job import Job
+from shardq.bench.job import BenchJob
 from shardq.bench.line import Line
-from shardq.bench.member import Member, sleeper
+from shardq.bench.member import MemberProcess, sleeper
 from shardq.bench.timers import lateness
 from shardq.model.times import iso
 
 if TYPE_CHECKING:
-    from shardq.bench.place import Place
+    from shardq.bench.place import BenchPlace
     from shardq.bench.sizes import Sizes
     from shardq.queue import Queue
 
@@ -27,7 +27,7 @@ _SPREAD_MS = 1_000
 _AT_ONCE_MS = 5_000
 
 
-def firings(place: Place, sizes: Sizes) -> list[Line]:
+def firings(place: BenchPlace, sizes: Sizes) -> list[Line]:
     """Firings each second; then those of very many schedules each minute."""
     name = f"firings, {EACH_SECOND} schedules of 1 s"
     return [
@@ -37,12 +37,12 @@ def firings(place: Place, sizes: Sizes) -> list[Line]:
     ]
 
 
-def _each_second(place: Place, sizes: Sizes) -> dict[str, Any]:
+def _each_second(place: BenchPlace, sizes: Sizes) -> dict[str, Any]:
     """A consumer process's report of some seconds, in which schedules fire all the time."""
     clock, url = place.clock, place.url()
     with shardq.connect(url) as db:
         queue = place.queue(db, "seconds")
-        with Member(Job(url, queue.name), clock) as member:
+        with MemberProcess(BenchJob(url, queue.name), clock) as member:
             start_ms = clock.now_ms() + _AHEAD_MS
             step_ms = 1_000 // EACH_SECOND
             for number in range(EACH_SECOND):
@@ -56,7 +56,9 @@ def _each_second(place: Place, sizes: Sizes) -> dict[str, Any]:
             return {**member.report(), "cpu": cpu, "naps_us": naps_us}
 
 
-def _each_minute(place: Place, sizes: Sizes, how: str, most_ms: int, **options: Any) -> list[Line]:
+def _each_minute(
+    place: BenchPlace, sizes: Sizes, how: str, most_ms: int, **options: Any
+) -> list[Line]:
     """Very many schedules of one minute on one consumer: the latest firing, and what each costs."""
     clock, url, count = place.clock, place.url(), sizes.schedules
     what = f"{count:,} schedules of 1 min, {how}"
@@ -65,7 +67,7 @@ def _each_minute(place: Place, sizes: Sizes, how: str, most_ms: int, **options: 
         begun_us = clock.boot_us()
         _make(place, queue, count, **options)
         made = count * 1e6 / (clock.boot_us() - begun_us)
-        with Member(Job(url, queue.name), clock) as member:
+        with MemberProcess(BenchJob(url, queue.name), clock) as member:
             # From the middle of a minute: what fires in the next one is all of what is counted.
             left_ms = _MINUTE_MS - clock.now_ms() % _MINUTE_MS
             clock.sleep((left_ms - _AHEAD_MS) / 1_000 if left_ms > _AHEAD_MS else left_ms / 1_000)
@@ -91,7 +93,7 @@ def _each_minute(place: Place, sizes: Sizes, how: str, most_ms: int, **options: 
     ]
 
 
-def _make(place: Place, queue: Queue, count: int, **options: Any) -> None:
+def _make(place: BenchPlace, queue: Queue, count: int, **options: Any) -> None:
     now_ms = place.clock.now_ms()
     start = iso(now_ms - now_ms % _MINUTE_MS + _MINUTE_MS)
 

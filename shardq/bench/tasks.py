@@ -19,7 +19,7 @@ from shardq.tasks import App, Worker
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from shardq.bench.place import Place
+    from shardq.bench.place import BenchPlace
     from shardq.bench.sizes import Sizes
     from shardq.connection import Connection
     from shardq.tasks import Task
@@ -31,7 +31,7 @@ _WAIT_S = 120
 _POLL_S = 0.002
 
 
-class Working:
+class BenchTasks:
     """The tasks of a queue; as a context manager, a worker of them in a thread of this process.
 
     Args:
@@ -54,7 +54,7 @@ class Working:
         self.nothing: Task[[str, int], None, None] = nothing
         self._clock = db._home.clock
 
-    def __enter__(self) -> Working:
+    def __enter__(self) -> BenchTasks:
         self._worker = Worker(self.app)
         self._acked = Acked(self._worker._consumers[0]._engine.home.stats)  # noqa: SLF001 - as of a drain
         self._thread = threading.Thread(target=self._worker.run, name="shardq-bench-worker")
@@ -89,17 +89,17 @@ class Working:
         return ended
 
 
-def cost(place: Place, sizes: Sizes) -> list[Line]:
+def cost(place: BenchPlace, sizes: Sizes) -> list[Line]:
     """Single puts, `put_many` and runs."""
     return [_each(place, sizes), _many(place, sizes), _run(place, sizes)]
 
 
-def _each(place: Place, sizes: Sizes) -> Line:
+def _each(place: BenchPlace, sizes: Sizes) -> Line:
     count = sizes.put_each
 
     def ours(_turn: int) -> float:
         with shardq.connect(place.url()) as db:
-            put = Working(db, place.queue(db, "tasks").name).nothing.put
+            put = BenchTasks(db, place.queue(db, "tasks").name).nothing.put
             put(*arguments(0))
 
             def put_all() -> int:
@@ -128,13 +128,13 @@ def _each(place: Place, sizes: Sizes) -> Line:
                 f"{count:,} jobs of two arguments; bare: put of their bodies")  # fmt: skip
 
 
-def _many(place: Place, sizes: Sizes) -> Line:
+def _many(place: BenchPlace, sizes: Sizes) -> Line:
     count = sizes.put
 
     def ours(_turn: int) -> float:
         items = [arguments(number) for number in range(count)]
         with shardq.connect(place.url()) as db:
-            task = Working(db, place.queue(db, "tasks").name).nothing
+            task = BenchTasks(db, place.queue(db, "tasks").name).nothing
             task.put(*items[0])
             return rate(place.clock, lambda: task.put_many(items))
 
@@ -151,12 +151,12 @@ def _many(place: Place, sizes: Sizes) -> Line:
                 f"{count:,} jobs of two arguments; bare: put_many of their bodies")  # fmt: skip
 
 
-def _run(place: Place, sizes: Sizes) -> Line:
+def _run(place: BenchPlace, sizes: Sizes) -> Line:
     count = sizes.drain
 
     def ours(_turn: int) -> float:
         with shardq.connect(place.url()) as db:
-            working = Working(db, place.queue(db, "tasks").name)
+            working = BenchTasks(db, place.queue(db, "tasks").name)
             working.nothing.put_many(arguments(number) for number in range(count))
 
             with ExitStack() as stack:

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import shardq
 from shardq.bench import load
-from shardq.bench.job import Job
+from shardq.bench.job import BenchJob
 from shardq.bench.line import Line, quantile
-from shardq.bench.member import Member, sleeper
+from shardq.bench.member import MemberProcess, sleeper
 from shardq.bench.puts import YEAR_MS, body_of, timers
 
 if TYPE_CHECKING:
-    from shardq.bench.place import Place
+    from shardq.bench.place import BenchPlace
     from shardq.bench.sizes import Sizes
 
 RATE = 500
@@ -26,7 +26,7 @@ _P99_MS_CASSANDRA = 20
 _GROWTH_MB_MAX = 5
 
 
-def known(place: Place, sizes: Sizes) -> list[Line]:
+def known(place: BenchPlace, sizes: Sizes) -> list[Line]:
     """Timers that are known 2 s ahead; then the same with far timers waiting behind."""
     alone = _fire(place, sizes, behind=0)
     crowded = _fire(place, sizes, behind=sizes.far)
@@ -58,7 +58,7 @@ def known(place: Place, sizes: Sizes) -> list[Line]:
     ]
 
 
-def _fire(place: Place, sizes: Sizes, *, behind: int) -> dict[str, Any]:
+def _fire(place: BenchPlace, sizes: Sizes, *, behind: int) -> dict[str, Any]:
     """A consumer process's report after some seconds of timers."""
     clock, url = place.clock, place.url()
     put_rate = 0.0
@@ -69,7 +69,7 @@ def _fire(place: Place, sizes: Sizes, *, behind: int) -> dict[str, Any]:
             put = queue.put_many(timers(behind, clock.now_ms(), YEAR_MS))
             put_rate = put * 1e6 / (clock.boot_us() - start_us)
         queue.put(body_of(0))
-        with Member(Job(url, queue.name), clock) as member:
+        with MemberProcess(BenchJob(url, queue.name), clock) as member:
             member.wait(lambda state: state["handled"] > 0, WAIT_S)
             warm = load.produce(clock, queue, RATE, _WARM_S, ahead_ms=_PUT_AHEAD_MS)
             member.wait(lambda state: state["handled"] > warm, WAIT_S)
@@ -87,11 +87,12 @@ def _fire(place: Place, sizes: Sizes, *, behind: int) -> dict[str, Any]:
             }
 
 
-def lateness(place: Place, report: dict[str, Any], what: str) -> list[Line]:
+def lateness(place: BenchPlace, report: dict[str, Any], what: str) -> list[Line]:
     """How late what a consumer process reports was, beside a process that only sleeps.
 
     Args:
-        report: As `Member.report` gives it, with its `cpu` and the overshoots of naps, `naps_us`.
+        report: As `MemberProcess.report` gives it, with its `cpu` and the overshoots of naps,
+            `naps_us`.
         what: What fired.
     """
     late_ms = [late_us / 1_000 for late_us in report["late_us"]]

@@ -59,7 +59,7 @@ _COMMANDS = {
 _OF_QUEUES = ("create", "alter", "pause", "resume", "purge", "drop")
 
 
-class Commands(options.Group):
+class Commands(options.CommandGroup):
     """Commands that are imported when they are called.
 
     Attributes:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from shardq.connection import Connection
-    from shardq.records.accounts import Issued, Key
+    from shardq.records.accounts import AccountKey, IssuedKey
 
 _LEVELS = "rpuag"
 """The levels of a key without `--levels`: all for handling messages, none to remove a queue."""
@@ -36,7 +36,7 @@ _key_id = click.argument("key", metavar="KEY")
 
 
 @click.group(
-    cls=options.Group,
+    cls=options.CommandGroup,
     epilog=options.examples(
         "shardq accounts create shop",
         "shardq accounts key add shop --label worker",
@@ -108,7 +108,7 @@ def list_(url: str | None, *, as_json: bool) -> None:
 
 
 @accounts.group(
-    cls=options.Group,
+    cls=options.CommandGroup,
     epilog=options.examples(
         "shardq accounts key add shop --levels rag --queue 'orders*'",
         "shardq accounts key rotate SQ4XNRYBGDDYO3HS5MLE --keep 1h",
@@ -354,7 +354,7 @@ def _end_ms(db: Connection, until: str | None, life: str | None) -> int:
     return asked_ms(ceil_ms(db._home.clock.now_us()), until, life)
 
 
-def _tell_issued(issued: Issued, *, as_json: bool) -> None:
+def _tell_issued(issued: IssuedKey, *, as_json: bool) -> None:
     """Print a key with its secret."""
     key = issued.key
     if as_json:
@@ -368,7 +368,7 @@ def _tell_issued(issued: Issued, *, as_json: bool) -> None:
     click.echo("This is shown once: keep it now.", err=True)
 
 
-def _row(key: Key, now_ms: int) -> list[Text]:
+def _row(key: AccountKey, now_ms: int) -> list[Text]:
     grant = key.grant
     state = key.state(now_ms)
     if state == "valid" and len(key.secrets(now_ms)) > 1:
@@ -388,7 +388,7 @@ def _row(key: Key, now_ms: int) -> list[Text]:
     ]
 
 
-def _told(key: Key, now_ms: int) -> dict[str, Any]:
+def _told(key: AccountKey, now_ms: int) -> dict[str, Any]:
     """A key for programs."""
     grant = key.grant
     when: Callable[[int], str | None] = lambda at_ms: iso(at_ms) if at_ms else None  # noqa: E731

@@ -17,7 +17,7 @@ import shardq
 from shardq.cli import options, screen, states
 from shardq.cli.exits import Exit
 from shardq.cli.jobs import is_job
-from shardq.cli.states import Finding, Level, Limits, State
+from shardq.cli.states import Finding, Limits, Severity, StateName
 from shardq.clock import CORRECTION_VARIABLE, OFFSET_VARIABLE, machine_us
 from shardq.model import times
 from shardq.observer import Observer, late_to_json
@@ -156,7 +156,7 @@ def check(
             screen.print_json({**dataclasses.asdict(one), **figures.get(one.what, {})})
     else:
         _print(findings)
-    return Exit.FAILED if any(one.level == Level.WRONG for one in findings) else Exit.OK
+    return Exit.FAILED if any(one.level == Severity.WRONG for one in findings) else Exit.OK
 
 
 def _schedules(queue: Queue) -> tuple[list[Schedule], list[str]]:
@@ -191,13 +191,13 @@ def _print(findings: Sequence[Finding]) -> None:
     levels = max(len(one.level) for one in findings)
     room = screen.console().width - levels - _GAPS
     for one in findings:
-        named = "" if one.state == State.OK else f", {one.state}"
+        named = "" if one.state == StateName.OK else f", {one.state}"
         told = [screen.exact(f"{one.what}{named}: {one.text}").plain, one.advice]
         lines = [line for text in told for line in screen.wrapped(screen.kept_together(text), room)]
         made.add_row(Text(one.level, style=screen.STYLES[one.level]), Text("\n".join(lines)))
     screen.show(made)
     counted = [
-        sum(one.level == level for one in findings) for level in (Level.WRONG, Level.WARNING)
+        sum(one.level == level for one in findings) for level in (Severity.WRONG, Severity.WARNING)
     ]
     wrong, warnings = counted
     said = ([f"{wrong:,} wrong"] if wrong else []) + (
@@ -223,8 +223,8 @@ def _visit_all(db: Connection, name: str) -> Finding:
     if found.damaged:
         return Finding(
             f"queue {name}",
-            Level.WARNING,
-            State.COUNTS_OFF,
+            Severity.WARNING,
+            StateName.COUNTS_OFF,
             f"{text}. {screen.plural(len(found.damaged), 'row')} of its totals could not be read.",
             "Deleted; what is there was counted instead, and what they told of before is lost.",
         )
@@ -232,8 +232,8 @@ def _visit_all(db: Connection, name: str) -> Finding:
         advice = (
             "They are delivered now. See why they were passed by: clocks, or nodes that were away."
         )
-        return Finding(f"queue {name}", Level.WARNING, State.NOT_DRAINED, f"{text}.", advice)
-    return Finding(f"queue {name}", Level.OK, State.OK, text)
+        return Finding(f"queue {name}", Severity.WARNING, StateName.NOT_DRAINED, f"{text}.", advice)
+    return Finding(f"queue {name}", Severity.OK, StateName.OK, text)
 
 
 def _configuration() -> list[Finding]:
@@ -241,12 +241,12 @@ def _configuration() -> list[Finding]:
     # A user of SQLite alone has no driver.
     with suppress(metadata.PackageNotFoundError):
         versions.append(f"{_DRIVER} {metadata.version(_DRIVER)}")
-    findings = [Finding("versions", Level.OK, State.OK, ", ".join(versions))]
+    findings = [Finding("versions", Severity.OK, StateName.OK, ", ".join(versions))]
     for name in (OFFSET_VARIABLE, CORRECTION_VARIABLE):
         if name in os.environ:
             text = f"is set to {os.environ[name]!r}, which is meant for tests alone."
             advice = f"Run without it: unset {name}"
-            findings.append(Finding(name, Level.WARNING, State.FOR_TESTS, text, advice))
+            findings.append(Finding(name, Severity.WARNING, StateName.FOR_TESTS, text, advice))
     return findings
 
 
@@ -258,16 +258,16 @@ def _store(db: Connection) -> tuple[Finding, dict[str, int]]:
 
     store = db._home.store
     if not isinstance(store, SqliteStore):
-        return Finding("store", Level.OK, State.OK, db.url_shown), {}
+        return Finding("store", Severity.OK, StateName.OK, db.url_shown), {}
     log_bytes = store.log_bytes
     text = f"{db.url_shown}, its log {log_bytes / 1e6:,.1f} MB"
     if log_bytes <= _LOGS_MAX * LOG_BYTES:
-        return Finding("store", Level.OK, State.OK, text), {"log_bytes": log_bytes}
+        return Finding("store", Severity.OK, StateName.OK, text), {"log_bytes": log_bytes}
     advice = (
         "Another program reads the file for long, or did: end its transaction, and a later write "
         "shortens the log."
     )
-    found = Finding("store", Level.WARNING, State.LOG_LARGE, f"{text}.", advice)
+    found = Finding("store", Severity.WARNING, StateName.LOG_LARGE, f"{text}.", advice)
     return found, {"log_bytes": log_bytes}
 
 
@@ -282,23 +282,27 @@ def _clocks(db: Connection) -> list[Finding]:
         what = f"clock of {node}"
         if abs(error_us) / 1_000 > _DEVIATION_MS_MAX:
             advice = "shardq corrects that; run NTP on this machine and on the node all the same."
-            findings.append(Finding(what, Level.WARNING, State.CLOCK_OFF, f"{text}.", advice))
+            findings.append(
+                Finding(what, Severity.WARNING, StateName.CLOCK_OFF, f"{text}.", advice)
+            )
         else:
-            findings.append(Finding(what, Level.OK, State.OK, text))
+            findings.append(Finding(what, Severity.OK, StateName.OK, text))
     spread_ms = (max(told) - min(told)) / 1_000 if told else 0
     if spread_ms > _DEVIATION_MS_MAX:
         text = f"the nodes' clocks are {screen.span(spread_ms)} apart."
         findings.append(
-            Finding("clocks", Level.WRONG, State.CLOCK_OFF, text, "Run NTP on all nodes.")
+            Finding("clocks", Severity.WRONG, StateName.CLOCK_OFF, text, "Run NTP on all nodes.")
         )
     reference_us = round(statistics.median(told)) if told else 0
     error_us = db._home.clock.now_us() - machine_us() - reference_us
     text = f"corrected now is {times.offset(error_us / 1_000)} from the store's"
     if abs(error_us) / 1_000 > _DEVIATION_MS_MAX:
         advice = "Run NTP on this machine and on all nodes; then start this again."
-        findings.append(Finding("correction", Level.WRONG, State.CLOCK_OFF, f"{text}.", advice))
+        findings.append(
+            Finding("correction", Severity.WRONG, StateName.CLOCK_OFF, f"{text}.", advice)
+        )
     else:
-        findings.append(Finding("correction", Level.OK, State.OK, text))
+        findings.append(Finding("correction", Severity.OK, StateName.OK, text))
     return findings
 
 

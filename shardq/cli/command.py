@@ -69,7 +69,7 @@ class CannotStart(Exception):
     """A command cannot be started, and no message is to blame."""
 
 
-class Command:
+class MessageProgram:
     """Runs a program for a message: the body on its stdin, the rest in its environment.
 
     Each runs in a process group of its own: the Ctrl-C that stops this consumer must not kill it.

@@ -13,13 +13,13 @@ import click
 import shardq
 from shardq import consumer
 from shardq.cli import options, probes, screen, streams
-from shardq.cli.command import GRACE_S, CannotStart, Command
+from shardq.cli.command import GRACE_S, CannotStart, MessageProgram
 from shardq.cli.deliveries import Lines, OutFile, delivery_of, printed
 from shardq.cli.exits import Exit
 from shardq.cli.jobs import TASK_HEADER, is_job
 from shardq.cli.probes import Probes
 from shardq.errors import UnknownQueue, UsageError, shown
-from shardq.health.vitals import Working
+from shardq.health.vitals import ConsumerVitals
 from shardq.model import names, times
 from shardq.tasks.importing import put_here_on_path
 
@@ -142,7 +142,7 @@ def consume(
     for number, name in enumerate(queues):
         if names.queue_name(name) in queues[:number]:
             raise click.UsageError(f"queue {name} is given twice; raise --threads instead.")
-    runner = None if command is None else Command(command)
+    runner = None if command is None else MessageProgram(command)
     is_out_stdout = path is not None and streams.is_stdout(path)
     # A delivery that is written to stdout already is not printed as well.
     is_printed = not is_out_stdout if as_json else not (command or path)
@@ -157,9 +157,9 @@ def consume(
         if path is not None:
             outputs.insert(0, (stack.enter_context(closing(OutFile(path))), True))
         takes_jobs = takes_jobs or command is not None or path is not None
-        handler = _Handler(db._home.clock, runner, outputs, takes_jobs=takes_jobs)
+        handler = _MessageHandler(db._home.clock, runner, outputs, takes_jobs=takes_jobs)
         consumers = [
-            _Consumer(
+            _CommandConsumer(
                 _opened(db, name),
                 handler,
                 threads=threads,
@@ -172,7 +172,7 @@ def consume(
         ]
         # When one consumer ends, all end.
         handler.on_failure = consumers[0].stop
-        probed.begin(lambda: Working(db, consumers), probes.of_one(db))
+        probed.begin(lambda: ConsumerVitals(db, consumers), probes.of_one(db))
         try:
             shardq.run(*consumers, until_empty=until_empty)
         finally:
@@ -209,21 +209,21 @@ def _opened(db: Connection, name: str) -> Queue:
     return queue
 
 
-def _done(handler: _Handler, queues: Sequence[str]) -> str:
+def _done(handler: _MessageHandler, queues: Sequence[str]) -> str:
     return ", ".join(_done_of(handler, name) for name in queues)
 
 
-def _done_of(handler: _Handler, name: str) -> str:
+def _done_of(handler: _MessageHandler, name: str) -> str:
     done = f"{screen.plural(handler.counts[name], 'message')} of {name}"
     count = handler.dead[name]
     return f"{done} ({count:,} died: shardq dead {name})" if count else done
 
 
-class _Consumer(shardq.Consumer):
+class _CommandConsumer(shardq.Consumer):
     """A consumer that stops its command when it stops, and waits for the command's end."""
 
     def __init__(
-        self, queue: Queue, handler: _Handler, *, deadline_ms: int, **settings: Any
+        self, queue: Queue, handler: _MessageHandler, *, deadline_ms: int, **settings: Any
     ) -> None:
         self._command = handler.command
         self._command_deadline_s = deadline_ms / 1_000
@@ -237,7 +237,7 @@ class _Consumer(shardq.Consumer):
             self._command.stop(self._command_deadline_s)
 
 
-def _tell_ended(command: Command) -> None:
+def _tell_ended(command: MessageProgram) -> None:
     """Name the messages whose commands did not end by themselves."""
     for ids, what in ((command.ended, "was ended"), (command.running, "cannot be ended")):
         if ids:
@@ -259,7 +259,7 @@ def _refuse_job(message: Message) -> None:
         )
 
 
-class _Handler:
+class _MessageHandler:
     """The actions for each message, from many threads.
 
     Args:
@@ -279,7 +279,7 @@ class _Handler:
     def __init__(
         self,
         clock: Clock,
-        command: Command | None,
+        command: MessageProgram | None,
         outputs: Sequence[tuple[Lines, bool]],
         *,
         takes_jobs: bool,

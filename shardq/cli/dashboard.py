@@ -21,7 +21,7 @@ from rich.console import Group
 from rich.text import Text
 
 from shardq.cli import screen, states
-from shardq.cli.states import Level
+from shardq.cli.states import Severity
 from shardq.model.names import is_dead_queue
 from shardq.model.times import iso
 
@@ -140,7 +140,7 @@ class Dashboard:
     ) -> list[Text]:
         shown = states.without_kept(views)
         found = {view.name: states.state_of(view) for view in shown}
-        order = list(Level)
+        order = list(Severity)
         ranked = sorted(shown, key=lambda view: -order.index(found[view.name].level))
         lines = _title(self._store, shown, width)
         details = min(_DETAIL_LINES, height // 4)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from shardq.cli import streams
 from shardq.clock import machine_us
-from shardq.inspection.trace import Delivery
+from shardq.inspection.trace import TraceLine
 
 if TYPE_CHECKING:
     from shardq.model.message import Message
@@ -140,12 +140,14 @@ def _special(path: Path) -> BinaryIO:
         if error.errno == errno.ENXIO and path.is_fifo():
             error.strerror = f"{_NO_READER}; start its reader first"
         raise
-    return streams.Whole(descriptor, "wb", str(path))
+    return streams.BlockingFile(descriptor, "wb", str(path))
 
 
 def _regular(path: Path) -> BinaryIO:
     """A file, made if it does not exist; its last line is ended."""
-    file = streams.Whole(os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT), "r+b", str(path))
+    file = streams.BlockingFile(
+        os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT), "r+b", str(path)
+    )
     if size := file.seek(0, os.SEEK_END):
         file.seek(size - 1)
         if file.read(1) != b"\n":
@@ -153,14 +155,14 @@ def _regular(path: Path) -> BinaryIO:
     return file
 
 
-def delivery_of(message: Message, delivered_ms: int) -> Delivery:
+def delivery_of(message: Message, delivered_ms: int) -> TraceLine:
     """The record of a delivery that begins now.
 
     Args:
         message: The delivered message.
         delivered_ms: Now, by the corrected clock.
     """
-    return Delivery(
+    return TraceLine(
         queue=message.queue,
         id=message.id,
         body=message.body,

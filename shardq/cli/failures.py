@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from shardq.connection import Connection
-    from shardq.inspection.failed import Failed
+    from shardq.inspection.failed import LastFailure
     from shardq.queue import Queue
 
 _SHOWN = 20
@@ -29,7 +29,7 @@ _SHOWN_MAX = 10_000
 _NEXT = {Next.DUE: "is due", Next.RUNNING: "runs again", Next.DEAD: "dead"}
 
 
-class _Found(NamedTuple):
+class _QueueFailures(NamedTuple):
     """The failures of a queue.
 
     Attributes:
@@ -37,7 +37,7 @@ class _Found(NamedTuple):
         missing: A sentence on the part that could not be read; empty if all was read.
     """
 
-    failed: list[Failed]
+    failed: list[LastFailure]
     missing: str = ""
 
 
@@ -83,7 +83,7 @@ def failures(
         now_ms = db._home.clock.now_ms()
         since_ms = 0 if since is None else moment_or_ago_ms(since, now_ms, name="--since")
 
-        def is_wanted(one: Failed) -> bool:
+        def is_wanted(one: LastFailure) -> bool:
             return (
                 one.at_ms >= since_ms
                 and (task is None or one.task == task)
@@ -92,23 +92,23 @@ def failures(
 
         opened, dead = _opened(db, queues)
 
-        def look(queue: Queue) -> _Found:
+        def look(queue: Queue) -> _QueueFailures:
             home, died = queue._home, []
             if queue.name in dead:
                 died = failed.of_dead(home, is_wanted, since_ms=since_ms, limit=limit)
             if is_dead_queue(queue.name):
-                return _Found(died)
+                return _QueueFailures(died)
             waiting, is_whole = failed.of_queue(home, is_wanted, limit=limit)
             more = f"{queue.name}: only the {failed.ROWS_MAX:,} messages due first were read."
-            return _Found([*died, *waiting], "" if is_whole else more)
+            return _QueueFailures([*died, *waiting], "" if is_whole else more)
 
-        def look_or_fail(queue: Queue) -> _Found:
+        def look_or_fail(queue: Queue) -> _QueueFailures:
             try:
                 return look(queue)
             except ShardqError as error:
-                return _Found([], str(error))
+                return _QueueFailures([], str(error))
 
-        every: list[Failed] = []
+        every: list[LastFailure] = []
         with screen.progress() as bar:
             tell = screen.teller(bar)
             for number, one in enumerate(db._home.side_by_side(look_or_fail, opened), 1):
@@ -143,7 +143,7 @@ def _opened(db: Connection, names: Sequence[str]) -> tuple[list[Queue], set[str]
     return opened, {one.name for one in opened if one.name in dead or is_dead_queue(one.name)}
 
 
-def _json(one: Failed) -> dict[str, Any]:
+def _json(one: LastFailure) -> dict[str, Any]:
     return {
         "at": iso(one.at_ms),
         "queue": one.queue,
@@ -156,7 +156,7 @@ def _json(one: Failed) -> dict[str, Any]:
     }
 
 
-def _list(found: Sequence[Failed], now_ms: int) -> None:
+def _list(found: Sequence[LastFailure], now_ms: int) -> None:
     rows = [
         [
             Text(f"{iso(one.at_ms)[:19]}Z"),
@@ -173,7 +173,7 @@ def _list(found: Sequence[Failed], now_ms: int) -> None:
     listing.show(heads, rows, free=1)
 
 
-def _next(one: Failed, now_ms: int) -> str:
+def _next(one: LastFailure, now_ms: int) -> str:
     if one.again_ms is None:
         return _NEXT[one.next]
     return f"again in {screen.span(max(one.again_ms - now_ms, 0))}"

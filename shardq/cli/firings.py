@@ -21,14 +21,14 @@ from rich.text import Text
 
 from shardq.model.times import due_ms, iso, moment_of
 from shardq.schedules.options import previewed
-from shardq.schedules.triggers.clocks import Change, changes
+from shardq.schedules.triggers.clocks import ClockChange, changes
 from shardq.schedules.triggers.zones import zone_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from datetime import datetime, tzinfo
 
-    from shardq.schedules.definition import Definition
+    from shardq.schedules.definition import ScheduleDefinition
 
 _GAP = "  "
 _INDENT = "    "
@@ -63,10 +63,12 @@ class More(NamedTuple):
     number: int
 
 
-Event: TypeAlias = "Fires | More | Change"
+Event: TypeAlias = "Fires | More | ClockChange"
 
 
-def events(definition: Definition, after_ms: int, count: int, *, fired: int = 0) -> list[Fires]:
+def events(
+    definition: ScheduleDefinition, after_ms: int, count: int, *, fired: int = 0
+) -> list[Fires]:
     """The next fire times of a schedule, with the ones that its policies drop.
 
     Args:
@@ -84,7 +86,7 @@ def events(definition: Definition, after_ms: int, count: int, *, fired: int = 0)
     return made
 
 
-def _passed_by(definition: Definition, after_ms: int, until_ms: int) -> Iterator[Fires]:
+def _passed_by(definition: ScheduleDefinition, after_ms: int, until_ms: int) -> Iterator[Fires]:
     """Fire times that would exist if each local time fired, before a real one."""
     zone = definition.trigger.tzinfo
     if until_ms - after_ms > _MARKED_MS or not changes(zone, after_ms, until_ms):
@@ -133,9 +135,9 @@ class Timetable:
         below = _INDENT + " " * widths[0] + _GAP
         made = [Text(_INDENT + _joined(heads, widths), style="bold")]
         events = list(self._events())
-        days = {self._day(one.at_ms) for one in events if isinstance(one, Change)}
+        days = {self._day(one.at_ms) for one in events if isinstance(one, ClockChange)}
         for one in events:
-            if isinstance(one, Change):
+            if isinstance(one, ClockChange):
                 made.append(self._change(one, min(width, _RULE)))
                 continue
             if isinstance(one, More):
@@ -191,7 +193,7 @@ class Timetable:
     def _day(self, at_ms: int) -> str:
         return f"{moment_of(at_ms).astimezone(self.zone):%a %Y-%m-%d}"
 
-    def _change(self, one: Change, width: int) -> Text:
+    def _change(self, one: ClockChange, width: int) -> Text:
         rule = "-" if self.ascii_only else "─"
         way = "forward" if one.after_ms > one.before_ms else "back"
         old, new = (_at_offset(one.at_ms, ms) for ms in (one.before_ms, one.after_ms))

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from shardq.model.message import Message
     from shardq.queue import Queue
     from shardq.tasks import App
-    from shardq.tasks.definition import Definition
+    from shardq.tasks.definition import TaskDefinition
     from shardq.tasks.task import Bound
 
 TASK_HEADER = message.TASK_HEADER
@@ -170,7 +170,7 @@ def _call(
     return app.tasks[definition.name], args, kwargs
 
 
-def _named(definition: Definition, given: dict[str, Any] | list[Any]) -> dict[str, Any]:
+def _named(definition: TaskDefinition, given: dict[str, Any] | list[Any]) -> dict[str, Any]:
     """Arguments by name, as the body of a job holds them."""
     if isinstance(given, dict):
         return given

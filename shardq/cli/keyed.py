@@ -16,7 +16,7 @@ from shardq.inspection.whereabouts import Whereabouts
 from shardq.lifecycle.keyed import Answer
 from shardq.model.message import TASK_HEADER, Message
 from shardq.model.times import asked_ms, ceil_ms, iso, moment_of
-from shardq.records.keys import Keys
+from shardq.records.keys import MessageKeys
 from shardq.records.standing import Is
 
 if TYPE_CHECKING:
@@ -270,6 +270,6 @@ def _missing(source: Queue, key: str, now: Snapshot | None) -> str:
 def held(source: Queue, key: str) -> str:
     """A note if a key without a message is still held; else empty."""
     home = source._home
-    found = Keys(home.store, home.clock, home.register).seek([key])[key]
+    found = MessageKeys(home.store, home.clock, home.register).seek([key])[key]
     is_held = found.state is Is.HELD
     return f"; the key is held until {iso(found.key.until_ms or 0)}" if is_held else ""

@@ -19,7 +19,7 @@ _directory = click.option(
 
 
 @click.group(
-    cls=options.Group,
+    cls=options.CommandGroup,
     epilog=options.examples(
         "shardq node start", "export SHARDQ_STORE=$(shardq node status --url)", "shardq node stop"
     ),

@@ -13,7 +13,7 @@ from shardq.cli import options, probes, screen
 from shardq.cli.dashboard import Dashboard
 from shardq.cli.probes import Probes
 from shardq.errors import UsageError
-from shardq.health.vitals import Working
+from shardq.health.vitals import ConsumerVitals
 from shardq.model import times
 from shardq.observer import Observer
 from shardq.tasks.importing import put_here_on_path
@@ -143,7 +143,7 @@ def _answer(place: str, queues: Sequence[str], url: str | None) -> None:
     with ExitStack() as stack:
         probed = stack.enter_context(closing(Probes(place, None, say=_say)))
         db = stack.enter_context(options.connect(url))
-        probed.begin(lambda: Working(db, ()), probes.of_one(db, queues or None))
+        probed.begin(lambda: ConsumerVitals(db, ()), probes.of_one(db, queues or None))
         with suppress(KeyboardInterrupt):
             threading.Event().wait()
 

@@ -27,7 +27,7 @@ _SENTENCE_MAX = 1_000
 """Characters; the first sentence of a help is always shorter."""
 
 
-class Whole(click.ParamType[int]):
+class WholeNumber(click.ParamType[int]):
     """A whole number with bounds, which are in the help and in errors."""
 
     name = "whole number"
@@ -71,7 +71,7 @@ def whole(
         most: The largest; None without one.
         default: The number if it is not given; None: there is none.
     """
-    kind = Whole(least, most)
+    kind = WholeNumber(least, most)
     otherwise = "" if default is None else f", and {default:,} where it is not given"
     return click.option(
         *names,
@@ -139,7 +139,7 @@ until = click.option(
 )
 
 
-class Group(click.Group):
+class CommandGroup(click.Group):
     """A command of commands whose help shows the whole first sentence of each.
 
     Attributes:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from shardq.health.beat import Beat, systemd
-from shardq.health.page import Page, place_of
+from shardq.health.page import HealthPage, place_of
 from shardq.tasks import line as lines
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from shardq.connection import Connection
     from shardq.health.vitals import Vitals
     from shardq.metrics.exporter import Read
-    from shardq.tasks.line import Line
+    from shardq.tasks.line import ProcessLine
 
 metrics = click.option(
     "--metrics",
@@ -63,16 +63,16 @@ class Probes:
         self._tell = systemd()
         self._beat: Beat | None = None
         self._file: Path | None = None
-        self._pages: list[Page] = []
+        self._pages: list[HealthPage] = []
         self._metrics = None
         try:
             if metrics is not None:
-                self._metrics = Page(place_of(metrics, "--metrics"), "--metrics")
+                self._metrics = HealthPage(place_of(metrics, "--metrics"), "--metrics")
                 self._pages.append(self._metrics)
             if health is not None and not _PLACE.fullmatch(health):
                 self._file = Path(health)
             elif health is not None and not self._is_shared(metrics, health):
-                self._pages.append(Page(place_of(health, "--health"), "--health"))
+                self._pages.append(HealthPage(place_of(health, "--health"), "--health"))
         except BaseException:
             self.close()
             raise
@@ -124,7 +124,9 @@ def of_one(db: Connection, names: Sequence[str] | None = None) -> Callable[[], R
     return read
 
 
-def answer(line: Line, vitals: Callable[[], Vitals], db: Connection, *, has_metrics: bool) -> None:
+def answer(
+    line: ProcessLine, vitals: Callable[[], Vitals], db: Connection, *, has_metrics: bool
+) -> None:
     """Let a process answer the questions of its supervisor.
 
     Args:

@@ -167,7 +167,7 @@ def produce(
         source = None if path is None else stack.enter_context(_opened(path))
         db = stack.enter_context(options.connect(url, makes=True))
         clock = db._home.clock
-        writer = _Writer(db.queue(queue), clock, shared)
+        writer = _ChunkWriter(db.queue(queue), clock, shared)
         writer.bar = stack.enter_context(screen.progress())
         total = count if path is None else limit and -(-limit // step)
         writer.task = writer.bar.add_task(f"put into {queue}", total=total)
@@ -237,11 +237,11 @@ def _part(text: str | None) -> tuple[int, int]:
     return int(number) - 1, int(of)
 
 
-class _Stopped(Exception):
+class _StoppedReading(Exception):
     """A signal was caught, and all lines that were read are taken."""
 
 
-class _Source(streams.Whole):
+class _Source(streams.BlockingFile):
     """The input: all lines that it has returned are stored before it waits for more.
 
     Attributes:
@@ -263,7 +263,7 @@ class _Source(streams.Whole):
             if self._ready.poll(0):
                 return super().readinto(buffer)
             self._ready.poll(self.on_wait())
-        raise _Stopped
+        raise _StoppedReading
 
 
 def _opened(path: Path) -> BinaryIO:
@@ -322,7 +322,7 @@ def _caught_signals() -> Iterator[list[int]]:
 
 
 @dataclass(slots=True)
-class _Writer:
+class _ChunkWriter:
     """Puts chunks, and repeats what was interrupted.
 
     Attributes:
@@ -419,7 +419,7 @@ class _Writer:
 
 
 def _replay(
-    writer: _Writer, timed: Iterator[trace.Timed], lead_ms: int | None, caught: Sequence[int]
+    writer: _ChunkWriter, timed: Iterator[trace.Timed], lead_ms: int | None, caught: Sequence[int]
 ) -> None:
     newest_ms = 0
     try:
@@ -437,7 +437,7 @@ def _replay(
                 # A tick gathers all lines due within it into one batch.
                 writer.clock.sleep(min(max(early_ms / 1_000, _TICK_S), _NAP_S))
             writer.add(message)
-    except _Stopped:
+    except _StoppedReading:
         pass
     finally:
         # On an error too, of a bad line say: the lines above it are stored.
@@ -450,7 +450,7 @@ def _item(message: trace.Timed) -> dict[str, Any]:
 
 
 def _at_rate(
-    writer: _Writer,
+    writer: _ChunkWriter,
     rate: float,
     delay_ms: int,
     count: int | None,

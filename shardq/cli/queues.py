@@ -58,7 +58,7 @@ _SETTINGS = {
 are those of Python, with dashes."""
 
 
-def _choice(option: str) -> model.Choice:
+def _choice(option: str) -> model.SettingChoice:
     return model.CHOICES[option.replace("-", "_")]
 
 
@@ -112,7 +112,7 @@ def _given(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 @click.group(
-    cls=options.Group,
+    cls=options.CommandGroup,
     invoke_without_command=True,
     epilog=options.examples(
         "shardq queues",

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from shardq.queue import Queue
 
 
-class _Found(NamedTuple):
+class _QueueRuns(NamedTuple):
     """The runs of a queue.
 
     Attributes:
@@ -57,13 +57,13 @@ def running(*, queues: tuple[str, ...], task: str | None, url: str | None, as_js
     with options.connect(url) as db:
         now_ms = db._home.clock.now_ms()
 
-        def look(queue: Queue) -> _Found:
+        def look(queue: Queue) -> _QueueRuns:
             home, found, unnamed = queue._home, [], 0
             for member, beat in heartbeats(home.store, home.register.members_key).items():
                 runs = runs_of(beat, now_ms)
                 found += [(queue.name, member, run) for run in runs]
                 unnamed += max(beat.running - len(runs), 0)
-            return _Found(found, unnamed)
+            return _QueueRuns(found, unnamed)
 
         looked = list(db._home.side_by_side(look, _opened(db, queues)))
     named = [one for found in looked for one in found.runs if task in (None, one[2].task)]

@@ -23,7 +23,7 @@ from shardq.clock import SystemClock
 from shardq.errors import SchemaNewer, StoreCorrupt, UsageError, shown
 from shardq.model.names import is_dead_queue
 from shardq.model.times import due_ms
-from shardq.schedules.definition import Definition, Job
+from shardq.schedules.definition import ScheduleDefinition, ScheduledPut
 from shardq.schedules.options import check
 from shardq.schedules.policy import Policies
 from shardq.schedules.schedule import PREVIEW_MAX, fired_ahead
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 @click.group(
-    cls=options.Group,
+    cls=options.CommandGroup,
     epilog=options.examples(
         'shardq schedule add mail nightly go --cron "0 3 * * *" --tz Europe/Berlin',
         "shardq schedule list",
@@ -321,27 +321,27 @@ def preview(
         source = db.queue(queue, create=False)
         one = source.schedules[name]
         now_ms = source._home.clock.now_ms()
-    definition = Definition(
-        name, one.trigger, Job(one.body), policies=one.policies, count=one.count
+    definition = ScheduleDefinition(
+        name, one.trigger, ScheduledPut(one.body), policies=one.policies, count=one.count
     )
     if one.state == "paused" and not as_json:
         click.echo(f"It is paused: first `shardq schedule resume {queue} {name}`.", err=True)
     _show_firings(definition, number, after, zone, now_ms, fired=one.fired, as_json=as_json)
 
 
-def _drafted(given: dict[str, Any]) -> Definition:
+def _drafted(given: dict[str, Any]) -> ScheduleDefinition:
     """The schedule of the options, which is not made."""
     make = scheduling.needed_make(given)
     now_ms = SystemClock().now_ms()
     trigger = make(now_ms)
     policies = Policies().with_(scheduling.policies_of(given), "the schedule")
-    made = Definition(str(trigger), trigger, Job(b""), policies=policies)
+    made = ScheduleDefinition(str(trigger), trigger, ScheduledPut(b""), policies=policies)
     check(made, now_ms)
     return made
 
 
 def _show_firings(
-    definition: Definition,
+    definition: ScheduleDefinition,
     number: int,
     after: str | None,
     zone: tzinfo | None,

@@ -110,7 +110,7 @@ def job(command: _F) -> _F:
     """The options for the job of a schedule, including those of `put`, and for the count."""
     return _added(
         command,
-        click.option("--count", metavar="N", type=options.Whole(0), help="It fires N times."),
+        click.option("--count", metavar="N", type=options.WholeNumber(0), help="It fires N times."),
         click.option(
             "--priority",
             metavar="N",

@@ -18,7 +18,7 @@ from shardq.cli.exits import Exit, exit_of
 from shardq.cli.probes import Probes
 from shardq.errors import ShardqError, UsageError, shown
 from shardq.model import grants
-from shardq.tasks.line import COUNTS, Line
+from shardq.tasks.line import COUNTS, ProcessLine
 from shardq.tasks.processes import PROCESSES_MAX, Supervisor
 from shardq.tasks.several import Several
 
@@ -178,7 +178,7 @@ def serve(
     from shardq.server import declared, listening, supervise
     from shardq.server.site import SiteOptions
 
-    line = Line.inherited()
+    line = ProcessLine.inherited()
     declared_queues = None if queues is None else declared.read(queues)
     supervise.check_certificate(certificate, key)
     store = _store(url, dev=dev)
@@ -282,7 +282,7 @@ def _listening(
 def _serve(
     store: str,
     sockets: list[socket.socket],
-    line: Line | None,
+    line: ProcessLine | None,
     chosen: SiteOptions,
     *,
     queues: dict[str, dict[str, Any]],

@@ -21,7 +21,7 @@ from shardq.model.times import iso, moment_of
 if TYPE_CHECKING:
     from typing import Any
 
-    from shardq.inspection.finder import Finder, Look
+    from shardq.inspection.finder import Finder, SearchResult
     from shardq.model.message import Row
     from shardq.queue import Queue
 
@@ -163,7 +163,7 @@ def _print(source: Queue, state: State, row: Row | None, call: str | None) -> No
         click.echo(advice)
 
 
-def _call_of(finder: Finder, look: Look) -> str | None:
+def _call_of(finder: Finder, look: SearchResult) -> str | None:
     """A job as a call; None for any other message. One read, only for a job."""
     row = look.row
     try:
@@ -225,7 +225,7 @@ def _is_key(source: Queue, name: str) -> bool:
     return not is_dead_queue(source.name) and source.get(name) is not None
 
 
-def _missing(source: Queue, message_id: str | None, look: Look) -> str:
+def _missing(source: Queue, message_id: str | None, look: SearchResult) -> str:
     """The sentence for a message that was not found: the searched places, and the advice."""
     name = source.name
     what = f"message {message_id!r}" if message_id is not None else "message of this receipt"

@@ -27,7 +27,7 @@ _RUNS = 3
 """How many hanging messages a finding names."""
 
 
-class Level(StrEnum):
+class Severity(StrEnum):
     """The severity of a state."""
 
     OK = "ok"
@@ -37,7 +37,7 @@ class Level(StrEnum):
     """`check` ends with 1."""
 
 
-class State(StrEnum):
+class StateName(StrEnum):
     """A state's name, for people and programs."""
 
     OK = "ok"
@@ -78,8 +78,8 @@ class Finding:
     """
 
     what: str
-    level: Level
-    state: State
+    level: Severity
+    state: StateName
     text: str
     advice: str = ""
 
@@ -115,12 +115,12 @@ def findings(
         schedules: Its schedules, if they were read one by one.
         are_jobs: True if its messages are jobs of tasks, which need a worker.
     """
-    order = list(Level)
+    order = list(Severity)
     all_found = [*_found(view, limits, are_jobs=are_jobs), *_of_schedules(view, limits, schedules)]
     found = sorted(all_found, key=lambda one: -order.index(one.level))
     if not found:
         text = "; ".join(filter(None, (counts(view), scheduled(view, schedules), late(view))))
-        found = [Finding(f"queue {view.name}", Level.OK, State.OK, text)]
+        found = [Finding(f"queue {view.name}", Severity.OK, StateName.OK, text)]
     return found
 
 
@@ -131,7 +131,7 @@ def newer(name: str, text: str) -> Finding:
         name: The queue's name.
         text: The text of the error.
     """
-    return Finding(f"queue {name}", Level.WRONG, State.TOO_NEW, text)
+    return Finding(f"queue {name}", Severity.WRONG, StateName.TOO_NEW, text)
 
 
 def damaged(name: str, text: str) -> Finding:
@@ -141,7 +141,7 @@ def damaged(name: str, text: str) -> Finding:
         name: The queue's name.
         text: The text of the error.
     """
-    return Finding(f"queue {name}", Level.WRONG, State.DAMAGED, text)
+    return Finding(f"queue {name}", Severity.WRONG, StateName.DAMAGED, text)
 
 
 def without_kept(views: Sequence[QueueView]) -> list[QueueView]:
@@ -190,8 +190,8 @@ def _found(view: QueueView, limits: Limits, *, are_jobs: bool) -> Iterator[Findi
     if view.settings.paused:
         yield Finding(
             what,
-            Level.WARNING,
-            State.PAUSED,
+            Severity.WARNING,
+            StateName.PAUSED,
             f"{counts(view)}; it is paused and delivers nothing.",
             f"Deliver again with `shardq queues resume {name}`.",
         )
@@ -213,8 +213,8 @@ def _of_schedules(
     if count and not view.members:
         yield Finding(
             what,
-            Level.WRONG if is_late else Level.WARNING,
-            State.NO_CONSUMERS,
+            Severity.WRONG if is_late else Severity.WARNING,
+            StateName.NO_CONSUMERS,
             f"{count}, and no consumer that fires them"
             + (f"; {_overdue(view, late)}." if lag_ms else "; none is due."),
             jobs.starting(name, are_jobs=any(jobs.TASK_HEADER in one.headers for one in schedules)),
@@ -222,8 +222,8 @@ def _of_schedules(
     elif is_late:
         yield Finding(
             what,
-            Level.WRONG,
-            State.OVERDUE,
+            Severity.WRONG,
+            StateName.OVERDUE,
             f"{count}; {_overdue(view, late)}.",
             f"See its consumers' logs for lines of `schedules of queue {name}`, and `shardq "
             f"schedule list {name}`.",
@@ -256,8 +256,8 @@ def _ahead(queue: str, fired: Sequence[Schedule]) -> Iterator[Finding]:
         )
         yield Finding(
             f"schedule {one.name} of queue {queue}",
-            Level.WRONG,
-            State.CLOCK_OFF,
+            Severity.WRONG,
+            StateName.CLOCK_OFF,
             f"a clock that was ahead has fired it, so it {until}.{more}",
             f"Let it go by the clock: `shardq schedule resume {queue} {named}`. What it has fired "
             "does not fire again.",
@@ -271,8 +271,8 @@ def _failing(queue: str, failing: Sequence[Schedule]) -> Iterator[Finding]:
         more = f" (And {left:,} more fail.)" if left > 0 and one is shown[-1] else ""
         yield Finding(
             f"schedule {one.name} of queue {queue}",
-            Level.WRONG,
-            State.FAILING,
+            Severity.WRONG,
+            StateName.FAILING,
             f"{one.error}{more}",
             f"Mend what its trigger needs, or change it: `shardq schedule change {queue} {named}`.",
         )
@@ -287,8 +287,8 @@ def _dead(view: QueueView, limits: Limits) -> Iterator[Finding]:
         served = served_queue(view.name)
         yield Finding(
             f"queue {view.name}",
-            Level.WRONG if over else Level.WARNING,
-            State.DEAD_LETTERS,
+            Severity.WRONG if over else Severity.WARNING,
+            StateName.DEAD_LETTERS,
             f"{screen.plural(dead, 'dead message')}{allowed}.",
             f"See why with `shardq dead {served}`; --redrive puts them back, --purge deletes them.",
         )
@@ -303,8 +303,8 @@ def _uncounted(view: QueueView) -> Iterator[Finding]:
         others = f", and {len(gone) - 1:,} more before it" if len(gone) > 1 else ""
         yield Finding(
             f"queue {view.name}",
-            Level.WARNING,
-            State.COUNTS_OFF,
+            Severity.WARNING,
+            StateName.COUNTS_OFF,
             f"{name} ended or was stopped at {iso(at_ms)[:19]}Z, before it had stored all that it "
             f"counted{others}: 2s of it may be missing in the totals, and in what waits for over "
             "an hour.",
@@ -320,8 +320,8 @@ def _waiting(view: QueueView, limits: Limits, *, are_jobs: bool) -> Iterator[Fin
     if not view.members and (depth.ready or depth.waiting or view.lag_ms):
         yield Finding(
             what,
-            Level.WRONG if late else Level.WARNING,
-            State.NO_CONSUMERS,
+            Severity.WRONG if late else Severity.WARNING,
+            StateName.NO_CONSUMERS,
             f"{counts(view)}" + (f"; {oldest}." if view.lag_ms else "; none is due."),
             jobs.starting(name, are_jobs=are_jobs),
         )
@@ -329,7 +329,7 @@ def _waiting(view: QueueView, limits: Limits, *, are_jobs: bool) -> Iterator[Fin
         threads = sum(member.threads for member in view.members)
         handlers = f", {screen.busy(view.busy, threads)}" if threads else ""
         text = f"{counts(view)}{handlers}; {oldest}."
-        yield Finding(what, Level.WRONG, State.LAGGING, text, _against_lag(view, threads))
+        yield Finding(what, Severity.WRONG, StateName.LAGGING, text, _against_lag(view, threads))
 
 
 def _against_lag(view: QueueView, threads: int) -> str:
@@ -360,7 +360,7 @@ def _hanging(view: QueueView, limits: Limits) -> Iterator[Finding]:
     full_ms = hangs_after_ms(view.settings)
     full = [one for one in view.members if limits.run_ms is None and _all_run_for(one, full_ms)]
     slow = [one for one in view.members if one.longest_ms > bound_ms and one not in full]
-    level = Level.WARNING if limits.run_ms is None else Level.WRONG
+    level = Severity.WARNING if limits.run_ms is None else Severity.WRONG
     advice = "Where that is too long, give the handler a time limit, and restart the consumer."
     if full:
         threads = sum(one.threads for one in full)
@@ -370,7 +370,7 @@ def _hanging(view: QueueView, limits: Limits) -> Iterator[Finding]:
         yield Finding(
             f"queue {view.name}",
             level,
-            State.HANGING,
+            StateName.HANGING,
             f"{screen.plural(len(full), 'consumer')} beginning nothing: all handlers, {threads:,}, "
             f"have run for longer than {screen.span(full_ms)}{waiting}; {_longest(full)}.",
             advice,
@@ -379,7 +379,7 @@ def _hanging(view: QueueView, limits: Limits) -> Iterator[Finding]:
         yield Finding(
             f"queue {view.name}",
             level,
-            State.HANGING,
+            StateName.HANGING,
             f"{screen.plural(len(slow), 'consumer')} with a handler that has run for longer than "
             f"{screen.span(bound_ms)}; {_longest(slow)}.",
             advice,

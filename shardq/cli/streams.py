@@ -39,7 +39,7 @@ _NAMES_OF_STDIN = {"-", "/dev/stdin", "/dev/fd/0", "/proc/self/fd/0"}
 _NAMES_OF_STDOUT = {"-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"}
 
 
-class Whole(FileIO):
+class BlockingFile(FileIO):
     """A descriptor that reads and writes as if it blocked, whatever mode other programs have set.
 
     The mode is shared with every program that has the same pipe or terminal, so it is not changed.
@@ -97,7 +97,7 @@ class Whole(FileIO):
         return RawIOBase.readall(self) or b""
 
 
-class _Lossy(Whole):
+class _Lossy(BlockingFile):
     """stderr: an error of its output never changes the work."""
 
     def write(self, data: ReadableBuffer, /) -> int:
@@ -115,9 +115,9 @@ def take_over() -> None:
     """Replace this process's streams by ours, once, before any file is opened."""
     _hold_places()
     if sys.stdin is not None:
-        raw = Whole(_STDIN, "rb", "stdin", closes=False)
+        raw = BlockingFile(_STDIN, "rb", "stdin", closes=False)
         sys.stdin = TextIOWrapper(BufferedReader(raw), sys.stdin.encoding, sys.stdin.errors)
-    sys.stdout = _writer(sys.stdout, Whole(_STDOUT, "wb", "stdout", closes=False))
+    sys.stdout = _writer(sys.stdout, BlockingFile(_STDOUT, "wb", "stdout", closes=False))
     sys.stderr = _writer(sys.stderr, _Lossy(_STDERR, "wb", "stderr", closes=False))
 
 
@@ -138,7 +138,7 @@ def _hold_places() -> None:
             os.set_inheritable(place, True)
 
 
-def _writer(was: TextIO | None, raw: Whole) -> TextIOWrapper:
+def _writer(was: TextIO | None, raw: BlockingFile) -> TextIOWrapper:
     if was is None:
         return _Nowhere(BufferedWriter(raw), "utf-8")
     return TextIOWrapper(
@@ -189,7 +189,7 @@ def stdout(what: str) -> BinaryIO:
     if isinstance(sys.stdout, _Nowhere):
         raise UsageError(f"stdout is closed, so {what} cannot be written to it.")
     try:
-        return Whole(sys.stdout.fileno(), "wb", "stdout", closes=False)
+        return BlockingFile(sys.stdout.fileno(), "wb", "stdout", closes=False)
     except UnsupportedOperation:
         # A stream in memory, in tests.
         return sys.stdout.buffer

@@ -13,7 +13,7 @@ from shardq.model.times import duration_text
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shardq.tasks.definition import Definition
+    from shardq.tasks.definition import TaskDefinition
 
 _INDENT = "    "
 _WIDTH = 120
@@ -51,7 +51,9 @@ def tasks(*, name: str, as_json: bool) -> None:
         click.echo(f"{name} has no tasks; {HOW_TO_DECLARE}.")
 
 
-def _show(found: list[Definition], triggers_of: Callable[[Definition], dict[str, str]]) -> None:
+def _show(
+    found: list[TaskDefinition], triggers_of: Callable[[TaskDefinition], dict[str, str]]
+) -> None:
     names = max(cell_len(one.name) for one in found)
     queues = max(cell_len(one.options.queue) for one in found)
     width = min(screen.console().width, _WIDTH)
@@ -70,7 +72,7 @@ def _show(found: list[Definition], triggers_of: Callable[[Definition], dict[str,
             click.echo(screen.exact(line).plain)
 
 
-def _facts(one: Definition) -> dict[str, Any]:
+def _facts(one: TaskDefinition) -> dict[str, Any]:
     """The options of a task, spans of time as text."""
     # Imported here, because the help of all commands does not need it.
     from shardq.tasks.options import backoff_text
@@ -92,7 +94,7 @@ def _facts(one: Definition) -> dict[str, Any]:
     }
 
 
-def _options_text(one: Definition) -> str:
+def _options_text(one: TaskDefinition) -> str:
     facts = [f"{name} {value}" for name, value in _facts(one).items()]
     if one.is_async:
         facts.insert(0, "async")
@@ -101,7 +103,7 @@ def _options_text(one: Definition) -> str:
     return ", ".join(facts)
 
 
-def _json(one: Definition, triggers: dict[str, str]) -> dict[str, Any]:
+def _json(one: TaskDefinition, triggers: dict[str, str]) -> dict[str, Any]:
     return {
         "name": one.name,
         "aliases": one.aliases,

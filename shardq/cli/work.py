@@ -23,10 +23,10 @@ from shardq.cli.jobs import app_of
 from shardq.cli.probes import Probes
 from shardq.clock import SystemClock
 from shardq.errors import ShardqError, UsageError, shown
-from shardq.health.vitals import Working
+from shardq.health.vitals import ConsumerVitals
 from shardq.model import times
 from shardq.tasks.importing import directory_of
-from shardq.tasks.line import COUNTS, MARGIN_S, Line
+from shardq.tasks.line import COUNTS, MARGIN_S, ProcessLine
 from shardq.tasks.processes import PROCESSES_MAX, Supervisor
 from shardq.tasks.several import Several
 from shardq.tasks.sources import Sources
@@ -203,7 +203,7 @@ def work(
     """
     if (reload_dirs or reload_excludes) and not reload:
         raise UsageError("--reload-dir and --reload-exclude have no use without --reload.")
-    line = Line.inherited()
+    line = ProcessLine.inherited()
     deadline_ms = times.duration_ms(deadline, name="--deadline")
     deadline_s = deadline_ms / 1_000
     is_supervised = any(one is not None for one in (processes, memory, max_jobs)) or reload
@@ -324,7 +324,7 @@ def _say(text: str) -> None:
 
 def _work(
     app: App,
-    line: Line | None,
+    line: ProcessLine | None,
     form: str,
     deadline_s: float,
     *,
@@ -394,15 +394,15 @@ def _work(
 def _watch(
     db: Connection,
     probed: Probes | None,
-    line: Line | None,
+    line: ProcessLine | None,
     deadline_s: float,
     metrics: str | None,
     worker: Worker,
 ) -> None:
     """Connect a worker to its watchers: probes, or its supervisor, with which it ends."""
 
-    def vitals() -> Working:
-        return Working(db, worker.consumers, lambda: worker.loop_hung_us)
+    def vitals() -> ConsumerVitals:
+        return ConsumerVitals(db, worker.consumers, lambda: worker.loop_hung_us)
 
     if probed is not None:
         probed.begin(vitals, probes.of_one(db))
@@ -412,7 +412,7 @@ def _watch(
         line.ready()
 
 
-def _tell_end(line: Line, *, is_done: bool) -> None:
+def _tell_end(line: ProcessLine, *, is_done: bool) -> None:
     # The counts since the last question.
     line.answer(COUNTS)
     if is_done:

@@ -19,7 +19,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from shardq import locks
-from shardq.engine.handing.call import Call, passes
+from shardq.engine.handing.call import HandlerCall, passes
 from shardq.engine.handing.care import Care
 from shardq.engine.handing.outcome import ACKED, GIVEN_UP, outcome_of
 from shardq.errors import StoreCorrupt, UsageError
@@ -72,7 +72,7 @@ class Deliverer:
         self._clock = home.clock
         self._register = home.register
         self._engine = engine
-        self._call = Call(handler)
+        self._call = HandlerCall(handler)
         self._judge = judge
         self._endings = engine.outbox.endings
         self._held = self._endings.held

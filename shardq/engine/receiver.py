@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from shardq import locks
 from shardq.engine.engine import Engine
-from shardq.engine.handing.caller import Caller
+from shardq.engine.handing.caller import ReceiveCall
 from shardq.engine.handing.claims import Claims
 from shardq.errors import (
     ReceiptError,
@@ -66,7 +66,7 @@ _GONE_S = 0.05
 log = logging.getLogger(__name__)
 
 
-class Schedules(Protocol):
+class QueueFirer(Protocol):
     """Fires the queue's schedules while there are callers."""
 
     def follow(self) -> None:
@@ -98,7 +98,7 @@ class Receiver:
         home: QueueHome,
         *,
         stepper: Stepper | None,
-        make_firer: Callable[[Callable[[], Membership | None]], Schedules],
+        make_firer: Callable[[Callable[[], Membership | None]], QueueFirer],
         put_back: Callable[[Message], object],
     ) -> None:
         self._home = home
@@ -108,14 +108,14 @@ class Receiver:
         self._put_back = put_back
         self._lock = locks.new()
         self._make_firer = make_firer
-        self._firer: Schedules | None = None
+        self._firer: QueueFirer | None = None
         self._engine: Engine | None = None
         self._was_interrupted = False
         self._called_us = 0
         self._step_us = 0
         self._fired_s = _KEEP_S
         """Seconds from a step of the firer to its next one."""
-        self._line: dict[Caller, None] = {}
+        self._line: dict[ReceiveCall, None] = {}
         """The waiting callers, in order. Two threads may take a caller out: the one that claims for
         it, and its own as it leaves. `pop` decides which was first."""
         self._claiming = False
@@ -149,7 +149,7 @@ class Receiver:
             is_lasting: True if the receipts of the messages are to last.
         """
         clock = self._clock
-        caller = Caller(
+        caller = ReceiveCall(
             count, visibility_ms, clock.boot_us(), per_group=per_group, is_lasting=is_lasting
         )
         until_us = caller.since_us + wait_ms * 1_000
@@ -188,7 +188,7 @@ class Receiver:
             raise
         return caller.answer()
 
-    def ask(self, caller: Caller, *, is_patient: bool = False) -> None:
+    def ask(self, caller: ReceiveCall, *, is_patient: bool = False) -> None:
         """Put a caller in line; its `on_over` gives it the answer, unless it leaves before.
 
         Args:
@@ -207,11 +207,11 @@ class Receiver:
         self._called_us = self._clock.boot_us()
         self._add_to_stepper(_REST_S if is_at_rest else 0.0)
 
-    def leave(self, caller: Caller) -> bool:
+    def leave(self, caller: ReceiveCall) -> bool:
         """Take a caller out of line; False if it was answered, or is about to be."""
         return self._line.pop(caller, caller) is None
 
-    def abandon(self, caller: Caller) -> None:
+    def abandon(self, caller: ReceiveCall) -> None:
         """Take out a caller that has gone; messages that it was given, or soon is, are put back."""
         if not self.leave(caller):
             self._unwanted += caller.abandon()
@@ -368,7 +368,7 @@ class Receiver:
                 self._stepper.within(self, min(delay, self._due_s()))
         return delay
 
-    def _look(self, looking: Sequence[Caller], *, is_due: bool) -> tuple[Engine, float]:
+    def _look(self, looking: Sequence[ReceiveCall], *, is_due: bool) -> tuple[Engine, float]:
         """Step if needed, and claim; returns the engine, maybe a new one, and its delay."""
         while True:
             engine = self._wake_engine()
@@ -390,7 +390,7 @@ class Receiver:
         """Claim due rows, batch by batch, while there are both rows and waiting callers."""
         claims = Claims(self._home, engine)
         while self._line and engine.ready.has(1):
-            taken: dict[Caller, list[Delivery]] = {}
+            taken: dict[ReceiveCall, list[Delivery]] = {}
             self._claiming = True
             try:
                 claims.take(self._line, taken)
@@ -405,7 +405,7 @@ class Receiver:
                         self._line[caller] = None
 
     def _step_where_needed(
-        self, engine: Engine, looking: Sequence[Caller], *, is_due: bool
+        self, engine: Engine, looking: Sequence[ReceiveCall], *, is_due: bool
     ) -> float:
         """Step, unless no step is due and enough rows are; returns seconds until the next step."""
         self._return_unwanted()

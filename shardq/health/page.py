@@ -23,7 +23,7 @@ _SLOW_S = 10
 """A client that sends nothing for so long is cut off."""
 
 
-class Answer(NamedTuple):
+class HealthResponse(NamedTuple):
     """An answer of the page.
 
     Attributes:
@@ -37,7 +37,7 @@ class Answer(NamedTuple):
     body: bytes
 
 
-class Page:
+class HealthPage:
     """Answers GET and HEAD of a few paths, in threads of its own, until it is closed.
 
     Args:
@@ -52,10 +52,10 @@ class Page:
     """
 
     def __init__(self, place: tuple[str, int], option: str) -> None:
-        self.routes: dict[str, Callable[[], Answer]] = {}
-        routes: Mapping[str, Callable[[], Answer]] = self.routes
+        self.routes: dict[str, Callable[[], HealthResponse]] = {}
+        routes: Mapping[str, Callable[[], HealthResponse]] = self.routes
 
-        class Handler(_Handler):
+        class Handler(_HealthHandler):
             made = routes
 
         self._server = _bound(place, option, Handler)
@@ -110,20 +110,20 @@ def place_of(text: str, option: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def _answer_of(sign: Sign) -> Answer:
-    return Answer(
+def _answer_of(sign: Sign) -> HealthResponse:
+    return HealthResponse(
         200 if sign.is_well else 503, "text/plain; charset=utf-8", f"{sign.text}\n".encode()
     )
 
 
-class _Handler(BaseHTTPRequestHandler):
-    made: Mapping[str, Callable[[], Answer]]
+class _HealthHandler(BaseHTTPRequestHandler):
+    made: Mapping[str, Callable[[], HealthResponse]]
     timeout = _SLOW_S
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
         make = self.made.get(self.path.partition("?")[0])
-        answer = Answer(404, "text/plain; charset=utf-8", b"not found\n")
+        answer = HealthResponse(404, "text/plain; charset=utf-8", b"not found\n")
         if make is not None:
             answer = make()
         self.send_response(answer.status)
@@ -151,7 +151,7 @@ class _Server6(_Server):
     address_family = socket.AF_INET6
 
 
-def _bound(place: tuple[str, int], option: str, handler: type[_Handler]) -> _Server:
+def _bound(place: tuple[str, int], option: str, handler: type[_HealthHandler]) -> _Server:
     host, port = place
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)

@@ -108,7 +108,7 @@ class Readiness:
             over.set()
 
 
-class Working:
+class ConsumerVitals:
     """The vital signs of consumers that run in this process.
 
     Args:

@@ -13,7 +13,7 @@ from shardq.inspection.depth import Inventory
 from shardq.inspection.orphans import Orphans
 from shardq.model.message import end_of_use_ms
 from shardq.records.ledger import End
-from shardq.stores.store import NEVER, Move
+from shardq.stores.store import NEVER, RowMove
 from shardq.stores.tables import LANES
 
 if TYPE_CHECKING:
@@ -186,7 +186,7 @@ class Census:
         """True for a message of a group in its lane, whose order is that of its row."""
         return row.group is not None and not self._is_astray(row)
 
-    def _moved_to_now(self, row: Row) -> Move:
+    def _moved_to_now(self, row: Row) -> RowMove:
         move = self._settler.planner.place(row, 0)
         if row.group is not None or not self._is_astray(row):
             return move

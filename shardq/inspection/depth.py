@@ -118,7 +118,7 @@ class _Tallied(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Counted:
+class _CountedRows:
     """The counts of a queue's rows around a due.
 
     Attributes:
@@ -209,7 +209,7 @@ class DepthCounter:
             far = self._far(stored, counted, until_ms)
         return counted.depth(running, far, exact=False)
 
-    def _far(self, stored: Stored, counted: _Counted, until_ms: int) -> int:
+    def _far(self, stored: Stored, counted: _CountedRows, until_ms: int) -> int:
         """The messages that the totals hold beyond the counted ones.
 
         Messages settled in the last 2 s are in neither, and must not look like waiting ones. So the
@@ -231,7 +231,7 @@ class DepthCounter:
         now_ms = self._clock.now_ms()
         since_us = self._register.settings.purged_before_us
         now_minute = self._register.layout.minute_of(now_ms)
-        counted = _Counted()
+        counted = _CountedRows()
         for part in self._parts(self._store.indexed(self._register.name, range(NEVER))):
             due = [shard for shard in part if shard.minute <= now_minute]
             counted.add_due(self._tally(due, -1, now_ms, since_us, exact=True))
@@ -268,11 +268,11 @@ class DepthCounter:
             beats = heartbeats(self._store, self._register.members_key)
         return sum(beat.busy for beat in beats.values())
 
-    def _near(self, now_ms: int, since_us: int = 0) -> tuple[_Counted, int]:
+    def _near(self, now_ms: int, since_us: int = 0) -> tuple[_CountedRows, int]:
         """The counts of due and soon due rows, and the due up to which these are all."""
         if not since_us and (found := self._near_at_once(now_ms)) is not None:
             return found
-        counted = _Counted()
+        counted = _CountedRows()
         layout = self._register.layout
         now_minute = layout.minute_of(now_ms)
         first = min(scan.unsealed_minute(self._store, self._register, now_ms), now_minute)
@@ -301,7 +301,7 @@ class DepthCounter:
                 return counted, layout.start_ms(part[-1].minute) - 1
         return counted, _FAR_MS if minutes.stop == NEVER else layout.end_ms(minutes[-1]) - 1
 
-    def _near_at_once(self, now_ms: int) -> tuple[_Counted, int] | None:
+    def _near_at_once(self, now_ms: int) -> tuple[_CountedRows, int] | None:
         """The same by an index that counts; None if the store has none.
 
         None also if rows of groups are postponed: those are recognized row by row.
@@ -325,7 +325,7 @@ class DepthCounter:
         if later is None or later.tally.waits:
             return None
         both = soon.tally.plus(later.tally)
-        counted = _Counted(due.tally.rows, both.rows, both.claims)
+        counted = _CountedRows(due.tally.rows, both.rows, both.claims)
         return counted, _FAR_MS if later.end == NEVER else layout.start_ms(later.end) - 1
 
     def _total_ahead(self, wanted: Slice) -> Total | None:

@@ -2,7 +2,7 @@
 
 ```
  row that waits, or runs again ── its last error ──┐
- row of a dead message ── reason, time of death ───┴──► Failed, the last one first
+ row of a dead message ── reason, time of death ───┴──► LastFailure, the last one first
 ```
 
 A message that was acked or cancelled since has left no trace of its failures except the number of
@@ -55,7 +55,7 @@ class Next(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class LastFailure:
     """The last failed attempt of a message.
 
     Attributes:
@@ -80,8 +80,8 @@ class Failed:
 
 
 def of_queue(
-    home: QueueHome, is_wanted: Callable[[Failed], bool], *, limit: int
-) -> tuple[list[Failed], bool]:
+    home: QueueHome, is_wanted: Callable[[LastFailure], bool], *, limit: int
+) -> tuple[list[LastFailure], bool]:
     """The last failures in a queue, the last first; and True if the whole queue was read.
 
     Args:
@@ -101,8 +101,8 @@ def of_queue(
 
 
 def of_dead(
-    home: QueueHome, is_wanted: Callable[[Failed], bool], *, since_ms: int, limit: int
-) -> list[Failed]:
+    home: QueueHome, is_wanted: Callable[[LastFailure], bool], *, since_ms: int, limit: int
+) -> list[LastFailure]:
     """The last deaths in a dead-letter queue, the last first.
 
     Args:
@@ -122,7 +122,7 @@ def of_dead(
 
 def _failed(
     rows: Iterator[Row], home: QueueHome, beats: Mapping[str, Heartbeat], now_ms: int
-) -> Iterator[Failed]:
+) -> Iterator[LastFailure]:
     purged_us = home.register.settings.purged_before_us
     for row in rows:
         if row.error is None or row.entered_us < purged_us or home.register.is_former(row):
@@ -141,7 +141,7 @@ def _failed(
         elif row.ready_ms > now_ms:
             after, again_ms = Next.AGAIN, row.ready_ms
         attempt = row.attempt - (row.claim is not None)
-        yield Failed(
+        yield LastFailure(
             failure.at_ms,
             row.shard.queue,
             task_of(row),
@@ -153,7 +153,7 @@ def _failed(
         )
 
 
-def _died(row: Row) -> Failed | None:
+def _died(row: Row) -> LastFailure | None:
     """The death of a row's message; None if it has not died, or its headers are damaged."""
     try:
         queue, (error, at) = died_in(row), last_error(row)
@@ -164,4 +164,4 @@ def _died(row: Row) -> Failed | None:
     reason = (error or "").removeprefix(f"{OUT_OF_ATTEMPTS}: ")
     at_ms = row.due_ms if at is None else due_ms(at)
     attempts = died_after(row, row)
-    return Failed(at_ms, queue, task_of(row), row.message_id, attempts, reason, Next.DEAD)
+    return LastFailure(at_ms, queue, task_of(row), row.message_id, attempts, reason, Next.DEAD)

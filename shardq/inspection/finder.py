@@ -26,7 +26,7 @@ from shardq.lifecycle.keyed import check_key
 from shardq.model import ids, names
 from shardq.model.message import Message
 from shardq.model.shard import Shard
-from shardq.records.keys import Keys
+from shardq.records.keys import MessageKeys
 from shardq.records.ledger import CLOCK_AHEAD_MS, End, Ledger
 from shardq.records.standing import Is
 from shardq.stores.store import NEVER, Entry
@@ -50,7 +50,7 @@ _DIED_MS = 60_000
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class WantedMessage:
     """The message to look for.
 
     Attributes:
@@ -80,7 +80,7 @@ class Wanted:
 
 
 @dataclass(slots=True)
-class Look:
+class SearchResult:
     """The result of a search.
 
     Attributes:
@@ -105,7 +105,7 @@ class Look:
         return self.row is None and self.mark is None and self.record is None
 
 
-class _Reader:
+class _ShardReader:
     """Reads shards of one queue, each once, for the rows of a message."""
 
     def __init__(self, store: Store, register: Register, on_progress: Progress | None) -> None:
@@ -116,7 +116,7 @@ class _Reader:
         self._read = 0
         self.purged: Row | None = None
 
-    def first(self, wanted: Wanted, shards: Iterable[Shard]) -> Row | None:
+    def first(self, wanted: WantedMessage, shards: Iterable[Shard]) -> Row | None:
         """The message's row with the first due, without body, from shards ordered by minute."""
         layout = self.register.layout
         first: Row | None = None
@@ -132,7 +132,7 @@ class _Reader:
                 self._on_progress("messages", self._read, None)
         return first
 
-    def at_once(self, wanted: Wanted) -> tuple[Row | None] | None:
+    def at_once(self, wanted: WantedMessage) -> tuple[Row | None] | None:
         """The message's row with the first due, if the store finds it at once; else None."""
         name, entry = wanted.id or "", wanted.entry
         rows = self._store.seek(self.register.name, entry, name)
@@ -189,7 +189,7 @@ class Finder:
         self._register = register
         self._on_progress = on_progress
 
-    def wanted(self, given: Message | str | None, key: str | None = None) -> Wanted:
+    def wanted(self, given: Message | str | None, key: str | None = None) -> WantedMessage:
         """The message to look for by a message, a receipt, an id or a key.
 
         Raises:
@@ -200,25 +200,27 @@ class Finder:
         signer = self._register.signer
         if key is not None and given is None:
             check_key(key, self._register)
-            return Wanted(None, key=key)
+            return WantedMessage(None, key=key)
         if key is not None:
             raise UsageError("give a message's id, its receipt, itself or key=, one of them.")
         if isinstance(given, Message):
             # Checks that the receipt belongs to this queue.
             entry = given._row.first or given._row.id
-            return Wanted(given.id, entry, signer.read(given.receipt), self._key(given.key))
+            return WantedMessage(given.id, entry, signer.read(given.receipt), self._key(given.key))
         if isinstance(given, str) and signer.is_meant(given):
             receipt = signer.read(given)
-            return Wanted(None, receipt.position.id, receipt)
+            return WantedMessage(None, receipt.position.id, receipt)
         message_id = names.label(given, what="message id")
         key = message_id if self._register.settings.keyed else None
-        return Wanted(message_id, ids.from_text(message_id), key=self._key(key))
+        return WantedMessage(message_id, ids.from_text(message_id), key=self._key(key))
 
     def _key(self, key: str | None) -> str | None:
         """A key that can be looked up: the keys of dead messages belong to another queue."""
         return None if names.is_dead_queue(self._register.name) else key
 
-    def look(self, wanted: Wanted, *, near: bool = False, live: bool = False) -> Look:
+    def look(
+        self, wanted: WantedMessage, *, near: bool = False, live: bool = False
+    ) -> SearchResult:
         """Look a message up.
 
         Args:
@@ -231,8 +233,8 @@ class Finder:
             StoreCorrupt: If a row or record on the way is damaged.
         """
         self._register.refresh()
-        here = _Reader(self._store, self._register, self._on_progress)
-        look = Look()
+        here = _ShardReader(self._store, self._register, self._on_progress)
+        look = SearchResult()
         if wanted.receipt is not None:
             look.searched.append("where its receipt says")
             look.row = self._named(wanted.receipt, live=live)
@@ -266,7 +268,7 @@ class Finder:
             look.row = here.purged
         return look
 
-    def ended(self, wanted: Wanted, look: Look) -> None:
+    def ended(self, wanted: WantedMessage, look: SearchResult) -> None:
         """Search all the dead, and the last hours of the history, after a search of near places.
 
         Args:
@@ -292,16 +294,16 @@ class Finder:
                 return row
         return None
 
-    def _keyed(self, wanted: Wanted, key: str, *, live: bool) -> Row | None:
+    def _keyed(self, wanted: WantedMessage, key: str, *, live: bool) -> Row | None:
         """The row of the message that has a key, if it is the wanted one."""
-        found = Keys(self._store, self._clock, self._register).seek([key])[key]
+        found = MessageKeys(self._store, self._clock, self._register).seek([key])[key]
         if found.row is None or (live and found.state is Is.DEAD):
             return None
         # A dead message entered its queue later; its id is the same.
         is_it = wanted.id in (None, found.row.message_id)
         return found.row.checked() if is_it else None
 
-    def _marked(self, wanted: Wanted, look: Look) -> Mark | None:
+    def _marked(self, wanted: WantedMessage, look: SearchResult) -> Mark | None:
         settings = self._register.settings
         if wanted.entry is None or not settings.history_ms:
             return None
@@ -312,7 +314,9 @@ class Finder:
         marks = self._store.recorded([Entry(self._register.name, wanted.entry)])
         return next((mark.checked() for mark in marks), None)
 
-    def _first_due(self, wanted: Wanted, look: Look, here: _Reader) -> Row | None:
+    def _first_due(
+        self, wanted: WantedMessage, look: SearchResult, here: _ShardReader
+    ) -> Row | None:
         """The row at the due that the history records; it is there unless it has moved."""
         due_ms = wanted.due_ms if look.mark is None else look.mark.due_ms
         if due_ms is None:
@@ -326,7 +330,7 @@ class Finder:
             wanted, [Shard(layout.queue, minute, lane) for lane in layout.all_lanes()]
         )
 
-    def _near(self, wanted: Wanted, look: Look, here: _Reader) -> Row | None:
+    def _near(self, wanted: WantedMessage, look: SearchResult, here: _ShardReader) -> Row | None:
         """The row in the minutes that readers still visit, and up to an hour ahead."""
         if (at_once := here.at_once(wanted)) is not None:
             look.searched.append("all partitions")
@@ -339,7 +343,9 @@ class Finder:
         shards = here.open_shards(now_ms + _AHEAD_MS, max(layout.minute_of(born_ms), 0))
         return here.first(wanted, shards)
 
-    def _everywhere(self, wanted: Wanted, look: Look, here: _Reader, *, live: bool) -> None:
+    def _everywhere(
+        self, wanted: WantedMessage, look: SearchResult, here: _ShardReader, *, live: bool
+    ) -> None:
         if "all partitions" not in look.searched:
             look.searched.append("all other partitions")
             look.row = here.first(wanted, here.all_shards())
@@ -349,7 +355,9 @@ class Finder:
                 look.record = self._recorded(wanted.id, look)
         look.is_whole = True
 
-    def _recorded(self, message_id: str, look: Look, *, steps: int | None = None) -> Record | None:
+    def _recorded(
+        self, message_id: str, look: SearchResult, *, steps: int | None = None
+    ) -> Record | None:
         """The record in the history of an id that was given to `put`: that of the last put.
 
         Args:
@@ -376,21 +384,23 @@ class Finder:
 
     # The dead -------------------------------------------------------------------------------------
 
-    def _died(self, wanted: Wanted, look: Look) -> Row | None:
+    def _died(self, wanted: WantedMessage, look: SearchResult) -> Row | None:
         """The dead row, by the recorded time of death, which is its due."""
         ended_ms = look.mark.ended_ms if look.mark is not None else 0
         return self._dead(wanted, look, ended_ms - _DIED_MS, ended_ms + _DIED_MS)
 
-    def _recent_dead(self, wanted: Wanted, look: Look) -> Row | None:
+    def _recent_dead(self, wanted: WantedMessage, look: SearchResult) -> Row | None:
         look.searched.append("the dead of the last day")
         now_ms = self._clock.now_ms()
         return self._dead(wanted, look, now_ms - _RECENT_MS, now_ms)
 
-    def _all_dead(self, wanted: Wanted, look: Look) -> Row | None:
+    def _all_dead(self, wanted: WantedMessage, look: SearchResult) -> Row | None:
         look.searched[look.searched.index("the dead of the last day")] = "the dead"
         return self._dead(wanted, look, 0, self._clock.now_ms() + _AHEAD_MS)
 
-    def _dead(self, wanted: Wanted, look: Look, since_ms: int, until_ms: int) -> Row | None:
+    def _dead(
+        self, wanted: WantedMessage, look: SearchResult, since_ms: int, until_ms: int
+    ) -> Row | None:
         """The row among the dead of a span, the last ones first."""
         register = self._register.dead_if_made()
         if register is None or register.settings.dropped:
@@ -398,7 +408,7 @@ class Finder:
         named = look.mark.name if look.mark is not None else None
         message_id = wanted.id or named or ids.text(wanted.entry or b"")
         same = replace(wanted, id=message_id, entered_ms=None)
-        among = _Reader(self._store, register, self._on_progress)
+        among = _ShardReader(self._store, register, self._on_progress)
         if (at_once := among.at_once(same)) is not None:
             return at_once[0]
         for shard in dead.shards(self._store, register, since_ms, until_ms):

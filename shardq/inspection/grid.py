@@ -58,7 +58,7 @@ class Cell(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class GridRow:
     """Cells aligned with those of other rows; None for times that do not exist."""
 
     label: str
@@ -84,7 +84,7 @@ class Grid:
     cell: str
     zone: tzinfo
     columns: tuple[str, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[GridRow, ...]
     at_ms: int
     until_ms: int
     changes: tuple[str, ...]
@@ -169,7 +169,7 @@ def lay_out(at_ms: int, horizon_ms: int, by: By, zone: tzinfo, *, is_fine: bool 
         zone,
         tuple(map(view.head, columns)),
         tuple(
-            Row(label, tuple(map(cells.get, columns)))
+            GridRow(label, tuple(map(cells.get, columns)))
             for label, cells in zip(labels, rows, strict=True)
         ),
         at_ms,

@@ -71,7 +71,7 @@ _MOVES = ("delivered", "retried", "snoozed", "parked", "late_repaired", "replace
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
+class BegunCount:
     """The totals at the beginning of a count of every row.
 
     Attributes:
@@ -138,13 +138,13 @@ class Mender:
             mended += more
         return replace(check, mended=mended, is_proven=is_proven, damaged=begun.damaged)
 
-    def _mend(self, begun: Begun, found: Inventory) -> tuple[int, bool]:
+    def _mend(self, begun: BegunCount, found: Inventory) -> tuple[int, bool]:
         counted_ms = self._clock.now_ms()
         while wait_s := self.wait_s(begun, found, counted_ms):
             self._clock.sleep(wait_s)
         return self.end(begun, found)
 
-    def begin(self, *, drops_damaged: bool = False) -> Begun:
+    def begin(self, *, drops_damaged: bool = False) -> BegunCount:
         """Read the totals, before every row is counted.
 
         Args:
@@ -158,9 +158,9 @@ class Mender:
             key = self._register.totals_key
             damaged = drop_damaged(self._store, key, self._clock.now_ms())
         at_ms = self._clock.now_ms()
-        return Begun(self.read(), at_ms, tuple(damaged))
+        return BegunCount(self.read(), at_ms, tuple(damaged))
 
-    def wait_s(self, begun: Begun, found: Inventory, counted_ms: int) -> float:
+    def wait_s(self, begun: BegunCount, found: Inventory, counted_ms: int) -> float:
         """Seconds to wait before asking again; 0: the totals can be corrected now.
 
         Counts made during the count of rows may not be stored yet.
@@ -187,7 +187,7 @@ class Mender:
         )
         return _WAIT_S if is_due else 0.0
 
-    def end(self, begun: Begun, found: Inventory) -> tuple[int, bool]:
+    def end(self, begun: BegunCount, found: Inventory) -> tuple[int, bool]:
         """Correct the totals by the stored rows.
 
         Args:
@@ -239,7 +239,7 @@ class Mender:
                 "queue %s is purged, but its totals do not tell: %s", self._register.name, error
             )
 
-    def _log(self, begun: Begun, missing: int) -> None:
+    def _log(self, begun: BegunCount, missing: int) -> None:
         gone = ", ".join(sorted({one.member for one in begun.stored.gaps(begun.at_ms)}))
         log.info(
             "queue %s: its totals told of %d messages %s than there are%s; mended",

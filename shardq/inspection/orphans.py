@@ -17,7 +17,7 @@ from shardq.stores.tables import KEYS, PLACES
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from shardq.records.keys import Keys
+    from shardq.records.keys import MessageKeys
     from shardq.records.register import Register
     from shardq.stores.store import Store
 
@@ -34,7 +34,7 @@ class Orphans:
             nothing is removed from a dead-letter queue.
     """
 
-    def __init__(self, store: Store, register: Register, keys: Keys) -> None:
+    def __init__(self, store: Store, register: Register, keys: MessageKeys) -> None:
         self._store = store
         self._register = register
         self._keys = keys

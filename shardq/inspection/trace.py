@@ -3,7 +3,7 @@
 ```
  trace (JSON lines) ──read──► Event ──replay: start + gap / speed──► Timed ──put──► queue
                                                                                      │
- out file (JSON lines) ◄──────────────────────── Delivery ◄──────────────────────────┘
+ out file (JSON lines) ◄──────────────────────── TraceLine ◄─────────────────────────┘
 ```
 """
 
@@ -235,7 +235,7 @@ def replay(events: Iterable[Event], *, start_ms: int, speed: float) -> Iterator[
         yield Timed(event.body, due_ms, event.key)
 
 
-class Delivery(NamedTuple):
+class TraceLine(NamedTuple):
     """One line of a consumer's `--out` file.
 
     Attributes:
@@ -275,7 +275,7 @@ class Delivery(NamedTuple):
         return json.dumps(line, ensure_ascii=False, separators=(",", ":"))
 
     @classmethod
-    def from_json(cls, text: str | bytes, consumer: str = "") -> Delivery:
+    def from_json(cls, text: str | bytes, consumer: str = "") -> TraceLine:
         """A delivery from its line.
 
         Raises:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from shardq.clock import Clock
-    from shardq.inspection.finder import Look, Wanted
+    from shardq.inspection.finder import SearchResult, WantedMessage
     from shardq.model.message import Message, Row
     from shardq.records.ledger import Record
     from shardq.records.membership import Heartbeat
@@ -146,7 +146,7 @@ class Whereabouts:
             if has_failed and self.of(row).where is Where.BACK_OFF:
                 yield row
 
-    def state(self, wanted: Wanted, look: Look) -> State | None:
+    def state(self, wanted: WantedMessage, look: SearchResult) -> State | None:
         """Where the searched message is; None if it is unknown."""
         if look.row is not None:
             return self.of(look.row)

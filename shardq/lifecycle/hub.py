@@ -32,7 +32,7 @@ BATCH_BYTES = 1 << 20
 _PLACES_MAX = 256
 
 
-class Call:
+class HubCall:
     """One call that waits for its turn.
 
     Attributes:
@@ -56,7 +56,7 @@ class Call:
         self.is_over = True
 
 
-C = TypeVar("C", bound=Call)
+C = TypeVar("C", bound=HubCall)
 
 
 class Hub(Generic[C]):

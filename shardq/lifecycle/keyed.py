@@ -112,7 +112,7 @@ class Snapshot:
         return self.body.decode()
 
 
-class Keyed:
+class KeyedCommands:
     """Carries out and counts commands by key on messages of one queue.
 
     Args:

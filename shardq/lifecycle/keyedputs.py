@@ -31,7 +31,7 @@ from shardq.errors import (
 )
 from shardq.lifecycle.pauses import Pauses
 from shardq.model import ids, names
-from shardq.model.key import NEVER, Key
+from shardq.model.key import NEVER, MessageKey
 from shardq.model.message import Message
 from shardq.model.receipt import Signed
 from shardq.model.times import ceil_ms, duration_ms, iso
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from shardq.model.times import Duration
     from shardq.records.keychanges import Placing
     from shardq.records.keyrow import KeyRow
-    from shardq.records.keys import Keys
+    from shardq.records.keys import MessageKeys
     from shardq.records.register import Register
     from shardq.records.standing import Standing
     from shardq.records.stats import StatsLog
@@ -192,7 +192,7 @@ def key_text(key: object, unique_for: Duration | None) -> str:
         BadTime: If `unique_for` cannot be read.
     """
     unique_ms = None if unique_for is None else duration_ms(unique_for, name="unique_for")
-    return Key(names.label(key, what="key"), 1, unique_ms or None).text()
+    return MessageKey(names.label(key, what="key"), 1, unique_ms or None).text()
 
 
 def check_unkeyed(given: Mapping[str, Any]) -> None:
@@ -229,7 +229,7 @@ class KeyedPuts:
         self._clock = clock
         self._register = register
         self._settler = settler
-        self._keys: Keys = settler.keys
+        self._keys: MessageKeys = settler.keys
         self._stats = stats
 
     def put(self, many: Iterable[Asked]) -> KeyTaken | None:

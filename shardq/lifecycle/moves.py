@@ -11,28 +11,28 @@ if TYPE_CHECKING:
 
     from shardq.model.message import Row
     from shardq.model.shard import Position
-    from shardq.stores.store import Move
+    from shardq.stores.store import RowMove
 
 BEGUN_MAX = 10_000
 """If there are more, other processes have settled the rows of most."""
 _BEGUN_BYTES_MAX = 64 * 1024 * 1024
 
 
-class Begun:
+class BegunMoves:
     """Moves of one queue that may be done, or half done: a large move's insert without its delete.
 
     If there are too many, the oldest are forgotten, but none of the last call. From any thread.
     """
 
     def __init__(self) -> None:
-        self._moves: dict[Position, Move] = {}
+        self._moves: dict[Position, RowMove] = {}
         self._bytes = 0
         self._lock = locks.new()
 
     def __len__(self) -> int:
         return len(self._moves)
 
-    def plan(self, rows: Iterable[Row], plan_of: Callable[[Row], Move]) -> list[Move]:
+    def plan(self, rows: Iterable[Row], plan_of: Callable[[Row], RowMove]) -> list[RowMove]:
         """The moves of rows: for each row the move begun before, else a new one."""
         moves = [self._moves.get(row.position) or plan_of(row) for row in rows]
         with self._lock:
@@ -76,7 +76,7 @@ class Trail:
         repaired: First id of a row that was moved -> its present row.
     """
 
-    def __init__(self, begun: Begun, rows: Iterable[Row]) -> None:
+    def __init__(self, begun: BegunMoves, rows: Iterable[Row]) -> None:
         self._begun = begun
         self._first: dict[bytes, bytes] = {}
         self._followed: set[bytes] = set()
@@ -103,7 +103,7 @@ class Trail:
             if row.id in self._followed:
                 self.repaired[self._first[row.id]] = row
 
-    def go_on(self, moves: Iterable[Move]) -> None:
+    def go_on(self, moves: Iterable[RowMove]) -> None:
         """Go on with the new rows of these moves, which may be late again."""
         self.rows = []
         for move in moves:
@@ -118,5 +118,5 @@ class Trail:
         self._begun.end(self._olds)
 
 
-def _size(move: Move) -> int:
+def _size(move: RowMove) -> int:
     return move.new.size_bytes

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from shardq.lifecycle.fate import Fate, Outcome, decided
 from shardq.model import ids, names
 from shardq.model.ids import row_ids
-from shardq.model.key import Key
+from shardq.model.key import MessageKey
 from shardq.model.message import (
     dead_headers,
     died_in,
@@ -37,7 +37,7 @@ from shardq.model.message import (
 )
 from shardq.model.times import ceil_ms
 from shardq.records.stats import NEAR_MS
-from shardq.stores.store import Move
+from shardq.stores.store import RowMove
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,7 +62,7 @@ class Settlement(NamedTuple):
     """
 
     fate: Fate
-    move: Move | None
+    move: RowMove | None
     edit: Row | None = None
     dead: Row | None = None
 
@@ -147,7 +147,7 @@ class Planner:
 
     def receive(
         self, row: Row, visibility_ms: int, delivery: int, *, holder: str, is_lasting: bool
-    ) -> Move | Row:
+    ) -> RowMove | Row:
         """The claim of a row for a caller of `receive`; as `claim`, with the time of the first one.
 
         Args:
@@ -173,7 +173,7 @@ class Planner:
         holder: str,
         is_counted: bool = True,
         received: str | None = None,
-    ) -> Move | Row:
+    ) -> RowMove | Row:
         """The claim of a row whose delivery is under way elsewhere, until its time is up.
 
         Args:
@@ -203,7 +203,7 @@ class Planner:
         shard = self._register.layout.shard(due_ms, position.shard.lane)
         return note_of(position, shard, due_ms, row_ids.next(now_us))
 
-    def place(self, row: Row, due_ms: int) -> Move:
+    def place(self, row: Row, due_ms: int) -> RowMove:
         """The move of a waiting row: only its place changes."""
         return self.move(row, due_ms, attempt=row.attempt)
 
@@ -246,7 +246,7 @@ class Planner:
             since_ms=None if since_ms == due_ms else since_ms,
         )
 
-    def share(self, row: Row, lane: int, *, after_ms: int) -> Move:
+    def share(self, row: Row, lane: int, *, after_ms: int) -> RowMove:
         """The move of a row to a lane that another member reads, due `after_ms` from now.
 
         A later due stays. Lateness still counts from the same due.
@@ -262,9 +262,9 @@ class Planner:
             claim=None,
             since_ms=row.wanted_ms,
         )
-        return Move(row.position, new)
+        return RowMove(row.position, new)
 
-    def repair(self, row: Row) -> Move:
+    def repair(self, row: Row) -> RowMove:
         """The move to now of a row that came too late, in this queue or its dead-letter queue."""
         now_us = self._clock.now_us()
         due_ms = ceil_ms(now_us)
@@ -278,9 +278,9 @@ class Planner:
             claim=row.claim,
             since_ms=row.since_ms,
         )
-        return Move(row.position, new)
+        return RowMove(row.position, new)
 
-    def burial(self, row: Row, reason: str, *, attempt: int, traceback: str = "") -> Move:
+    def burial(self, row: Row, reason: str, *, attempt: int, traceback: str = "") -> RowMove:
         """The move of a row to the dead-letter queue, where it enters anew under its old id.
 
         If the queue keeps no dead messages, the new row is stored nowhere.
@@ -306,9 +306,9 @@ class Planner:
             origin_ms=row.order[0],
         )
         dead.use_lanes_of([new.shard])
-        return Move(row.position, new)
+        return RowMove(row.position, new)
 
-    def forward(self, row: Row, target: Register) -> Move:
+    def forward(self, row: Row, target: Register) -> RowMove:
         """The move of a row into another queue, where it enters anew under its old id.
 
         A message that died or is being delivered is due at once, any other one as here.
@@ -331,10 +331,10 @@ class Planner:
         if names.is_dead_queue(target.name):
             new = new._replace(key=None)
         elif target.settings.keyed and new.key is None:
-            new = new._replace(key=Key(new.message_id).text())
+            new = new._replace(key=MessageKey(new.message_id).text())
         # A queue that was dropped and made anew may not use such lanes yet.
         target.use_lanes_of([new.shard])
-        return Move(row.position, new)
+        return RowMove(row.position, new)
 
     def move(
         self,
@@ -347,7 +347,7 @@ class Planner:
         is_failed: bool = True,
         is_for_others: bool = False,
         received: str | None = None,
-    ) -> Move:
+    ) -> RowMove:
         """The move of a row to a later due; never into the past.
 
         Args:
@@ -374,7 +374,7 @@ class Planner:
         shard = layout.shard(due_ms, lane)
         row_id = _id_after(row, now_us)
         new = moved(row, shard, due_ms, row_id, attempt=attempt, claim=claim, received=received)
-        return Move(row.position, new)
+        return RowMove(row.position, new)
 
     def _note_far(self, due_ms: int, now_us: int) -> None:
         if self._on_far is not None and due_ms * 1_000 > now_us + NEAR_MS * 1_000:

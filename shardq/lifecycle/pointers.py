@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
     from shardq.model.message import Row
     from shardq.model.shard import Position
-    from shardq.records.keys import Keys
+    from shardq.records.keys import MessageKeys
     from shardq.records.register import Register
-    from shardq.stores.store import Move, Store
+    from shardq.stores.store import RowMove, Store
 
 _key_of, _received_of = attrgetter("key"), attrgetter("received")
 
@@ -38,7 +38,7 @@ _key_of, _received_of = attrgetter("key"), attrgetter("received")
 class KeyPointers:
     """The names and notes of rows. Rows that have neither are passed over."""
 
-    def __init__(self, keys: Keys, register: Register) -> None:
+    def __init__(self, keys: MessageKeys, register: Register) -> None:
         self._keys = keys
         self._register = register
 
@@ -54,7 +54,9 @@ class KeyPointers:
             self._keys.forget_places(rows)
 
 
-def noted(moves: Sequence[Move], there: Mapping[Position, Row] | None = None) -> Sequence[Move]:
+def noted(
+    moves: Sequence[RowMove], there: Mapping[Position, Row] | None = None
+) -> Sequence[RowMove]:
     """The same moves; each move of a row that is found by a note has one of its new place.
 
     Args:
@@ -66,7 +68,7 @@ def noted(moves: Sequence[Move], there: Mapping[Position, Row] | None = None) ->
     return [_noted(move, there or {}) for move in moves]
 
 
-def _noted(move: Move, there: Mapping[Position, Row]) -> Move:
+def _noted(move: RowMove, there: Mapping[Position, Row]) -> RowMove:
     if move.new.key is None or move.new.first is not None:
         return move._replace(note=note_of(move.new))
     old = there.get(move.old)
@@ -76,7 +78,7 @@ def _noted(move: Move, there: Mapping[Position, Row]) -> Move:
     return move._replace(note=note_of(move.new, first_of(old)))
 
 
-def write_notes(store: Store, moves: Iterable[Move]) -> None:
+def write_notes(store: Store, moves: Iterable[RowMove]) -> None:
     """Write the notes of moves, after the new rows and before the old ones are deleted."""
     for move in moves:
         if move.note is not None:

@@ -39,7 +39,7 @@ from shardq.errors import (
 )
 from shardq.lifecycle.batch import Chunk, Filling, PutOptions, add_count, iterator_of
 from shardq.lifecycle.cap import Cap
-from shardq.lifecycle.hub import Call, Hub, Hubs
+from shardq.lifecycle.hub import Hub, HubCall, Hubs
 from shardq.lifecycle.keyedputs import (
     KEEP,
     Asked,
@@ -90,7 +90,7 @@ _ARGUMENTS = {"body", *PutOptions.__annotations__}
 _OF_KEYS = {"key", "on_conflict", "max_wait", "unique_for"}
 
 
-class _Put(Call):
+class _Put(HubCall):
     """One caller's put of a message without a key.
 
     Attributes:

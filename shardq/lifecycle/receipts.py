@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from shardq.errors import BadReceipt, ReceiptError, StaleReceipt, UsageError, begun
 from shardq.lifecycle.fate import FAILED, NO_REASON, Fate, Outcome
 from shardq.lifecycle.forwarding import Forwarder
-from shardq.lifecycle.hub import Call, Hub, Hubs
+from shardq.lifecycle.hub import Hub, HubCall, Hubs
 from shardq.lifecycle.planner import counted
 from shardq.lifecycle.settle import CLAIM_MARGIN_MS
 from shardq.model import names
@@ -26,14 +26,14 @@ from shardq.model.message import Message, Row, key_of, receipt_of, short_error
 from shardq.model.receipt import Receipt
 from shardq.model.times import moment_of
 from shardq.records.ledger import End
-from shardq.stores.store import Move, Try
+from shardq.stores.store import RowMove, Try
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from shardq.errors import KeyTaken
     from shardq.lifecycle.home import QueueHome
-    from shardq.lifecycle.keyed import Keyed
+    from shardq.lifecycle.keyed import KeyedCommands
     from shardq.lifecycle.planner import Settlement
     from shardq.model.shard import Position
 
@@ -45,7 +45,7 @@ def _by_position(receipts: Iterable[Receipt]) -> dict[Position, Receipt]:
     }
 
 
-class _End(Call):
+class _EndCall(HubCall):
     """One caller's ack.
 
     Args:
@@ -93,7 +93,7 @@ class Receipts:
         keyed: Cancels messages that have keys.
     """
 
-    def __init__(self, home: QueueHome, keyed: Keyed) -> None:
+    def __init__(self, home: QueueHome, keyed: KeyedCommands) -> None:
         self._home = home
         self._store = home.store
         self._clock = home.clock
@@ -101,7 +101,7 @@ class Receipts:
         self._settler = home.settler
         self._planner = home.settler.planner
         self._keyed = keyed
-        self._ends: Hubs[_End] = Hubs(partial(Hub, self._end_all))
+        self._ends: Hubs[_EndCall] = Hubs(partial(Hub, self._end_all))
 
     def ack(self, deliveries: Iterable[Message | str], *, is_followed: bool = False) -> None:
         """End deliveries as done.
@@ -115,14 +115,14 @@ class Receipts:
             StaleReceipt: If a delivery was settled before, or its time is up; nothing was written.
                 Where `is_followed`, only if a receipt does not last and its row is gone.
         """
-        self._do(_End(map(self.receipt_of, deliveries), is_followed=is_followed))
+        self._do(_EndCall(map(self.receipt_of, deliveries), is_followed=is_followed))
 
     def ack_each(
         self, deliveries: Iterable[Message | str], *, is_followed: bool = False
     ) -> list[ReceiptError | None]:
         """End deliveries as done, each by itself; returns each one's error, None if it ended."""
         given = [self._read(delivery, is_partial=True) for delivery in deliveries]
-        call = _End(
+        call = _EndCall(
             (one for one in given if isinstance(one, Receipt)),
             is_partial=True,
             is_followed=is_followed,
@@ -130,13 +130,13 @@ class Receipts:
         self._do(call)
         return [call.stale.get(one.position) if isinstance(one, Receipt) else one for one in given]
 
-    def _do(self, call: _End) -> None:
+    def _do(self, call: _EndCall) -> None:
         if call.receipts:
             shards = {position.shard for position in call.receipts}
             is_apart = len(shards) == 1 and not self._store.is_local
             self._ends.of(shards.pop() if is_apart else None).do(call)
 
-    def _end_all(self, calls: Sequence[_End]) -> None:
+    def _end_all(self, calls: Sequence[_EndCall]) -> None:
         """End the deliveries of several callers; of two for one delivery the first in line does.
 
         A repeat ends the rows that the first try has found, because these may be gone by now.
@@ -224,7 +224,7 @@ class Receipts:
         is_failure = outcome.fate in FAILED and self._settler.ledger.is_on
         error = short_error(outcome.reason or NO_REASON)
 
-        def plan(row: Row, attempt: int) -> Move | Row | None:
+        def plan(row: Row, attempt: int) -> RowMove | Row | None:
             planned = plans[row.position] = self._planner.settle(row, outcome, attempt)
             if is_failure and attempt:
                 failures.append((row, Try(attempt, self._clock.now_ms(), None, error)))
@@ -285,7 +285,7 @@ class Receipts:
             return
         # Edited where it is, it would be read no earlier than there.
         new = self._planner.asked(row, wanted_ms)._replace(first=row.first or row.id)
-        if self._carry_out([Move(row.position, new)])[0]:
+        if self._carry_out([RowMove(row.position, new)])[0]:
             raise self._stale()
         self._settler.tell([row, new])
         self._home.stats.add(snoozed=1)
@@ -315,7 +315,7 @@ class Receipts:
             StaleReceipt: If one was settled before, or its time is up. Not where `is_partial`.
         """
 
-        def plan(row: Row, attempt: int) -> Move | Row:
+        def plan(row: Row, attempt: int) -> RowMove | Row:
             holder = row.holder or "receipt"
             if self._register.layout.is_of_groups(row.shard.lane):
                 holder = row.claim_of(holder)
@@ -439,7 +439,7 @@ class Receipts:
     def _change(
         self,
         deliveries: Iterable[Message | str],
-        plan: Callable[[Row, int], Move | Row | None],
+        plan: Callable[[Row, int], RowMove | Row | None],
         *,
         is_partial: bool,
         is_followed: bool = False,
@@ -475,7 +475,7 @@ class Receipts:
         live = [(row, new) for row, new in planned if not self.is_over(row, margin_ms)]
         edits = [(row, new) for row, new in live if isinstance(new, Row)]
         self._settler.edit(edits)
-        moves = [new for _, new in live if isinstance(new, Move)]
+        moves = [new for _, new in live if isinstance(new, RowMove)]
         dying = [row for row, new in live if new is None]
         with begun("some of them are done") if edits else nullcontext():
             gone, repaired = self._carry_out(moves)
@@ -484,7 +484,7 @@ class Receipts:
         changed: dict[Position, Row | ReceiptError] = {}
         for row, new in live:
             if row.position not in gone:
-                now = new.new if isinstance(new, Move) else new or row
+                now = new.new if isinstance(new, RowMove) else new or row
                 changed[row.position] = repaired.get(now.id, now)
         for row in found:
             if row.position not in changed:
@@ -521,7 +521,7 @@ class Receipts:
                 raise
             return error
 
-    def _carry_out(self, moves: Sequence[Move]) -> tuple[set[Position], dict[bytes, Row]]:
+    def _carry_out(self, moves: Sequence[RowMove]) -> tuple[set[Position], dict[bytes, Row]]:
         gone, repaired = self._settler.carry_out(moves)
         for move in moves:
             if move.old not in gone:

@@ -19,12 +19,12 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from shardq.errors import StoreError, StoreRefused, StoreTimeout, StoreUnavailable, begun
-from shardq.lifecycle.moves import Begun, Trail
+from shardq.lifecycle.moves import BegunMoves, Trail
 from shardq.lifecycle.planner import Planner
 from shardq.lifecycle.pointers import KeyPointers, noted, write_notes
 from shardq.model.message import SERIALS_OF_OTHERS, died_after, shards_of
 from shardq.records.keyrow import own_key
-from shardq.records.keys import Keys
+from shardq.records.keys import MessageKeys
 from shardq.records.ledger import End, Ledger
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from shardq.model.shard import Position
     from shardq.records.keychanges import Placing
     from shardq.records.register import Register
-    from shardq.stores.store import Mark, Move, Store
+    from shardq.stores.store import Mark, RowMove, Store
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -92,11 +92,11 @@ class Settler:
         self._lookers = lookers
         self.planner: Planner = Planner(clock, register, on_far)
         self.ledger: Ledger = Ledger(store, clock, register, member)
-        self.keys: Keys = Keys(store, clock, register)
+        self.keys: MessageKeys = MessageKeys(store, clock, register)
         self._pointers = KeyPointers(self.keys, register)
-        self._begun = Begun()
+        self._begun = BegunMoves()
 
-    def carry_out(self, moves: Sequence[Move]) -> tuple[set[Position], dict[bytes, Row]]:
+    def carry_out(self, moves: Sequence[RowMove]) -> tuple[set[Position], dict[bytes, Row]]:
         """Do the moves whose old rows still exist; safe to repeat with the same moves.
 
         A repeat after an unknown outcome does what is left: of a move that was done, nothing.
@@ -108,8 +108,8 @@ class Settler:
         if not moves:
             return set(), {}
         there = {row.position: row for row in self._store.find([move.old for move in moves])}
-        in_steps: list[Move] = []
-        at_once: list[Move] = []
+        in_steps: list[RowMove] = []
+        at_once: list[RowMove] = []
         gone: set[Position] = set()
         for move in moves:
             row = there.get(move.old)
@@ -132,7 +132,7 @@ class Settler:
             gone = {old for old, new in made.items() if new not in stand}
         return gone, repaired
 
-    def carry_out_surely(self, moves: Sequence[Move]) -> set[Position]:
+    def carry_out_surely(self, moves: Sequence[RowMove]) -> set[Position]:
         """Do the moves as `carry_out` does, and repeat them if the store fails.
 
         A caller that repeated a half done move would plan it anew, and leave a copy.
@@ -146,7 +146,7 @@ class Settler:
         return {move.old for move in moves} - there
 
     def carry_out_once(
-        self, moves: Sequence[Move], marks: Mapping[Position, Sequence[Mark]], kept_ms: int
+        self, moves: Sequence[RowMove], marks: Mapping[Position, Sequence[Mark]], kept_ms: int
     ) -> None:
         """Do moves whose new rows have fixed ids, each once, though other processes repeat them.
 
@@ -168,7 +168,7 @@ class Settler:
                 self._clock.sleep(_REPEAT_S)
         return work(*given)
 
-    def _goes_in_steps(self, move: Move, row: Row) -> bool:
+    def _goes_in_steps(self, move: RowMove, row: Row) -> bool:
         """True if a move is an end that frees a key or erases a note, or one that is recorded."""
         old, new = move.old.shard.queue, move.new.shard.queue
         if old == new:
@@ -176,7 +176,7 @@ class Settler:
         has_freed = row.has_place or (row.key is not None and move.new.key is None)
         return has_freed or self.ledger.covers(old) or self.ledger.covers(new)
 
-    def _transfer(self, moves: Sequence[Move], rows: Sequence[Row]) -> None:
+    def _transfer(self, moves: Sequence[RowMove], rows: Sequence[Row]) -> None:
         """Move rows from one queue to another, step by step, so that a recorded end is true.
 
         If the end were recorded before the other queue has the row, a crash in between would lose
@@ -196,8 +196,8 @@ class Settler:
         self.finish(rows, fate, list(map(died_after, entering, rows)))
 
     def take_along(
-        self, moves: Sequence[Move], names_there: Keys
-    ) -> tuple[set[Position], list[Move]]:
+        self, moves: Sequence[RowMove], names_there: MessageKeys
+    ) -> tuple[set[Position], list[RowMove]]:
         """Move messages with a key, as `carry_out_surely` does, to a queue where they have keys.
 
         Args:
@@ -226,17 +226,17 @@ class Settler:
             self._repeated(self.repair, entering)
         return gone, [move for move in left if move.old in still]
 
-    def _revive(self, moves: Sequence[Move], names_there: Keys) -> list[Move]:
+    def _revive(self, moves: Sequence[RowMove], names_there: MessageKeys) -> list[RowMove]:
         """Put messages with a key into another queue, where they take their names.
 
         Returns:
             The moves whose names others have there: nothing of them is written.
         """
-        of: dict[str, list[Move]] = {}
+        of: dict[str, list[RowMove]] = {}
         for move in moves:
             of.setdefault(own_key(move.new).name, []).append(move)
         found = names_there.seek(of)
-        chosen: dict[str, Move] = {}
+        chosen: dict[str, RowMove] = {}
         placings: list[Placing] = []
         for name, wanted in of.items():
             standing = found[name]
@@ -256,7 +256,7 @@ class Settler:
         done = {one.old for name, one in chosen.items() if name not in refused | displaced}
         return [move for move in moves if move.old not in done]
 
-    def place(self, placings: Sequence[Placing], keys: Keys | None = None) -> Taken:
+    def place(self, placings: Sequence[Placing], keys: MessageKeys | None = None) -> Taken:
         """Place rows under different names, each in steps; a repeat finishes what is half done.
 
         The name is taken, the row written, the name confirmed if that took long, the old row
@@ -290,7 +290,7 @@ class Settler:
                     keys.forget(one.over)
         return Taken(refused, displaced)
 
-    def _undo(self, keys: Keys, puts: Sequence[Placing]) -> None:
+    def _undo(self, keys: MessageKeys, puts: Sequence[Placing]) -> None:
         """Give back names that were taken for rows that the store refuses for good."""
         with suppress(StoreError):
             there = {row.id for row in self._store.find([one.row.position for one in puts])}

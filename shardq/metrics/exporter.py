@@ -8,7 +8,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector as Collecting
 from prometheus_client.registry import CollectorRegistry
 
-from shardq.health.page import Answer
+from shardq.health.page import HealthResponse
 from shardq.metrics.collector import families
 from shardq.metrics.reading import Process, Reading
 
@@ -36,11 +36,11 @@ def reader(db: Connection, names: Sequence[str] | None = None) -> Read:
     return lambda: (reading.gauges() | process.gauges(), process.counted())
 
 
-def page_of(read: Read) -> Callable[[], Answer]:
+def page_of(read: Read) -> Callable[[], HealthResponse]:
     """The route of `/metrics`."""
     registry = CollectorRegistry()
     registry.register(_Read(read))
-    return lambda: Answer(200, CONTENT_TYPE_LATEST, generate_latest(registry))
+    return lambda: HealthResponse(200, CONTENT_TYPE_LATEST, generate_latest(registry))
 
 
 class _Read(Collecting):

@@ -24,7 +24,7 @@ _USUAL_CHARS = len(_USUAL)
 """How a key begins that was put once, and is free at once."""
 
 
-class Key(NamedTuple):
+class MessageKey(NamedTuple):
     """The name of a message, and what its row has to know of it.
 
     Attributes:
@@ -42,13 +42,13 @@ class Key(NamedTuple):
     def text(self) -> str:
         """The stored form: `generation:unique_ms:name`.
 
-        >>> Key("order-7").text(), Key("a:b", 2, 3_600_000).text()
+        >>> MessageKey("order-7").text(), MessageKey("a:b", 2, 3_600_000).text()
         ('1::order-7', '2:3600000:a:b')
         """
         return f"{self.generation}:{self.unique_ms or ''}:{self.name}"
 
     @classmethod
-    def read(cls, text: object) -> Key:
+    def read(cls, text: object) -> MessageKey:
         """A key from its stored form.
 
         Raises:
@@ -64,16 +64,16 @@ class Key(NamedTuple):
 
 
 @lru_cache(maxsize=8192)
-def parsed(text: str) -> Key | None:
+def parsed(text: str) -> MessageKey | None:
     """The key of a text, which is asked for time and again on a message's way; None if damaged."""
     if text.startswith(_USUAL) and _USUAL_CHARS < len(text) <= _USUAL_CHARS + names.TEXT_MAX:
         # As below, in a third of the time.
-        return Key(text[_USUAL_CHARS:])
+        return MessageKey(text[_USUAL_CHARS:])
     found = _TEXT.fullmatch(text)
     if found is None or len(found[3]) > names.TEXT_MAX:
         return None
     generation, held, name = found.groups()
-    return Key(name, int(generation), int(held) if held else None)
+    return MessageKey(name, int(generation), int(held) if held else None)
 
 
 def bucket_of(name: str) -> int:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from shardq.errors import BadBody, StoreCorrupt, shown
 from shardq.model import ids, names
-from shardq.model.key import Key
+from shardq.model.key import MessageKey
 from shardq.model.receipt import Receipt, Signed
 from shardq.model.shard import Position, Shard
 from shardq.model.times import is_epoch_ms, moment_of
@@ -94,7 +94,7 @@ class Row(NamedTuple):
             group lane, where the delivery began before the last edit, with its `begun_serial`.
         since_ms: Of a row that was passed to another lane for a free worker: the due from which
             its lateness counts. None while that is `due_ms`.
-        key: The name that its user gave it, as `Key.text` stores it; None where there is none.
+        key: The name that its user gave it, as `MessageKey.text` stores it; None: it has none.
         not_before_ms: When it may be handed out, epoch milliseconds; None: as soon as it is due.
         error: The last error, as `Failure.text` stores it; None where there is none.
         note: Of a note, the position that it names, as `note_of` writes it; None of a message. A
@@ -409,7 +409,7 @@ def entered(
         headers: Its headers there.
         priority: Its priority; of more than the queue has, the last.
         index: Which lane of its priority it goes to, where it has no group.
-        key: Its key there, as `Key.text` stores it.
+        key: Its key there, as `MessageKey.text` stores it.
         origin_ms: The due first asked for, if that is another.
     """
     band = min(priority, layout.bands - 1)
@@ -838,7 +838,7 @@ def read_headers(row: Row) -> dict[str, str]:
     return headers
 
 
-def key_of(row: Row) -> Key | None:
+def key_of(row: Row) -> MessageKey | None:
     """The key of a row; None without one.
 
     Raises:
@@ -847,7 +847,7 @@ def key_of(row: Row) -> Key | None:
     if row.key is None:
         return None
     try:
-        return Key.read(row.key)
+        return MessageKey.read(row.key)
     except StoreCorrupt as error:
         raise _damaged(row, "key", row.key) from error
 

@@ -527,7 +527,7 @@ class QueueOptions(TypedDict, total=False):
     keyed: bool
 
 
-class Choice(NamedTuple):
+class SettingChoice(NamedTuple):
     """A setting that a user may choose.
 
     Attributes:
@@ -544,24 +544,24 @@ class Choice(NamedTuple):
 
 
 CHOICES = {
-    "minute": Choice("minute_ms", _duration, "DURATION", (100, _DAY_MS)),
-    "bands": Choice("bands", _whole, "N", (1, BANDS_MAX)),
-    "group_lanes": Choice("group_lanes", _whole, "N", (1, LANES_MAX)),
-    "lanes": Choice("lanes_written", _whole, "N|auto", (1, LANES_MAX)),
-    "offset": Choice("offset_ms", _duration, "DURATION", (100, _DAY_MS)),
-    "attempts": Choice("attempts", _whole, "N", (1, 10_000)),
-    "dead": Choice("dead", _dead, "QUEUE|off"),
-    "backoff": Choice("backoff_ms", _duration, "DURATION", (0, _DAY_MS)),
-    "backoff_max": Choice("backoff_max_ms", _duration, "DURATION", (0, 30 * _DAY_MS)),
-    "hold": Choice("hold_ms", _duration, "DURATION", (100, 3_600_000)),
-    "visibility": Choice("visibility_ms", _duration, "DURATION", (1_000, _DAY_MS)),
-    "lease": Choice("lease_ms", _duration, "DURATION", (5_000, 60_000)),
-    "delay": Choice("delay_ms", _duration, "DURATION", (0, 365 * _DAY_MS)),
-    "retention": Choice("retention_ms", _kept, "DURATION|off", (1_000, 5 * 365 * _DAY_MS)),
-    "depth_max": Choice("depth_max", _cap, "N|off", (1, 1_000_000_000)),
+    "minute": SettingChoice("minute_ms", _duration, "DURATION", (100, _DAY_MS)),
+    "bands": SettingChoice("bands", _whole, "N", (1, BANDS_MAX)),
+    "group_lanes": SettingChoice("group_lanes", _whole, "N", (1, LANES_MAX)),
+    "lanes": SettingChoice("lanes_written", _whole, "N|auto", (1, LANES_MAX)),
+    "offset": SettingChoice("offset_ms", _duration, "DURATION", (100, _DAY_MS)),
+    "attempts": SettingChoice("attempts", _whole, "N", (1, 10_000)),
+    "dead": SettingChoice("dead", _dead, "QUEUE|off"),
+    "backoff": SettingChoice("backoff_ms", _duration, "DURATION", (0, _DAY_MS)),
+    "backoff_max": SettingChoice("backoff_max_ms", _duration, "DURATION", (0, 30 * _DAY_MS)),
+    "hold": SettingChoice("hold_ms", _duration, "DURATION", (100, 3_600_000)),
+    "visibility": SettingChoice("visibility_ms", _duration, "DURATION", (1_000, _DAY_MS)),
+    "lease": SettingChoice("lease_ms", _duration, "DURATION", (5_000, 60_000)),
+    "delay": SettingChoice("delay_ms", _duration, "DURATION", (0, 365 * _DAY_MS)),
+    "retention": SettingChoice("retention_ms", _kept, "DURATION|off", (1_000, 5 * 365 * _DAY_MS)),
+    "depth_max": SettingChoice("depth_max", _cap, "N|off", (1, 1_000_000_000)),
     # To five years, for Cassandra takes no time to live that ends after 2038 before its release 5.
-    "history": Choice("history_ms", _kept, "DURATION|off", (60_000, 5 * 365 * _DAY_MS)),
-    "keyed": Choice("keyed", _flag, ""),
+    "history": SettingChoice("history_ms", _kept, "DURATION|off", (60_000, 5 * 365 * _DAY_MS)),
+    "keyed": SettingChoice("keyed", _flag, ""),
 }
 """What a user may choose, by name."""
 

@@ -29,7 +29,7 @@ _PROBE_S = 30
 
 
 @dataclass(frozen=True, slots=True)
-class Need:
+class JavaNeed:
     """A program that needs a Java, and the versions that will do.
 
     Attributes:
@@ -45,7 +45,7 @@ class Need:
     otherwise: type[ShardqError]
 
 
-def search(need: Need) -> Path:
+def search(need: JavaNeed) -> Path:
     """A Java that serves.
 
     Raises:

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardq.errors import MissingExtra, NodeError
-from shardq.node.java import Need, search
+from shardq.node.java import JavaNeed, search
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -122,7 +122,7 @@ def find_java() -> Path:
         MissingExtra: If there is none and `shardq[node]` has one for this platform.
         NodeError: If there is none and it has not.
     """
-    return search(Need("Cassandra", JAVA_MAJORS, extra="node", otherwise=NodeError))
+    return search(JavaNeed("Cassandra", JAVA_MAJORS, extra="node", otherwise=NodeError))
 
 
 def fetch_jars(

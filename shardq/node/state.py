@@ -72,7 +72,7 @@ class NodeSet:
         return self.directory / f"node{node.number}"
 
 
-class _Stored(msgspec.Struct):
+class _StoredCluster(msgspec.Struct):
     java: str
     port: int
     storage_port: int
@@ -101,7 +101,7 @@ def load(directory: Path) -> NodeSet | None:
     """
     path = directory / STATE_FILE
     try:
-        stored = msgspec.json.decode(path.read_bytes(), type=_Stored)
+        stored = msgspec.json.decode(path.read_bytes(), type=_StoredCluster)
     except FileNotFoundError:
         return None
     except (OSError, ValueError, msgspec.DecodeError) as error:
@@ -115,7 +115,7 @@ def load(directory: Path) -> NodeSet | None:
 
 def save(there: NodeSet) -> None:
     """Keep a cluster's state: the old one is replaced whole or not at all."""
-    stored = _Stored(str(there.java), there.port, there.storage_port, there.nodes)
+    stored = _StoredCluster(str(there.java), there.port, there.storage_port, there.nodes)
     path = there.directory / STATE_FILE
     fresh = path.with_suffix(".new")
     fresh.write_bytes(msgspec.json.format(msgspec.json.encode(stored), indent=2) + b"\n")

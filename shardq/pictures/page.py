@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class PageTable:
     """Rows under columns.
 
     Attributes:
@@ -33,9 +33,9 @@ class Table:
     rows: tuple[tuple[object, ...], ...]
 
 
-def table(columns: str, rows: Iterable[Iterable[object]]) -> Table:
-    """A table of columns whose names have `|` between them; `Table` says what else is in a name."""
-    return Table(tuple(columns.split("|")), tuple(map(tuple, rows)))
+def table(columns: str, rows: Iterable[Iterable[object]]) -> PageTable:
+    """A table of columns; `PageTable` says what is in a name. Between names is a `|`."""
+    return PageTable(tuple(columns.split("|")), tuple(map(tuple, rows)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Picture:
     what: str
 
 
-Part: TypeAlias = str | Table | Picture
+Part: TypeAlias = str | PageTable | Picture
 """A part of a section: a paragraph, a table or a picture."""
 
 
@@ -105,7 +105,7 @@ def _section(section: Section) -> str:
 
 
 def _part(part: Part) -> str:
-    if isinstance(part, Table):
+    if isinstance(part, PageTable):
         return _table(part)
     if isinstance(part, Picture):
         data = b64encode(part.png).decode()
@@ -116,7 +116,7 @@ def _part(part: Part) -> str:
     return f"<p>{_text(part)}</p>"
 
 
-def _table(table: Table) -> str:
+def _table(table: PageTable) -> str:
     if not table.rows:
         return "<p class=none>None.</p>"
     classes = [" class=n" if column.startswith(">") else "" for column in table.columns]

@@ -121,7 +121,7 @@ class Account:
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
+class AccountKey:
     """A key of an account.
 
     Attributes:
@@ -153,7 +153,7 @@ class Key:
 
 
 @dataclass(frozen=True, slots=True)
-class Issued:
+class IssuedKey:
     """A key with a new secret, to be shown once.
 
     Attributes:
@@ -161,7 +161,7 @@ class Issued:
         secret: The secret: of a derived one, what an SDK calls its secret access key.
     """
 
-    key: Key
+    key: AccountKey
     secret: str = field(repr=False)
 
     @property
@@ -251,7 +251,7 @@ class Accounts:
 
     # Keys -----------------------------------------------------------------------------------------
 
-    def all_keys(self, damaged: dict[str, StoreCorrupt] | None = None) -> list[Key]:
+    def all_keys(self, damaged: dict[str, StoreCorrupt] | None = None) -> list[AccountKey]:
         """All keys, revoked ones too, by account and age: one read.
 
         Args:
@@ -271,7 +271,7 @@ class Accounts:
                 damaged[key_id] = error
         return sorted(found, key=lambda one: (one.account, one.grant.made_ms, one.id))
 
-    def key(self, key_id: str) -> Key:
+    def key(self, key_id: str) -> AccountKey:
         """A key by its id, as it was stored last.
 
         Raises:
@@ -295,7 +295,7 @@ class Accounts:
         rate: int = 0,
         depth: int = 0,
         is_derived: bool = False,
-    ) -> Issued:
+    ) -> IssuedKey:
         """Make a key of an account.
 
         Args:
@@ -331,11 +331,11 @@ class Accounts:
             rate=rate,
             depth=depth,
         )
-        made = Key(key_id, account.id, grant, 1)
+        made = AccountKey(key_id, account.id, grant, 1)
         self._write(made, None)
-        return Issued(made, secret)
+        return IssuedKey(made, secret)
 
-    def rotate(self, key_id: str, keep_ms: int) -> Issued:
+    def rotate(self, key_id: str, keep_ms: int) -> IssuedKey:
         """Give a key another secret. The one before stays valid for a while, older ones end now.
 
         Args:
@@ -350,7 +350,7 @@ class Accounts:
         # Made once: a random secret must be that of the record which is written.
         made: dict[int, tuple[Secret, str]] = {}
 
-        def step(key: Key) -> Grant:
+        def step(key: AccountKey) -> Grant:
             if (state := key.state(now_ms)) != "valid":
                 raise UsageError(f"key {key_id} is {state}; add another one.")
             generation = key.grant.secrets[0].generation + 1
@@ -361,9 +361,9 @@ class Accounts:
             return msgspec.structs.replace(key.grant, secrets=newest[:_SECRETS_MAX])
 
         changed = self._change(key_id, step)
-        return Issued(changed, made[changed.grant.secrets[0].generation][1])
+        return IssuedKey(changed, made[changed.grant.secrets[0].generation][1])
 
-    def revoke(self, key_id: str) -> Key:
+    def revoke(self, key_id: str) -> AccountKey:
         """Revoke a key for good. Idempotent; every server process refuses it within 5 s.
 
         Raises:
@@ -379,11 +379,11 @@ class Accounts:
 
     # Secrets --------------------------------------------------------------------------------------
 
-    def secret_of(self, key: Key, secret: Secret) -> str:
+    def secret_of(self, key: AccountKey, secret: Secret) -> str:
         """A derived secret."""
         return secret_text(self.master.derive("secret", key.id, secret.generation))
 
-    def is_secret(self, key: Key, secret: Secret, given: str) -> bool:
+    def is_secret(self, key: AccountKey, secret: Secret, given: str) -> bool:
         """True if a text is this secret of a key; compared in constant time."""
         if secret.hash is None:
             return hmac.compare_digest(self.secret_of(key, secret).encode(), given.encode())
@@ -397,15 +397,15 @@ class Accounts:
         secret = secret_text(secrets.token_bytes(_SECRET_BYTES))
         return Secret(generation, hash=_hash(secret)), secret
 
-    def _change(self, key_id: str, step: Callable[[Key], Grant]) -> Key:
+    def _change(self, key_id: str, step: Callable[[AccountKey], Grant]) -> AccountKey:
         for _ in range(_TRIES):
             there = self.key(key_id)
-            wanted = Key(key_id, there.account, step(there), there.version + 1)
+            wanted = AccountKey(key_id, there.account, step(there), there.version + 1)
             if wanted.grant == there.grant or self._write(wanted, there.version):
                 return wanted
         raise StoreUnavailable(f"key {key_id} could not be changed: others kept changing it.")
 
-    def _write(self, key: Key, seen: int | None) -> bool:
+    def _write(self, key: AccountKey, seen: int | None) -> bool:
         record = AccessRecord(key.account, _text(key.grant), key.version)
         change = Change((), (key.id,), {"version": seen}, record._asdict())
         return not self._store.write_records(ACCESS, [change])
@@ -421,8 +421,10 @@ def _derived_id(name: str, attempt: int) -> str:
     return f"{int.from_bytes(digest[:8], 'big') % 10**12:012}"
 
 
-def _key(key_id: str, record: AccessRecord) -> Key:
-    return Key(key_id, record.account, _read(record.info, Grant, f"key {key_id}"), record.version)
+def _key(key_id: str, record: AccessRecord) -> AccountKey:
+    return AccountKey(
+        key_id, record.account, _read(record.info, Grant, f"key {key_id}"), record.version
+    )
 
 
 def _text(info: msgspec.Struct) -> str:

@@ -84,7 +84,7 @@ _decoder = msgspec.json.Decoder(Endpoint)
 _encoder = msgspec.json.Encoder()
 
 
-class Address(NamedTuple):
+class EndpointAddress(NamedTuple):
     """The name of a queue for SQS clients.
 
     Attributes:
@@ -103,10 +103,10 @@ class Address(NamedTuple):
         return f"arn:aws:sqs:{self.region}:{self.account}:{self.name}"
 
     @classmethod
-    def of_arn(cls, arn: str) -> Address | None:
+    def of_arn(cls, arn: str) -> EndpointAddress | None:
         """The address in an ARN of a queue; None if it is none.
 
-        >>> Address.of_arn("arn:aws:sqs:us-east-1:000000000000:mail").name
+        >>> EndpointAddress.of_arn("arn:aws:sqs:us-east-1:000000000000:mail").name
         'mail'
         """
         found = _ARN.fullmatch(arn)
@@ -119,7 +119,7 @@ class Endpoints:
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    def read(self, address: Address) -> Endpoint | None:
+    def read(self, address: EndpointAddress) -> Endpoint | None:
         """The endpoint at an address; None if there is none. A SERIAL read where it matters.
 
         Raises:
@@ -137,19 +137,19 @@ class Endpoints:
         for name, record in self._store.notes(ENDPOINTS, (account, region), names).items():
             if record.info is not None:
                 with suppress(StoreCorrupt):
-                    found[name] = _endpoint(Address(account, region, name), record)
+                    found[name] = _endpoint(EndpointAddress(account, region, name), record)
         return found
 
     def all(self, account: str, region: str) -> dict[str, Endpoint]:
         """Name -> the endpoint, of all of an account and region, sorted by name: one read."""
         found = self._store.notes(ENDPOINTS, (account, region))
         return {
-            name: _endpoint(Address(account, region, name), record)
+            name: _endpoint(EndpointAddress(account, region, name), record)
             for name, record in sorted(found.items())
             if record.info is not None
         }
 
-    def make(self, address: Address, endpoint: Endpoint) -> Endpoint:
+    def make(self, address: EndpointAddress, endpoint: Endpoint) -> Endpoint:
         """Make an endpoint; returns it, or the one that is at its address already."""
         while True:
             record = EndpointRecord(_text(endpoint), 1)
@@ -160,7 +160,7 @@ class Endpoints:
                 return _endpoint(address, found)
 
     def change(
-        self, address: Address, step: Callable[[Endpoint], Endpoint | None]
+        self, address: EndpointAddress, step: Callable[[Endpoint], Endpoint | None]
     ) -> Endpoint | None:
         """Change an endpoint by compare-and-set.
 
@@ -189,7 +189,7 @@ class Endpoints:
             f"changing it; try again."
         )
 
-    def remove(self, address: Address, made_ms: int) -> Endpoint | None:
+    def remove(self, address: EndpointAddress, made_ms: int) -> Endpoint | None:
         """Remove an endpoint; returns it, or None if there is none.
 
         Args:
@@ -209,11 +209,11 @@ class Endpoints:
             f"changing it; try again."
         )
 
-    def _record(self, address: Address) -> EndpointRecord | None:
+    def _record(self, address: EndpointAddress) -> EndpointRecord | None:
         return self._store.records(ENDPOINTS, address[:2], [address.name]).get(address.name)
 
     def _write(
-        self, address: Address, record: EndpointRecord, before: EndpointRecord | None
+        self, address: EndpointAddress, record: EndpointRecord, before: EndpointRecord | None
     ) -> bool:
         seen = {"version": None if before is None else before.version}
         change = Change(address[:2], (address.name,), seen, record._asdict())
@@ -224,7 +224,7 @@ def _text(endpoint: Endpoint) -> str:
     return _encoder.encode(endpoint).decode()
 
 
-def _endpoint(address: Address, record: EndpointRecord) -> Endpoint:
+def _endpoint(address: EndpointAddress, record: EndpointRecord) -> Endpoint:
     try:
         return _decoder.decode(record.info)
     except msgspec.DecodeError as error:

@@ -25,7 +25,7 @@ from shardq.model.key import BUCKETS, bucket_of
 from shardq.model.message import moved
 from shardq.model.times import ceil_ms
 from shardq.records import keyrow
-from shardq.records.keyrow import Before, Does, KeyRow, State, first_of, own_key
+from shardq.records.keyrow import Before, Does, KeyRow, KeyState, first_of, own_key
 from shardq.stores.tables import Change
 
 if TYPE_CHECKING:
@@ -182,7 +182,7 @@ class KeyChanges:
         return self._renewed(change.key[0], dict(change.new or {}))
 
     def _renewed(self, name: str, stored: Seen) -> Change:
-        state = State.read(stored["state"]).renewed().text()
+        state = KeyState.read(stored["state"]).renewed().text()
         return self._change(name, stored, {**stored, "state": state})
 
     def undo(self, change: Change) -> Change:
@@ -211,7 +211,7 @@ class KeyChanges:
     def give_back(self, change: Change) -> Change:
         """Record that a delivery recorded as begun did not begin. Refused if it was cancelled."""
         new = dict(change.new or {})
-        state = State("waiting", State.read(new["state"]).place)
+        state = KeyState("waiting", KeyState.read(new["state"]).place)
         return change._replace(seen=new, new=new | {"state": state.text()})
 
     def cancel(self, found: Standing) -> Change:
@@ -225,7 +225,7 @@ class KeyChanges:
         if new is None:
             # Not deleted: only the state proves that this cancel has freed the name.
             new, ttl_ms = (
-                {"live": None, "state": State("cancelled", of=key.first).text()},
+                {"live": None, "state": KeyState("cancelled", of=key.first).text()},
                 _PROOF_MS,
             )
         return self._change(key.name, key.stored, new, ttl_ms)
@@ -285,7 +285,7 @@ class KeyChanges:
         if unique_ms is None:
             return None, None
         now_us = self._clock.now_us()
-        state = State("held", until=now_us // 1_000 + unique_ms, since=now_us, of=first)
+        state = KeyState("held", until=now_us // 1_000 + unique_ms, since=now_us, of=first)
         return {"live": keyrow.FREE, "state": state.text()}, unique_ms + _SLACK_MS
 
     def _change(

@@ -26,7 +26,7 @@ import msgspec
 
 from shardq.errors import StoreCorrupt, shown
 from shardq.model import names
-from shardq.model.key import Key, bucket_of, parsed
+from shardq.model.key import MessageKey, bucket_of, parsed
 from shardq.model.message import key_of
 from shardq.model.shard import Position, Shard
 
@@ -55,7 +55,7 @@ class Does(Enum):
 _Whole = Annotated[int, msgspec.Meta(ge=0)]
 
 
-class Run(msgspec.Struct, frozen=True):
+class FollowedRun(msgspec.Struct, frozen=True):
     """A running message that another follows, as the column `state` holds it."""
 
     live: str
@@ -63,7 +63,7 @@ class Run(msgspec.Struct, frozen=True):
     serial: _Whole
 
 
-class State(msgspec.Struct, frozen=True, omit_defaults=True, rename={"does": "is"}):
+class KeyState(msgspec.Struct, frozen=True, omit_defaults=True, rename={"does": "is"}):
     """The column `state`; `KeyRow` describes what it holds.
 
     A change that sets it is proven by the nonce, which makes it different from any other.
@@ -74,7 +74,7 @@ class State(msgspec.Struct, frozen=True, omit_defaults=True, rename={"does": "is
     serial: _Whole = 0
     before: str | None = None
     unique: _Whole | None = None
-    behind: Run | None = None
+    behind: FollowedRun | None = None
     until: _Whole = 0
     since: _Whole = 0
     of: bytes | None = None
@@ -84,12 +84,12 @@ class State(msgspec.Struct, frozen=True, omit_defaults=True, rename={"does": "is
         """The stored form."""
         return msgspec.json.encode(self).decode()
 
-    def renewed(self) -> State:
+    def renewed(self) -> KeyState:
         """The same state with another nonce."""
         return msgspec.structs.replace(self, nonce=secrets.token_hex(8))
 
     @staticmethod
-    def read(text: object) -> State:
+    def read(text: object) -> KeyState:
         """A state from its stored form.
 
         Raises:
@@ -98,7 +98,7 @@ class State(msgspec.Struct, frozen=True, omit_defaults=True, rename={"does": "is
         return _STATES.decode(str(text))
 
 
-_STATES = msgspec.json.Decoder(State)
+_STATES = msgspec.json.Decoder(KeyState)
 
 
 class Before(NamedTuple):
@@ -168,7 +168,7 @@ class KeyRow:
             StoreCorrupt: If shardq never writes such a row.
         """
         try:
-            said = State.read(state) if isinstance(state, str) else None
+            said = KeyState.read(state) if isinstance(state, str) else None
             if live is None:
                 ended = None if said is None else said.of
                 return cls(queue, name, None, None if said is None else str(state), ended=ended)
@@ -256,9 +256,9 @@ class KeyRow:
 # As it is stored ----------------------------------------------------------------------------------
 
 
-def own_key(row: Row) -> Key:
+def own_key(row: Row) -> MessageKey:
     """The key of a row that has one."""
-    return (parsed(row.key) if row.key else None) or key_of(row) or Key.read(row.key)
+    return (parsed(row.key) if row.key else None) or key_of(row) or MessageKey.read(row.key)
 
 
 def first_of(row: Row) -> bytes:
@@ -280,7 +280,7 @@ def place_key(key: str | None, first: bytes) -> tuple[str, str]:
     """
     if key is None:
         return "", message_in(first, 0)
-    name, generation, _ = Key.read(key)
+    name, generation, _ = MessageKey.read(key)
     return name, message_in(first, generation)
 
 
@@ -347,7 +347,7 @@ def waiting(
     before: Before | None = None,
     unique_ms: int | None = None,
     behind: KeyRow | None = None,
-) -> State:
+) -> KeyState:
     """The state of a waiting message that a put or command writes.
 
     Args:
@@ -359,12 +359,12 @@ def waiting(
     replaced = None if before is None else f"{before.generation}@{place_text(before.place)}"
     run = None
     if behind is not None and behind.place is not None:
-        run = Run(followed(behind), place_text(behind.place), behind.serial)
+        run = FollowedRun(followed(behind), place_text(behind.place), behind.serial)
     text = place_text(place)
-    return State("waiting", text, before=replaced, unique=unique_ms, behind=run)
+    return KeyState("waiting", text, before=replaced, unique=unique_ms, behind=run)
 
 
-def begun(place: Position | None, serial: int) -> State:
+def begun(place: Position | None, serial: int) -> KeyState:
     """The state of a message whose delivery begins.
 
     Args:
@@ -372,7 +372,7 @@ def begun(place: Position | None, serial: int) -> State:
         serial: The row's serial. A row of a group stays at its place, so only a higher serial
             shows that an edit has ended this delivery.
     """
-    return State("begun", place and place_text(place), serial)
+    return KeyState("begun", place and place_text(place), serial)
 
 
 def noted_place(text: object, queue: str, key: tuple[str, str]) -> Position:
@@ -392,7 +392,7 @@ def noted_place(text: object, queue: str, key: tuple[str, str]) -> Position:
         ) from error
 
 
-def _of_message(key: KeyRow, live: str, said: State) -> KeyRow:
+def _of_message(key: KeyRow, live: str, said: KeyState) -> KeyRow:
     """A key's row with a message, by its columns.
 
     Raises:

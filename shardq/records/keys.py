@@ -14,8 +14,8 @@ from shardq.model import ids, names
 from shardq.model.key import bucket_of
 from shardq.records import keyrow
 from shardq.records.keychanges import KeyChanges
-from shardq.records.keyrow import KeyRow, State, own_key
-from shardq.records.standing import Is, Refusal, Standing, View, judge, refusal_of
+from shardq.records.keyrow import KeyRow, KeyState, own_key
+from shardq.records.standing import Is, Standing, StartRefusal, View, judge, refusal_of
 from shardq.stores.tables import KEYS, PLACES, Change, Note
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ _POLL_S = 0.02
 """Pause between two reads of a row that is about to be written."""
 
 
-class Refused(NamedTuple):
+class RefusedStart(NamedTuple):
     """Why a row may not begin.
 
     Attributes:
@@ -42,12 +42,12 @@ class Refused(NamedTuple):
             waits for another delivery, which it never gets.
     """
 
-    why: Refusal
+    why: StartRefusal
     key: KeyRow
     superseded: Row | None = None
 
 
-class Keys(KeyChanges):
+class MessageKeys(KeyChanges):
     """The names of one queue's messages: looks up, takes, moves and frees keys.
 
     Args:
@@ -309,28 +309,30 @@ class Keys(KeyChanges):
         found = self.look(refused)
         return {name: key for name, key in found.items() if not _is_own(slow[name], key)}
 
-    def refusals(self, rows: Sequence[Row]) -> dict[Position, Refused]:
+    def refusals(self, rows: Sequence[Row]) -> dict[Position, RefusedStart]:
         """The place of each row -> why it was refused to begin."""
         standings = self.seek({own_key(row).name for row in rows})
         view = self._view(())
-        refusals: dict[Position, Refused] = {}
+        refusals: dict[Position, RefusedStart] = {}
         replaced: dict[str, Change] = {}
         for row in rows:
             standing = standings[own_key(row).name]
             key, behind, superseded = standing.key, standing.behind, None
             why = refusal_of(row, standing, view)
-            if why is Refusal.AGAIN and behind is not None:
+            if why is StartRefusal.AGAIN and behind is not None:
                 waits = behind.state is Is.WAITING
                 superseded = behind.row if waits else self.doomed_row(behind.key)
-            if why is Refusal.REPLACED:
+            if why is StartRefusal.REPLACED:
                 replaced[key.name] = self.renew(key)
-                why = Refusal.COPY if key.is_of(row) else Refusal.CANCELLED
-            refusals[row.position] = Refused(why, key, superseded)
+                why = StartRefusal.COPY if key.is_of(row) else StartRefusal.CANCELLED
+            refusals[row.position] = RefusedStart(why, key, superseded)
         if replaced:
             changed = self.write([*replaced.values()])
             for row in rows:
                 if own_key(row).name in changed:
-                    refusals[row.position] = Refused(Refusal.LATER, refusals[row.position].key)
+                    refusals[row.position] = RefusedStart(
+                        StartRefusal.LATER, refusals[row.position].key
+                    )
         return refusals
 
     def end(self, rows: Iterable[Row]) -> None:
@@ -422,7 +424,7 @@ def _is_own(change: Change, key: KeyRow) -> bool:
         return key.ended == keyrow.first_of(row)
     new = dict(change.new or {})
     # A command may have been undone by one of the next generation, a put never.
-    is_command = State.read(new["state"]).before is not None
+    is_command = KeyState.read(new["state"]).before is not None
     return not is_command or key.generation == own_key(row).generation
 
 

@@ -29,11 +29,11 @@ _CHARACTERS_MIN = 32
 _BYTES = 32
 
 
-class _Stored(msgspec.Struct, frozen=True):
+class _StoredMasterKey(msgspec.Struct, frozen=True):
     master: bytes
 
     def __repr__(self) -> str:
-        return "_Stored(...)"
+        return "_StoredMasterKey(...)"
 
 
 class MasterKey:
@@ -77,14 +77,14 @@ def master_key(store: Registers) -> MasterKey:
         return _given(text, MASTER_VARIABLE)
     record = store.records(ACCOUNTS, (), [ROW]).get(ROW)
     if record is None:
-        made = _Stored(secrets.token_bytes(_BYTES))
+        made = _StoredMasterKey(secrets.token_bytes(_BYTES))
         record = AccountRecord(msgspec.json.encode(made).decode(), 1)
         change = Change((), (ROW,), {"version": None}, record._asdict())
         if store.write_records(ACCOUNTS, [change]):
             # Another process has made it.
             record = store.records(ACCOUNTS, (), [ROW])[ROW]
     try:
-        return MasterKey(msgspec.json.decode(record.info, type=_Stored).master)
+        return MasterKey(msgspec.json.decode(record.info, type=_StoredMasterKey).master)
     except msgspec.DecodeError as error:
         raise StoreCorrupt(
             "the master key in table accounts is damaged; restore the store from a copy, or give "

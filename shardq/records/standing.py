@@ -180,7 +180,7 @@ def _last(places: Collection[Position], found: Found) -> Row | None:
     return max(rows, key=lambda row: ids.order_key(row.id), default=None)
 
 
-class Refusal(Enum):
+class StartRefusal(Enum):
     """Why a row may not begin, and what to do with it."""
 
     OVER = "over"
@@ -203,7 +203,7 @@ class Refusal(Enum):
     """The row may begin by now."""
 
 
-def refusal_of(row: Row, standing: Standing, view: View) -> Refusal:
+def refusal_of(row: Row, standing: Standing, view: View) -> StartRefusal:
     """Judge why a row was refused to begin.
 
     Args:
@@ -216,35 +216,35 @@ def refusal_of(row: Row, standing: Standing, view: View) -> Refusal:
         return _of_another(row, standing, view)
     if generation == key.generation:
         if key.is_doomed:
-            return Refusal.CANCELLED
+            return StartRefusal.CANCELLED
         # Without a standing of the followed message, it may run: others keep changing the key.
         is_alone = key.behind is None or (behind is not None and behind.running is None)
-        return Refusal.AGAIN if is_alone else Refusal.BEHIND
+        return StartRefusal.AGAIN if is_alone else StartRefusal.BEHIND
     if generation > key.generation:
         # The key is written before the row: a replica is behind, or was restored from a copy.
-        return Refusal.LATER
+        return StartRefusal.LATER
     return _of_older(generation, standing, view)
 
 
-def _of_older(generation: int, standing: Standing, view: View) -> Refusal:
+def _of_older(generation: int, standing: Standing, view: View) -> StartRefusal:
     """Judge a refused row of an older generation of its message."""
     key, row = standing.key, standing.row
     before, place = key.before, key.place
     is_begun = key.does is Does.BEGUN
     if before is None or before.generation != generation or is_begun or place is None:
-        return Refusal.COPY
+        return StartRefusal.COPY
     if key.at is not None or (row is not None and row.position == place):
-        return Refusal.REPLACED if view.is_half_over(place) else Refusal.COPY
-    return Refusal.STRANDED if view.is_over(place) else Refusal.LATER
+        return StartRefusal.REPLACED if view.is_half_over(place) else StartRefusal.COPY
+    return StartRefusal.STRANDED if view.is_over(place) else StartRefusal.LATER
 
 
-def _of_another(row: Row, standing: Standing, view: View) -> Refusal:
+def _of_another(row: Row, standing: Standing, view: View) -> StartRefusal:
     """Judge a refused row whose name another message has, which may follow the row's message."""
     behind, place = standing.key.behind, standing.key.place
     if behind is None or place is None or not behind.is_of(row):
-        return Refusal.OVER
+        return StartRefusal.OVER
     if own_key(row).generation < behind.generation:
-        return Refusal.COPY
+        return StartRefusal.COPY
     if standing.state is Is.PENDING:
-        return Refusal.LATER
-    return Refusal.REPLACED if view.is_half_over(place) else Refusal.CANCELLED
+        return StartRefusal.LATER
+    return StartRefusal.REPLACED if view.is_half_over(place) else StartRefusal.CANCELLED

@@ -19,7 +19,7 @@ from shardq.schedules.options import anchored, check, has_ended, schedule_name, 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shardq.schedules.definition import Definition
+    from shardq.schedules.definition import ScheduleDefinition
     from shardq.schedules.options import Make, ScheduleOptions
     from shardq.schedules.schedule import Book
     from shardq.schedules.stored import StoredSchedule
@@ -41,8 +41,8 @@ class Declared(NamedTuple):
     """
 
     answer: Answer
-    asked: Definition
-    there: Definition | None = None
+    asked: ScheduleDefinition
+    there: ScheduleDefinition | None = None
     unlike: Sequence[str] = ()
 
 
@@ -107,7 +107,9 @@ def undeclare(book: Book, name: str) -> Literal["removed", "other", "absent"]:
     return "absent"
 
 
-def _brought(book: Book, asked: Definition, there: Definition, make: Make) -> Declared:
+def _brought(
+    book: Book, asked: ScheduleDefinition, there: ScheduleDefinition, make: Make
+) -> Declared:
     """Judge a schedule that exists."""
     if there.revision > asked.revision:
         return Declared("older", asked, there)
@@ -119,7 +121,7 @@ def _brought(book: Book, asked: Definition, there: Definition, make: Make) -> De
     return Declared("same" if is_same else "other", asked, there, differing)
 
 
-def _newer(now: Definition, asked: Definition, make: Make) -> Definition:
+def _newer(now: ScheduleDefinition, asked: ScheduleDefinition, make: Make) -> ScheduleDefinition:
     """A schedule as newer code declares it; the fire times of an unchanged interval stay."""
     if now.revision >= asked.revision:
         return now

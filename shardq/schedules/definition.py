@@ -19,7 +19,7 @@ NAME_MAX = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class ScheduledPut:
     """The message that a schedule puts each time: the arguments of `Queue.put`.
 
     Attributes:
@@ -42,7 +42,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Definition:
+class ScheduleDefinition:
     """The definition of a schedule.
 
     Attributes:
@@ -60,19 +60,19 @@ class Definition:
 
     name: str
     trigger: Trigger
-    job: Job
+    job: ScheduledPut
     policies: Policies = field(default_factory=Policies)
     count: int | None = None
     revision: int = 0
     paused: bool = False
     made_ms: int = 0
-    declared: Definition | None = None
+    declared: ScheduleDefinition | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The definition as a JSON object."""
         job = {
             one.name: value
-            for one in fields(Job)
+            for one in fields(ScheduledPut)
             if (value := getattr(self.job, one.name)) not in (None, {}, 0, "keep")
         }
         job["body"] = b64encode(self.job.body).decode()
@@ -94,7 +94,7 @@ class Definition:
         return json.dumps(self.to_json(), separators=(",", ":"), sort_keys=True)
 
     @classmethod
-    def read(cls, given: object, whose: str) -> Definition:
+    def read(cls, given: object, whose: str) -> ScheduleDefinition:
         """A definition from its JSON, as an object or a text.
 
         Args:
@@ -112,7 +112,7 @@ class Definition:
                 **{
                     **said,  # type: ignore[dict-item]
                     "trigger": Trigger.from_json(said["trigger"]),  # type: ignore[index]
-                    "job": Job(**{**job, "body": b64decode(job["body"])}),
+                    "job": ScheduledPut(**{**job, "body": b64decode(job["body"])}),
                     "policies": Policies(**said["policies"]),  # type: ignore[index]
                     "declared": None if declared is None else cls.read(declared, whose),
                 }
@@ -127,11 +127,11 @@ class Definition:
                 f"{whose} is damaged: {shown(given)}; remove the schedule, and make it again."
             ) from error
 
-    def is_same(self, other: Definition) -> bool:
+    def is_same(self, other: ScheduleDefinition) -> bool:
         """True if two definitions mean the same, whenever each was written."""
         return not self.unlike(other)
 
-    def unlike(self, other: Definition) -> list[str]:
+    def unlike(self, other: ScheduleDefinition) -> list[str]:
         """The differences in meaning of two definitions, as options and arguments name them."""
         one, another = _meant(self), _meant(other)
         return [
@@ -141,7 +141,7 @@ class Definition:
         ]
 
 
-def _meant(one: Definition) -> dict[str, Any]:
+def _meant(one: ScheduleDefinition) -> dict[str, Any]:
     told = one.to_json()
     meant = {name: told[name] for name in ("name", "trigger", "count", "made_ms")}
     return {**meant, **told["job"], **told["policies"]}

@@ -10,7 +10,7 @@ from shardq.lifecycle.keyedputs import CHOICES
 from shardq.model import names
 from shardq.model.message import body_bytes, headers_json
 from shardq.model.times import due_ms, duration_ms, duration_text, moment_of
-from shardq.schedules.definition import NAME_MAX, Definition, Job
+from shardq.schedules.definition import NAME_MAX, ScheduleDefinition, ScheduledPut
 from shardq.schedules.origin import HEADERS
 from shardq.schedules.policy import Policies, PolicyOptions
 from shardq.schedules.starts import begun_at
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 Make: TypeAlias = "Callable[[int], Trigger]"
 """Makes a trigger as of a time, epoch milliseconds; a trigger without a start begins there."""
-Retime: TypeAlias = "Callable[[Definition, int], Definition]"
+Retime: TypeAlias = "Callable[[ScheduleDefinition, int], ScheduleDefinition]"
 """Returns a schedule with another trigger as of a time, epoch milliseconds."""
 
 BODY_BYTES_MAX = 40 << 10
@@ -174,7 +174,7 @@ def retimed(
         return None
     given = {name: None if at is None else due_ms(at, name=name) for name, at in bounds.items()}
 
-    def change(now: Definition, now_ms: int) -> Definition:
+    def change(now: ScheduleDefinition, now_ms: int) -> ScheduleDefinition:
         if isinstance(trigger, Trigger):
             return replace(now, trigger=trigger, made_ms=now_ms)
         made_ms = now.made_ms if make is None and "start" not in given else now_ms
@@ -205,7 +205,7 @@ def draft(
     *,
     name: str | None,
     revision: int = 0,
-) -> Definition:
+) -> ScheduleDefinition:
     """The schedule for these options.
 
     Args:
@@ -221,7 +221,9 @@ def draft(
     """
     trigger = make(now_ms)
     name = schedule_name(str(trigger) if name is None else name)
-    made = Definition(name, trigger, Job(content_of(body)), revision=revision, made_ms=now_ms)
+    made = ScheduleDefinition(
+        name, trigger, ScheduledPut(content_of(body)), revision=revision, made_ms=now_ms
+    )
     return applied(made, options)
 
 
@@ -240,7 +242,7 @@ def content_of(body: bytes | str) -> bytes:
     return content
 
 
-def applied(definition: Definition, options: Mapping[str, Any]) -> Definition:
+def applied(definition: ScheduleDefinition, options: Mapping[str, Any]) -> ScheduleDefinition:
     """A schedule with other options.
 
     Raises:
@@ -282,7 +284,7 @@ def _check_clock(
             )
 
 
-def _applied_job(job: Job, options: Mapping[str, Any], whose: str) -> Job:
+def _applied_job(job: ScheduledPut, options: Mapping[str, Any], whose: str) -> ScheduledPut:
     given = {name: options[name] for name in JobOptions.__annotations__ if name in options}
     if not (type(priority := given.get("priority", 0)) is int and priority >= 0):
         raise BadSetting(f"{whose}: priority must be 0 or more, not {shown(priority)}.")
@@ -315,19 +317,21 @@ def _applied_job(job: Job, options: Mapping[str, Any], whose: str) -> Job:
 _OTHERS = (*JobOptions.__annotations__, "count")
 
 
-def anchored(asked: Definition, make: Make, there: Definition) -> Definition:
+def anchored(
+    asked: ScheduleDefinition, make: Make, there: ScheduleDefinition
+) -> ScheduleDefinition:
     """The requested schedule; if its trigger has no start, it begins when the other one did."""
     return replace(asked, trigger=make(there.made_ms), made_ms=there.made_ms)
 
 
-def unlike(there: Definition, asked: Definition, make: Make) -> list[str]:
+def unlike(there: ScheduleDefinition, asked: ScheduleDefinition, make: Make) -> list[str]:
     """The options in which a requested schedule differs, whenever each was begun."""
     if replace(asked, made_ms=there.made_ms).is_same(there):
         return []
     return anchored(asked, make, there).unlike(there)
 
 
-def has_ended(definition: Definition, make: Make) -> bool:
+def has_ended(definition: ScheduleDefinition, make: Make) -> bool:
     """True if all fire times of a new schedule are past, though it had some.
 
     Args:
@@ -342,7 +346,7 @@ def has_ended(definition: Definition, make: Make) -> bool:
     return StoredSchedule(replace(definition, trigger=make(0)), None).after(-1) is not None
 
 
-def check(definition: Definition, now_ms: int) -> None:
+def check(definition: ScheduleDefinition, now_ms: int) -> None:
     """Refuse a schedule that could not do its work.
 
     Raises:
@@ -377,7 +381,7 @@ def _late_text(policies: Policies) -> str:
 
 
 def previewed(
-    definition: Definition, after_ms: int, count: int, *, fired: int = 0
+    definition: ScheduleDefinition, after_ms: int, count: int, *, fired: int = 0
 ) -> list[Preview]:
     """The next fire times of a schedule.
 

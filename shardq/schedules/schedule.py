@@ -29,8 +29,8 @@ from shardq.model.message import JOB_HEADERS
 from shardq.model.times import due_ms as epoch_ms
 from shardq.model.times import iso, moment_of
 from shardq.schedules.ahead import ahead, ahead_by
-from shardq.schedules.definition import Definition
-from shardq.schedules.firing.firing import Firing
+from shardq.schedules.definition import ScheduleDefinition
+from shardq.schedules.firing.firing import ScheduleFiring
 from shardq.schedules.options import (
     ChangeOptions,
     Preview,
@@ -46,7 +46,7 @@ from shardq.schedules.options import (
 from shardq.schedules.past import past_firings
 from shardq.schedules.policy import Policies
 from shardq.schedules.stored import AHEAD_MS, PlannedFiring, StoredSchedule, headers_of, id_of
-from shardq.schedules.table import ScheduleTable, Written
+from shardq.schedules.table import ScheduleTable, ScheduleWrite
 from shardq.schedules.triggers.trigger import Trigger
 
 if TYPE_CHECKING:
@@ -232,7 +232,7 @@ class Schedule:
 
 
 @dataclass(frozen=True, slots=True)
-class Outlook:
+class ScheduleFigures:
     """The schedules of a queue in figures.
 
     Attributes:
@@ -260,7 +260,7 @@ class Book:
         self._queue = home.register.name
         self._is_local = home.store.is_local
         self._stored = ScheduleTable(home.store, home.register)
-        self._firing = Firing(home)
+        self._firing = ScheduleFiring(home)
 
     # Reading --------------------------------------------------------------------------------------
 
@@ -298,14 +298,14 @@ class Book:
         """The number of schedules, as `names`."""
         return len(self.names())
 
-    def outlook(self, horizon_ms: int) -> Outlook:
+    def outlook(self, horizon_ms: int) -> ScheduleFigures:
         """The schedules in figures: a read of names and times, and of the records of late ones.
 
         Args:
             horizon_ms: The horizon, milliseconds.
         """
         if not self._has_any():
-            return Outlook()
+            return ScheduleFigures()
         times, now_ms = self._stored.times(), self._clock.now_ms()
         nexts = [(next_ms, name) for name, next_ms in times.items() if next_ms is not None]
         late = nsmallest(_LATE_MAX, (one for one in nexts if one[0] < now_ms))
@@ -316,9 +316,9 @@ class Book:
             if one.next_ms is not None and one.error is None
         ]
         soon = sum(now_ms <= next_ms <= now_ms + horizon_ms for next_ms, _ in nexts)
-        return Outlook(len(times), soon, max([0, *lags_ms]))
+        return ScheduleFigures(len(times), soon, max([0, *lags_ms]))
 
-    def definitions(self) -> list[Definition]:
+    def definitions(self) -> list[ScheduleDefinition]:
         """The definitions of all undamaged schedules, by name, as `all`."""
         return [one.definition for one in self._records({}).values()]
 
@@ -422,7 +422,7 @@ class Book:
         now_ms = self._clock.now_ms()
         content = None if body is None else content_of(body)
 
-        def changed(now: Definition) -> Definition:
+        def changed(now: ScheduleDefinition) -> ScheduleDefinition:
             made = now if retime is None else retime(now, now_ms)
             if content is not None:
                 made = replace(made, job=replace(made.job, body=content))
@@ -527,7 +527,7 @@ class Book:
         *,
         name: str | None,
         revision: int = 0,
-    ) -> Definition:
+    ) -> ScheduleDefinition:
         """The schedule for these options, made now; nothing is read or written.
 
         Raises:
@@ -538,7 +538,7 @@ class Book:
         self._check_priority(made)
         return made
 
-    def write(self, definition: Definition, before: StoredSchedule | None) -> bool:
+    def write(self, definition: ScheduleDefinition, before: StoredSchedule | None) -> bool:
         """Write a new schedule; False if another process was quicker.
 
         Args:
@@ -551,15 +551,17 @@ class Book:
         made = (
             StoredSchedule(definition, lanes=lanes).anew(definition).aimed(definition.made_ms - 1)
         )
-        return self._write(Written(definition.name, before, made))
+        return self._write(ScheduleWrite(definition.name, before, made))
 
     def end(self, record: StoredSchedule) -> bool:
         """End a schedule: code of its revision does not make it again; False if it has changed."""
         definition = replace(record.definition, paused=False)
         ended = record.anew(definition)._replace(next_ms=None)
-        return self._write(Written(definition.name, record, ended))
+        return self._write(ScheduleWrite(definition.name, record, ended))
 
-    def apply(self, name: str, change: Callable[[Definition], Definition]) -> StoredSchedule:
+    def apply(
+        self, name: str, change: Callable[[ScheduleDefinition], ScheduleDefinition]
+    ) -> StoredSchedule:
         """Change a schedule; a firing meanwhile is kept. Returns its record.
 
         Raises:
@@ -579,7 +581,7 @@ class Book:
                 record = self._record(name)
             self._use_lane_of(made)
             after = record.changed(made, self._clock.now_ms())
-            if self._write(Written(name, record, after)):
+            if self._write(ScheduleWrite(name, record, after)):
                 return self._record(name)
             pauses.wait()
         raise self._busy(name)
@@ -590,7 +592,7 @@ class Book:
             f"or changed all the time; try again."
         )
 
-    def _write(self, written: Written) -> bool:
+    def _write(self, written: ScheduleWrite) -> bool:
         """Announce and write a record; False if it has changed since it was read."""
         begun_us = self._clock.boot_us()
         self._stored.announce(written.name)
@@ -610,14 +612,14 @@ class Book:
 
     # Details --------------------------------------------------------------------------------------
 
-    def _use_lane_of(self, definition: Definition) -> None:
+    def _use_lane_of(self, definition: ScheduleDefinition) -> None:
         """Let the lanes that its jobs are written to be read."""
         if definition.job.group is None:
             self._home.register.use_band(definition.job.priority)
         else:
             self._home.register.use_groups()
 
-    def _check_priority(self, definition: Definition) -> None:
+    def _check_priority(self, definition: ScheduleDefinition) -> None:
         bands, priority = self._home.register.layout.bands, definition.job.priority
         if priority >= bands:
             raise BadSetting(

@@ -22,7 +22,7 @@ from shardq.errors import StoreCorrupt, shown
 from shardq.model import ids
 from shardq.model.message import Row
 from shardq.model.times import iso
-from shardq.schedules.definition import Definition
+from shardq.schedules.definition import ScheduleDefinition
 from shardq.schedules.origin import NAME_HEADER, PREVIOUS_HEADER, TIME_HEADER
 from shardq.schedules.policy import MISSED_MS
 
@@ -101,7 +101,7 @@ class StoredSchedule(NamedTuple):
         stored: The state as it is stored, by which a write knows that nothing has changed.
     """
 
-    definition: Definition
+    definition: ScheduleDefinition
     next_ms: int | None = None
     generation: str = ""
     lanes: int = 1
@@ -148,7 +148,7 @@ class StoredSchedule(NamedTuple):
         *fields, _nonce = msgspec.structs.astuple(held)
         return cls(made, next_ms, *fields)._replace(stored=state)
 
-    def anew(self, definition: Definition) -> StoredSchedule:
+    def anew(self, definition: ScheduleDefinition) -> StoredSchedule:
         """The same state under another definition, as a new generation."""
         generation = secrets.token_hex(8)
         return self._replace(definition=definition, generation=generation, aim_ms=None, error=None)
@@ -217,7 +217,7 @@ class StoredSchedule(NamedTuple):
                 spent = None
         return self._replace(next_ms=None if found is None else found.at_ms, spent=spent)
 
-    def changed(self, definition: Definition, now_ms: int) -> StoredSchedule:
+    def changed(self, definition: ScheduleDefinition, now_ms: int) -> StoredSchedule:
         """The record under another definition: its next fire time stays if its trigger does.
 
         A record that was fired by a clock which was ahead follows the clock from now on; its past
@@ -364,14 +364,18 @@ class StoredSchedule(NamedTuple):
         )
 
 
-def _definition(text: str, whose: str) -> Definition:
+def _definition(text: str, whose: str) -> ScheduleDefinition:
     """A definition, which is read with each firing and seldom changes."""
-    return _cached(text, whose) if len(text) <= _CACHED_CHARS_MAX else Definition.read(text, whose)
+    return (
+        _cached(text, whose)
+        if len(text) <= _CACHED_CHARS_MAX
+        else ScheduleDefinition.read(text, whose)
+    )
 
 
 @lru_cache(maxsize=16_384)
-def _cached(text: str, whose: str) -> Definition:
-    return Definition.read(text, whose)
+def _cached(text: str, whose: str) -> ScheduleDefinition:
+    return ScheduleDefinition.read(text, whose)
 
 
 def headers_of(record: StoredSchedule, firing: PlannedFiring) -> dict[str, str]:

@@ -32,7 +32,7 @@ _ENDED = -1
 """The stored next fire time of a schedule that never fires again."""
 
 
-class Written(NamedTuple):
+class ScheduleWrite(NamedTuple):
     """A write of a schedule's record.
 
     Attributes:
@@ -112,7 +112,7 @@ class ScheduleTable:
         nexts = self._store.notes(NEXTS, (self._queue, bucket))
         return {name: None if next_ms == _ENDED else next_ms for name, next_ms in nexts.items()}
 
-    def write(self, writes: Sequence[Written]) -> set[str]:
+    def write(self, writes: Sequence[ScheduleWrite]) -> set[str]:
         """Write records that are as they were read; returns the names of the others.
 
         Raises:
@@ -165,7 +165,7 @@ class ScheduleTable:
                 damaged[name] = str(error)
         return made
 
-    def _change(self, one: Written) -> Change:
+    def _change(self, one: ScheduleWrite) -> Change:
         seen = {"state": None if one.before is None else one.before.stored}
         new = None
         if one.after is not None:

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from shardq.connection import Connection
     from shardq.errors import StoreCorrupt
     from shardq.queue import Queue
-    from shardq.records.accounts import Key
+    from shardq.records.accounts import AccountKey
     from shardq.records.masterkey import MasterKey
     from shardq.server.web import Request
 
@@ -192,7 +192,7 @@ class Access:
         self._rates = Rates(self._clock)
         self._depths = Depths(self._clock)
         self._rereads = Bucket(_REREADS_MAX, self._clock.boot_us())
-        self._keys: dict[str, Key] = {}
+        self._keys: dict[str, AccountKey] = {}
         self._damaged: set[str] = set()
         self._has_accounts = True
         self._read_us: int | None = None
@@ -399,7 +399,7 @@ class Access:
                 self.accounts.read_master()
             self._keys, self._read_us = keys, at_us
 
-    def _key(self, key_id: str) -> Key | None:
+    def _key(self, key_id: str) -> AccountKey | None:
         """A valid key; None if all must be reread first, because it may have been made since.
 
         Raises:
@@ -497,7 +497,7 @@ class Access:
 
     def _caller(
         self,
-        key: Key,
+        key: AccountKey,
         via: str,
         request: Request,
         *,

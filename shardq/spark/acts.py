@@ -36,10 +36,10 @@ from shardq.records.ledger import End, entry_of, put_of
 from shardq.records.stats import Totals
 from shardq.spark import runs
 from shardq.spark.options import DELETE, REDRIVE, refuse_in_task
-from shardq.spark.pieces import DOUBTFUL_IDS, Tally
+from shardq.spark.pieces import DOUBTFUL_IDS, WriteTally
 from shardq.spark.place import place, register_of
-from shardq.spark.runs import DOUBT_MS, PLAN, Run
-from shardq.stores.store import Mark, Move
+from shardq.spark.runs import DOUBT_MS, PLAN, SparkRun
+from shardq.stores.store import Mark, RowMove
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -68,7 +68,7 @@ _HASH_BITS = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class RunHeader:
     """What a run was asked for, as its header has it: of several who begin it the first counts.
 
     Attributes:
@@ -90,7 +90,7 @@ class Plan:
     lanes: int
 
     @classmethod
-    def of(cls, says: Mapping[str, Any]) -> Plan:
+    def of(cls, says: Mapping[str, Any]) -> RunHeader:
         """The plan of a header.
 
         Raises:
@@ -111,7 +111,7 @@ class Plan:
 _NUMBERS = ("rows", "until_ms", "parts", "start_ms", "window_ms", "lanes")
 
 
-def line_of(tally: Tally, **more: Any) -> dict[str, Any]:
+def line_of(tally: WriteTally, **more: Any) -> dict[str, Any]:
     """What a line says of rows that were put back or deleted, by this try or one before.
 
     Rows that may have been put back and finished over an hour ago are in doubt, and those whose
@@ -121,7 +121,7 @@ def line_of(tally: Tally, **more: Any) -> dict[str, Any]:
     return {"acted": f"{tally.rows:012}", **tally.to_json(), **more}
 
 
-class Actor:
+class PartActor:
     """Does the parts of a run.
 
     Args:
@@ -136,7 +136,7 @@ class Actor:
     """
 
     def __init__(
-        self, here: Home, register: Register, dead: Register, run: Run, plan: Plan
+        self, here: Home, register: Register, dead: Register, run: SparkRun, plan: RunHeader
     ) -> None:
         if plan.act == REDRIVE:
             run.check(register.name, register.settings)
@@ -152,7 +152,7 @@ class Actor:
         self._dead_settler = QueueHome(here, dead, self._member).settler
         dead.know(register)
 
-    def do(self, part: int, positions: Sequence[Position]) -> Tally:
+    def do(self, part: int, positions: Sequence[Position]) -> WriteTally:
         """Act on those rows of a part that are there, unless all of it is done.
 
         Args:
@@ -165,13 +165,13 @@ class Actor:
         begun, done = self._entry(f"{part}"), self._entry(f"{part}/done")
         known = runs.lines(self._store, [begun, done])
         if done in known:
-            return Tally.of(known[done].says or {})
+            return WriteTally.of(known[done].says or {})
         if begun in known:
             line = known[begun].says or {}
         else:
             # Before anybody has acted on one of them: what is gone later, the run has acted on.
             count = sum(len(rows) for rows in self._there(positions))
-            says = line_of(Tally(count), at=self._clock.now_ms())
+            says = line_of(WriteTally(count), at=self._clock.now_ms())
             line = runs.agreed(self._store, begun, says)
         at_ms = line["at"]
         is_old = not self._store.is_local and self._clock.now_ms() - at_ms > DOUBT_MS
@@ -187,11 +187,11 @@ class Actor:
                 now_ms = ceil_ms(self._clock.now_us()) if is_once else at_ms
                 doubtful += self._put_back(rows, now_ms)
         told = tuple(row.message_id for row in doubtful[:DOUBTFUL_IDS])
-        count = Tally.of(line).rows - len(doubtful)
-        tally = Tally(count, doubtful=len(doubtful), doubtful_ids=told)
-        return Tally.of(runs.agreed(self._store, done, line_of(tally)))
+        count = WriteTally.of(line).rows - len(doubtful)
+        tally = WriteTally(count, doubtful=len(doubtful), doubtful_ids=told)
+        return WriteTally.of(runs.agreed(self._store, done, line_of(tally)))
 
-    def total(self, *, is_over: bool) -> Tally:
+    def total(self, *, is_over: bool) -> WriteTally:
         """What the parts have come to.
 
         Args:
@@ -199,7 +199,7 @@ class Actor:
                 has no other line is then done as well: the task that acted on the last of its rows
                 died before it said so, and the frame of a run that is resumed names none of them.
         """
-        total = Tally()
+        total = WriteTally()
         for some in spans(range(self._plan.parts), _LINES // 2):
             done = {part: self._entry(f"{part}/done") for part in some}
             begun = {part: self._entry(f"{part}") for part in some if is_over}
@@ -207,7 +207,7 @@ class Actor:
             for part in some:
                 line = known.get(done[part]) or known.get(begun.get(part, done[part]))
                 if line is not None:
-                    total += Tally.of(line.says or {})
+                    total += WriteTally.of(line.says or {})
         return total
 
     def count(self, *, is_over: bool) -> None:
@@ -264,7 +264,7 @@ class Actor:
 
     def _put_back(self, rows: list[Row], at_ms: int) -> list[Row]:
         """Put rows back; gives those whose keys others have, which stay."""
-        moves = [Move(row.position, self.new_row(row, at_ms)) for row in rows]
+        moves = [RowMove(row.position, self.new_row(row, at_ms)) for row in rows]
         self._register.use_lanes_of(move.new.shard for move in moves)
         keyed = [move for move in moves if move.new.key is not None]
         if keyed:
@@ -330,7 +330,7 @@ class ActWriter(DataSourceArrowWriter):
             )
         self._options = options
         self._queue = options.queue
-        self._run = Run.read(options.run or "")
+        self._run = SparkRun.read(options.run or "")
         plan = planned(place(options.store), self._queue, self._run)
         if plan is None:
             raise UsageError(f"run {self._run.id} of queue {self._queue!r} was never planned.")
@@ -351,25 +351,25 @@ class ActWriter(DataSourceArrowWriter):
         """Store the totals of what is done so far; the run can be resumed."""
         self._actor().count(is_over=False)
 
-    def _actor(self) -> Actor:
+    def _actor(self) -> PartActor:
         refuse_in_task(self._options.url)
         return actor_of(place(self._options.store), self._queue, self._run, self._plan)
 
 
-def actor_of(here: Home, queue: str, run: Run, plan: Plan) -> Actor:
+def actor_of(here: Home, queue: str, run: SparkRun, plan: RunHeader) -> PartActor:
     """The actor that does a run on the dead messages of a queue.
 
     Raises:
         UnknownQueue: If there is no such queue, or nothing of it has died.
     """
     register, dead = register_of(here, queue), register_of(here, dead_queue(queue))
-    return Actor(here, register, dead, run, plan)
+    return PartActor(here, register, dead, run, plan)
 
 
-def planned(here: Home, queue: str, run: Run) -> Plan | None:
+def planned(here: Home, queue: str, run: SparkRun) -> RunHeader | None:
     """The plan of a run; None where it has none."""
     says = runs.line_of(here.store, run.entry(queue, PLAN)).says
-    return None if says is None else Plan.of(says)
+    return None if says is None else RunHeader.of(says)
 
 
 def parts(batches: Iterable[pa.RecordBatch], queue: str) -> Iterator[tuple[int, list[Position]]]:
@@ -390,14 +390,14 @@ def parts(batches: Iterable[pa.RecordBatch], queue: str) -> Iterator[tuple[int, 
         )
 
 
-def plan_run(here: Home, register: Register, run: Run, plan: Plan) -> Plan:
+def plan_run(here: Home, register: Register, run: SparkRun, plan: RunHeader) -> RunHeader:
     """Write a run's header, or read it where it has one.
 
     Raises:
         UsageError: If the run was of another job, or the queue was purged or dropped since.
     """
     run.check(register.name, register.settings)
-    agreed = Plan.of(runs.agreed(here.store, run.entry(register.name, PLAN), plan.to_json()))
+    agreed = RunHeader.of(runs.agreed(here.store, run.entry(register.name, PLAN), plan.to_json()))
     if agreed.act != plan.act:
         raise UsageError(
             f"run {run.id} of queue {register.name!r} is a {agreed.act}, not a {plan.act}; leave "

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from shardq.model.shard import Layout
     from shardq.model.times import Duration
-    from shardq.spark.runs import Run
+    from shardq.spark.runs import SparkRun
 
 Named: TypeAlias = "str | Column"
 """A column, or its name."""
@@ -44,7 +44,7 @@ _HEADERS = "map<string,string>"
 
 
 @dataclass(frozen=True)
-class Asked:
+class FrameColumns:
     """What of a frame makes a message.
 
     Attributes:
@@ -83,7 +83,7 @@ class Asked:
         group: Named | None,
         headers: Named | None,
         spread: Duration | None,
-    ) -> Asked:
+    ) -> FrameColumns:
         """What of this frame makes a message; its columns and their types are looked at.
 
         The arguments are those of `QueueJobs.schedule`.
@@ -116,7 +116,7 @@ class Asked:
             torn=F.col(TORN) if TORN in frame.columns else None,
         )
 
-    def judged(self, frame: DataFrame, run: Run, layout: Layout) -> DataFrame:
+    def judged(self, frame: DataFrame, run: SparkRun, layout: Layout) -> DataFrame:
         """Each row of a frame as it came, and the message that it makes, or why it makes none.
 
         Returns:
@@ -130,7 +130,7 @@ class Asked:
         due_ms = F.when(is_good, x.due_ms(F.col("moment")))
         return self._placed(reasoned, band, due_ms, layout).select(ROW, REASON, *self._columns)
 
-    def good(self, frame: DataFrame, run: Run, layout: Layout) -> DataFrame:
+    def good(self, frame: DataFrame, run: SparkRun, layout: Layout) -> DataFrame:
         """The messages alone that the rows of a frame make.
 
         Spark asks a filter before it computes what follows: each row is judged once.
@@ -178,7 +178,7 @@ class Asked:
             .withColumn("lane", x.lane(name, F.col("band"), layout, group))
         )
 
-    def _reason(self, run: Run, layout: Layout) -> Column:
+    def _reason(self, run: SparkRun, layout: Layout) -> Column:
         """Why a row makes no message; null where it makes one."""
         name, due, moment, body = F.col("name"), F.col("due"), F.col("moment"), F.col("body")
         last_ms = run.as_of_us // 1_000 + DELAY_MAX_MS

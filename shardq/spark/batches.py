@@ -46,7 +46,7 @@ def of_rows(rows: Sequence[Row], columns: Columns, layout: Layout, from_us: int)
     Raises:
         StoreCorrupt: If a row is damaged.
     """
-    held = Messages(rows, layout)
+    held = MessageColumns(rows, layout)
     try:
         batch = _batch(held, columns)
         if from_us:
@@ -152,7 +152,7 @@ def _batch(held: Any, columns: Columns) -> pa.RecordBatch:
     )
 
 
-class Messages:
+class MessageColumns:
     """Rows, column by column."""
 
     def __init__(self, rows: Sequence[Row], layout: Layout) -> None:

@@ -32,7 +32,7 @@ _ARROW: dict[str, pa.DataType] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class ViewColumn:
     """A column of a view.
 
     Attributes:
@@ -63,7 +63,7 @@ class Column:
         return f"`{self.name}` {self.type}{'' if self.is_nullable else ' NOT NULL'}"
 
 
-Columns: TypeAlias = tuple[Column, ...]
+Columns: TypeAlias = tuple[ViewColumn, ...]
 
 
 def columns_in(frame: DataFrame) -> set[str]:
@@ -71,11 +71,11 @@ def columns_in(frame: DataFrame) -> set[str]:
     return {name.lower() for name in frame.columns}
 
 
-def ddl(columns: Sequence[Column]) -> str:
+def ddl(columns: Sequence[ViewColumn]) -> str:
     """A schema in Spark's words."""
     return ", ".join(column.ddl for column in columns)
 
 
-def arrow_schema(columns: Sequence[Column]) -> pa.Schema:
+def arrow_schema(columns: Sequence[ViewColumn]) -> pa.Schema:
     """A schema in Arrow's."""
     return pa.schema([column.arrow for column in columns])

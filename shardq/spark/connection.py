@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from shardq.connection import store_url
 from shardq.model import names
-from shardq.spark.asked import Asked
+from shardq.spark.asked import FrameColumns
 from shardq.spark.jobs import archive, audit, backlog, dead, history, schedule
 from shardq.spark.options import DELETE, FROM_ENVIRONMENT, REDRIVE, UNDO, refuse_store
 from shardq.spark.queue import SparkQueue
@@ -114,7 +114,7 @@ class QueueJobs(SparkQueue):
             UnknownQueue: If there is no such queue.
             StoreError: If the store cannot be reached.
         """
-        asked = Asked.of(
+        asked = FrameColumns.of(
             frame,
             key=key,
             due=due,
@@ -148,7 +148,7 @@ class QueueJobs(SparkQueue):
         It takes the arguments of that schedule, and its run or its time. A message that is being
         delivered just now is taken back as by a cancel: as well as it goes.
         """
-        asked = Asked.of(
+        asked = FrameColumns.of(
             frame,
             key=key,
             due=due,

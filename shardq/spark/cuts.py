@@ -45,7 +45,7 @@ _BIRTH_STEPS = 60
 _LATEST_US = 1 << 52
 
 
-class Piece(NamedTuple):
+class ReadPiece(NamedTuple):
     """Rows of a shard, by due, or those of one due by birth.
 
     Attributes:
@@ -186,7 +186,7 @@ def _parts(layout: Layout, wanted: Slice) -> list[Slice]:
 
 def pieces(
     store: Rows, layout: Layout, counted: dict[Shard, Tally], bounds: Bounds, *, rows_max: int
-) -> Iterator[Piece]:
+) -> Iterator[ReadPiece]:
     """Shards as pieces of at most so many rows, as far as dues and births tell them apart.
 
     Args:
@@ -201,18 +201,18 @@ def pieces(
             yield from _cut_by_due(store, layout, piece, rows_max, _STEPS_MAX)
 
 
-def _of_shard(layout: Layout, shard: Shard, bounds: Bounds) -> Piece:
+def _of_shard(layout: Layout, shard: Shard, bounds: Bounds) -> ReadPiece:
     every = whole(layout, shard, 1, "")
     after_ms, until_ms = every.after_ms, every.until_ms
     if layout.has_lane(shard.lane):
         after_ms = max(after_ms, bounds.first_ms - 1)
         until_ms = min(until_ms, bounds.last_ms)
-    return Piece(shard.minute, shard.lane, after_ms, until_ms)
+    return ReadPiece(shard.minute, shard.lane, after_ms, until_ms)
 
 
 def _cut_by_due(
-    store: Rows, layout: Layout, piece: Piece, rows_max: int, steps: int
-) -> Iterator[Piece]:
+    store: Rows, layout: Layout, piece: ReadPiece, rows_max: int, steps: int
+) -> Iterator[ReadPiece]:
     length_ms = piece.until_ms - piece.after_ms
     if length_ms <= 1 or not steps:
         yield from _cut_by_birth(store, layout.queue, piece, rows_max)
@@ -233,9 +233,9 @@ def _cut_by_due(
             yield from _cut_by_due(store, layout, part, rows_max, steps - 1)
 
 
-def _joined(parts: Iterable[Piece], rows_max: int) -> list[Piece]:
+def _joined(parts: Iterable[ReadPiece], rows_max: int) -> list[ReadPiece]:
     """Parts, where neighbours together are no larger than one may be."""
-    joined: list[Piece] = []
+    joined: list[ReadPiece] = []
     for part in parts:
         last = joined[-1] if joined else None
         if last is not None and last.rows + part.rows <= rows_max:
@@ -245,7 +245,7 @@ def _joined(parts: Iterable[Piece], rows_max: int) -> list[Piece]:
     return joined
 
 
-def _cut_by_birth(store: Rows, queue: str, piece: Piece, rows_max: int) -> Iterator[Piece]:
+def _cut_by_birth(store: Rows, queue: str, piece: ReadPiece, rows_max: int) -> Iterator[ReadPiece]:
     """Rows of one due, cut evenly between the first birth and the last.
 
     Not counted: what is put or scheduled at once is born evenly, and a count of each part would
@@ -259,7 +259,7 @@ def _cut_by_birth(store: Rows, queue: str, piece: Piece, rows_max: int) -> Itera
         yield piece._replace(from_us=from_us, before_us=before_us, rows=piece.rows // parts)
 
 
-def _births(store: Rows, queue: str, piece: Piece) -> tuple[int, int]:
+def _births(store: Rows, queue: str, piece: ReadPiece) -> tuple[int, int]:
     """About the first and the last birth of the rows of one due; one look-up a step."""
     found = store.read(piece.slice(queue, 1, "count"))
     if not found:

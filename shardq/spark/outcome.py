@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from shardq.model.times import iso
 
 
-class Outcome:
+class JobOutcome:
     """What a job has found or done.
 
     Attributes:

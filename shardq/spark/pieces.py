@@ -32,7 +32,7 @@ from shardq.model.message import Row
 from shardq.model.times import ceil_ms
 from shardq.records.ledger import End, entry_of, put_of
 from shardq.spark import runs
-from shardq.spark.runs import DOUBT_MS, LINE_TTL_MS, UNDONE, Line
+from shardq.spark.runs import DOUBT_MS, LINE_TTL_MS, UNDONE, PartLine
 from shardq.stores.store import Mark
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from shardq.lifecycle.home import Home
     from shardq.model.shard import Layout
     from shardq.records.register import Register
-    from shardq.spark.runs import Run
+    from shardq.spark.runs import SparkRun
     from shardq.stores.store import Entry, Store
 
 log = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ _KEY = itemgetter(0, 1, 2)
 _CONTENT = itemgetter(3, 4)
 
 
-class Piece(NamedTuple):
+class WritePiece(NamedTuple):
     """What is written at once.
 
     Attributes:
@@ -86,7 +86,7 @@ class Piece(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
+class WriteTally:
     """What became of rows.
 
     Attributes:
@@ -111,11 +111,11 @@ class Tally:
     doubtful: int = 0
     doubtful_ids: tuple[str, ...] = ()
 
-    def __add__(self, other: Tally) -> Tally:
+    def __add__(self, other: WriteTally) -> WriteTally:
         """Both together."""
         summed = {name: getattr(self, name) + getattr(other, name) for name in _NAMES}
         summed["doubtful_ids"] = summed["doubtful_ids"][:DOUBTFUL_IDS]
-        return Tally(**summed)
+        return WriteTally(**summed)
 
     def to_json(self) -> dict[str, Any]:
         """The tally as plain values; zeros and empty ones are left out."""
@@ -123,13 +123,13 @@ class Tally:
         return {**values, "doubtful_ids": list(self.doubtful_ids)} if self.doubtful else values
 
     @classmethod
-    def of(cls, values: dict[str, Any]) -> Tally:
+    def of(cls, values: dict[str, Any]) -> WriteTally:
         """A tally of plain values; what else they say is passed over."""
         known = {name: values[name] for name in _NAMES if name in values}
         return cls(**{**known, "doubtful_ids": tuple(known.get("doubtful_ids", ()))})
 
 
-_NAMES = tuple(one.name for one in fields(Tally))
+_NAMES = tuple(one.name for one in fields(WriteTally))
 
 
 class Cutter:
@@ -148,14 +148,14 @@ class Cutter:
         self._duplicates = 0
         self._number = 0
 
-    def add(self, rows: Sequence[Row]) -> Iterator[Piece]:
+    def add(self, rows: Sequence[Row]) -> Iterator[WritePiece]:
         """The pieces that are full with these rows, which follow those before in order."""
         self._join(rows)
         # The last row stays: the next one may be the same message.
         while len(self._rows) > self._size or self._is_large_without_last():
             yield self._cut()
 
-    def end(self) -> Iterator[Piece]:
+    def end(self) -> Iterator[WritePiece]:
         """The pieces of what is left."""
         while self._rows:
             yield self._cut()
@@ -180,19 +180,19 @@ class Cutter:
     def _is_large_without_last(self) -> bool:
         return self._bytes > PIECE_BYTES and self._bytes - len(self._rows[-1].body) > PIECE_BYTES
 
-    def _cut(self) -> Piece:
+    def _cut(self) -> WritePiece:
         rows = self._rows[: self._size]
         sizes = list(accumulate(len(row.body) for row in rows))
         if sizes[-1] > PIECE_BYTES:
             rows = rows[: max(1, bisect_right(sizes, PIECE_BYTES))]
         del self._rows[: len(rows)]
         self._bytes -= sizes[len(rows) - 1]
-        piece = Piece(self._name, self._number, rows, self._duplicates)
+        piece = WritePiece(self._name, self._number, rows, self._duplicates)
         self._number, self._duplicates = self._number + 1, 0
         return piece
 
 
-class Pace:
+class WritePace:
     """Holds a rate: a piece waits until those that were written before have taken their time.
 
     Args:
@@ -226,7 +226,7 @@ class Pieces:
         run: The run.
     """
 
-    def __init__(self, here: Home, register: Register, run: Run) -> None:
+    def __init__(self, here: Home, register: Register, run: SparkRun) -> None:
         self._store = here.store
         self._clock = here.clock
         self._register = register
@@ -236,7 +236,7 @@ class Pieces:
         self._placed: list[Row] = []
         """What the piece that is being written may have placed, and may have to repair."""
 
-    def write(self, piece: Piece) -> Tally:
+    def write(self, piece: WritePiece) -> WriteTally:
         """Write a piece, where it is not written; again, for a while, where the store fails.
 
         Raises:
@@ -246,7 +246,7 @@ class Pieces:
         self._placed = []
         return self._repeated(self._write, piece)
 
-    def undo(self, piece: Piece) -> Tally:
+    def undo(self, piece: WritePiece) -> WriteTally:
         """Delete those rows of a piece that are where it put them; recorded as cancelled.
 
         Raises:
@@ -254,7 +254,7 @@ class Pieces:
         """
         return self._repeated(self._undo, piece)
 
-    def _repeated(self, work: Callable[[Piece], Tally], piece: Piece) -> Tally:
+    def _repeated(self, work: Callable[[WritePiece], WriteTally], piece: WritePiece) -> WriteTally:
         """Do it, and again where the store fails: a task, and Spark's local mode, has one try."""
         for number in range(_REPEATS):
             try:
@@ -264,13 +264,13 @@ class Pieces:
                 self._clock.sleep(_REPEAT_S * 2**number)
         return work(piece)
 
-    def _write(self, piece: Piece) -> Tally:
+    def _write(self, piece: WritePiece) -> WriteTally:
         entry, undone = self._entry(piece.part), self._entry(UNDONE)
         checksum = checksum_of(piece.rows)
         known = runs.lines(self._store, [entry, undone])
         if undone in known:
             raise self._undone(piece)
-        line = known.get(entry, Line())
+        line = known.get(entry, PartLine())
         if line.says is not None:
             return self._written_before(piece, checksum, line.says)
         self._register.use_lanes_of(row.shard for row in piece.rows)
@@ -279,7 +279,7 @@ class Pieces:
         doubtful: list[Row] = []
         if not self._store.is_local and self._clock.now_ms() - at_ms > DOUBT_MS:
             rows, doubtful = self._in_doubt(rows)
-        tally = Tally(
+        tally = WriteTally(
             rows=len(piece.rows) - len(doubtful),
             duplicates=piece.duplicates,
             bytes=sum(len(row.body) for row in piece.rows),
@@ -290,19 +290,19 @@ class Pieces:
         self._placed = rows
         before = self._insert(runs.mark_of(entry, says), rows)
         if before is not None:
-            return self._written_before(piece, checksum, Line.of(before).says or {})
+            return self._written_before(piece, checksum, PartLine.of(before).says or {})
         if runs.line_of(self._store, undone).says is not None:
             raise self._undone(piece)
-        return tally + Tally(late=self._repair())
+        return tally + WriteTally(late=self._repair())
 
-    def _undo(self, piece: Piece) -> Tally:
+    def _undo(self, piece: WritePiece) -> WriteTally:
         entry, undone = self._entry(piece.part), self._entry(UNDO_BEFORE + piece.part)
         line = runs.line_of(self._store, entry)
         if line.says is not None:
             self._check(piece, checksum_of(piece.rows), line.says)
         at_ms = line.begun_ms if line.says is None else line.says["at"]
         if at_ms is None:
-            return Tally(duplicates=piece.duplicates)
+            return WriteTally(duplicates=piece.duplicates)
         rows = raised(piece.rows, at_ms, self._register.layout)
         there = [
             row
@@ -310,15 +310,15 @@ class Pieces:
             if row.attempt == 0 and row.claim is None
         ]
         # Before the first is deleted: whoever tries again tells the same.
-        tally = Tally(cancelled=len(there), duplicates=piece.duplicates)
+        tally = WriteTally(cancelled=len(there), duplicates=piece.duplicates)
         told = runs.agreed(self._store, undone, tally.to_json())
         self._settler.end(there, End.CANCELLED)
-        return Tally.of(told)
+        return WriteTally.of(told)
 
     def _entry(self, part: str) -> Entry:
         return self._run.entry(self._register.name, part)
 
-    def _undone(self, piece: Piece) -> UsageError:
+    def _undone(self, piece: WritePiece) -> UsageError:
         if self._placed:
             # Whoever took the run back meanwhile may have looked for these rows too early.
             self._undo(piece)
@@ -327,7 +327,7 @@ class Pieces:
             f"rows as a new run."
         )
 
-    def _begin(self, entry: Entry, line: Line, rows: Sequence[Row]) -> int:
+    def _begin(self, entry: Entry, line: PartLine, rows: Sequence[Row]) -> int:
         """When the piece was begun, epoch milliseconds: the same for each who tries."""
         now_ms = ceil_ms(self._clock.now_us())
         if self._store.is_local:
@@ -378,12 +378,12 @@ class Pieces:
             return 0
         return len(self._settler.repair(rows))
 
-    def _written_before(self, piece: Piece, checksum: str, says: dict[str, Any]) -> Tally:
+    def _written_before(self, piece: WritePiece, checksum: str, says: dict[str, Any]) -> WriteTally:
         self._check(piece, checksum, says)
-        found = Tally(found=len(piece.rows) - says.get("doubtful", 0), late=self._repair())
-        return Tally.of(says) + found
+        found = WriteTally(found=len(piece.rows) - says.get("doubtful", 0), late=self._repair())
+        return WriteTally.of(says) + found
 
-    def _check(self, piece: Piece, checksum: str, says: dict[str, Any]) -> None:
+    def _check(self, piece: WritePiece, checksum: str, says: dict[str, Any]) -> None:
         if says.get("checksum") != checksum:
             raise UsageError(
                 f"run {self._run.id} has written other rows, or in another order, as piece "
@@ -402,13 +402,15 @@ class PiecesDone:
         before: What the name of a piece begins with.
     """
 
-    def __init__(self, store: Store, queue: str, run: Run, bins: int, before: str = "") -> None:
+    def __init__(
+        self, store: Store, queue: str, run: SparkRun, bins: int, before: str = ""
+    ) -> None:
         self._store = store
         self._queue, self._run, self._before = queue, run, before
         self._next = dict.fromkeys(range(bins), 0)
-        self._tally = Tally()
+        self._tally = WriteTally()
 
-    def tally(self) -> Tally:
+    def tally(self) -> WriteTally:
         """What has become of their rows; reads on from those that were done when last asked."""
         going = dict(self._next)
         while going:
@@ -423,7 +425,7 @@ class PiecesDone:
                     number = entries[entry]
                     self._next[number] += 1
                     going[number] = self._next[number]
-                    self._tally += Tally.of(line.says)
+                    self._tally += WriteTally.of(line.says)
         return self._tally
 
 

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from shardq.model.shard import Layout, Shard
     from shardq.records.register import Register
     from shardq.spark.columns import Columns
-    from shardq.spark.cuts import Piece
+    from shardq.spark.cuts import ReadPiece
     from shardq.spark.options import Options
     from shardq.stores.store import Mark, Slice, Store
 
@@ -180,7 +180,7 @@ class _Reader(DataSourceReader):
 class RowsReader(_Reader):
     """Messages, and dead ones, in even bins of pieces."""
 
-    def bins(self, store: Store, layout: Layout) -> Iterable[Sequence[Piece]]:
+    def bins(self, store: Store, layout: Layout) -> Iterable[Sequence[ReadPiece]]:
         """Even bins of pieces."""
         found = cuts.shards(store, layout, self.bounds)
         counted = cuts.tallies(store, layout, found, self.bounds)
@@ -192,7 +192,7 @@ class RowsReader(_Reader):
         return (sorted(some, key=_by_place) for some in packed)
 
     def batches(
-        self, store: Store, layout: Layout, some: Sequence[Piece]
+        self, store: Store, layout: Layout, some: Sequence[ReadPiece]
     ) -> Iterator[pa.RecordBatch]:
         """Batches of rows."""
         with_bodies = views.BODY.name in (column.name for column in self.columns)
@@ -302,7 +302,7 @@ def _of_view(register: Register, view: str) -> Register | None:
     return register.dead_if_made()
 
 
-def _by_place(piece: Piece) -> tuple[int, int, int, int]:
+def _by_place(piece: ReadPiece) -> tuple[int, int, int, int]:
     return piece.minute, piece.lane, piece.after_ms, piece.from_us or 0
 
 
@@ -321,7 +321,7 @@ def seldom_collected() -> Iterator[None]:
 
 
 def pages(
-    store: Store, queue: str, pieces: Sequence[Piece], *, bodies: bool
+    store: Store, queue: str, pieces: Sequence[ReadPiece], *, bodies: bool
 ) -> Iterator[list[Row]]:
     """All rows of pieces but notes, as many at a time as a page has.
 
@@ -345,7 +345,7 @@ def pages(
             limit = max(_PAGE_ROWS[0], min(_PAGE_BYTES // size, _PAGE_ROWS[1], limit * 2))
 
 
-def _together(left: list[tuple[Piece, Slice]], limit: int) -> list[tuple[Piece, Slice]]:
+def _together(left: list[tuple[ReadPiece, Slice]], limit: int) -> list[tuple[ReadPiece, Slice]]:
     """Take the next slices off, as many as give a page; of each shard one."""
     asked = [left.pop()]
     rows = asked[0][0].rows
@@ -360,8 +360,8 @@ def _together(left: list[tuple[Piece, Slice]], limit: int) -> list[tuple[Piece, 
 
 
 def _continued(
-    asked: Sequence[tuple[Piece, Slice]], rows: Sequence[Row], limit: int
-) -> list[tuple[Piece, Slice]]:
+    asked: Sequence[tuple[ReadPiece, Slice]], rows: Sequence[Row], limit: int
+) -> list[tuple[ReadPiece, Slice]]:
     """What is left of those whose page was full."""
     counts = Counter(row.shard[1:] for row in rows)
     last = {row.shard[1:]: row for row in rows}
@@ -392,7 +392,7 @@ def _gathered(read: Iterable[list[Row]]) -> Iterator[list[Row]]:
 
 
 def _tallies_from(
-    store: Store, queue: str, pieces: Sequence[Piece], from_us: int
+    store: Store, queue: str, pieces: Sequence[ReadPiece], from_us: int
 ) -> dict[Shard, Tally]:
     """What shards hold of what entered from a microsecond on."""
     rows: Counter[Shard] = Counter()

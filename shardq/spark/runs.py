@@ -53,7 +53,7 @@ _ID = re.compile(r"(\d{8}T\d{6}\.\d{6})Z(?:-[0-9a-f]{4})?\Z", re.ASCII)
 _FORM = "%Y%m%dT%H%M%S.%f"
 
 
-class Run(NamedTuple):
+class SparkRun(NamedTuple):
     """A run.
 
     Attributes:
@@ -66,24 +66,24 @@ class Run(NamedTuple):
     as_of_us: int
 
     @classmethod
-    def new(cls, as_of_us: int) -> Run:
+    def new(cls, as_of_us: int) -> SparkRun:
         """A run like no other."""
         return cls(f"{cls.at(as_of_us).id}-{secrets.token_hex(2)}", as_of_us)
 
     @classmethod
-    def at(cls, as_of_us: int) -> Run:
+    def at(cls, as_of_us: int) -> SparkRun:
         """The run of a time: whoever runs the same again gives the same time."""
         moment = moment_of(as_of_us // 1_000).replace(microsecond=as_of_us % 1_000_000)
         return cls(moment.strftime(_FORM) + "Z", as_of_us)
 
     @classmethod
-    def read(cls, text: str) -> Run:
+    def read(cls, text: str) -> SparkRun:
         """A run by its name.
 
         Raises:
             UsageError: If no run has such a name.
 
-        >>> Run.read("20261125T212532.123456Z-7f3a").as_of_us
+        >>> SparkRun.read("20261125T212532.123456Z-7f3a").as_of_us
         1795641932123456
         """
         found = _ID.match(text)
@@ -151,7 +151,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class PartLine:
     """What is known of a part of a run.
 
     Attributes:
@@ -163,7 +163,7 @@ class Line:
     begun_ms: int | None = None
 
     @classmethod
-    def of(cls, mark: Mark) -> Line:
+    def of(cls, mark: Mark) -> PartLine:
         """The line of a mark.
 
         Raises:
@@ -185,14 +185,14 @@ class Line:
         return cls(says, begun_ms)
 
 
-def lines(store: Logs, entries: Iterable[Entry]) -> dict[Entry, Line]:
+def lines(store: Logs, entries: Iterable[Entry]) -> dict[Entry, PartLine]:
     """What is known of parts of runs; those of which nothing is known are left out."""
-    return {mark.entry: Line.of(mark) for mark in store.recorded(entries)}
+    return {mark.entry: PartLine.of(mark) for mark in store.recorded(entries)}
 
 
-def line_of(store: Logs, entry: Entry) -> Line:
+def line_of(store: Logs, entry: Entry) -> PartLine:
     """What is known of a part of a run."""
-    return lines(store, [entry]).get(entry, Line())
+    return lines(store, [entry]).get(entry, PartLine())
 
 
 def mark_of(entry: Entry, says: Mapping[str, Any]) -> Mark:
@@ -214,7 +214,7 @@ def begin(store: Logs, entry: Entry, now_ms: int) -> None:
 
 
 def write_totals(
-    store: Registers, register: Register, run: Run, totals: Totals, *, suffix: str = ""
+    store: Registers, register: Register, run: SparkRun, totals: Totals, *, suffix: str = ""
 ) -> None:
     """Store the totals of a run, which are the same whoever stores them, and however often.
 

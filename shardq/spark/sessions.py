@@ -187,9 +187,9 @@ def java_home(cache: Path) -> Path:
     Raises:
         MissingExtra: If no Java is found.
     """
-    from shardq.node.java import Need, search
+    from shardq.node.java import JavaNeed, search
 
-    java = search(Need("Spark", JAVA_MAJORS, extra="spark", otherwise=MissingExtra))
+    java = search(JavaNeed("Spark", JAVA_MAJORS, extra="spark", otherwise=MissingExtra))
     text = _LAUNCHER.format(java=shlex.quote(str(java)))
     home = cache / f"java-{zlib.crc32(text.encode()):08x}"
     launcher = home / "bin" / "java"

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _CELLS_MAX = 60_000
 
 
-class Load(NamedTuple):
+class LaneLoad(NamedTuple):
     """What a lane has: messages in all, how many shards they are in, and those of the fullest."""
 
     rows: int = 0
@@ -44,7 +44,7 @@ class Spread:
     bar_ms: int
     bars: tuple[tuple[int, Mapping[int, int]], ...]
     cells: Mapping[tuple[int, int], int]
-    lanes: Mapping[tuple[int, int], Load]
+    lanes: Mapping[tuple[int, int], LaneLoad]
 
     @classmethod
     def of(
@@ -75,12 +75,12 @@ class Spread:
         )
         bars: dict[int, Counter[int]] = {}
         cells: dict[tuple[int, int], int] = {}
-        loads = dict.fromkeys(lanes, Load())
+        loads = dict.fromkeys(lanes, LaneLoad())
         for start_ms, priority, lane, rows, count, fullest in found:
             bars.setdefault(start_ms, Counter())[priority] += rows
             cells[start_ms, lane] = fullest
             known = loads[priority, lane]
-            loads[priority, lane] = Load(
+            loads[priority, lane] = LaneLoad(
                 known.rows + rows, known.shards + count, max(known.fullest, fullest)
             )
         return cls(bar_ms, tuple(sorted(bars.items())), cells, loads)

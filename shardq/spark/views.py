@@ -11,7 +11,7 @@ import pyarrow as pa
 from shardq.errors import UsageError, shown
 from shardq.model.message import priority_of
 from shardq.spark.batches import names_of, times
-from shardq.spark.columns import TIMESTAMP, Column, Columns, ddl
+from shardq.spark.columns import TIMESTAMP, Columns, ViewColumn, ddl
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -52,31 +52,35 @@ def _count_or_none(text: str | None) -> int | None:
     return int(text) if text is not None and text.isascii() and text.isdigit() else None
 
 
-BODY = Column("body", "BINARY", lambda rows: rows.bodies)
+BODY = ViewColumn("body", "BINARY", lambda rows: rows.bodies)
 
 MESSAGES: Columns = (
-    Column("queue", "STRING", _queues),
-    Column("minute", "BIGINT", _minutes),
-    Column("lane", "INT", _lanes),
-    Column("priority", "INT", lambda rows: [priority_of(row, rows.layout) for row in rows.rows]),
-    Column("due", "TIMESTAMP", lambda rows: times(rows.dues_ms)),
-    Column("first_due", "TIMESTAMP", lambda rows: times(rows.first_dues_ms)),
-    Column("id", "STRING", lambda rows: names_of(rows.names, rows.entries)),
-    Column("row_id", "BINARY", lambda rows: rows.ids),
-    Column("entry", "BINARY", lambda rows: rows.entries),
-    Column("entered", "TIMESTAMP", lambda rows: rows.entered_us.view(TIMESTAMP)),
-    Column("attempt", "INT", lambda rows: rows.attempts),
-    Column("group", "STRING", lambda rows: rows.groups, is_nullable=True),
-    Column("in_flight", "BOOLEAN", lambda rows: [claim is not None for claim in rows.claims]),
-    Column(
+    ViewColumn("queue", "STRING", _queues),
+    ViewColumn("minute", "BIGINT", _minutes),
+    ViewColumn("lane", "INT", _lanes),
+    ViewColumn(
+        "priority", "INT", lambda rows: [priority_of(row, rows.layout) for row in rows.rows]
+    ),
+    ViewColumn("due", "TIMESTAMP", lambda rows: times(rows.dues_ms)),
+    ViewColumn("first_due", "TIMESTAMP", lambda rows: times(rows.first_dues_ms)),
+    ViewColumn("id", "STRING", lambda rows: names_of(rows.names, rows.entries)),
+    ViewColumn("row_id", "BINARY", lambda rows: rows.ids),
+    ViewColumn("entry", "BINARY", lambda rows: rows.entries),
+    ViewColumn("entered", "TIMESTAMP", lambda rows: rows.entered_us.view(TIMESTAMP)),
+    ViewColumn("attempt", "INT", lambda rows: rows.attempts),
+    ViewColumn("group", "STRING", lambda rows: rows.groups, is_nullable=True),
+    ViewColumn("in_flight", "BOOLEAN", lambda rows: [claim is not None for claim in rows.claims]),
+    ViewColumn(
         "not_before",
         "TIMESTAMP",
         lambda rows: times([row.not_before_ms for row in rows.rows]),
         is_nullable=True,
     ),
-    Column("headers", "MAP<STRING, STRING>", lambda rows: rows.header_maps(), is_nullable=True),
-    Column("last_error", "STRING", lambda rows: [one for one, _ in rows.errors], is_nullable=True),
-    Column(
+    ViewColumn("headers", "MAP<STRING, STRING>", lambda rows: rows.header_maps(), is_nullable=True),
+    ViewColumn(
+        "last_error", "STRING", lambda rows: [one for one, _ in rows.errors], is_nullable=True
+    ),
+    ViewColumn(
         "last_error_at", "TIMESTAMP", lambda rows: [at for _, at in rows.errors], is_nullable=True
     ),
     BODY,
@@ -88,55 +92,59 @@ be handed out that is put off where it is."""
 
 DEAD: Columns = (
     *MESSAGES,
-    Column("reason", "STRING", lambda rows: rows.header("shardq-reason"), is_nullable=True),
-    Column(
+    ViewColumn("reason", "STRING", lambda rows: rows.header("shardq-reason"), is_nullable=True),
+    ViewColumn(
         "died",
         "TIMESTAMP",
         lambda rows: [_moment_or_none(text) for text in rows.header("shardq-died")],
         is_nullable=True,
     ),
-    Column(
+    ViewColumn(
         "attempts",
         "INT",
         lambda rows: [_count_or_none(text) for text in rows.header("shardq-attempts")],
         is_nullable=True,
     ),
-    Column("traceback", "STRING", lambda rows: rows.header("shardq-traceback"), is_nullable=True),
+    ViewColumn(
+        "traceback", "STRING", lambda rows: rows.header("shardq-traceback"), is_nullable=True
+    ),
 )
 """A message that was put into the dead-letter queue by hand has none of the last four."""
 
 HISTORY: Columns = (
-    Column("queue", "STRING", lambda marks: _repeated(marks.queue, len(marks.entries))),
-    Column("id", "STRING", lambda marks: names_of(marks.names, marks.entries)),
-    Column("row_id", "BINARY", lambda marks: marks.entries),
-    Column("entered", "TIMESTAMP", lambda marks: marks.entered_us.view(TIMESTAMP)),
-    Column("due", "TIMESTAMP", lambda marks: times(marks.dues_ms), is_nullable=True),
-    Column("fate", "STRING", lambda marks: marks.all_fates(), is_nullable=True),
-    Column("ended", "TIMESTAMP", lambda marks: times(marks.of_ended("ended_ms")), is_nullable=True),
-    Column("attempt", "INT", lambda marks: marks.attempts),
-    Column("member", "STRING", lambda marks: marks.of_ended("members"), is_nullable=True),
-    Column("task", "STRING", lambda marks: marks.tasks, is_nullable=True),
+    ViewColumn("queue", "STRING", lambda marks: _repeated(marks.queue, len(marks.entries))),
+    ViewColumn("id", "STRING", lambda marks: names_of(marks.names, marks.entries)),
+    ViewColumn("row_id", "BINARY", lambda marks: marks.entries),
+    ViewColumn("entered", "TIMESTAMP", lambda marks: marks.entered_us.view(TIMESTAMP)),
+    ViewColumn("due", "TIMESTAMP", lambda marks: times(marks.dues_ms), is_nullable=True),
+    ViewColumn("fate", "STRING", lambda marks: marks.all_fates(), is_nullable=True),
+    ViewColumn(
+        "ended", "TIMESTAMP", lambda marks: times(marks.of_ended("ended_ms")), is_nullable=True
+    ),
+    ViewColumn("attempt", "INT", lambda marks: marks.attempts),
+    ViewColumn("member", "STRING", lambda marks: marks.of_ended("members"), is_nullable=True),
+    ViewColumn("task", "STRING", lambda marks: marks.tasks, is_nullable=True),
 )
 """`row_id` is that of the message's first row, the `entry` of messages; `due` null: the put is not
 recorded; `fate` null: it has not ended; `ended` null: no end is recorded."""
 
 SHARDS: Columns = (
-    Column("queue", "STRING", _queues),
-    Column("minute", "BIGINT", _minutes),
-    Column(
+    ViewColumn("queue", "STRING", _queues),
+    ViewColumn("minute", "BIGINT", _minutes),
+    ViewColumn(
         "start",
         "TIMESTAMP",
         lambda held: times([held.layout.start_ms(minute) for minute in _minutes(held)]),
     ),
-    Column("lane", "INT", _lanes),
-    Column(
+    ViewColumn("lane", "INT", _lanes),
+    ViewColumn(
         "priority",
         "INT",
         lambda held: [_band_of(held.layout, lane) for lane in _lanes(held)],
         is_nullable=True,
     ),
-    Column("rows", "BIGINT", lambda held: [tally.rows for tally in held.tallies]),
-    Column("in_flight", "BIGINT", lambda held: [tally.claims for tally in held.tallies]),
+    ViewColumn("rows", "BIGINT", lambda held: [tally.rows for tally in held.tallies]),
+    ViewColumn("in_flight", "BIGINT", lambda held: [tally.claims for tally in held.tallies]),
 )
 """`priority` null: a lane for groups, whose messages have priorities of their own."""
 
@@ -178,7 +186,7 @@ def of_schema(view: str, schema: StructType) -> Columns:
         UsageError: If a schema was given that the view cannot fill.
     """
     known = {one.name: one for one in VIEWS[view]}
-    wanted: list[Column] = []
+    wanted: list[ViewColumn] = []
     for field in schema.fields:
         column = known.get(field.name)
         type_name = field.dataType.simpleString().upper()

@@ -51,14 +51,14 @@ from shardq.spark.pieces import (
     PIECE_ROWS,
     UNDO_BEFORE,
     Cutter,
-    Pace,
-    Piece,
     Pieces,
     PiecesDone,
-    Tally,
+    WritePace,
+    WritePiece,
+    WriteTally,
 )
 from shardq.spark.place import place, register_of
-from shardq.spark.runs import PLAN, Run
+from shardq.spark.runs import PLAN, SparkRun
 from shardq.stores.tables import STATS
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ class Written(WriterCommitMessage):
         query: Of a stream: the query's id; empty otherwise.
     """
 
-    tally: Tally
+    tally: WriteTally
     query: str = ""
 
 
@@ -150,10 +150,10 @@ class _Writer:
         here = place(self._options.store)
         return here, register_of(here, self._queue)
 
-    def _write_piece(self, pieces: Pieces, piece: Piece) -> Tally:
+    def _write_piece(self, pieces: Pieces, piece: WritePiece) -> WriteTally:
         return pieces.undo(piece) if self._options.act == UNDO else pieces.write(piece)
 
-    def _write_at(self, pace: Pace, pieces: Pieces, piece: Piece) -> Tally:
+    def _write_at(self, pace: WritePace, pieces: Pieces, piece: WritePiece) -> WriteTally:
         pace.wait()
         tally = self._write_piece(pieces, piece)
         # A run that is resumed does not wait for what it finds written.
@@ -178,7 +178,7 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
         super().__init__(options, schema)
         # Here, for all tasks and all their tries.
         named = self._options.run
-        self._run = Run.new(self._as_of_us) if named is None else Run.read(named)
+        self._run = SparkRun.new(self._as_of_us) if named is None else SparkRun.read(named)
         self._as_of_us = self._run.as_of_us
         _, register = self._open()
         self._run.check(self._queue, register.settings)
@@ -188,8 +188,8 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
         here, register = self._open()
         layout = register.layout
         pieces = Pieces(here, register, self._run)
-        pace = Pace(here.clock, self._options.task_rate)
-        total = Tally()
+        pace = WritePace(here.clock, self._options.task_rate)
+        total = WriteTally()
         if "bin" in self._columns:
             binned = laid_out_rows(iterator, layout, self._as_of_us)
         else:
@@ -285,20 +285,20 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
         name = f"{batch}/{context.partitionId()}"
         reader = PlainRows(self._columns, register.layout, self._lanes, name)
         reader.purged_before_us = register.settings.purged_before_us
-        pace = Pace(here.clock, self._options.task_rate)
-        total = Tally()
+        pace = WritePace(here.clock, self._options.task_rate)
+        total = WriteTally()
         binned = ((name, rows) for rows in reader.sorted(iterator, here.clock))
         for piece in cut(binned, self._options.piece or PIECE_ROWS):
             # The stream has no time of its own, and its rows have.
             born_us = min(ids.birth_us(row.id) for row in piece.rows)
-            total += self._write_at(pace, Pieces(here, register, Run(query, born_us)), piece)
+            total += self._write_at(pace, Pieces(here, register, SparkRun(query, born_us)), piece)
         if reader.purged:
             log.warning(
                 "queue %s: %d rows of a stream left out, which a purge has reached",
                 self._queue,
                 reader.purged,
             )
-        return Written(total + Tally(purged=reader.purged), query)
+        return Written(total + WriteTally(purged=reader.purged), query)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's
         """Add a micro-batch to the totals of this hour, unless it is counted."""
@@ -332,8 +332,8 @@ def _task() -> TaskContext:
     return context
 
 
-def _sum(messages: Sequence[WriterCommitMessage | None]) -> Tally:
-    return sum((one.tally for one in messages if isinstance(one, Written)), Tally())
+def _sum(messages: Sequence[WriterCommitMessage | None]) -> WriteTally:
+    return sum((one.tally for one in messages if isinstance(one, Written)), WriteTally())
 
 
 def checked(schema: StructType) -> tuple[str, ...]:
@@ -372,7 +372,7 @@ def checked(schema: StructType) -> tuple[str, ...]:
     return tuple(names_of)
 
 
-def cut(binned: Iterable[tuple[str, list[Row]]], size: int) -> Iterator[Piece]:
+def cut(binned: Iterable[tuple[str, list[Row]]], size: int) -> Iterator[WritePiece]:
     """The pieces of bins whose rows come in order, one bin after the other."""
     cutter, name = Cutter("", size), ""
     for one, rows in binned:

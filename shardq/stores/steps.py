@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from shardq.model.message import Row
     from shardq.model.shard import Position
-    from shardq.stores.store import Mark, Move
+    from shardq.stores.store import Mark, RowMove
     from shardq.stores.tables import Change, Partition, Table
 
 
@@ -45,7 +45,7 @@ def insert_once(
 
 def move_once(
     store: _Parts,
-    moves: Sequence[Move],
+    moves: Sequence[RowMove],
     marks: Mapping[Position, Sequence[Mark]],
     ttl_ms: int,
 ) -> set[Position]:
@@ -58,7 +58,7 @@ def move_once(
     return set()
 
 
-def move_noted(store: _Parts, moves: Sequence[Move]) -> None:
+def move_noted(store: _Parts, moves: Sequence[RowMove]) -> None:
     """Write new rows, then their notes, then delete the old rows."""
     store.insert([move.new for move in moves])
     with begun("the new rows are written"):
@@ -66,7 +66,7 @@ def move_noted(store: _Parts, moves: Sequence[Move]) -> None:
         store.delete([move.old for move in moves])
 
 
-def _note(store: _Parts, moves: Sequence[Move]) -> None:
+def _note(store: _Parts, moves: Sequence[RowMove]) -> None:
     of_partition: dict[tuple[Table[Any, Any], Partition], dict[Any, Any]] = {}
     for note in (move.note for move in moves if move.note is not None):
         of_partition.setdefault((note.table, note.partition), {})[note.key] = note.values

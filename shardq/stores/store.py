@@ -71,7 +71,7 @@ class Slice(NamedTuple):
     bodies: bool = True
 
 
-class Move(NamedTuple):
+class RowMove(NamedTuple):
     """A row's step to another place: `new` is written, then `old` is deleted.
 
     Attributes:
@@ -323,7 +323,7 @@ class Rows(Protocol):
     def find(self, positions: Iterable[Position]) -> list[Row]:
         """The rows that exist at these positions, in any order; one read a shard."""
 
-    def move(self, moves: Iterable[Move]) -> None:
+    def move(self, moves: Iterable[RowMove]) -> None:
         """Write each new row and its note, and delete the old row; atomically, or in that order.
 
         Repeating it is safe. The caller has checked that the old rows exist.
@@ -331,7 +331,7 @@ class Rows(Protocol):
 
     def move_once(
         self,
-        moves: Sequence[Move],
+        moves: Sequence[RowMove],
         marks: Mapping[Position, Sequence[Mark]],
         ttl_ms: int,
     ) -> set[Position]:

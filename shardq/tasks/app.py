@@ -13,12 +13,12 @@ from shardq.errors import BadSetting, UsageError, shown
 from shardq.lifecycle.keyed import Answer
 from shardq.model import names
 from shardq.schedules.options import chosen
-from shardq.tasks.arguments import Signature
+from shardq.tasks.arguments import TaskSignature
 from shardq.tasks.declared import Declarations
-from shardq.tasks.definition import Definition
+from shardq.tasks.definition import TaskDefinition
 from shardq.tasks.job import Job
 from shardq.tasks.naming import name_of, shorter_names
-from shardq.tasks.options import TASK_HEADER, Options, Policy
+from shardq.tasks.options import TASK_HEADER, ChosenOptions, Policy
 from shardq.tasks.parameters import is_dispatching, is_method
 from shardq.tasks.registry import Registry
 from shardq.tasks.schedules import AppSchedules
@@ -114,7 +114,7 @@ class App:
                         f"middleware must be objects with put(draft) and run(context), each giving "
                         f"a context manager; {shown(one)} has no {function}."
                     )
-        usual = Options(DEFAULT_QUEUE, {}, {}, Policy())
+        usual = ChosenOptions(DEFAULT_QUEUE, {}, {}, Policy())
         self._options = usual.with_(options, "App", is_call=False)
         self._tasks: dict[str, Task[..., Any, Any] | BatchTask[Any, Any]] = {}
         if on_dead is not None:
@@ -522,9 +522,9 @@ class App:
         for one in aliases:
             names.label(one, what=f"alias of task {name}")
         options = self._options.with_(given, f"task {name}", is_call=False)
-        definition = Definition(
+        definition = TaskDefinition(
             function,
-            Signature(function, name=name, batch=batch is not None),
+            TaskSignature(function, name=name, batch=batch is not None),
             options,
             name=name,
             aliases=aliases,

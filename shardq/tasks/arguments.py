@@ -52,7 +52,7 @@ class _Coder(NamedTuple):
     call: Callable[[Given], Call]
 
 
-class Signature:
+class TaskSignature:
     """The parameters and the result of a task's function, as JSON.
 
     Hints are resolved when they are first needed, so that a function may name types defined after

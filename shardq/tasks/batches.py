@@ -16,14 +16,14 @@ from shardq.engine.handing.outcome import Bury
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shardq.tasks.run import Run
+    from shardq.tasks.run import JobRun
 
 _WAIT_S = 0.05
 """How long the first job of a batch waits for others, unless the batch fills up."""
 
 
-class _Batch:
-    def __init__(self, first: Run, work: Callable[[list[Run]], None]) -> None:
+class _OpenBatch:
+    def __init__(self, first: JobRun, work: Callable[[list[JobRun]], None]) -> None:
         self.runs = [first]
         self.work = work
         self.is_full = threading.Event()
@@ -38,10 +38,10 @@ class Batches:
 
     def __init__(self) -> None:
         self._lock = locks.new()
-        self._open: dict[object, _Batch] = {}
+        self._open: dict[object, _OpenBatch] = {}
         self.is_threaded = True
 
-    def add(self, run: Run, size: int, work: Callable[[list[Run]], None]) -> None:
+    def add(self, run: JobRun, size: int, work: Callable[[list[JobRun]], None]) -> None:
         """Add a run to the batch of its kind, which runs together. The delivery is held.
 
         Args:
@@ -55,7 +55,7 @@ class Batches:
             batch = self._open.get(kind)
             is_first = batch is None
             if batch is None:
-                batch = self._open[kind] = _Batch(run, work)
+                batch = self._open[kind] = _OpenBatch(run, work)
             else:
                 batch.runs.append(run)
             is_full = len(batch.runs) == size

@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
 
     from shardq.queue import Queue
-    from shardq.schedules.definition import Definition
+    from shardq.schedules.definition import ScheduleDefinition
     from shardq.schedules.options import Make
     from shardq.schedules.stored import StoredSchedule
-    from shardq.tasks.definition import Definition as Task
+    from shardq.tasks.definition import TaskDefinition
     from shardq.tasks.registry import Registry
     from shardq.tasks.task import ScheduledCall, WithoutArguments
 
@@ -109,7 +109,7 @@ class _Conflict(NamedTuple):
 
     made: Declaration
     found: Declared
-    there: Definition
+    there: ScheduleDefinition
 
 
 class Declarations:
@@ -181,7 +181,7 @@ class Declarations:
                 raise _contradiction(made, removal)
         self._removed[name, queue] = removal
 
-    def triggers(self, task: Task) -> dict[str, str]:
+    def triggers(self, task: TaskDefinition) -> dict[str, str]:
         """The triggers of a task's declared schedules as text, by schedule name."""
         now_ms = self._registry.clock.now_ms()
         return {
@@ -303,7 +303,7 @@ class Declarations:
 
     # Details --------------------------------------------------------------------------------------
 
-    def _is_undeclared(self, queue: str, one: Definition) -> bool:
+    def _is_undeclared(self, queue: str, one: ScheduleDefinition) -> bool:
         return one.revision > 0 and (queue, one.name) not in self._declared
 
     def _is_run_anew(self, before: Declaration) -> bool:

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from shardq.model.message import Message
-    from shardq.tasks.arguments import Signature
-    from shardq.tasks.options import Options
+    from shardq.tasks.arguments import TaskSignature
+    from shardq.tasks.options import ChosenOptions
 
 
-class Definition:
+class TaskDefinition:
     """The definition of a task, without its puts.
 
     Attributes:
@@ -42,8 +42,8 @@ class Definition:
     def __init__(
         self,
         function: Callable[..., Any],
-        signature: Signature,
-        options: Options,
+        signature: TaskSignature,
+        options: ChosenOptions,
         *,
         name: str,
         aliases: tuple[str, ...],
@@ -56,8 +56,8 @@ class Definition:
         self.aliases: tuple[str, ...] = aliases
         self.shorter: tuple[str, ...] = shorter
         self.function: Callable[..., Any] = function
-        self.signature: Signature = signature
-        self.options: Options = options
+        self.signature: TaskSignature = signature
+        self.options: ChosenOptions = options
         self.batch: int | None = batch
         if on_dead is not None:
             check_function(on_dead, f"task {name}: on_dead")
@@ -82,7 +82,7 @@ class Definition:
         return self.name if code is None else f"{code.co_filename}:{code.co_firstlineno}"
 
     @property
-    def decoder(self) -> Signature | None:
+    def decoder(self) -> TaskSignature | None:
         """The signature whose return hint reads results; None for a batch, which has none."""
         return self.signature if self.batch is None else None
 

@@ -34,7 +34,7 @@ _LOST_MAX = 100
 """At most this many lost threads are replaced."""
 
 
-class Call:
+class ExecutorCall:
     """A call that waits for a thread, or runs in one.
 
     Attributes:
@@ -46,7 +46,7 @@ class Call:
 
     __slots__ = ("_work", "calls", "future", "is_lost", "thread_id")
 
-    def __init__(self, work: Callable[[], Any], calls: set[Call]) -> None:
+    def __init__(self, work: Callable[[], Any], calls: set[ExecutorCall]) -> None:
         self.future: Future[Any] = Future()
         self.calls = calls
         self.is_lost = False
@@ -78,7 +78,7 @@ class Call:
             error = None
 
 
-calls_of: ContextVar[set[Call] | None] = ContextVar("shardq_calls", default=None)
+calls_of: ContextVar[set[ExecutorCall] | None] = ContextVar("shardq_calls", default=None)
 """The unfinished calls in threads of the job that runs here."""
 
 
@@ -91,7 +91,7 @@ class Executor(ThreadPoolExecutor):
     def __init__(self) -> None:
         self._lock = locks.new()
         self._came = locks.condition(self._lock)
-        self._waiting: deque[Call] = deque()
+        self._waiting: deque[ExecutorCall] = deque()
         self._count = self._idle = self._lost = 0
         self._is_closed = self._is_parents = False
         locks.in_child(self, Executor._begin_child)
@@ -105,7 +105,7 @@ class Executor(ThreadPoolExecutor):
         calls = calls_of.get()
         # In a context of its own, hidden from the thread's next call.
         work = partial(Context().run, fn, *args, **kwargs)
-        call = Call(work, set() if calls is None else calls)
+        call = ExecutorCall(work, set() if calls is None else calls)
         with self._lock:
             if self._is_closed:
                 raise RuntimeError("the worker's event loop has ended")
@@ -113,7 +113,7 @@ class Executor(ThreadPoolExecutor):
             self._waiting.append(call)
         return call.future
 
-    def lose(self, calls: set[Call]) -> bool:
+    def lose(self, calls: set[ExecutorCall]) -> bool:
         """Replace the threads that make these calls, whose job has ended.
 
         Returns:
@@ -166,7 +166,7 @@ class Executor(ThreadPoolExecutor):
                     self._lost -= 1
                     return
 
-    def _next(self) -> Call | None:
+    def _next(self) -> ExecutorCall | None:
         with self._lock:
             while not self._waiting:
                 if self._is_closed:
@@ -185,6 +185,6 @@ class Executor(ThreadPoolExecutor):
         self._is_parents = True
 
 
-def place_of_calls(calls: set[Call]) -> str:
+def place_of_calls(calls: set[ExecutorCall]) -> str:
     """The stack of the first running call, as Python prints it; empty if none runs."""
     return next((place for call in calls.copy() if (place := place_of(call.thread_id))), "")

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Union
 
 import msgspec
 
-from shardq.tasks.values import Choice, Codec, is_model, name_of
+from shardq.tasks.values import Codec, TaggedUnion, is_model, name_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -101,7 +101,7 @@ def _unchecked(note: Any) -> TypeError:
 
 
 def _union(members: list[Any]) -> Any:
-    """A union; a `Choice` if msgspec cannot distinguish its members."""
+    """A union; a `TaggedUnion` if msgspec cannot distinguish its members."""
     kinds = [typing.get_origin(one) or one for one in members]
     objects = [one for one, kind in zip(members, kinds, strict=True) if _is_object(kind)]
     others = [one for one in members if one not in objects]
@@ -121,10 +121,10 @@ def _either(members: Sequence[Any]) -> Any:
 
 def _choice(
     members: Sequence[Any], tag: str, by_tag: dict[Any, Any], rest: Codec | None
-) -> type[Choice]:
+) -> type[TaggedUnion]:
     codecs = {value: Codec(one) for value, one in by_tag.items()}
     name = " | ".join(map(name_of, members))
-    return type(name, (Choice,), {"tag": tag, "by_tag": codecs, "rest": rest})
+    return type(name, (TaggedUnion,), {"tag": tag, "by_tag": codecs, "rest": rest})
 
 
 def _tags(members: Sequence[Any]) -> tuple[str, dict[Any, Any]]:

@@ -272,7 +272,7 @@ class Job(Generic[R]):
             )
         limit_us = None if timeout is None else duration_ms(timeout, name="timeout") * 1_000
         clock, patience_ms = self._clock, self._queue._home.results.patience_ms
-        looks = _Looks(self._where, clock, patience_ms)
+        looks = _JobLooks(self._where, clock, patience_ms)
         begun_us, wait_s = clock.boot_us(), _POLL_S
         while True:
             found = self._read()
@@ -441,7 +441,7 @@ class Job(Generic[R]):
         return failed
 
 
-class _Looks:
+class _JobLooks:
     """Looks for a job's message now and then; the longer a look takes, the less often.
 
     Args:

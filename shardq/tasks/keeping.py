@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from shardq.clock import Clock
     from shardq.records.results import Results
-    from shardq.tasks.run import Run
+    from shardq.tasks.run import JobRun
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ _TRY_AGAIN_S = 1.0
 class _Write(NamedTuple):
     """A result to write, and the call to make afterwards."""
 
-    run: Run
+    run: JobRun
     keep_ms: int
     result: Result
     done: Callable[[Exception | None], object]
@@ -73,14 +73,16 @@ class Keeping:
         self._room = locks.condition(self._lock)
         self._pending: deque[_Write] = deque()
         self._bytes = 0
-        self._moving: dict[Run, None] = {}
+        self._moving: dict[JobRun, None] = {}
         """Runs whose progress has changed since it was last written."""
         self._progress_us = 0
         self._writer: threading.Thread | None = None
         self._is_closed = False
         self.is_threaded = True
 
-    def write(self, run: Run, result: Result, done: Callable[[Exception | None], object]) -> None:
+    def write(
+        self, run: JobRun, result: Result, done: Callable[[Exception | None], object]
+    ) -> None:
         """Store the result of a run; does nothing once this is closed.
 
         Args:
@@ -107,7 +109,7 @@ class Keeping:
             while self._bytes > _BYTES_MAX and not self._is_closed:
                 self._clock.wait(self._room, None)
 
-    def progress(self, run: Run, fraction: float, note: str) -> None:
+    def progress(self, run: JobRun, fraction: float, note: str) -> None:
         """Keep the progress of a run, a moment later."""
         run.progress = (fraction, note)
         if not self.is_threaded:
@@ -180,7 +182,7 @@ class Keeping:
             self._bytes -= sum(one.size for one in together)
             self._room.notify_all()
 
-    def _write_progress(self, moving: list[Run]) -> None:
+    def _write_progress(self, moving: list[JobRun]) -> None:
         self._progress_us = self._clock.boot_us() + _PROGRESS_EVERY_US
         by_keep_ms: dict[int, dict[str, Result]] = {}
         for run in moving:
@@ -206,7 +208,7 @@ class Keeping:
 
 
 def result_of(
-    run: Run, state: str, *, value: bytes | None = None, error: str = "", traceback: str = ""
+    run: JobRun, state: str, *, value: bytes | None = None, error: str = "", traceback: str = ""
 ) -> Result:
     """The row to keep for a run, with its last progress."""
     fraction, note = run.progress

@@ -32,11 +32,11 @@ class TimeLimit(TimeoutError):
 
 
 class Limit:
-    """The time limit of one call. Made by `Watch.begin`."""
+    """The time limit of one call. Made by `LimitWatch.begin`."""
 
     __slots__ = ("_watch", "tell")
 
-    def __init__(self, watch: Watch, tell: Callable[[], object]) -> None:
+    def __init__(self, watch: LimitWatch, tell: Callable[[], object]) -> None:
         self._watch = watch
         self.tell: Callable[[], object] | None = tell
 
@@ -45,7 +45,7 @@ class Limit:
         self._watch._note_end(self)  # noqa: SLF001 - its other half
 
 
-class Watch:
+class LimitWatch:
     """Reports calls that take longer than their limits. Safe from any thread.
 
     Args:
@@ -67,7 +67,7 @@ class Watch:
         self._thread: threading.Thread | None = None
         self._is_stopped = False
         self.is_threaded = True
-        locks.in_child(self, Watch._begin_child)
+        locks.in_child(self, LimitWatch._begin_child)
 
     def begin(self, limit_s: float, tell: Callable[[], object]) -> Limit:
         """Watch a call that begins now.

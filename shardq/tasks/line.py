@@ -44,7 +44,7 @@ MARGIN_S = 5.0
 """How much longer than its deadline a process may take to end before it is killed."""
 
 
-class Line:
+class ProcessLine:
     """The process's end of the line. Any thread may use it.
 
     Args:
@@ -63,7 +63,7 @@ class Line:
         threading.Thread(target=self._listen, name="shardq-supervisor", daemon=True).start()
 
     @classmethod
-    def inherited(cls) -> Line | None:
+    def inherited(cls) -> ProcessLine | None:
         """The line of this process; None if it has no supervisor, or the line is taken."""
         text = os.environ.pop(VARIABLE, None)
         return None if text is None else cls(int(text))

@@ -34,7 +34,7 @@ from shardq.engine.handing.hanging import span_text, stack_text
 from shardq.engine.handing.outcome import Snooze, is_own
 from shardq.model.times import duration_text
 from shardq.tasks.clockloop import ClockLoop
-from shardq.tasks.executor import Call, Executor, calls_of, place_of_calls
+from shardq.tasks.executor import Executor, ExecutorCall, calls_of, place_of_calls
 from shardq.tasks.limits import TimeLimit
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class _Job:
         self.context = context
         self.limit_s = limit_s
         self.name = name
-        self.calls: set[Call] = set()
+        self.calls: set[ExecutorCall] = set()
         self.chance: list[None] = [None]
         self.over_us: int | None = None
         self.has_begun = False

@@ -2,7 +2,7 @@
 
 ```
  App(..) ──► @app.task(..) ──► task.using(..)     each adds to the one before, and replaces
-     └─ how it is put: queue, delay, key ..       `Options`, used up by the put
+     └─ how it is put: queue, delay, key ..       `ChosenOptions`, used up by the put
      └─ how it runs: attempts, back-off, limit .. `Policy`; what a put has changed of it travels
                                                   in the header `task-options`
 ```
@@ -311,7 +311,7 @@ class _Changes(msgspec.Struct):
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class ChosenOptions:
     """The checked options of a task or a put.
 
     Attributes:
@@ -326,7 +326,7 @@ class Options:
     headers: Mapping[str, str]
     policy: Policy
 
-    def with_(self, given: Mapping[str, Any], whose: str, *, is_call: bool) -> Options:
+    def with_(self, given: Mapping[str, Any], whose: str, *, is_call: bool) -> ChosenOptions:
         """These options, with some replaced.
 
         Args:
@@ -353,7 +353,7 @@ class Options:
         if given.get("due") is not None and given.get("delay") is not None:
             raise BadSetting(f"{whose}: due and delay contradict each other; give one of them.")
         putting |= {name: given[name] for name in PUT_NAMES if name in given}
-        made = Options(
+        made = ChosenOptions(
             names.queue_name(given.get("queue", self.queue)),
             {name: value for name, value in putting.items() if value is not None},
             {**self.headers, **_checked_headers(given.get("headers") or {}, whose)},
@@ -433,7 +433,7 @@ def _error_names_of(given: Any, name: str, whose: str) -> tuple[str, ...] | None
     return tuple(error_names(kind)[0] for kind in kinds)
 
 
-def _check_together(made: Options, given: Mapping[str, Any], whose: str) -> None:
+def _check_together(made: ChosenOptions, given: Mapping[str, Any], whose: str) -> None:
     """Refuse options that contradict each other."""
     policy, putting = made.policy, made.putting
     if both := set(policy.retry_on or ()) & set(policy.bury_on):

@@ -67,7 +67,7 @@ _CHANGES_MAX = 3
 _READ_BYTES = 65_536
 
 
-class Outcome(NamedTuple):
+class SupervisorOutcome(NamedTuple):
     """How a supervisor's run ended.
 
     Attributes:
@@ -92,7 +92,7 @@ class Supervisor:
     `run` in the main thread.
 
     Args:
-        command: The command of each process; it takes `Line.inherited()` and heeds SIGTERM.
+        command: The command of each process; it takes `ProcessLine.inherited()` and heeds SIGTERM.
         processes: How many at once, 1 to 64.
         deadline_s: How long a graceful end may take, in seconds.
         report: Called with a sentence about each process that is replaced or killed.
@@ -132,7 +132,9 @@ class Supervisor:
         self._sources = reload
         self._changes: dict[str, int] = {}
         """The last changed files, and how often in a row each changed soon after a start."""
-        self._slots = [_Slot(sockets[number] if sockets else ()) for number in range(processes)]
+        self._slots = [
+            _ProcessSlot(sockets[number] if sockets else ()) for number in range(processes)
+        ]
         self._children: list[_Child] = []
         """All that have not been reaped: the processes of the slots, and those that end."""
         self._selector = selectors.DefaultSelector()
@@ -144,7 +146,7 @@ class Supervisor:
         self._told: set[str] = set()
         """Reported reasons why none could begin, with the files as they are now."""
         self._error: ShardqError | None = None
-        self._outcome = Outcome()
+        self._outcome = SupervisorOutcome()
         self._chores = [_Chore(self._ask, _ASK_EVERY_US)]
         if self._sources is not None:
             self._chores.append(_Chore(self._look, _LOOK_EVERY_US))
@@ -156,7 +158,7 @@ class Supervisor:
         """Notified when a process has answered a question."""
         self._ended_counts: Counted = {}
 
-    def run(self) -> Outcome:
+    def run(self) -> SupervisorOutcome:
         """Start the processes, and return once all have ended.
 
         Raises:
@@ -310,7 +312,7 @@ class Supervisor:
                     self._ended(slot, child)
         _reap_strangers({child.number for child in self._children})
 
-    def _ended(self, slot: _Slot, child: _Child) -> None:
+    def _ended(self, slot: _ProcessSlot, child: _Child) -> None:
         """Handle the end of a process that was not asked to end."""
         if child.is_done:
             return
@@ -321,7 +323,7 @@ class Supervisor:
         delay = self._start_later(slot, is_quick=is_quick)
         self._report(f"{child.why_ended()}; another takes its place{delay}.")
 
-    def _did_not_begin(self, slot: _Slot, child: _Child) -> None:
+    def _did_not_begin(self, slot: _ProcessSlot, child: _Child) -> None:
         why = child.why_ended()
         if self._sources is not None:
             slot.is_waiting = True
@@ -366,7 +368,7 @@ class Supervisor:
             self._children.append(child)
             self._selector.register(child.socket, selectors.EVENT_READ, partial(self._hear, child))
 
-    def _start_later(self, slot: _Slot, *, is_quick: bool) -> str:
+    def _start_later(self, slot: _ProcessSlot, *, is_quick: bool) -> str:
         """Let a process start in a slot, after delays that double; returns the delay as text."""
         slot.quick_ends = slot.quick_ends + 1 if is_quick else 0
         delay_us = 0
@@ -505,7 +507,7 @@ class _Chore:
         self.due_us = 0
 
 
-class _Slot:
+class _ProcessSlot:
     """The place of one process: the process, or the time of the next start.
 
     Attributes:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from shardq.clock import Clock
     from shardq.model.message import Message
     from shardq.queue import Queue
-    from shardq.tasks.definition import Definition
+    from shardq.tasks.definition import TaskDefinition
     from shardq.tasks.middleware import Middleware
     from shardq.tracing import Traces
 
@@ -59,8 +59,8 @@ class Registry:
         self._on_dead = on_dead
         self.on_start: list[Callable[[], Any]] = []
         self.on_stop: list[Callable[[], Any]] = []
-        self.definitions: dict[str, Definition] = {}
-        self._by_name: dict[str, Definition] = {}
+        self.definitions: dict[str, TaskDefinition] = {}
+        self._by_name: dict[str, TaskDefinition] = {}
         self._store = store
         # Taken now: a program may change its directory before its first put.
         self._directory: Path | None = None
@@ -70,7 +70,7 @@ class Registry:
         self._queues: dict[str, Queue] = {}
         self._lock = locks.new()
 
-    def add(self, definition: Definition) -> None:
+    def add(self, definition: TaskDefinition) -> None:
         """Add a task; replaces the task that an earlier run of the same lines has declared.
 
         Raises:
@@ -94,7 +94,7 @@ class Registry:
         # The new task may ask for more attempts than its queue has allowed so far.
         self._queues.pop(definition.options.queue, None)
 
-    def find(self, name: str) -> Definition | None:
+    def find(self, name: str) -> TaskDefinition | None:
         """The task of a name or an alias, else the only one of a shorter name; else None."""
         found = self._by_name.get(name)
         if found is None:
@@ -227,7 +227,7 @@ def guarded(guard: Callable[[Registry], object]) -> Iterator[None]:
         _guards.remove(guard)
 
 
-def _is_run_anew(before: Definition, definition: Definition) -> bool:
+def _is_run_anew(before: TaskDefinition, definition: TaskDefinition) -> bool:
     """True if a task is declared again because its lines are: a notebook's cell, or a reload."""
     old, new = before.function, definition.function
     if getattr(new, "__module__", None) != getattr(old, "__module__", None):

@@ -10,7 +10,7 @@ from shardq.tasks.context import Context
 if TYPE_CHECKING:
     from shardq.engine.storing.ending import Ending
     from shardq.model.message import Message
-    from shardq.tasks.definition import Definition
+    from shardq.tasks.definition import TaskDefinition
     from shardq.tasks.options import Policy
 
 
@@ -41,7 +41,7 @@ class Ended(NamedTuple):
     traceback: str = ""
 
 
-class Plan(NamedTuple):
+class RunPlan(NamedTuple):
     """The decision for a job's headers.
 
     Attributes:
@@ -51,13 +51,13 @@ class Plan(NamedTuple):
         is_held: True if its delivery may end at another time than the call of its handler.
     """
 
-    task: Definition
+    task: TaskDefinition
     policy: Policy
     is_plain: bool
     is_held: bool
 
 
-class Run:
+class JobRun:
     """A job that runs.
 
     Attributes:
@@ -75,7 +75,7 @@ class Run:
         "began_us", "context", "ending", "is_over", "lock", "message", "plan", "progress"
     )  # fmt: skip
 
-    def __init__(self, message: Message, plan: Plan, now_ms: int, boot_us: int) -> None:
+    def __init__(self, message: Message, plan: RunPlan, now_ms: int, boot_us: int) -> None:
         self.message = message
         self.plan = plan
         self.context = Context(plan.task.name, message, plan.policy, now_ms)

@@ -39,7 +39,7 @@ from shardq.tasks.keeping import result_of
 from shardq.tasks.limits import TimeLimit
 from shardq.tasks.middleware import entered_run
 from shardq.tasks.options import TASK_HEADER, Policy
-from shardq.tasks.run import Ended, Plan, Run
+from shardq.tasks.run import Ended, JobRun, RunPlan
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from shardq.model.message import Message
     from shardq.tasks.batches import Batches
     from shardq.tasks.keeping import Keeping
-    from shardq.tasks.limits import Watch
+    from shardq.tasks.limits import LimitWatch
     from shardq.tasks.loop import Loop
     from shardq.tasks.registry import Registry
 
@@ -64,7 +64,7 @@ _UNKNOWN_MS_MAX = 3_600_000
 """A job of an unknown task is postponed for as long as it has waited, between these bounds."""
 
 
-class _Stopped(Discard):
+class _CancelledRun(Discard):
     """A job has stopped because of a cancel."""
 
     def __init__(self) -> None:
@@ -98,7 +98,7 @@ class Runner:
         clock: Clock,
         *,
         loop: Loop,
-        watch: Watch,
+        watch: LimitWatch,
         keeping: Keeping,
         batches: Batches,
         on_end: Callable[[Ended], object] | None,
@@ -112,7 +112,7 @@ class Runner:
         self._batches = batches
         self._on_end = on_end
         self._on_overrun = on_overrun
-        self._plans: dict[str | None, Plan] = {}
+        self._plans: dict[str | None, RunPlan] = {}
         self._outcomes: dict[tuple[str, int], Outcome] = {}
         """Outcomes by message id and `id` of the error, kept until `judge` is called."""
         self._traces = registry.connection._home.traces
@@ -142,7 +142,7 @@ class Runner:
             finally:
                 running.reset(token)
             if context.is_stopped:
-                raise _Stopped
+                raise _CancelledRun
             return
         run = self._begun(message, plan)
         if task.batch is not None:
@@ -172,7 +172,7 @@ class Runner:
 
     # Before the run -------------------------------------------------------------------------------
 
-    def _planned(self, message: Message) -> Plan:
+    def _planned(self, message: Message) -> RunPlan:
         """The plan for a job's headers.
 
         Raises:
@@ -196,7 +196,7 @@ class Runner:
             or policy.keep_ms is not None
         )
         is_plain = not is_held and self._is_bare
-        plan = Plan(task, policy, is_plain, is_held)
+        plan = RunPlan(task, policy, is_plain, is_held)
         if len(self._plans) >= _PLANS_MAX:
             self._plans.clear()
         self._plans[message._row.headers] = plan
@@ -226,7 +226,7 @@ class Runner:
         late = span_text(late_ms * 1_000) if late_ms > _SECOND_MS else duration_text(late_ms)
         return f"expired: due {late} ago, and of use for {duration_text(expires_ms)}"
 
-    def _refuse(self, message: Message, plan: Plan, error: BaseException) -> None:
+    def _refuse(self, message: Message, plan: RunPlan, error: BaseException) -> None:
         """End a job that is not to run any more.
 
         Raises:
@@ -234,8 +234,8 @@ class Runner:
         """
         self._conclude_one(self._begun(message, plan), None, error)
 
-    def _begun(self, message: Message, plan: Plan) -> Run:
-        run = Run(message, plan, self._clock.now_ms(), self._clock.boot_us())
+    def _begun(self, message: Message, plan: RunPlan) -> JobRun:
+        run = JobRun(message, plan, self._clock.now_ms(), self._clock.boot_us())
         if plan.is_held:
             run.ending = self.hold()
         if plan.policy.keep_ms is not None:
@@ -246,12 +246,12 @@ class Runner:
     # The run --------------------------------------------------------------------------------------
 
     @staticmethod
-    def _called(run: Run) -> Any:
+    def _called(run: JobRun) -> Any:
         task = run.plan.task
         args, kwargs = task.signature.decode(run.message.body)
         return task.function(*args, **kwargs)
 
-    def _run_sync(self, runs: list[Run], call: Callable[[], Any]) -> None:
+    def _run_sync(self, runs: list[JobRun], call: Callable[[], Any]) -> None:
         """Call a sync function, in this thread."""
         first, process = runs[0], self._process
         limit_ms = first.plan.policy.timeout_ms
@@ -275,7 +275,7 @@ class Runner:
         if self._process is process:
             self._conclude(runs, value, error)
 
-    def _submit(self, runs: list[Run], call: Callable[[], Awaitable[Any]]) -> None:
+    def _submit(self, runs: list[JobRun], call: Callable[[], Awaitable[Any]]) -> None:
         """Run a coroutine in the worker's loop."""
         first, process = runs[0], self._process
         limit_ms = first.plan.policy.timeout_ms
@@ -308,7 +308,7 @@ class Runner:
             if run.ending is not None:
                 run.ending.where = where
 
-    def _run_batch(self, runs: list[Run]) -> None:
+    def _run_batch(self, runs: list[JobRun]) -> None:
         """Run jobs of one task together; all are held."""
         task, process = runs[0].plan.task, self._process
         items, good = [], []
@@ -332,14 +332,14 @@ class Runner:
                 raise
             self._conclude(good, None, error)
 
-    def _begin(self, runs: list[Run]) -> None:
+    def _begin(self, runs: list[JobRun]) -> None:
         """Begin runs that have waited until now."""
         now_ms, boot_us = self._clock.now_ms(), self._clock.boot_us()
         for run in runs:
             run.begin(now_ms, boot_us)
 
     @contextmanager
-    def _around(self, runs: list[Run]) -> Iterator[None]:
+    def _around(self, runs: list[JobRun]) -> Iterator[None]:
         first = runs[0].message
         with ExitStack() as stack:
             # Another thread may run a batch, or the caller of a step.
@@ -351,7 +351,7 @@ class Runner:
                     entered_run(stack, self._registry.middleware, run.context)
             yield
 
-    def _overrun(self, runs: list[Run], limit_ms: int) -> None:
+    def _overrun(self, runs: list[JobRun], limit_ms: int) -> None:
         """End the jobs of a sync function over its limit, by policy; the function runs on."""
         limit = duration_text(limit_ms)
         if self._conclude(runs, None, TimeLimit(f"took longer than {limit}")):
@@ -363,7 +363,7 @@ class Runner:
 
     # After the run --------------------------------------------------------------------------------
 
-    def _conclude(self, runs: list[Run], value: Any, error: BaseException | None) -> bool:
+    def _conclude(self, runs: list[JobRun], value: Any, error: BaseException | None) -> bool:
         """End runs; True if they had not ended.
 
         The result of a batch may hold an outcome for each of its jobs.
@@ -380,14 +380,14 @@ class Runner:
         ]
         return all(were_running)
 
-    def _conclude_one(self, run: Run, value: Any, error: BaseException | None) -> bool:
+    def _conclude_one(self, run: JobRun, value: Any, error: BaseException | None) -> bool:
         with run.lock:
             if run.is_over:
                 return False
             run.is_over = True
         is_heeded = error is None or isinstance(error, asyncio.CancelledError)
         if is_heeded and run.context.is_stopped and run.plan.task.batch is None:
-            error = _Stopped()
+            error = _CancelledRun()
         run.context.end()
         if run.plan.policy.keep_ms is None:
             return self._end(run, error)
@@ -400,7 +400,7 @@ class Runner:
             except BaseException as raised:  # noqa: BLE001 - the user's class may raise anything
                 error = raised
         outcome = ACKED if error is None else self._judged(run.message, run.plan, error)
-        state = results.CANCELLED if isinstance(error, _Stopped) else _KEPT.get(outcome.fate)
+        state = results.CANCELLED if isinstance(error, _CancelledRun) else _KEPT.get(outcome.fate)
         if state is None:
             return self._end(run, error, outcome)
         kept = result_of(
@@ -410,7 +410,7 @@ class Runner:
         return True
 
     def _kept(
-        self, run: Run, error: BaseException | None, outcome: Outcome, lost: Exception | None
+        self, run: JobRun, error: BaseException | None, outcome: Outcome, lost: Exception | None
     ) -> None:
         """End a run after its result was stored; `lost` is the error if it was not."""
         if lost is None:
@@ -422,7 +422,9 @@ class Runner:
             log.warning("why message %s failed is not kept: %s", run.message.id, lost)
             self._end(run, error, outcome)
 
-    def _end(self, run: Run, error: BaseException | None, outcome: Outcome | None = None) -> bool:
+    def _end(
+        self, run: JobRun, error: BaseException | None, outcome: Outcome | None = None
+    ) -> bool:
         """End a run's delivery; True if it had not ended.
 
         Raises:
@@ -431,7 +433,7 @@ class Runner:
         if outcome is None:
             outcome = ACKED if error is None else self._judged(run.message, run.plan, error)
         seconds = (self._clock.boot_us() - run.began_us) / 1e6
-        state = "cancelled" if isinstance(error, _Stopped) else _STATES[outcome.fate]
+        state = "cancelled" if isinstance(error, _CancelledRun) else _STATES[outcome.fate]
         outcome = self._told(run.plan.task.name, run.message, seconds, state, outcome)
         asked = (run.message.id, id(error))
         if error is not None:
@@ -445,7 +447,7 @@ class Runner:
         finally:
             self._outcomes.pop(asked, None)
 
-    def _judged(self, message: Message, plan: Plan, error: BaseException) -> Outcome:
+    def _judged(self, message: Message, plan: RunPlan, error: BaseException) -> Outcome:
         policy = plan.policy
         outcome = outcome_of(error)._replace(attempts=policy.attempts)
         if outcome.fate is not Fate.RETRY:
@@ -492,7 +494,7 @@ class Runner:
         self._process = object()
 
 
-def _checked(plan: Plan, value: Any) -> Any:
+def _checked(plan: RunPlan, value: Any) -> Any:
     """The return value of a function that has done its work.
 
     Raises:

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from shardq.lifecycle.batch import Item
     from shardq.queue import Queue
     from shardq.schedules.options import JobOptions
-    from shardq.tasks.definition import Definition
-    from shardq.tasks.options import CallOptions, Options
+    from shardq.tasks.definition import TaskDefinition
+    from shardq.tasks.options import CallOptions, ChosenOptions
     from shardq.tasks.registry import Registry
 
 P = ParamSpec("P")
@@ -115,7 +115,7 @@ class ScheduledCall(NamedTuple):
         options: The other options of `Queue.put`.
     """
 
-    task: Definition
+    task: TaskDefinition
     registry: Registry
     queue: str
     attempts: int
@@ -132,8 +132,8 @@ class Bound(FromElsewhere, Generic[P, R]):
     def __init__(
         self,
         registry: Registry,
-        definition: Definition,
-        options: Options,
+        definition: TaskDefinition,
+        options: ChosenOptions,
         literal: frozenset[str] = frozenset(),
     ) -> None:
         """Made by `Task` and `using`.
@@ -371,7 +371,7 @@ def check_attempts(task: str, attempts: int, queue: Queue) -> None:
 class _Declared(Bound[P, R]):
     """The task that replaces its function in the module, with its own options."""
 
-    def __init__(self, registry: Registry, definition: Definition) -> None:
+    def __init__(self, registry: Registry, definition: TaskDefinition) -> None:
         super().__init__(registry, definition, definition.options)
         function = definition.function
         self.__doc__ = function.__doc__

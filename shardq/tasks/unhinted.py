@@ -16,8 +16,8 @@ from msgspec import UnsetType, inspect
 
 from shardq.tasks.values import (
     UNREADABLE,
-    Choice,
     Codec,
+    TaggedUnion,
     Unfit,
     changed,
     field_names,
@@ -33,7 +33,7 @@ _PLAIN = {str, int, float, bool, type(None)}
 _SKIPPED = {*_PLAIN, UnsetType}
 
 
-class _Place(NamedTuple):
+class _UnhintedPlace(NamedTuple):
     info: Any
     value: Any
     path: str
@@ -72,7 +72,7 @@ class Unhinted:
 
 
 def _check(info: Any, value: Any, path: str) -> None:
-    left = [_Place(info, value, path)]
+    left = [_UnhintedPlace(info, value, path)]
     while left:
         place = left.pop()
         if _is_free(place.info):
@@ -85,17 +85,17 @@ def _check(info: Any, value: Any, path: str) -> None:
             left += _fields(*place)
 
 
-def _custom(info: Any, value: Any, path: str) -> Iterator[_Place]:
-    """The place of a value of a `Choice`; checks a model by the value that is read back."""
+def _custom(info: Any, value: Any, path: str) -> Iterator[_UnhintedPlace]:
+    """The place of a value of a `TaggedUnion`; checks a model by the value that is read back."""
     kind: Any = type(value)
     if (hints := _hints(kind)) is not None:
         extras = value.model_extra or {}
         for name, hint in (*hints.items(), *((name, inspect.AnyType()) for name in extras)):
             _check_field(hint, value, name, path)
-    elif isinstance(info.cls, type) and issubclass(info.cls, Choice):
+    elif isinstance(info.cls, type) and issubclass(info.cls, TaggedUnion):
         own = inspect.type_info(kind)
         if hasattr(own, "fields"):
-            yield _Place(own, value, path)
+            yield _UnhintedPlace(own, value, path)
 
 
 def _check_field(hint: Any, model: Any, name: str, path: str) -> None:
@@ -146,32 +146,32 @@ def _is_free(info: object) -> bool:
     return isinstance(info, inspect.AnyType) or getattr(info, "cls", None) is object
 
 
-def _items(info: Any, value: Any, path: str) -> Iterator[_Place]:
+def _items(info: Any, value: Any, path: str) -> Iterator[_UnhintedPlace]:
     """The items of a value whose hint is a union, a list or a dict."""
     if isinstance(info, inspect.UnionType):
         for one in info.types:
-            yield _Place(one, value, path)
+            yield _UnhintedPlace(one, value, path)
     elif isinstance(info, inspect.CollectionType) and isinstance(value, list | tuple):
         for at, one in enumerate(value):
-            yield _Place(info.item_type, one, f"{path}[{at}]")
+            yield _UnhintedPlace(info.item_type, one, f"{path}[{at}]")
     elif isinstance(info, inspect.TupleType) and isinstance(value, tuple):
         for at, (kind, one) in enumerate(zip(info.item_types, value, strict=True)):
-            yield _Place(kind, one, f"{path}[{at}]")
+            yield _UnhintedPlace(kind, one, f"{path}[{at}]")
     elif isinstance(info, inspect.DictType) and isinstance(value, dict):
         for key, one in value.items():
-            yield _Place(info.value_type, one, f"{path}[{key!r}]")
+            yield _UnhintedPlace(info.value_type, one, f"{path}[{key!r}]")
 
 
-def _fields(info: Any, value: Any, path: str) -> Iterator[_Place]:
+def _fields(info: Any, value: Any, path: str) -> Iterator[_UnhintedPlace]:
     """The fields of a value whose hint is a class."""
     fields = getattr(info, "fields", ())
     if isinstance(info, inspect.TypedDictType) and isinstance(value, dict):
         for field in fields:
             if field.name in value:
-                yield _Place(field.type, value[field.name], f"{path}[{field.name!r}]")
+                yield _UnhintedPlace(field.type, value[field.name], f"{path}[{field.name!r}]")
     elif isinstance(value, getattr(info, "cls", ())):
         for field in fields:
-            yield _Place(field.type, getattr(value, field.name), f"{path}.{field.name}")
+            yield _UnhintedPlace(field.type, getattr(value, field.name), f"{path}.{field.name}")
 
 
 def _is_plain(value: Any) -> bool:

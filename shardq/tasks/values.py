@@ -133,7 +133,7 @@ class _Any(type):
         return True
 
 
-class Choice(metaclass=_Any):
+class TaggedUnion(metaclass=_Any):
     """A union whose members JSON distinguishes by a field, or by their JSON types.
 
     `hints.py` derives a class for each such hint; there are no instances.
@@ -206,7 +206,7 @@ def name_of(hint: Any) -> str:
 
 def _is_known(custom: Any) -> bool:
     """True if a type that msgspec does not know is read here."""
-    is_named = isinstance(custom, type) and issubclass(custom, (Choice, *_AS_TEXT, *_TIMES))
+    is_named = isinstance(custom, type) and issubclass(custom, (TaggedUnion, *_AS_TEXT, *_TIMES))
     return custom is object or custom in _AS_LIST or is_named
 
 
@@ -251,7 +251,7 @@ def _read_custom(hint: Any, plain: Any) -> Any:
     kind = typing.get_origin(hint) or hint
     if kind in _AS_LIST:
         return _read_by(Codec(list.__class_getitem__(typing.get_args(hint) or Any)), plain)
-    if issubclass(kind, Choice):
+    if issubclass(kind, TaggedUnion):
         return kind.read(plain)
     if issubclass(kind, _TIMES):
         return hint.fromisoformat(plain)

@@ -15,7 +15,7 @@ from shardq.model.times import duration_ms
 from shardq.tasks import hooks
 from shardq.tasks.batches import Batches
 from shardq.tasks.keeping import Keeping
-from shardq.tasks.limits import Watch
+from shardq.tasks.limits import LimitWatch
 from shardq.tasks.loop import Loop
 from shardq.tasks.runner import Runner
 
@@ -91,7 +91,7 @@ class Worker:
         self._on_stop = on_stop
         clock = app.connection._home.clock
         self._loop = Loop(coroutines, on_overrun=self._overrun, clock=clock)
-        self._watch = Watch(clock)
+        self._watch = LimitWatch(clock)
         self._deadline_s = duration_ms(deadline, name="deadline") / 1_000
         self._has_run = self._is_stepped = self._is_closed = self._is_begun = False
         self._keepings: list[Keeping] = []
@@ -224,7 +224,7 @@ class Worker:
         prefetch: int,
         deadline: Duration,
         crew: Crew | None,
-    ) -> _Consumer:
+    ) -> _TaskConsumer:
         home = queue._home
         keeping = Keeping(home.clock, home.results)
         self._keepings.append(keeping)
@@ -241,7 +241,7 @@ class Worker:
             on_overrun=self._overrun,
         )
         hears = self._on_dead is not None or self._app._home.hears_of_dead
-        return _Consumer(
+        return _TaskConsumer(
             queue,
             runner,
             crew,
@@ -262,7 +262,7 @@ class Worker:
             self._on_overrun(said)
 
 
-class _Consumer(Consumer):
+class _TaskConsumer(Consumer):
     """A consumer whose deliveries may be held, and are judged by the policies of tasks."""
 
     _is_traced_by_handler = True

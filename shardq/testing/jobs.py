@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from shardq.model.message import Row
-    from shardq.tasks.definition import Definition
+    from shardq.tasks.definition import TaskDefinition
 
 _CHARS_MAX = 60
 
@@ -89,7 +89,7 @@ class Ran:
         return f"{self.put}, attempt {self.attempt}, {self.state} {self.at:%Y-%m-%d %H:%M:%S}{why}"
 
 
-def put_of(row: Row, at_ms: int, definition: Definition | None, task: str) -> Put:
+def put_of(row: Row, at_ms: int, definition: TaskDefinition | None, task: str) -> Put:
     """A row in the form that tests read.
 
     Args:
@@ -120,7 +120,7 @@ def task_of(row: Row) -> str:
     return read_headers(row).get(TASK_HEADER, "")
 
 
-def arguments_of(definition: Definition, body: bytes) -> dict[str, Any]:
+def arguments_of(definition: TaskDefinition, body: bytes) -> dict[str, Any]:
     """The arguments of a task's function for a body, by name.
 
     Raises:
@@ -135,7 +135,7 @@ def arguments_of(definition: Definition, body: bytes) -> dict[str, Any]:
 
 
 def wanted_of(
-    definition: Definition, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    definition: TaskDefinition, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The arguments of a test's call of `puts` by name: some of those of a task's function.
 

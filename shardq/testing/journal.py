@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from shardq.engine.handing.outcome import Request
+from shardq.engine.handing.outcome import HandlerDecision
 from shardq.errors import UsageError, shown
 from shardq.lifecycle.fate import Fate
 from shardq.model.names import is_dead_queue
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from shardq.lifecycle.fate import Outcome
     from shardq.model.message import Row
     from shardq.queue import Queue
-    from shardq.tasks.definition import Definition
+    from shardq.tasks.definition import TaskDefinition
     from shardq.tasks.task import BatchTask
     from shardq.testing.jobs import Put, Ran
     from shardq.testing.memory import MemoryStore
@@ -78,7 +78,7 @@ class Journal:
         find: Returns the task of a name; None if no app of the sandbox has it.
     """
 
-    def __init__(self, find: Callable[[str], Definition | None]) -> None:
+    def __init__(self, find: Callable[[str], TaskDefinition | None]) -> None:
         self._find = find
         self._puts: list[_Entry] = []
         self._runs: list[_Ended] = []
@@ -193,7 +193,7 @@ class Journal:
 
 def is_failure(asked: Raises, outcome: Outcome, error: BaseException | None) -> bool:
     """True if a delivery's outcome is to be raised in a test that asks for such."""
-    is_asked_for = isinstance(error, Request) and outcome.fate is not Fate.BURY
+    is_asked_for = isinstance(error, HandlerDecision) and outcome.fate is not Fate.BURY
     return outcome.fate in FAILED[asked] and not is_asked_for
 
 

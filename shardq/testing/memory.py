@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from shardq.model.settings import QueueOptions
     from shardq.model.shard import Position, Shard
     from shardq.queue import Queue
-    from shardq.stores.store import Mark, Move
+    from shardq.stores.store import Mark, RowMove
     from shardq.stores.tables import Change, QueueRecord, Refused, Table
     from shardq.testing.clock import ManualClock
 
@@ -77,14 +77,14 @@ class MemoryStore(SqliteStore):
             self._on_rows(self, rows, is_move=False)
         return before
 
-    def move(self, moves: Iterable[Move]) -> None:
+    def move(self, moves: Iterable[RowMove]) -> None:
         """See `SqliteStore.move`."""
         asked = tuple(moves)
         super().move(asked)
         self._on_rows(self, [move.new for move in asked], is_move=True)
 
     def move_once(
-        self, moves: Sequence[Move], marks: Mapping[Position, Sequence[Mark]], ttl_ms: int
+        self, moves: Sequence[RowMove], marks: Mapping[Position, Sequence[Mark]], ttl_ms: int
     ) -> set[Position]:
         """See `SqliteStore.move_once`."""
         gone = super().move_once(moves, marks, ttl_ms)

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from shardq.queue import Queue
     from shardq.records.register import Register
     from shardq.tasks import Bound
-    from shardq.tasks.definition import Definition
+    from shardq.tasks.definition import TaskDefinition
     from shardq.tasks.registry import Registry
     from shardq.testing.jobs import Put, Ran
 
@@ -112,7 +112,7 @@ class Sandbox:
         self._patched = ExitStack()
         self._apps: dict[App, _Cast] = {}
         self._consumers: list[Actor] = []
-        self._by_queue: dict[_Place, list[Actor]] = {}
+        self._by_queue: dict[_QueuePlace, list[Actor]] = {}
         self._journal = Journal(self._definition)
         self._errors: list[BaseException] = []
         self._is_running = False
@@ -498,7 +498,7 @@ class Sandbox:
             cast.actors = [self._actor(one, cast.store) for one in cast.worker.consumers]
         self._by_queue = {}
         for actor in self._actors():
-            self._by_queue.setdefault(_Place(actor.store, actor.queue), []).append(actor)
+            self._by_queue.setdefault(_QueuePlace(actor.store, actor.queue), []).append(actor)
 
     def _actor(self, consumer: Consumer, store: MemoryStore) -> Actor:
         engine = consumer._engine
@@ -538,7 +538,7 @@ class Sandbox:
         now_ms = self._clock.now_ms()
         for row in rows:
             self._journal.note_row(store, row, now_ms, is_move=is_move)
-            for actor in self._by_queue.get(_Place(store, row.shard.queue), ()):
+            for actor in self._by_queue.get(_QueuePlace(store, row.shard.queue), ()):
                 actor.note(row.due_ms)
 
     def _note_put(self) -> None:
@@ -561,14 +561,14 @@ class Sandbox:
             # Without a note, which `pytest.raises(match=..)` would see; the log names the job.
             self._errors.append(AssertionError(outcome.reason) if error is None else error)
 
-    def _definition(self, name: str) -> Definition | None:
+    def _definition(self, name: str) -> TaskDefinition | None:
         for app in self._apps:
             if (found := app._home.find(name)) is not None:
                 return found
         return None
 
 
-class _Place(NamedTuple):
+class _QueuePlace(NamedTuple):
     """A queue of a store."""
 
     store: MemoryStore

@@ -22,7 +22,7 @@ from shardq.tasks.worker import Worker
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from shardq.records.accounts import Issued
+    from shardq.records.accounts import IssuedKey
 
 _HOUR_US = 3_600_000_000
 _AT_ONCE = 6
@@ -44,7 +44,7 @@ class Shop:
 
     db: shardq.Connection
     url: str
-    key: Issued
+    key: IssuedKey
     ids: dict[str, str] = field(default_factory=dict)
     stopped: list[str] = field(default_factory=list)
     closing: threading.Event = field(default_factory=threading.Event)

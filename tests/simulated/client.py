@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from shardq.model.message import Row
     from shardq.model.shard import Position
-    from shardq.stores.store import Mark, Move
+    from shardq.stores.store import Mark, RowMove
     from shardq.stores.tables import Change, K, Partition, Refused, Table, V
     from simulated.network import Network
     from simulated.scheduler import Process
@@ -83,7 +83,7 @@ class SimulatedStore(Calls):
 
     def move_once(
         self,
-        moves: Sequence[Move],
+        moves: Sequence[RowMove],
         marks: Mapping[Position, Sequence[Mark]],
         ttl_ms: int,
     ) -> set[Position]:
@@ -100,11 +100,11 @@ class SimulatedStore(Calls):
             "delete", positions, _position_id, lambda one: self._cells.delete(one, at_us[one.shard])
         )
 
-    def move(self, moves: Iterable[Move]) -> None:
+    def move(self, moves: Iterable[RowMove]) -> None:
         """Write new rows and delete old ones: one batch, or where too large, in that order."""
-        small: list[Move] = []
-        large: list[Move] = []
-        noted: list[Move] = []
+        small: list[RowMove] = []
+        large: list[RowMove] = []
+        noted: list[RowMove] = []
         asked = list(moves)
         self._network.on_move(asked)
         for move in asked:
@@ -118,15 +118,15 @@ class SimulatedStore(Calls):
         if self._process is not None:
             self._network.on_moved(self._process, asked)
 
-    def _move_large(self, moves: list[Move]) -> None:
+    def _move_large(self, moves: list[RowMove]) -> None:
         self._insert([move.new for move in moves])
         with begun("the new rows are written"):
             self._delete([move.old for move in moves])
 
-    def _move(self, moves: list[Move]) -> None:
+    def _move(self, moves: list[RowMove]) -> None:
         at_us = self.deleted_us([move.old for move in moves])
 
-        def carry_out(move: Move) -> None:
+        def carry_out(move: RowMove) -> None:
             self._cells.write(move.new, self.written_us(move.new))
             self._cells.delete(move.old, at_us[move.old.shard])
 
@@ -513,7 +513,7 @@ def _position_id(position: Position) -> tuple[bytes]:
     return (position.id,)
 
 
-def _moved_ids(move: Move) -> tuple[bytes, bytes]:
+def _moved_ids(move: RowMove) -> tuple[bytes, bytes]:
     return (move.old.id, move.new.id)
 
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from shardq.model.shard import Position
-    from shardq.stores.store import Mark, Move
+    from shardq.stores.store import Mark, RowMove
     from shardq.stores.tables import Change, K, Partition, Refused, Table, V
     from simulated.network import Network
     from simulated.scheduler import Process, Scheduler
@@ -239,7 +239,7 @@ class LocalStore(Calls):
         asked = list(positions)
         self._write_all("delete", [one.id for one in asked], lambda: self._store.delete(asked))
 
-    def move(self, moves: Iterable[Move]) -> None:
+    def move(self, moves: Iterable[RowMove]) -> None:
         """Write each new row and delete its old one, in one transaction."""
         asked = list(moves)
         self._network.on_move(asked)
@@ -252,7 +252,7 @@ class LocalStore(Calls):
 
     def move_once(
         self,
-        moves: Sequence[Move],
+        moves: Sequence[RowMove],
         marks: Mapping[Position, Sequence[Mark]],
         ttl_ms: int,
     ) -> set[Position]:

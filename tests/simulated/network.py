@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from shardq.model.message import Row
     from shardq.model.shard import Shard
-    from shardq.stores.store import Move
+    from shardq.stores.store import RowMove
     from shardq.stores.tables import Partition, Table
     from simulated.cells import Cells
     from simulated.scheduler import Process, Scheduler
@@ -125,8 +125,8 @@ class Network:
         self.on_note: Callable[[Process, Table[Any, Any], Partition, Mapping[Any, Any]], None] = (
             _silent
         )
-        self.on_move: Callable[[Sequence[Move]], None] = _silent
-        self.on_moved: Callable[[Process, Sequence[Move]], None] = _silent
+        self.on_move: Callable[[Sequence[RowMove]], None] = _silent
+        self.on_moved: Callable[[Process, Sequence[RowMove]], None] = _silent
         self.on_told: Callable[[Process, Table[Any, Any], Partition, Mapping[Any, Any]], None] = (
             _silent
         )

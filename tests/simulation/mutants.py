@@ -21,7 +21,7 @@ from shardq.engine.groups.room import GroupLanes
 from shardq.engine.groups.waiting import WaitingList
 from shardq.engine.handing.care import Care
 from shardq.engine.handing.starts import Starts
-from shardq.engine.leases.lease import Leases
+from shardq.engine.leases.lease import MemberLeases
 from shardq.engine.members.sharing import Sharing
 from shardq.engine.reading.intake import Intake
 from shardq.engine.reading.lane import Lane
@@ -34,7 +34,7 @@ from shardq.engine.storing.outbox import Outbox
 from shardq.inspection import audit
 from shardq.lifecycle import planner, pointers
 from shardq.lifecycle.forwarding import Forwarder
-from shardq.lifecycle.keyed import Keyed
+from shardq.lifecycle.keyed import KeyedCommands
 from shardq.lifecycle.keyedputs import KeyedPuts
 from shardq.lifecycle.planner import Planner
 from shardq.lifecycle.pointers import KeyPointers
@@ -44,11 +44,11 @@ from shardq.lifecycle.settle import Settler
 from shardq.model import message, settings, times
 from shardq.model.shard import Layout
 from shardq.records.keychanges import KeyChanges
-from shardq.records.keys import Keys
+from shardq.records.keys import MessageKeys
 from shardq.records.membership import Membership
 from shardq.records.register import Register
 from shardq.records.standing import View
-from shardq.schedules.firing.firing import Firing
+from shardq.schedules.firing.firing import ScheduleFiring
 from shardq.schedules.schedule import Book
 from shardq.schedules.stored import StoredSchedule
 from shardq.schedules.table import ScheduleTable
@@ -100,11 +100,11 @@ MUTANTS: dict[str, Edits] = {
         ),
     ),
     "a lease is counted from its answer": (
-        (Leases, "renew", ".renew(sent, ttl_ms", ".renew(self._clock.boot_us(), ttl_ms"),
+        (MemberLeases, "renew", ".renew(sent, ttl_ms", ".renew(self._clock.boot_us(), ttl_ms"),
     ),
     "a lease is renewed after its deadline": (
         (
-            Leases,
+            MemberLeases,
             "renew",
             "kept = self._store.renew(due, ttl_ms)",
             "kept = set(self._store.renew(due, ttl_ms))\n"
@@ -121,12 +121,12 @@ MUTANTS: dict[str, Edits] = {
         (Membership, "beat", "else _TTL_MS", "else 6 * _TTL_MS"),
     ),
     "a lost lease is kept": (
-        (Leases, "renew", "[self._held.pop(shard)", "[self._held[shard]"),
-        (Leases, "renew", "lease.deadline_us = 0", "lease.renew(sent, self.ttl_ms * 1_000)"),
-        (Leases, "renew", "return lost", "return []"),
+        (MemberLeases, "renew", "[self._held.pop(shard)", "[self._held[shard]"),
+        (MemberLeases, "renew", "lease.deadline_us = 0", "lease.renew(sent, self.ttl_ms * 1_000)"),
+        (MemberLeases, "renew", "return lost", "return []"),
     ),
     "a lease that a fork released is kept until its time is over": (
-        (Leases, "renew", "if shard not in kept]", "if shard not in kept and not self.is_valid(self._held[shard])]"),
+        (MemberLeases, "renew", "if shard not in kept]", "if shard not in kept and not self.is_valid(self._held[shard])]"),
     ),
     "a clock that is set is not noticed": (
         (SystemClock, "_compare", "self._steps += 1", "pass"),
@@ -168,7 +168,7 @@ MUTANTS: dict[str, Edits] = {
         (Care, "begin", "if not self._is_there(one):", "if one.careful and not self._is_there(one):"),
     ),
     "a careful window is ignored": (
-        (Leases, "_hold", "1_000, careful, now_ms)", "1_000, 0, now_ms)"),
+        (MemberLeases, "_hold", "1_000, careful, now_ms)", "1_000, 0, now_ms)"),
     ),
     "a head is handed out before its time": (
         (GroupLanes, "again", "max(row.ready_ms, after_ms)", "self._clock.now_ms()"),
@@ -364,7 +364,7 @@ MUTANTS: dict[str, Edits] = {
         (Consumer, "_hand_over", "if not engine.is_relied_on:", "if True:"),
     ),
     "a cancel by key deletes the row alone": (
-        (Keyed, "cancel", "elif not self._keys.write([self._keys.cancel(found)]):", "elif found:"),
+        (KeyedCommands, "cancel", "elif not self._keys.write([self._keys.cancel(found)]):", "elif found:"),
         (KeyPointers, "before_end", "is_kept = fate", "is_kept = fate is End.CANCELLED or fate"),
     ),
     "a begin that is refused is none the less": (
@@ -374,14 +374,14 @@ MUTANTS: dict[str, Edits] = {
         (View, "is_over", "max(age_us, self.watched_ms * 1_000) >= self.patience_ms * 1_000", "True"),
     ),
     "a row that a command has replaced runs": (
-        (Starts, "_judge", "why.get(Refusal.COPY, ())]", "why.pop(Refusal.COPY, ())]\n"
+        (Starts, "_judge", "why.get(StartRefusal.COPY, ())]", "why.pop(StartRefusal.COPY, ())]\n"
          "    for start in copies:\n"
          "        start.is_over = start.has_begun = True\n"
          "    copies = []"),
     ),
     "an end frees the name of whoever has it": (
         (
-            Keys, "end",
+            MessageKeys, "end",
             "refused = {} if is_dead else self.write([self.free(row) for row in keyed])",
             "refused = {} if is_dead else self.write([self.free(row) for row in keyed])\n"
             "    self.write([\n"
@@ -413,15 +413,15 @@ MUTANTS: dict[str, Edits] = {
         ),
     ),
     "a schedule goes on before its runs are written": (
-        (Firing, "_write", "self._home.store.insert(planned)", "pass"),
+        (ScheduleFiring, "_write", "self._home.store.insert(planned)", "pass"),
         (
-            Firing, "_write", "self._count(rows)",
+            ScheduleFiring, "_write", "self._count(rows)",
             "(self._is_local or self._home.store.insert(rows), self._count(rows))",
         ),
     ),
     "a change of a schedule does not hold": (
         (
-            Book, "apply", "if self._write(Written(name, record, after)):", "if True:",
+            Book, "apply", "if self._write(ScheduleWrite(name, record, after)):", "if True:",
         ),
     ),
     "a pause of a schedule is not heeded": (
@@ -431,7 +431,7 @@ MUTANTS: dict[str, Edits] = {
         (ScheduleTable, "remove", "if not self._store.write_records(SCHEDULES, [change]):", "if True:"),
     ),
     "overlap is not looked at": (
-        (Firing, "_is_in_the_way", "return self._keyed.get(key) is None", "return False"),
+        (ScheduleFiring, "_is_in_the_way", "return self._keyed.get(key) is None", "return False"),
     ),
 }  # fmt: skip
 

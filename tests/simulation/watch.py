@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from shardq.model.message import Row
     from shardq.model.shard import Shard
     from shardq.queue import Queue
-    from shardq.stores.store import Mark, Move
+    from shardq.stores.store import Mark, RowMove
     from shardq.stores.tables import Partition, QueueRecord, Table
     from simulation.parts import Event
     from simulation.plan import Plan
@@ -254,7 +254,7 @@ class Watch:
         settings = json.loads(record.settings)
         return Heard(self.simulation.now_us, settings["paused"], settings["purged_before_us"])
 
-    def _on_move(self, asked: Sequence[Move]) -> None:
+    def _on_move(self, asked: Sequence[RowMove]) -> None:
         moves = asked
         self.history.came_from.update((move.new.id, move.old.id) for move in moves)
         self._surplus.update(move.new.id for move in moves if move.new.since_ms is not None)
@@ -280,7 +280,7 @@ class Watch:
             return consumer._engine
         return queue._receiver._engine if queue is not None else None
 
-    def _on_moved(self, process: Process, moves: Sequence[Move]) -> None:
+    def _on_moved(self, process: Process, moves: Sequence[RowMove]) -> None:
         now_us = self.simulation.now_us
         minute_ms, offset_ms = (int(self.plan.settings[n][:-2]) for n in ("minute", "offset"))
         for move in moves:

@@ -9,7 +9,7 @@ import pytest
 from shardq import clock
 from shardq.model.ids import row_ids
 from shardq.model.settings import FIRST_LANE_MAX
-from shardq.stores.store import NEVER, Entry, Mark, Move
+from shardq.stores.store import NEVER, Entry, Mark, RowMove
 from shardq.stores.tables import PLACES, STATS, Change, Note
 
 if TYPE_CHECKING:
@@ -40,10 +40,10 @@ def shards_of(rows: Iterable[Row]) -> list[Shard]:
     return sorted({row.shard for row in rows})
 
 
-def moves_of(old: list[Row], **columns: object) -> list[Move]:
+def moves_of(old: list[Row], **columns: object) -> list[RowMove]:
     """Moves to a shard each, none of which has a row."""
     return [
-        Move(row.position, make_row(row.shard.queue, row.due_ms + 90_000_000, 7, **columns))
+        RowMove(row.position, make_row(row.shard.queue, row.due_ms + 90_000_000, 7, **columns))
         for row in old
     ]
 
@@ -125,7 +125,7 @@ def by_a_burial(store: Store, queue: str) -> list[Row]:
     old = make_row(queue)
     store.insert([old])
     dead = make_row(f"{queue}.dead", BASE_MS + 1)
-    store.move([Move(old.position, dead)])
+    store.move([RowMove(old.position, dead)])
     return [dead]
 
 

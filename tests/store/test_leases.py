@@ -11,7 +11,7 @@ import pytest
 from shardq.model.shard import FIRST_GROUP_LANE, LANE_LEASE, MINUTE_MS, Shard
 from shardq.stores.store import (
     LeaseState,
-    Move,
+    RowMove,
 )
 
 if TYPE_CHECKING:
@@ -192,7 +192,7 @@ def test_rows_and_the_lease_of_their_shard_do_not_touch(store: Store, queue: str
     assert read_back(store, rows) == rows
     store.delete([rows[0].position])
     store.edit([rows[1]._replace(attempt=1, serial=1)])
-    store.move([Move(rows[2].position, make_row(queue, BASE_MS + MINUTE_MS))])
+    store.move([RowMove(rows[2].position, make_row(queue, BASE_MS + MINUTE_MS))])
     assert lease_states(store, [rows[0].shard]) == {rows[0].shard: held}
     store.release({rows[0].shard: "lock-1"})
     assert store.find([rows[1].position]) == [rows[1]._replace(attempt=1, serial=1)]
@@ -217,7 +217,7 @@ def test_leases_and_records_cost_an_lwt_and_messages_none(store: Store, queue: s
     before = store.counters["lwt"], store.counters["batches"]
     store.insert(rows)
     store.read(everything(rows))
-    store.move([Move(rows[0].position, make_row(queue, BASE_MS + MINUTE_MS))])
+    store.move([RowMove(rows[0].position, make_row(queue, BASE_MS + MINUTE_MS))])
     store.delete(row.position for row in rows)
     assert store.counters["lwt"] == before[0]
     assert 0 < store.counters["batches"] - before[1] < 50

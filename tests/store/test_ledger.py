@@ -22,7 +22,7 @@ from shardq.stores.store import (
     TRIES_MAX,
     Entry,
     Mark,
-    Move,
+    RowMove,
     Try,
 )
 
@@ -307,15 +307,17 @@ def test_of_many_who_write_one_line_at_once_each_row_is_there_once(
     assert read_back(store, rows) == in_order(rows)
 
 
-def moves_of(rows: list[Row], queue: str) -> list[Move]:
+def moves_of(rows: list[Row], queue: str) -> list[RowMove]:
     """To another queue, at places that follow from the old ones."""
     return [
-        Move(row.position, make_row(queue, row.due_ms + 7, row_id=fixed(BASE_US, f"to {row.name}")))
+        RowMove(
+            row.position, make_row(queue, row.due_ms + 7, row_id=fixed(BASE_US, f"to {row.name}"))
+        )
         for row in rows
     ]
 
 
-def marks_of(moves: list[Move]) -> dict[Position, list[Mark]]:
+def marks_of(moves: list[RowMove]) -> dict[Position, list[Mark]]:
     """The end of each message in the one queue, and its put in the other."""
     return {
         move.old: [an_end(Entry(move.old.shard.queue, move.old.id)), *puts_of([move.new])]

@@ -19,7 +19,7 @@ from shardq.model.ids import row_ids
 from shardq.model.shard import MINUTE_MS
 from shardq.stores.sqlite import SqliteStore
 from shardq.stores.sqlite import registers as sqlite
-from shardq.stores.store import Move
+from shardq.stores.store import RowMove
 from shardq.stores.tables import (
     LANES,
     MEMBERS,
@@ -391,18 +391,18 @@ def test_a_row_moves_with_its_note(store: Store, queue: str) -> None:
     news = [make_row(queue, BASE_MS + MINUTE_MS + n) for n in range(30)]
     store.insert(olds)
     store.move(
-        Move(old.position, new, Note(STATS, (queue,), (7, f"{n}"), f"{n}") if n % 3 else None)
+        RowMove(old.position, new, Note(STATS, (queue,), (7, f"{n}"), f"{n}") if n % 3 else None)
         for n, (old, new) in enumerate(zip(olds, news, strict=True))
     )
     assert read_back(store, [*olds, *news]) == news
     assert store.notes(STATS, (queue,)) == {(7, f"{n}"): f"{n}" for n in range(30) if n % 3}
     seals = [Note(LANES, (queue,), 1, minute) for minute in (7, 9, 8)]
     back = [make_row(queue, BASE_MS + n) for n in range(3)]
-    moves = [Move(news[n].position, back[n], note) for n, note in enumerate(seals)]
+    moves = [RowMove(news[n].position, back[n], note) for n, note in enumerate(seals)]
     for move in moves:
         store.move([move])
     assert store.notes(LANES, (queue,)) == {1: 9}
-    again = [Move(one.new.position, make_row(queue, BASE_MS, 3), one.note) for one in moves[:1]]
+    again = [RowMove(one.new.position, make_row(queue, BASE_MS, 3), one.note) for one in moves[:1]]
     assert store.move_once(again, {}, LONG_MS) == set()
     assert read_back(store, [*olds, *news, again[0].new]) == [
         *in_order([*back[1:], *news[3:], again[0].new])

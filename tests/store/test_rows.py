@@ -14,7 +14,7 @@ from shardq.model.message import BODY_BYTES_MAX, SERIAL_MAX, Row, note_of
 from shardq.model.shard import FIRST_GROUP_LANE, MINUTE_MS, Position, Shard
 from shardq.stores.store import (
     NEVER,
-    Move,
+    RowMove,
     Slice,
     Tally,
     Total,
@@ -461,14 +461,14 @@ def test_a_moved_row_is_at_its_new_place_alone(store: Store, queue: str, later_m
     new = make_row(queue, BASE_MS + later_ms, group="g", first=old.id, attempt=1)
     store.insert([old, other])
     for _ in range(2):
-        store.move([Move(old.position, new)])
+        store.move([RowMove(old.position, new)])
         assert read_back(store, [old, new]) == [other, new]
 
 
 def test_a_row_moves_into_another_queue(store: Store, queue: str) -> None:
     old, new = make_row(queue), make_row(queue + ".dead", name="x")
     store.insert([old])
-    store.move([Move(old.position, new)])
+    store.move([RowMove(old.position, new)])
     assert read_back(store, [old]) == []
     assert read_back(store, [new]) == [new]
 
@@ -479,7 +479,7 @@ def test_rows_of_any_size_move(store: Store, queue: str, body_bytes: int) -> Non
     olds = [make_row(queue, body=body) for _ in range(3)]
     news = [make_row(queue, BASE_MS + MINUTE_MS, body=body) for _ in range(3)]
     store.insert(olds)
-    store.move(Move(old.position, new) for old, new in zip(olds, news, strict=True))
+    store.move(RowMove(old.position, new) for old, new in zip(olds, news, strict=True))
     assert read_back(store, olds) == []
     assert read_back(store, news) == news
 
@@ -488,14 +488,14 @@ def test_hundreds_of_rows_move_at_once(store: Store, queue: str) -> None:
     olds = [make_row(queue, BASE_MS + n, lane=n % 2) for n in range(600)]
     news = [make_row(queue, BASE_MS + n * 3_000 + MINUTE_MS, lane=n % 4) for n in range(600)]
     store.insert(olds)
-    store.move(Move(old.position, new) for old, new in zip(olds, news, strict=True))
+    store.move(RowMove(old.position, new) for old, new in zip(olds, news, strict=True))
     assert read_back(store, olds) == []
     assert set(read_back(store, news)) == set(news)
 
 
 def test_a_move_writes_its_new_row_even_where_the_old_one_is_gone(store: Store, queue: str) -> None:
     old, new = make_row(queue), make_row(queue, BASE_MS + 5)
-    store.move([Move(old.position, new)])
+    store.move([RowMove(old.position, new)])
     assert read_back(store, [new]) == [new]
 
 
@@ -505,7 +505,7 @@ def test_a_move_with_a_note_writes_both_and_a_plain_one_beside_it(store: Store, 
     elsewhere = make_row(queue, BASE_MS + 9)
     note = Note(PLACES, (queue, 0), ("a", "x"), ("there", BASE_US))
     store.insert([old, plain])
-    store.move([Move(old.position, new, note), Move(plain.position, elsewhere)])
+    store.move([RowMove(old.position, new, note), RowMove(plain.position, elsewhere)])
     assert set(read_back(store, [old, plain, new, elsewhere])) == {new, elsewhere}
     assert store.notes(PLACES, (queue, 0)) == {("a", "x"): ("there", BASE_US)}
 
@@ -514,7 +514,7 @@ def test_a_move_keeps_each_column_of_its_new_row(store: Store, queue: str) -> No
     old, new = make_row(queue), make_row(queue, BASE_MS + 5, 3, since_ms=BASE_MS)
     large = make_row(queue, BASE_MS + 6, 3, since_ms=BASE_MS + 1, body=b"x" * 100_000)
     store.insert([old])
-    store.move([Move(old.position, new), Move(make_row(queue).position, large)])
+    store.move([RowMove(old.position, new), RowMove(make_row(queue).position, large)])
     assert read_back(store, [old, new, large]) == [new, large]
 
 

@@ -14,7 +14,7 @@ from shardq.cli.spark.options import given
 from shardq.errors import UsageError
 
 if TYPE_CHECKING:
-    from shardq.cli.spark.options import Where
+    from shardq.cli.spark.options import JobPlace
     from shardq.spark import (
         ArchiveReport,
         AuditReport,
@@ -48,7 +48,7 @@ _TIMERS_MAX = 10**12
         "--queue reminders --rate 500 --report backlog.html",
     ),
 )
-def backlog(where: Where, **asked: Any) -> BacklogReport:
+def backlog(where: JobPlace, **asked: Any) -> BacklogReport:
     """Show what waits in a queue: by minute and priority, the oldest, and when all will be done.
 
     Counts rows where they lie; no message travels, and none is claimed.
@@ -71,7 +71,7 @@ def backlog(where: Where, **asked: Any) -> BacklogReport:
     ),
     bad=Exit.UNBALANCED,
 )
-def audit(where: Where, *, expected: str | None, **asked: Any) -> AuditReport:
+def audit(where: JobPlace, *, expected: str | None, **asked: Any) -> AuditReport:
     """Check that each message put into a queue has ended or is still there, and none is twice.
 
     Ends with 2 where that is not so, and names the messages; with 18 where the queue keeps no
@@ -109,7 +109,7 @@ def audit(where: Where, *, expected: str | None, **asked: Any) -> AuditReport:
     ),
 )
 def dead(
-    where: Where,
+    where: JobPlace,
     *,
     condition: str | None,
     redrive: bool,
@@ -154,7 +154,7 @@ def dead(
         "--queue reminders --json | jq '.days[].p99_ms'",
     ),
 )
-def history(where: Where, **asked: Any) -> HistoryReport:
+def history(where: JobPlace, **asked: Any) -> HistoryReport:
     """Show how late the messages of each day were, how many attempts they took and how they ended.
 
     The queue must keep a history. Lateness is from the due to the end: exact, and of all messages.
@@ -180,7 +180,7 @@ def history(where: Where, **asked: Any) -> HistoryReport:
     ),
     bad=Exit.FAILED,
 )
-def archive(where: Where, *, dry_run: bool, **asked: Any) -> ArchiveReport:
+def archive(where: JobPlace, *, dry_run: bool, **asked: Any) -> ArchiveReport:
     """Copy the history of a queue to Parquet, a directory for each day that is over.
 
     The queue must keep a history. What was written is read back, and its counts and checksums have
@@ -235,7 +235,7 @@ def archive(where: Where, *, dry_run: bool, **asked: Any) -> ArchiveReport:
         "--timers 100000000 --over 30d --nodes 12 --report p.html",
     ),
 )
-def simulate(where: Where, *, start: str | None, **asked: Any) -> SimulateReport:
+def simulate(where: JobPlace, *, start: str | None, **asked: Any) -> SimulateReport:
     """Show how many timers would spread over lanes, shards and the nodes of a cluster.
 
     Made-up timers go through the arithmetic by which messages find their shards. No store is

@@ -60,7 +60,7 @@ _SESSION = (
 
 
 @dataclass(frozen=True, slots=True)
-class Where:
+class JobPlace:
     """Where a job runs.
 
     Attributes:
@@ -109,7 +109,7 @@ class Where:
 def job(
     *given: Callable[[Any], Any], examples: Sequence[str], doing: str = "", bad: Exit = Exit.OK
 ) -> Callable[[Callable[..., Any]], click.Command]:
-    """Make a command of a function that takes `Where` and options, and returns a report.
+    """Make a command of a function that takes `JobPlace` and options, and returns a report.
 
     The report is printed, as JSON where that is asked for, and written to the files of `plot` and
     `report`.
@@ -136,7 +136,7 @@ def job(
             **asked: Any,
         ) -> Exit:
             with busy(f"{doing} {queue or ''}") if doing else nullcontext():
-                found = work(Where(queue, url, master, memory, nice), **asked)
+                found = work(JobPlace(queue, url, master, memory, nice), **asked)
             if plot is not None:
                 Path(plot).write_bytes(found.plot())
             if report is not None:

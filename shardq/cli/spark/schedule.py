@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from rich.progress import Progress, TaskID
 
-    from shardq.cli.spark.options import Where
+    from shardq.cli.spark.options import JobPlace
     from shardq.spark.jobs.schedule import Plan, Preview, Report
     from shardq.spark.pieces import PiecesDone
 
@@ -81,7 +81,7 @@ _ROWS = (
     ),
 )
 def schedule(
-    where: Where, *, path: str, bad: str | None, dry_run: bool, create: bool, **asked: Any
+    where: JobPlace, *, path: str, bad: str | None, dry_run: bool, create: bool, **asked: Any
 ) -> Preview | Report:
     """Put each row of a file into a queue as a message that is due at the row's own time.
 
@@ -129,7 +129,7 @@ def schedule(
         "--queue mail --input people.csv --key id --due at --as-of TIME",
     ),
 )
-def unschedule(where: Where, *, path: str, dry_run: bool, **asked: Any) -> Preview | Report:
+def unschedule(where: JobPlace, *, path: str, dry_run: bool, **asked: Any) -> Preview | Report:
     """Take back what a schedule of the same file has put, and nothing else.
 
     Give it the file and the options of that schedule, and its run or its time. What a consumer has
@@ -149,7 +149,7 @@ def unschedule(where: Where, *, path: str, dry_run: bool, **asked: Any) -> Previ
         return plan.run(skip_bad=True)
 
 
-def _plan(where: Where, job: str, path: str, asked: dict[str, Any]) -> Plan:
+def _plan(where: JobPlace, job: str, path: str, asked: dict[str, Any]) -> Plan:
     queue = where.queue()
     frame = files.read(queue.spark, path)
     asked["priority"] = files.priority_of(frame, path, asked["priority"])

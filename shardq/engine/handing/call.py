@@ -23,7 +23,7 @@ ENDS_PROCESS: tuple[type[BaseException], ...] = ()
 """The exceptions that end a simulated process; a real process ends without one."""
 
 
-class Call:
+class HandlerCall:
     """A user's function of a message, called in this process.
 
     Args:
@@ -33,7 +33,7 @@ class Call:
     def __init__(self, function: Callable[[Message], object]) -> None:
         self._function = function
         self._is_parents = False
-        locks.in_child(self, Call._begin_child)
+        locks.in_child(self, HandlerCall._begin_child)
 
     def __call__(self, message: Message) -> tuple[str, BaseException | None]:
         """Call the function.

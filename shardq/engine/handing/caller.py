@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from shardq.model.message import Message
 
 
-class Caller:
+class ReceiveCall:
     """One call of `receive`.
 
     Args:

@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING
 from shardq.errors import ShardqError, StoreRefused, StoreTimeout, StoreUnavailable
 from shardq.lifecycle.hub import BATCH_BYTES, BATCH_ROWS
 from shardq.model.message import Message, Row
-from shardq.stores.store import Move
+from shardq.stores.store import RowMove
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from shardq.engine.engine import Engine
-    from shardq.engine.handing.caller import Caller
+    from shardq.engine.handing.caller import ReceiveCall
     from shardq.engine.handing.delivery import Delivery
     from shardq.engine.handing.starts import Start
     from shardq.lifecycle.home import QueueHome
@@ -48,7 +48,7 @@ class Claims:
         self._followers: dict[Delivery, list[Delivery]] = {}
         """Head of a group -> its followers: rows that the head's caller gets along with it."""
 
-    def take(self, line: dict[Caller, None], taken: dict[Caller, list[Delivery]]) -> None:
+    def take(self, line: dict[ReceiveCall, None], taken: dict[ReceiveCall, list[Delivery]]) -> None:
         """Take due rows for the callers in line, round by round, up to a batch.
 
         Args:
@@ -60,9 +60,9 @@ class Claims:
         self._engine.groups.look(self._engine.intake.accept)
         left_rows, left_bytes = BATCH_ROWS, BATCH_BYTES
         wanting = list(line)
-        rows: Counter[Caller] = Counter()
+        rows: Counter[ReceiveCall] = Counter()
         while wanting and left_rows > 0 and left_bytes > 0:
-            still: list[Caller] = []
+            still: list[ReceiveCall] = []
             for caller in wanting:
                 mine = taken.get(caller, [])
                 most = min(caller.count - rows[caller], left_rows)
@@ -90,7 +90,7 @@ class Claims:
             self._give_up(chain.from_iterable(taken.values()))
             raise
 
-    def claim(self, taken: Mapping[Caller, Sequence[Delivery]]) -> list[Message]:
+    def claim(self, taken: Mapping[ReceiveCall, Sequence[Delivery]]) -> list[Message]:
         """Claim the taken rows, and answer the callers; returns messages of callers that have gone.
 
         Raises:
@@ -128,7 +128,7 @@ class Claims:
                 unwanted += caller.give(messages)
         return unwanted
 
-    def _claim_one_by_one(self, taken: Mapping[Caller, Sequence[Delivery]]) -> list[Message]:
+    def _claim_one_by_one(self, taken: Mapping[ReceiveCall, Sequence[Delivery]]) -> list[Message]:
         left = dict(taken)
         unwanted: list[Message] = []
         for caller, mine in taken.items():
@@ -187,7 +187,7 @@ class Claims:
     def _with_followers(self, mine: Iterable[Delivery]) -> list[Delivery]:
         return [each for one in mine for each in (one, *self._followers.get(one, ()))]
 
-    def _begin(self, taken: dict[Caller, list[Delivery]]) -> None:
+    def _begin(self, taken: dict[ReceiveCall, list[Delivery]]) -> None:
         """Begin rows with keys together; leave out rows that may not, or have no attempt left."""
         keyed = [one for mine in taken.values() for one in mine if one.row.key is not None]
         self._starts = dict(self._engine.starts.begin_all(keyed)) if keyed else {}
@@ -203,7 +203,7 @@ class Claims:
                     begun.append(one)
             taken[caller] = begun
 
-    def _plan(self, one: Delivery, caller: Caller) -> Move | Row:
+    def _plan(self, one: Delivery, caller: ReceiveCall) -> RowMove | Row:
         """Plan the claim of a row: a move or, for a row of a group, the row as edited in place."""
         engine = self._engine
         planner, member = engine.home.settler.planner, engine.home.member
@@ -214,7 +214,9 @@ class Claims:
         )
         return engine.groups.edits.numbered(one, plan) if isinstance(plan, Row) else plan
 
-    def _carry_out(self, planned: Mapping[Delivery, Move | Row]) -> dict[Delivery, tuple[int, Row]]:
+    def _carry_out(
+        self, planned: Mapping[Delivery, RowMove | Row]
+    ) -> dict[Delivery, tuple[int, Row]]:
         """Claim rows; release rows that are not claimed, and forget those that others settled.
 
         Returns:
@@ -225,7 +227,7 @@ class Claims:
         lapsed = [one for one in planned if not engine.leases.is_valid(one.lease)]
         claims = {one: plan for one, plan in planned.items() if one not in lapsed}
         edits = {one: plan for one, plan in claims.items() if isinstance(plan, Row)}
-        moves = {one: plan for one, plan in claims.items() if isinstance(plan, Move)}
+        moves = {one: plan for one, plan in claims.items() if isinstance(plan, RowMove)}
         done, changed = self._edit(edits)
         try:
             gone, unknown, left = self._move(list(moves.values()))
@@ -313,7 +315,7 @@ class Claims:
             raise
         return {one: row for one, row in edits if row.id not in changed}, changed
 
-    def _move(self, moves: Sequence[Move]) -> tuple[set[Position], set[Position], set[Position]]:
+    def _move(self, moves: Sequence[RowMove]) -> tuple[set[Position], set[Position], set[Position]]:
         """Move rows to their claims.
 
         Returns:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from shardq.model.message import Row
 
 
-class Stage(IntEnum):
+class DeliveryStage(IntEnum):
     """How far a delivery has come. Before `ENDED` the engine waits for its thread or caller."""
 
     WAITING = 0
@@ -51,7 +51,7 @@ class Stage(IntEnum):
     """It is forgotten here: its row is settled, or another member's."""
 
 
-WAITING, CLAIMED, RUNNING, PARKED, LOST, SAVING, ENDED, STORED, GONE = Stage
+WAITING, CLAIMED, RUNNING, PARKED, LOST, SAVING, ENDED, STORED, GONE = DeliveryStage
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +65,9 @@ class Step:
             other stages there is no such step.
     """
 
-    before: tuple[Stage, ...]
-    after: Stage
-    refused: tuple[Stage, ...] = ()
+    before: tuple[DeliveryStage, ...]
+    after: DeliveryStage
+    refused: tuple[DeliveryStage, ...] = ()
 
 
 CLAIM: Final = Step((WAITING,), CLAIMED)

@@ -15,7 +15,7 @@ from collections import Counter, deque
 from typing import TYPE_CHECKING, Any
 
 from shardq import locks
-from shardq.engine.handing.outcome import Request, users_frames
+from shardq.engine.handing.outcome import HandlerDecision, users_frames
 from shardq.lifecycle.fate import FAILED, Fate, Outcome, decided
 from shardq.model.message import first_line, sound_text
 from shardq.model.names import is_dead_queue
@@ -39,7 +39,7 @@ _FORMATTER = logging.Formatter()
 _LINE_CHARS = 1_000
 
 
-class Failures:
+class FailureLog:
     """Logs the failed deliveries of one member of a queue. From any thread."""
 
     def __init__(self, home: QueueHome) -> None:
@@ -176,7 +176,7 @@ def exc_info_of(error: BaseException, outcome: Outcome) -> Any:
         return None
     frames = users_frames(error.__traceback__)
     is_caused = error.__cause__ is not None
-    if isinstance(error, Request) and not is_caused:
+    if isinstance(error, HandlerDecision) and not is_caused:
         return None
     if frames is None and not is_caused and error.__context__ is None:
         return None

@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Gene
 from functools import partial
 from typing import Any
 
-from shardq.engine.handing.outcome import Request
+from shardq.engine.handing.outcome import HandlerDecision
 from shardq.errors import BadSetting, shown
 
 _ASYNC = "give `lambda message: asyncio.run(handle(message))`"
@@ -87,7 +87,7 @@ def unrun(result: object, if_async: str, if_lazy: str) -> str:
     if type(result) in _PLAIN:
         return ""
     asked = result if isinstance(result, type) else type(result)
-    if issubclass(asked, Request):
+    if issubclass(asked, HandlerDecision):
         return f"{asked.__name__} and did not raise it; raise it"
     is_lazy = isinstance(result, (Generator, AsyncGenerator, map, filter))
     if not (is_lazy or isinstance(result, Awaitable)):

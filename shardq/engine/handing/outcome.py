@@ -32,7 +32,7 @@ EXPIRED = Outcome(Fate.EXPIRE)
 DROPPED = Outcome(Fate.DROP)
 
 
-class Request(Exception):
+class HandlerDecision(Exception):
     """An exception by which a handler decides what happens to its message."""
 
     _is_failure = True
@@ -43,7 +43,7 @@ class Request(Exception):
         return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
 
 
-class Retry(Request):
+class Retry(HandlerDecision):
     """Raised by a handler: deliver the message again, as a failed attempt.
 
     Args:
@@ -58,7 +58,7 @@ class Retry(Request):
         self.delay_ms: int | None = None if delay is None else duration_ms(delay, name="delay")
 
 
-class Snooze(Request):
+class Snooze(HandlerDecision):
     """Raised by a handler: deliver the message again later, without the use of an attempt.
 
     Args:
@@ -75,14 +75,14 @@ class Snooze(Request):
         self.reason: str = reason
 
 
-class Bury(Request):
+class Bury(HandlerDecision):
     """Raised by a handler: move the message to the dead-letter queue now.
 
     `Bury("no such address")` keeps the reason in the header `shardq-reason`.
     """
 
 
-class Discard(Request):
+class Discard(HandlerDecision):
     """Raised by a handler: the message is of no use any more; end it as if it were cancelled.
 
     For example `Discard("sold")`. It is not a failure, and is not logged.
@@ -145,7 +145,7 @@ def _reason_of(asked: Snooze) -> str:
     return reason[:_TEXT_CHARS] if isinstance(reason, str) else ""
 
 
-def _text_of(asked: Request) -> str:
+def _text_of(asked: HandlerDecision) -> str:
     try:
         return str(asked)[:_TEXT_CHARS]
     except BaseException:  # noqa: BLE001 - likewise

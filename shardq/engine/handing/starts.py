@@ -23,9 +23,9 @@ from shardq.errors import ShardqError, StoreCorrupt, StoreTimeout, StoreUnavaila
 from shardq.lifecycle.fate import BEHIND_A_RUN, Fate, Outcome
 from shardq.model import names
 from shardq.records.keyrow import live_of
-from shardq.records.keys import Keys, Refused
+from shardq.records.keys import MessageKeys, RefusedStart
 from shardq.records.ledger import End
-from shardq.records.standing import Refusal
+from shardq.records.standing import StartRefusal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -175,7 +175,7 @@ class Starts:
 
     def watch(self, row: Row) -> Callable[[], bool] | None:
         """The check by which a handler sees that its message must stop; None if none ever must."""
-        return Watch(self._keys, self._clock, row) if self._has_keys else None
+        return CancelCheck(self._keys, self._clock, row) if self._has_keys else None
 
     # From the engine ------------------------------------------------------------------------------
 
@@ -377,26 +377,26 @@ class Starts:
         """Find out why these were refused, and decide each; returns those to begin again."""
         if not starts:
             return []
-        why: dict[Refusal, list[tuple[Start, Refused]]] = {}
+        why: dict[StartRefusal, list[tuple[Start, RefusedStart]]] = {}
         for start, refused in self._refusals(starts):
             why.setdefault(refused.why, []).append((start, refused))
-        self._place_anew(why.get(Refusal.STRANDED, ()))
-        copies = [start for start, _ in why.get(Refusal.COPY, ())]
+        self._place_anew(why.get(StartRefusal.STRANDED, ()))
+        copies = [start for start, _ in why.get(StartRefusal.COPY, ())]
         if copies:
             self._settler.delete(start.one.row.position for start in copies)
         for start in copies:
             start.refuse(LEFT)
-        for start, _ in why.get(Refusal.LATER, ()):
+        for start, _ in why.get(StartRefusal.LATER, ()):
             start.refuse(GIVEN_UP, _LATER_US)
-        over = [start for start, _ in why.get(Refusal.OVER, ())]
+        over = [start for start, _ in why.get(StartRefusal.OVER, ())]
         there = self._settler.still_there(start.one.row.position for start in over) if over else ()
         for start in over:
             start.refuse(DROPPED if start.one.row.position in there else LEFT)
-        for start, _ in why.get(Refusal.CANCELLED, ()):
+        for start, _ in why.get(StartRefusal.CANCELLED, ()):
             start.refuse(CANCELLED)
-        for start, _ in why.get(Refusal.BEHIND, ()):
+        for start, _ in why.get(StartRefusal.BEHIND, ()):
             self._put_off(start)
-        return self._again(why.get(Refusal.AGAIN, ()))
+        return self._again(why.get(StartRefusal.AGAIN, ()))
 
     def _put_off(self, start: Start) -> None:
         """Postpone a message that follows a running one: in place, or by moves after `hold`.
@@ -409,7 +409,7 @@ class Starts:
         else:
             start.refuse(Outcome(Fate.SNOOZE, _BEHIND_MS, BEHIND_A_RUN))
 
-    def _again(self, refused: Sequence[tuple[Start, Refused]]) -> list[Start]:
+    def _again(self, refused: Sequence[tuple[Start, RefusedStart]]) -> list[Start]:
         """Prepare to begin each again, from its key's row as it was just read."""
         superseded = [found.superseded for _, found in refused if found.superseded is not None]
         if superseded:
@@ -422,7 +422,7 @@ class Starts:
             start.change = self._keys.begin(own, over)
         return [start for start, _ in refused]
 
-    def _refusals(self, starts: list[Start]) -> list[tuple[Start, Refused]]:
+    def _refusals(self, starts: list[Start]) -> list[tuple[Start, RefusedStart]]:
         """Find out why each was refused; a damaged key's row holds back only its own message."""
         try:
             found = self._keys.refusals([start.one.row for start in starts])
@@ -434,7 +434,7 @@ class Starts:
             return []
         return [(start, found[start.one.row.position]) for start in starts]
 
-    def _place_anew(self, stranded: Sequence[tuple[Start, Refused]]) -> None:
+    def _place_anew(self, stranded: Sequence[tuple[Start, RefusedStart]]) -> None:
         commands = {
             start: self._keys.re_place(refused.key, start.one.row) for start, refused in stranded
         }
@@ -459,12 +459,12 @@ class Starts:
                 self._late.append((self._clock.boot_us() + start.after_us, start))
 
 
-class Watch:
+class CancelCheck:
     """Checks if a running message must stop, by a read of its key every 0.25 s at most."""
 
     __slots__ = ("_asked_us", "_clock", "_is_cancelled", "_keys", "_row")
 
-    def __init__(self, keys: Keys, clock: Clock, row: Row) -> None:
+    def __init__(self, keys: MessageKeys, clock: Clock, row: Row) -> None:
         self._keys = keys
         self._clock = clock
         self._row = row

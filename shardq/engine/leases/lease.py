@@ -128,7 +128,7 @@ def new_holder(member: str) -> str:
     return f"{member}/{secrets.token_hex(4)}"
 
 
-class Leases:
+class MemberLeases:
     """The leases of one member of one queue.
 
     Args:

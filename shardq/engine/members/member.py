@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardq.engine.handing.failures import Failures
+from shardq.engine.handing.failures import FailureLog
 from shardq.engine.handing.ready import Ready
-from shardq.engine.leases.lease import Leases, new_holder
+from shardq.engine.leases.lease import MemberLeases, new_holder
 from shardq.engine.news import News
 from shardq.engine.reading.memory import Memory
 from shardq.engine.storing.courier import Courier
@@ -81,7 +81,7 @@ class Member:
         )
         holder = new_holder(home.member)
         self.presence = Presence(store.beside, holder, clock)
-        self.leases = Leases(
+        self.leases = MemberLeases(
             store,
             clock,
             holder,
@@ -90,5 +90,5 @@ class Member:
             is_dead=self.presence.is_dead,
         )
         self.courier = Courier(f"shardq-{register.name}-acks", on_return=self.news.wake)
-        self.failures = Failures(home)
+        self.failures = FailureLog(home)
         self.discards = Discards(home)

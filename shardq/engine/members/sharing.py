@@ -74,7 +74,7 @@ class _Sample(NamedTuple):
     taken_us: int
 
 
-class _Slot(NamedTuple):
+class _MemberSlot(NamedTuple):
     """A free slot of another member, and the lanes to which rows for it are moved."""
 
     member: str
@@ -419,7 +419,7 @@ class Sharing:
                 lanes.setdefault(band, []).extend(of_band)
         return lanes
 
-    def _suits(self, slot: _Slot, one: Delivery) -> bool:
+    def _suits(self, slot: _MemberSlot, one: Delivery) -> bool:
         return one.band in slot.lanes and self._may_go(one)
 
     def _may_go(self, one: Delivery) -> bool:
@@ -440,7 +440,7 @@ class Sharing:
         stays_us = min(max(_STAY_US, late_us // part), _STAY_MAX_US)
         return now_us - birth_us(row.id) >= stays_us
 
-    def _slots(self) -> Iterator[_Slot]:
+    def _slots(self) -> Iterator[_MemberSlot]:
         """Free slots of others that this member is to offer, each once for each heartbeat."""
         now_us = self._clock.boot_us()
         beats = self._membership.beats
@@ -466,7 +466,7 @@ class Sharing:
                 if place in seen.offered:
                     continue
                 if seen.giver_of(place) == me:
-                    yield _Slot(name, place, lanes)
+                    yield _MemberSlot(name, place, lanes)
 
     def _judge(self, name: str, seen: _Seen, beat: Heartbeat, now_us: int) -> None:
         if beat.number != seen.number:
@@ -492,7 +492,7 @@ class Sharing:
                 shunned_us // 1_000_000,
             )
 
-    def _note_given(self, slot: _Slot, lanes: set[int]) -> None:
+    def _note_given(self, slot: _MemberSlot, lanes: set[int]) -> None:
         seen, beat = self._seen[slot.member], self._membership.beats[slot.member]
         seen.offered.add(slot.place)
         if not seen.given_us:

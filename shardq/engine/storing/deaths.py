@@ -17,7 +17,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from shardq import locks
-from shardq.engine.handing.call import Call
+from shardq.engine.handing.call import HandlerCall
 from shardq.engine.handing.failures import exc_info_of, one_line, sound_traceback
 from shardq.engine.handing.hanging import hangs_after_ms, place_of, span_text
 from shardq.engine.handing.outcome import outcome_of
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from shardq.clock import Clock
-    from shardq.engine.handing.failures import Failures
+    from shardq.engine.handing.failures import FailureLog
     from shardq.model.message import Row
     from shardq.records.register import Register
 
@@ -53,13 +53,13 @@ class Deaths:
         self,
         clock: Clock,
         register: Register,
-        failures: Failures,
+        failures: FailureLog,
         call: Callable[[Message], object],
     ) -> None:
         self._clock = clock
         self._failures = failures
         self._register = register
-        self._call = Call(call)
+        self._call = HandlerCall(call)
         self._lock = locks.new()
         self._changed = locks.condition(self._lock)
         self._waiting: deque[Message] = deque()

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from shardq.engine.groups.room import GroupLanes
     from shardq.engine.handing.delivery import Delivery
     from shardq.engine.members.member import Member
-    from shardq.stores.store import Move
+    from shardq.stores.store import RowMove
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ A tuple: a set would hash the fate of each delivery, in Python.
 
 class _Pending(NamedTuple):
     one: Delivery
-    move: Move
+    move: RowMove
     fate: Fate
 
 
@@ -129,7 +129,7 @@ class Outbox:
         self._failed: list[tuple[Row, Try]] = []
         """Attempts for the history, of a queue that keeps one."""
         self._left_behind: list[Delivery] = []
-        self._parking: dict[bytes, Move | Row] = {}
+        self._parking: dict[bytes, RowMove | Row] = {}
         self._running = member.memory.running
         self._astray: list[Delivery] = []
         """Deliveries whose rows others settled while their handlers still ran."""

@@ -15,7 +15,7 @@ from shardq import locks
 from shardq.engine.handing.hanging import span_text
 from shardq.errors import ShardqError, StoreTimeout, StoreUnavailable, UnknownQueue
 from shardq.model.key import BUCKETS
-from shardq.schedules.firing.firing import Firing
+from shardq.schedules.firing.firing import ScheduleFiring
 from shardq.schedules.firing.upcoming import NEVER_MS, Upcoming
 from shardq.schedules.stored import LEAD_LOCAL_MS, LEAD_MS
 from shardq.schedules.table import ScheduleTable
@@ -65,7 +65,7 @@ class Firer:
         self._membership = membership
         self._clock = home.clock
         self._register = home.register
-        self._firing = Firing(home, on_put, self._note_asked)
+        self._firing = ScheduleFiring(home, on_put, self._note_asked)
         is_local = home.store.is_local
         self._look_s = _LOOK_LOCAL_S if is_local else _LOOK_S
         self._upcoming = Upcoming(

@@ -25,12 +25,12 @@ from shardq.errors import (
     TriggerError,
     UnknownQueue,
 )
-from shardq.lifecycle.keyed import Keyed
+from shardq.lifecycle.keyed import KeyedCommands
 from shardq.model.message import write_headers
 from shardq.model.times import moment_of
 from shardq.records.ledger import End
 from shardq.schedules.stored import headers_of, id_of
-from shardq.schedules.table import ScheduleTable, Written
+from shardq.schedules.table import ScheduleTable, ScheduleWrite
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -68,7 +68,7 @@ class _Fired(NamedTuple):
     rows: tuple[Row, ...] = ()
 
 
-class Firing:
+class ScheduleFiring:
     """Fires the schedules of one queue.
 
     Args:
@@ -94,7 +94,7 @@ class Firing:
         self._register = home.register
         self._is_local = home.store.is_local
         self._stored = ScheduleTable(home.store, home.register)
-        self._keyed = Keyed(home)
+        self._keyed = KeyedCommands(home)
         self._damaged: dict[str, str] = {}
         self.was_slow = False
 
@@ -148,7 +148,7 @@ class Firing:
         lanes = self._register.settings.lanes_agreed
         begun = self._begun([one for one in due if one.lanes != lanes or one.is_missed(now_ms)])
         ready: list[StoredSchedule] = []
-        writes: list[Written] = []
+        writes: list[ScheduleWrite] = []
         for record in due:
             name, made = record.definition.name, record
             if name not in begun:
@@ -157,7 +157,7 @@ class Firing:
             if made is record:
                 ready.append(record)
             else:
-                writes.append(Written(name, record, made))
+                writes.append(ScheduleWrite(name, record, made))
         self._stored.write(writes)
         return ready
 
@@ -191,7 +191,7 @@ class Firing:
             when[name] = self._clock.now_ms() + _AGAIN_MS
             if record.error != str(error):
                 failed = record._replace(error=str(error))
-                self._stored.write([Written(name, record, failed)])
+                self._stored.write([ScheduleWrite(name, record, failed)])
             return None
 
     def _fire(self, record: StoredSchedule) -> tuple[list[PlannedFiring], StoredSchedule]:
@@ -236,7 +236,9 @@ class Firing:
             self._home.settler.repair(planned)
         refused = self._stored.write(
             [
-                Written(one.name, one.before, _kept(one.after), one.rows if self._is_local else ())
+                ScheduleWrite(
+                    one.name, one.before, _kept(one.after), one.rows if self._is_local else ()
+                )
                 for one in fired
             ]
         )

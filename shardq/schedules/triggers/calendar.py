@@ -16,7 +16,7 @@ _STEPS_MAX = 20_000
 """A hundred years in months, and as many steps to a month that has the day as there can be."""
 
 
-class Calendar(Struct, frozen=True, tag="calendar", omit_defaults=True):
+class CalendarInterval(Struct, frozen=True, tag="calendar", omit_defaults=True):
     """Dates that lie some months and then some days apart, at a time of day.
 
     Months are added until the date exists, as in APScheduler: monthly from 31 January, only months

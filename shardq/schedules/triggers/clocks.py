@@ -23,7 +23,7 @@ from typing import NamedTuple, TypeAlias
 from msgspec import Struct
 
 from shardq.model.times import LATEST_MS
-from shardq.schedules.triggers.calendar import Calendar
+from shardq.schedules.triggers.calendar import CalendarInterval
 from shardq.schedules.triggers.cron import Cron
 from shardq.schedules.triggers.fire import Fire, Gap, Twice
 from shardq.schedules.triggers.zones import zone_of
@@ -40,7 +40,7 @@ _CHUNKS_KEPT = 2_048
 _STRETCHES_MAX = 1_000
 """The number of stretches that are searched for a fire time: at least 200 years of them."""
 
-Walls: TypeAlias = Cron | Calendar
+Walls: TypeAlias = Cron | CalendarInterval
 """Local times at which a schedule fires, whatever the zone: a frozen value."""
 
 
@@ -95,7 +95,7 @@ class Local(Struct, frozen=True, tag="local"):
         return f"{self.walls} {self.zone}"
 
 
-class Stretch(NamedTuple):
+class OffsetStretch(NamedTuple):
     """A span in which a zone's offset stays the same; its end is exclusive.
 
     Attributes:
@@ -128,7 +128,7 @@ class Stretch(NamedTuple):
         return max(0, self.offset_ms - self.before_ms)
 
 
-def stretch_of(zone: tzinfo, at_ms: int) -> Stretch:
+def stretch_of(zone: tzinfo, at_ms: int) -> OffsetStretch:
     """The stretch that contains an instant.
 
     Where no change is near, it may begin or end without one.
@@ -142,7 +142,7 @@ def stretch_of(zone: tzinfo, at_ms: int) -> Stretch:
             break
         start_ms, before_ms = change_ms, old_ms
     offset_ms = _offset_ms(zone, at_ms)
-    return Stretch(
+    return OffsetStretch(
         start_ms,
         end_ms,
         offset_ms,
@@ -151,7 +151,7 @@ def stretch_of(zone: tzinfo, at_ms: int) -> Stretch:
     )
 
 
-class Change(NamedTuple):
+class ClockChange(NamedTuple):
     """An instant at which the clocks of a zone are changed.
 
     Attributes:
@@ -165,7 +165,7 @@ class Change(NamedTuple):
     after_ms: int
 
 
-def changes(zone: tzinfo, after_ms: int, until_ms: int) -> list[Change]:
+def changes(zone: tzinfo, after_ms: int, until_ms: int) -> list[ClockChange]:
     """All changes of a zone's clocks after an instant, to another, inclusive."""
     found = {
         one
@@ -221,7 +221,7 @@ class _Window(NamedTuple):
     offset_ms: int
 
 
-def _windows(stretch: Stretch, twice: Twice, gap: Gap) -> list[_Window]:
+def _windows(stretch: OffsetStretch, twice: Twice, gap: Gap) -> list[_Window]:
     start_ms, end_ms = stretch.start_ms, stretch.end_ms
     if twice == "first":
         start_ms += stretch.repeats_ms
@@ -234,7 +234,7 @@ def _windows(stretch: Stretch, twice: Twice, gap: Gap) -> list[_Window]:
     return windows
 
 
-def _why(stretch: Stretch, window: _Window, at_ms: int) -> str:
+def _why(stretch: OffsetStretch, window: _Window, at_ms: int) -> str:
     wall_ms = at_ms + stretch.offset_ms
     if window.offset_ms != stretch.offset_ms:
         missing_ms = at_ms + window.offset_ms
@@ -260,7 +260,7 @@ def _offset_ms(zone: tzinfo, at_ms: int) -> int:
 
 
 @lru_cache(maxsize=_CHUNKS_KEPT)
-def _changes(zone: tzinfo, chunk: int) -> tuple[Change, ...]:
+def _changes(zone: tzinfo, chunk: int) -> tuple[ClockChange, ...]:
     """The changes of a zone's clocks in a chunk and near it."""
     if isinstance(zone, timezone):
         return ()
@@ -272,7 +272,7 @@ def _changes(zone: tzinfo, chunk: int) -> tuple[Change, ...]:
     for day_ms in range(start_ms + _DAY_MS, end_ms + 1, _DAY_MS):
         new_ms = _offset_ms(zone, day_ms)
         if new_ms != old_ms:
-            found.append(Change(_change_ms(zone, day_ms - _DAY_MS, day_ms), old_ms, new_ms))
+            found.append(ClockChange(_change_ms(zone, day_ms - _DAY_MS, day_ms), old_ms, new_ms))
             old_ms = new_ms
     return tuple(found)
 

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from shardq.errors import BadSetting, TriggerError, UsageError, shown
 from shardq.model.times import due_ms, duration_ms, iso
-from shardq.schedules.triggers.calendar import Calendar
+from shardq.schedules.triggers.calendar import CalendarInterval
 from shardq.schedules.triggers.clocks import Local
 from shardq.schedules.triggers.cron import Cron
 from shardq.schedules.triggers.fire import Fire
@@ -387,11 +387,11 @@ def _interval(trigger: Any, now_ms: int) -> Rule:
     return _bounded(every, None, _bound_ms(trigger.end_date, "end_date"))
 
 
-def _calendar(trigger: Any) -> Calendar:
+def _calendar(trigger: Any) -> CalendarInterval:
     state = trigger.__getstate__()
     years, months, weeks, days = state["interval"]
     start, end = state["start_date"], state["end_date"]
-    return Calendar(
+    return CalendarInterval(
         12 * years + months,
         7 * weeks + days,
         time(*state["time"]).isoformat(),

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from shardq.records.accounts import Account as FoundAccount
-    from shardq.records.accounts import Issued as IssuedKey
-    from shardq.records.accounts import Key as FoundKey
+    from shardq.records.accounts import AccountKey, IssuedKey
     from shardq.server.web import Response
 
 R = TypeVar("R")
@@ -332,7 +331,7 @@ async def _account(call: RouteCall[Any, Any]) -> FoundAccount:
     return found
 
 
-async def _key(call: RouteCall[Any, Any]) -> FoundKey:
+async def _key(call: RouteCall[Any, Any]) -> AccountKey:
     """The key that the path names."""
     account, named = await _account(call), call.place["key"]
     found = await _done(call, lambda home: home.key(named))
@@ -351,7 +350,7 @@ def _account_of(found: FoundAccount) -> Account:
     return Account(found.id, found.name, iso(found.made_ms))
 
 
-def _key_of(call: RouteCall[Any, Any], found: FoundKey) -> Key:
+def _key_of(call: RouteCall[Any, Any], found: AccountKey) -> Key:
     grant = found.grant
     return Key(
         id=found.id,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import msgspec
 
-from shardq.records.endpoints import Address
+from shardq.records.endpoints import EndpointAddress
 from shardq.server.sqs import policy
 from shardq.server.sqs.errors import SqsRefusal, wrong
 
@@ -80,9 +80,9 @@ class RedrivePolicy(msgspec.Struct, frozen=True, rename="camel"):
     max_receive_count: Annotated[int, msgspec.Meta(ge=1, le=RECEIVES_MAX)]
 
     @property
-    def target(self) -> Address:
+    def target(self) -> EndpointAddress:
         """The address of the dead-letter queue."""
-        address = Address.of_arn(self.dead_letter_target_arn)
+        address = EndpointAddress.of_arn(self.dead_letter_target_arn)
         assert address is not None  # noqa: S101 - `redrive_of` has refused any other
         return address
 
@@ -105,7 +105,7 @@ class RedriveAllow(msgspec.Struct, frozen=True, rename="camel"):
         return self.redrive_permission == "allowAll"
 
 
-def checked(given: Mapping[str, str], address: Address, *, is_new: bool) -> dict[str, str]:
+def checked(given: Mapping[str, str], address: EndpointAddress, *, is_new: bool) -> dict[str, str]:
     """Attributes that a client sets, each in its one form; an empty one removes what there is.
 
     Args:
@@ -136,7 +136,7 @@ def checked(given: Mapping[str, str], address: Address, *, is_new: bool) -> dict
     return found
 
 
-def _form_of(name: str, value: str, address: Address) -> str:
+def _form_of(name: str, value: str, address: EndpointAddress) -> str:
     """The one form of a valid value."""
     if name in _NUMBERS:
         least, most, _ = _NUMBERS[name]
@@ -165,7 +165,7 @@ def _form_of(name: str, value: str, address: Address) -> str:
     return value
 
 
-def redrive_of(text: str, address: Address) -> RedrivePolicy:
+def redrive_of(text: str, address: EndpointAddress) -> RedrivePolicy:
     """A redrive policy by its text.
 
     Raises:
@@ -176,7 +176,7 @@ def redrive_of(text: str, address: Address) -> RedrivePolicy:
         made = msgspec.convert(msgspec.json.decode(text), RedrivePolicy, strict=False)
     except (msgspec.DecodeError, RecursionError) as error:
         raise _redrive_error(text, error) from error
-    target = Address.of_arn(made.dead_letter_target_arn)
+    target = EndpointAddress.of_arn(made.dead_letter_target_arn)
     if target is None or target[:2] != address[:2]:
         raise wrong(text, "RedrivePolicy", "Invalid value for deadLetterTargetArn.")
     if target.name.endswith(".fifo") != address.name.endswith(".fifo"):
@@ -221,7 +221,7 @@ def redrive_allow_of(text: str) -> RedriveAllow:
     return made
 
 
-def redrive(endpoint: Endpoint, address: Address) -> RedrivePolicy | None:
+def redrive(endpoint: Endpoint, address: EndpointAddress) -> RedrivePolicy | None:
     """The redrive policy of a queue; None without one."""
     text = endpoint.attributes.get("RedrivePolicy")
     return redrive_of(text, address) if text else None
@@ -244,7 +244,9 @@ def merged(before: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str
     return {name: value for name, value in changed.items() if value or name not in _DOCUMENTS}
 
 
-def difference(endpoint: Endpoint, address: Address, given: Mapping[str, str]) -> str | None:
+def difference(
+    endpoint: Endpoint, address: EndpointAddress, given: Mapping[str, str]
+) -> str | None:
     """The first attribute whose given value is not the queue's; None if there is none."""
     present = _set(endpoint, address)
     for name, value in given.items():
@@ -264,7 +266,7 @@ def _is_same(one: str, other: str) -> bool:
         return False
 
 
-def _set(endpoint: Endpoint, address: Address) -> dict[str, str]:
+def _set(endpoint: Endpoint, address: EndpointAddress) -> dict[str, str]:
     """All attributes that can be set, with their defaults."""
     usual = {name: str(value.usual) for name, value in _NUMBERS.items()}
     if "KmsMasterKeyId" not in endpoint.attributes:
@@ -299,7 +301,7 @@ def needs_depth(names: set[str]) -> bool:
 
 
 def told(
-    names: set[str], endpoint: Endpoint, address: Address, depth: Depth | None
+    names: set[str], endpoint: Endpoint, address: EndpointAddress, depth: Depth | None
 ) -> dict[str, str]:
     """The values of attributes.
 

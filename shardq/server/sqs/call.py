@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from shardq.records.endpoints import Address
+from shardq.records.endpoints import EndpointAddress
 from shardq.server.sqs import policy
 from shardq.server.sqs.errors import NoQueue, SqsRefusal, wrong
 from shardq.server.sqs.names import address_of
@@ -64,7 +64,7 @@ class ActionCall:
         Raises:
             SqsRefusal: If there is none, or the caller may not do this with it.
         """
-        address = Address.of_arn(arn)
+        address = EndpointAddress.of_arn(arn)
         if address is None:
             raise wrong(arn, parameter, "Not a valid ARN of a queue.")
         if address.region != self.region:
@@ -80,7 +80,7 @@ class ActionCall:
                 f"The resource that you specified for the {parameter} parameter doesn't exist.",
             ) from error
 
-    async def opened(self, address: Address) -> SqsQueue:
+    async def opened(self, address: EndpointAddress) -> SqsQueue:
         """The queue at an address.
 
         A caller that may not use it gets the same answer if there is none.
@@ -97,7 +97,7 @@ class ActionCall:
         self.check(address, opened.endpoint.attributes.get("Policy", ""))
         return opened
 
-    def check(self, address: Address, text: str = "") -> None:
+    def check(self, address: EndpointAddress, text: str = "") -> None:
         """Refuse a caller that may not do this.
 
         Args:
@@ -121,7 +121,7 @@ class ActionCall:
             )
         self.caller.check(self.level, address.name)
 
-    def _decision(self, action: str, address: Address, text: str) -> bool | None:
+    def _decision(self, action: str, address: EndpointAddress, text: str) -> bool | None:
         """What a stored policy decides.
 
         One that cannot be read allows nothing, except that the queue's account may replace it.

@@ -25,7 +25,7 @@ from msgspec.structs import replace
 from shardq.clock import pause
 from shardq.errors import KeyTaken, ShardqError
 from shardq.model.grants import Level
-from shardq.records.endpoints import TASKS_MAX, Address, Endpoint, MoveTask
+from shardq.records.endpoints import TASKS_MAX, Endpoint, EndpointAddress, MoveTask
 from shardq.server.outages import STOPPED, Patience
 from shardq.server.sqs.errors import SqsRefusal, invalid, wrong
 from shardq.server.sqs.queues import sources_of
@@ -158,7 +158,7 @@ def resume(directory: Directory, source: SqsQueue) -> None:
             _begin(directory, source, task)
 
 
-def _shown(task: MoveTask, source: Address) -> MoveProgress:
+def _shown(task: MoveTask, source: EndpointAddress) -> MoveProgress:
     is_open = task.is_open
     return MoveProgress(
         task_handle=_handle_of(task, source) if task.status == "RUNNING" else None,
@@ -173,7 +173,7 @@ def _shown(task: MoveTask, source: Address) -> MoveProgress:
     )
 
 
-def _handle_of(task: MoveTask, source: Address) -> str:
+def _handle_of(task: MoveTask, source: EndpointAddress) -> str:
     return base64.b64encode(msgspec.json.encode(_Handle(task.id, source.arn))).decode()
 
 
@@ -269,7 +269,7 @@ class _Mover:
             await self._end("FAILED", str(error))
 
     async def _target(self) -> SqsQueue | None:
-        address = Address.of_arn(self._task.target)
+        address = EndpointAddress.of_arn(self._task.target)
         return None if address is None else await self._directory.find(address)
 
     async def _batch(self, target: SqsQueue | None) -> bool:

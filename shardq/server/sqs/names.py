@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from shardq.errors import UnknownQueue
 from shardq.model import names
 from shardq.model.settings import Settings
-from shardq.records.endpoints import Address, Endpoint, Endpoints
+from shardq.records.endpoints import Endpoint, EndpointAddress, Endpoints
 from shardq.records.register import stored_record
 from shardq.server.sqs.errors import NoQueue, invalid
 
@@ -61,7 +61,7 @@ class SqsQueue:
         is_asked: True if requests have asked for it since its record was read.
     """
 
-    address: Address
+    address: EndpointAddress
     endpoint: Endpoint
     served: ServedQueue
     until_us: int
@@ -105,11 +105,11 @@ class Directory:
         self._on_read = on_read
         self.endpoints = Endpoints(site.connection._home.store)
         self.movers: dict[str, asyncio.Task[None]] = {}
-        self._opened: dict[Address, SqsQueue] = {}
-        self._hashed: dict[str, Address | None] = {}
+        self._opened: dict[EndpointAddress, SqsQueue] = {}
+        self._hashed: dict[str, EndpointAddress | None] = {}
         self._turn = asyncio.Lock()
 
-    async def find(self, address: Address) -> SqsQueue:
+    async def find(self, address: EndpointAddress) -> SqsQueue:
         """A queue.
 
         Raises:
@@ -160,7 +160,7 @@ class Directory:
                 one.endpoint, one.until_us, one.is_asked = endpoint, until_us, False
                 self._on_read(self, one)
 
-    async def open(self, address: Address, endpoint: Endpoint) -> SqsQueue:
+    async def open(self, address: EndpointAddress, endpoint: Endpoint) -> SqsQueue:
         """Keep an endpoint that was read or written just now, with its queue.
 
         Raises:
@@ -185,7 +185,7 @@ class Directory:
             self._hashed[endpoint.queue] = address
         return made
 
-    def _remove_old(self, address: Address, endpoint: Endpoint) -> None:
+    def _remove_old(self, address: EndpointAddress, endpoint: Endpoint) -> None:
         """Remove the endpoint of a queue that was dropped, and not that of one being made."""
         store, name = self.site.connection._home.store, endpoint.queue
         record = stored_record(store, name)
@@ -211,7 +211,7 @@ class Directory:
         opened.endpoint = changed
         return changed
 
-    def forget(self, address: Address) -> None:
+    def forget(self, address: EndpointAddress) -> None:
         """Forget a queue that does not exist any more, or was made anew."""
         found = self._opened.pop(address, None)
         if found is not None:
@@ -231,7 +231,7 @@ class Directory:
 
         return await self.site.threads.call(read)
 
-    def queue_of(self, address: Address) -> str:
+    def queue_of(self, address: EndpointAddress) -> str:
         """The name in shardq of a queue that is to be made.
 
         >>> Directory.queue_of.__name__
@@ -246,7 +246,7 @@ class Directory:
             made = f"sqs.{account}.{hashlib.sha256(made.encode()).hexdigest()[:32]}"
         return made
 
-    async def learn(self, queues: Iterable[str], near: Address) -> None:
+    async def learn(self, queues: Iterable[str], near: EndpointAddress) -> None:
         """Find, for `arn_of`, the addresses of queues whose names in shardq do not show them.
 
         Args:
@@ -264,7 +264,7 @@ class Directory:
         there = {one.queue: near._replace(name=name) for name, one in found.items()}
         self._hashed.update({name: there.get(name) for name in new})
 
-    def arn_of(self, queue: str, near: Address) -> str | None:
+    def arn_of(self, queue: str, near: EndpointAddress) -> str | None:
         """The ARN of a queue by its name in shardq; None if SQS clients have none of it.
 
         One that `learn` has not found has none either.
@@ -277,7 +277,7 @@ class Directory:
             return near._replace(name=queue).arn
         found = _MADE.fullmatch(queue)
         if found is not None:
-            return Address(found[1], found[2], found[3]).arn
+            return EndpointAddress(found[1], found[2], found[3]).arn
         hashed = self._hashed.get(queue)
         return None if hashed is None else hashed.arn
 
@@ -285,7 +285,7 @@ class Directory:
         options = self.site.options
         return (account, region) == (options.account, options.region)
 
-    def _endpoint(self, address: Address) -> Endpoint | None:
+    def _endpoint(self, address: EndpointAddress) -> Endpoint | None:
         found = self.endpoints.read(address)
         account, region, name = address
         if found is not None or not self._is_own(account, region):
@@ -338,7 +338,7 @@ def check_name(name: str, *, is_fifo: bool) -> None:
         )
 
 
-def address_of(url: str, account: str, region: str) -> Address:
+def address_of(url: str, account: str, region: str) -> EndpointAddress:
     """The address that a queue's url, or its bare name, stands for.
 
     The host does not matter: containers and proxies know the server under other names.
@@ -352,15 +352,15 @@ def address_of(url: str, account: str, region: str) -> Address:
         SqsRefusal: If it can be no queue's url.
 
     >>> address_of("http://sqs:9324/000000000000/mail", "1" * 12, "eu-west-1")
-    Address(account='000000000000', region='eu-west-1', name='mail')
+    EndpointAddress(account='000000000000', region='eu-west-1', name='mail')
     """
     _, scheme, rest = url.rpartition("://")
     if not scheme:
         if is_name(url):
-            return Address(account, region, url)
+            return EndpointAddress(account, region, url)
         raise NoQueue()
     parts = rest.split("/")
     if len(parts) < 2 or not is_name(parts[-1]):
         raise NoQueue()
     owner = parts[-2] if len(parts) > 2 and is_account(parts[-2]) else account
-    return Address(owner, region, parts[-1])
+    return EndpointAddress(owner, region, parts[-1])

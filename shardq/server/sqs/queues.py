@@ -13,7 +13,7 @@ from shardq.errors import BadSetting
 from shardq.model import names
 from shardq.model.grants import Level
 from shardq.records.actions import What
-from shardq.records.endpoints import Address, Endpoint
+from shardq.records.endpoints import Endpoint, EndpointAddress
 from shardq.server.sqs import attributes, policy
 from shardq.server.sqs.errors import NoQueue, SqsRefusal, invalid, missing, wrong
 from shardq.server.sqs.names import FIFO, check_name, is_account, is_name
@@ -35,7 +35,7 @@ _PURGE_PAUSE_MS = 60_000
 _TAG_KEY_MAX, _TAG_VALUE_MAX = 128, 256
 
 
-def url_of(call: ActionCall, address: Address) -> str:
+def url_of(call: ActionCall, address: EndpointAddress) -> str:
     """The url of a queue, under the host by which the client has reached the server."""
     request = call.request
     return f"{request.scheme}://{request.host}/{address.account}/{address.name}"
@@ -45,7 +45,7 @@ async def create_queue(call: ActionCall, given: shapes.CreateQueue) -> QueueUrl:
     """Make a queue; one that exists with the same attributes is found."""
     asked = given.attributes or {}
     name, is_fifo = given.queue_name, asked.get("FifoQueue") == "true"
-    address = Address(call.account, call.region, name)
+    address = EndpointAddress(call.account, call.region, name)
     call.check(address)
     check_name(name, is_fifo=is_fifo)
     wanted = attributes.checked(asked, address, is_new=True)
@@ -64,7 +64,7 @@ async def create_queue(call: ActionCall, given: shapes.CreateQueue) -> QueueUrl:
     return QueueUrl(queue_url=url_of(call, address))
 
 
-def _check_same(found: Endpoint, address: Address, wanted: Mapping[str, str]) -> None:
+def _check_same(found: Endpoint, address: EndpointAddress, wanted: Mapping[str, str]) -> None:
     differing = attributes.difference(found, address, wanted)
     if differing is not None:
         raise SqsRefusal(
@@ -75,7 +75,7 @@ def _check_same(found: Endpoint, address: Address, wanted: Mapping[str, str]) ->
 
 
 async def _make(
-    call: ActionCall, address: Address, wanted: Mapping[str, str], tags: Mapping[str, str]
+    call: ActionCall, address: EndpointAddress, wanted: Mapping[str, str], tags: Mapping[str, str]
 ) -> None:
     directory, threads = call.directory, call.site.threads
     now_ms = call.site.clock.now_ms()
@@ -110,7 +110,7 @@ def _durations(endpoint: Endpoint) -> dict[str, timedelta]:
     }
 
 
-async def _deaths(call: ActionCall, endpoint: Endpoint, address: Address) -> dict[str, Any]:
+async def _deaths(call: ActionCall, endpoint: Endpoint, address: EndpointAddress) -> dict[str, Any]:
     """The settings in shardq of where and when messages die, by the attributes of a queue."""
     redrive = attributes.redrive(endpoint, address)
     if redrive is None:
@@ -120,7 +120,9 @@ async def _deaths(call: ActionCall, endpoint: Endpoint, address: Address) -> dic
     return {"attempts": redrive.max_receive_count, "dead": target.served.name}
 
 
-async def _check_target(call: ActionCall, address: Address, wanted: Mapping[str, str]) -> None:
+async def _check_target(
+    call: ActionCall, address: EndpointAddress, wanted: Mapping[str, str]
+) -> None:
     """Refuse a redrive policy whose dead-letter queue does not exist, or does not take its dead."""
     text = wanted.get("RedrivePolicy")
     if not text:
@@ -145,7 +147,7 @@ async def get_queue_url(call: ActionCall, given: shapes.GetQueueUrl) -> QueueUrl
     """Find a queue by its name."""
     if not is_name(given.queue_name) or not is_account(given.owner or call.account):
         raise NoQueue()
-    address = Address(given.owner or call.account, call.region, given.queue_name)
+    address = EndpointAddress(given.owner or call.account, call.region, given.queue_name)
     await call.opened(address)
     return QueueUrl(queue_url=url_of(call, address))
 
@@ -153,11 +155,11 @@ async def get_queue_url(call: ActionCall, given: shapes.GetQueueUrl) -> QueueUrl
 async def list_queues(call: ActionCall, given: shapes.ListQueues) -> QueueUrls:
     """List queues, by name."""
     prefix = given.queue_name_prefix or ""
-    call.check(Address(call.account, call.region, f"{prefix}*"))
+    call.check(EndpointAddress(call.account, call.region, f"{prefix}*"))
     found = await call.directory.all(call.account, call.region)
     listed = [name for name in found if name.startswith(prefix)]
     page, token = _page(listed, given.next_token, given.max_results)
-    urls = [url_of(call, Address(call.account, call.region, name)) for name in page]
+    urls = [url_of(call, EndpointAddress(call.account, call.region, name)) for name in page]
     return QueueUrls(queue_urls=urls or None, next_token=token)
 
 
@@ -170,7 +172,7 @@ async def list_dead_letter_source_queues(call: ActionCall, given: shapes.ListSou
     return SourceUrls(queue_urls=urls, next_token=token)
 
 
-async def sources_of(call: ActionCall, target: Address) -> list[str]:
+async def sources_of(call: ActionCall, target: EndpointAddress) -> list[str]:
     """The names of the queues of which a queue is the dead-letter queue."""
     found = await call.directory.all(target.account, target.region)
     sources = []

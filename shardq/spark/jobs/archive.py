@@ -28,7 +28,7 @@ from shardq.errors import StoreCorrupt, UsageError, shown
 from shardq.inspection.audit import span_audited
 from shardq.model.times import duration_text, iso
 from shardq.spark.jobs.history import day_of
-from shardq.spark.outcome import Outcome, plain
+from shardq.spark.outcome import JobOutcome, plain
 from shardq.spark.views import HISTORY
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ _REASON_CHARS = 200
 _SPARK_ERRORS = (PySparkException, Py4JError)
 
 
-class State(StrEnum):
+class DayState(StrEnum):
     """How a day of the history is to one of the archive."""
 
     NEW = "new"
@@ -96,7 +96,7 @@ class ArchivedDay:
     """
 
     day: date
-    state: State
+    state: DayState
     messages: int
     ended: int
     checksum: str
@@ -129,15 +129,15 @@ def sums(ledger: DataFrame) -> DataFrame:
     )
 
 
-def state_of(source: Sum, archived: Sum | None) -> State:
+def state_of(source: Sum, archived: Sum | None) -> DayState:
     """How a day is to the archive, by what both are compared by.
 
     >>> state_of(Sum(2, 1, "7"), None), state_of(Sum(2, 1, "7"), Sum(2, 0, "5"))
-    (<State.NEW: 'new'>, <State.CHANGED: 'changed'>)
+    (<DayState.NEW: 'new'>, <DayState.CHANGED: 'changed'>)
     """
     if archived is None:
-        return State.NEW
-    return State.SAME if archived == source else State.CHANGED
+        return DayState.NEW
+    return DayState.SAME if archived == source else DayState.CHANGED
 
 
 def days_over(
@@ -171,7 +171,7 @@ def days_over(
 
 
 @dataclass(frozen=True, slots=True)
-class ArchiveReport(Outcome):
+class ArchiveReport(JobOutcome):
     """What was archived.
 
     Attributes:
@@ -198,14 +198,14 @@ class ArchiveReport(Outcome):
     def is_whole(self) -> bool:
         """True if the archive has all that the history has of these days, and no less."""
         done = {day.day for day in self.written}
-        return all(day.state is State.SAME or day.day in done for day in self.days)
+        return all(day.state is DayState.SAME or day.day in done for day in self.days)
 
     def line(self) -> str:
         """The outcome in a sentence."""
         head = f"{self.queue} in {self.path}"
         if not self.days:
             return f"{head}: no day with messages is over, so there is nothing to archive yet."
-        counts = {state: sum(day.state is state for day in self.days) for state in State}
+        counts = {state: sum(day.state is state for day in self.days) for state in DayState}
         found = ", ".join(f"{count:,} {state}" for state, count in counts.items() if count)
         messages = sum(day.messages for day in self.written)
         wrote = f"wrote {len(self.written):,} with {messages:,} messages, and read them back"
@@ -227,7 +227,7 @@ class ArchiveReport(Outcome):
 # The run ------------------------------------------------------------------------------------------
 
 
-class Plan:
+class ArchivePlan:
     """What is to be archived. Made by `plan`.
 
     Attributes:
@@ -255,14 +255,14 @@ class Plan:
             UsageError: If the archive cannot be written.
             StoreCorrupt: If what was read back is not what was written.
         """
-        wanted = [day for day in self.days if day.state in (State.NEW, State.CHANGED)]
+        wanted = [day for day in self.days if day.state in (DayState.NEW, DayState.CHANGED)]
         found, written = {day.day: day for day in self.days}, []
         for number, day in enumerate(wanted):
             if on_progress is not None:
                 on_progress("days", number, len(wanted))
             done = self._write(day)
             found[day.day] = done
-            if done.state is not State.REDUCED:
+            if done.state is not DayState.REDUCED:
                 written.append(done)
         return ArchiveReport(self._queue.name, self._path, tuple(found.values()), tuple(written))
 
@@ -274,8 +274,8 @@ class Plan:
         try:
             wanted = _sums_of(sums(source)).get(day.day, Sum())
             found = ArchivedDay(day.day, day.state, *wanted)
-            if day.state is State.CHANGED and _has_more(spark, path, day.day, source):
-                return ArchivedDay(day.day, State.REDUCED, *wanted)
+            if day.state is DayState.CHANGED and _has_more(spark, path, day.day, source):
+                return ArchivedDay(day.day, DayState.REDUCED, *wanted)
             files = 1 + wanted.messages // _FILE_MESSAGES
             with _archive(path, "written"):
                 (
@@ -299,7 +299,7 @@ def plan(
     *,
     since: Due | Duration | None = None,
     until: Due | Duration | None = None,
-) -> Plan:
+) -> ArchivePlan:
     """Compare the days of entry that are over with an archive of the queue.
 
     Args:
@@ -323,8 +323,8 @@ def plan(
         ArchivedDay(day, state_of(found[day], archived.get(day)), *found[day])
         for day in sorted(found)
     ]
-    days += [ArchivedDay(day, State.REDUCED, *Sum()) for day in archived.keys() - found.keys()]
-    return Plan(queue, path, sorted(days, key=lambda one: one.day))
+    days += [ArchivedDay(day, DayState.REDUCED, *Sum()) for day in archived.keys() - found.keys()]
+    return ArchivePlan(queue, path, sorted(days, key=lambda one: one.day))
 
 
 def compare(path: str, day: date, wanted: Sum, found: Sum) -> None:

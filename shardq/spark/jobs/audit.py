@@ -41,7 +41,7 @@ from shardq.model.times import iso, moment_of
 from shardq.records.ledger import End
 from shardq.spark.batches import of_marks
 from shardq.spark.columns import arrow_schema, columns_in
-from shardq.spark.outcome import Outcome, plain
+from shardq.spark.outcome import JobOutcome, plain
 from shardq.spark.views import HISTORY
 from shardq.stores.store import Entry
 
@@ -237,7 +237,7 @@ def counted(lines: Sequence[Row], *, is_expected: bool = False) -> tuple[Balance
 
 
 @dataclass(frozen=True, slots=True)
-class AuditReport(Outcome):
+class AuditReport(JobOutcome):
     """What an audit found.
 
     Attributes:

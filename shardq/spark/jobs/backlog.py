@@ -28,7 +28,7 @@ from shardq.model.times import duration_ms, iso, span
 from shardq.pictures.page import Picture, page, section, table
 from shardq.pictures.plots import OF_GROUPS
 from shardq.records.folded import stored_totals
-from shardq.spark.outcome import Outcome
+from shardq.spark.outcome import JobOutcome
 from shardq.spark.spread import Spread
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ class Outlook:
 
 
 @dataclass(frozen=True, slots=True)
-class BacklogReport(Outcome):
+class BacklogReport(JobOutcome):
     """What a queue held at one time.
 
     Attributes:

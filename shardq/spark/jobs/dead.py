@@ -21,21 +21,21 @@ from shardq.lifecycle.fate import OUT_OF_ATTEMPTS
 from shardq.model.times import ceil_ms, iso
 from shardq.records.ledger import CLOCK_AHEAD_MS
 from shardq.spark import acts
-from shardq.spark.acts import Plan
+from shardq.spark.acts import RunHeader
 from shardq.spark.bins import tasks_of
 from shardq.spark.columns import columns_in
 from shardq.spark.complaint import translated
 from shardq.spark.options import REDRIVE
-from shardq.spark.outcome import Outcome
+from shardq.spark.outcome import JobOutcome
 from shardq.spark.queue import FORMAT
-from shardq.spark.runs import Run
+from shardq.spark.runs import SparkRun
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pyspark.sql import Column, DataFrame
 
-    from shardq.spark.pieces import Tally
+    from shardq.spark.pieces import WriteTally
     from shardq.spark.queue import SparkQueue
 
 RATE = 2_000
@@ -60,7 +60,7 @@ _MASKS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class ErrorGroup:
     """Dead messages of one kind of error.
 
     Attributes:
@@ -81,7 +81,7 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class DeadTable(Outcome):
+class DeadTable(JobOutcome):
     """The dead messages of a queue, by their errors.
 
     Attributes:
@@ -91,7 +91,7 @@ class DeadTable(Outcome):
 
     also = ("messages",)
     queue: str
-    groups: Sequence[Group]
+    groups: Sequence[ErrorGroup]
 
     @property
     def messages(self) -> int:
@@ -118,7 +118,7 @@ class DeadTable(Outcome):
 
 
 @dataclass(frozen=True, slots=True)
-class DeadReport(Outcome):
+class DeadReport(JobOutcome):
     """What a redrive or a purge has done, or would do.
 
     Attributes:
@@ -271,7 +271,7 @@ def table(queue: SparkQueue, *, where: Column | str | None = None) -> DeadTable:
         times = {name: F.unix_millis(name) for name in ("first_died", "last_died")}
         rows = found.withColumns(times).collect()
     made = [
-        Group(
+        ErrorGroup(
             row["error"],
             row["messages"],
             _said(row["first_died"]),
@@ -310,7 +310,7 @@ def act_on(
         if dry_run:
             return DeadReport(queue.name, act, "", chosen.count(), is_dry=True)
     if run is not None:
-        known = Run.read(run)
+        known = SparkRun.read(run)
         known.check_time(queue.place().clock.now_us())
         known.check_begun(queue.place().store, queue.name)
         plan = acts.planned(queue.place(), queue.name, known)
@@ -328,8 +328,8 @@ def act_on(
             return DeadReport(queue.name, act, "", 0)
         register, now_us = queue.register(), queue.place().clock.now_us()
         if run is None:
-            known = Run.new(max(now_us, register.settings.purged_before_us))
-        wanted = Plan(
+            known = SparkRun.new(max(now_us, register.settings.purged_before_us))
+        wanted = RunHeader(
             act,
             rows=count,
             until_ms=ceil_ms(now_us) + CLOCK_AHEAD_MS,
@@ -344,12 +344,12 @@ def act_on(
         chosen.unpersist()
 
 
-def _agreed(queue: SparkQueue, run: Run, plan: Plan, act: str) -> Plan:
+def _agreed(queue: SparkQueue, run: SparkRun, plan: RunHeader, act: str) -> RunHeader:
     """The plan that a run has, or gets."""
     return acts.plan_run(queue.place(), queue.register(), run, replace(plan, act=act))
 
 
-def _carry_out(queue: SparkQueue, run: Run, plan: Plan, chosen: DataFrame) -> Tally:
+def _carry_out(queue: SparkQueue, run: SparkRun, plan: RunHeader, chosen: DataFrame) -> WriteTally:
     bins = min(2 * tasks_of(queue.spark), plan.parts)
     writer = laid_out(chosen, plan.parts, bins).write.format(FORMAT).mode("append")
     writer.options(store=queue.store, queue=queue.name, act=plan.act, run=run.id)
@@ -365,7 +365,9 @@ def _carry_out(queue: SparkQueue, run: Run, plan: Plan, chosen: DataFrame) -> Ta
     return acts.actor_of(queue.place(), queue.name, run, plan).total(is_over=True)
 
 
-def _report(queue: SparkQueue, run: Run, plan: Plan, done: Tally, left: int) -> DeadReport:
+def _report(
+    queue: SparkQueue, run: SparkRun, plan: RunHeader, done: WriteTally, left: int
+) -> DeadReport:
     is_back = plan.act == REDRIVE and done.rows > 0
     return DeadReport(
         queue.name,
@@ -386,7 +388,7 @@ def _has_died(queue: SparkQueue) -> bool:
     return queue.register().dead_if_made() is not None
 
 
-def _by_messages(group: Group) -> tuple[int, str]:
+def _by_messages(group: ErrorGroup) -> tuple[int, str]:
     return -group.messages, group.error
 
 

@@ -22,7 +22,7 @@ from shardq.model.times import iso, moment_of, span
 from shardq.pictures import plots
 from shardq.pictures.page import Picture, page, section, table
 from shardq.records.ledger import CLOCK_AHEAD_MS, End, kept_for, span_of
-from shardq.spark.outcome import Outcome
+from shardq.spark.outcome import JobOutcome
 
 if TYPE_CHECKING:
     from datetime import date, datetime
@@ -211,7 +211,7 @@ class Ends(NamedTuple):
     messages: int
 
 
-class Lateness(NamedTuple):
+class LatenessCount(NamedTuple):
     """How many messages were late by so many milliseconds at most; None: above the last bound."""
 
     upto_ms: int | None
@@ -226,7 +226,7 @@ class Attempts(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class HistoryReport(Outcome):
+class HistoryReport(JobOutcome):
     """What became of the messages of a queue.
 
     Attributes:
@@ -248,7 +248,7 @@ class HistoryReport(Outcome):
     by: By
     days: tuple[Day, ...]
     hours: tuple[Ends, ...]
-    lateness: tuple[Lateness, ...]
+    lateness: tuple[LatenessCount, ...]
     attempts: tuple[Attempts, ...]
 
     @property
@@ -374,6 +374,6 @@ def run(
         by,
         told,
         tuple(Ends(moment_of(at_ms), fate, count) for at_ms, fate, count in ends),
-        tuple(Lateness(*line) for line in late),
+        tuple(LatenessCount(*line) for line in late),
         tuple(Attempts(*line) for line in tried),
     )

@@ -31,9 +31,9 @@ from shardq.spark import runs
 from shardq.spark.asked import REASON, ROW
 from shardq.spark.complaint import translated
 from shardq.spark.options import PUT, UNDO
-from shardq.spark.outcome import Outcome, plain
-from shardq.spark.pieces import PIECE_ROWS, UNDO_BEFORE, PiecesDone, Tally
-from shardq.spark.runs import PLAN, UNDONE, Run
+from shardq.spark.outcome import JobOutcome, plain
+from shardq.spark.pieces import PIECE_ROWS, UNDO_BEFORE, PiecesDone, WriteTally
+from shardq.spark.runs import PLAN, UNDONE, SparkRun
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from shardq.model.times import Due
     from shardq.records.register import Register
-    from shardq.spark.asked import Asked
+    from shardq.spark.asked import FrameColumns
     from shardq.spark.queue import SparkQueue
 
 _BIN_ROWS = 10_000
@@ -57,7 +57,7 @@ _RATE_MAX = 1e9
 _FORMAT = "shardq"
 
 
-class Minute(NamedTuple):
+class PlannedMinute(NamedTuple):
     """A minute of a queue, by its begin, and how many messages come due in it."""
 
     minute: datetime
@@ -65,7 +65,7 @@ class Minute(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Preview(Outcome):
+class Preview(JobOutcome):
     """What a run would write.
 
     Attributes:
@@ -87,7 +87,7 @@ class Preview(Outcome):
     bytes: int
     first_due: datetime | None
     last_due: datetime | None
-    hottest: tuple[Minute, ...]
+    hottest: tuple[PlannedMinute, ...]
     bins: tuple[int, ...]
 
     def line(self) -> str:
@@ -112,7 +112,7 @@ class Preview(Outcome):
 
 
 @dataclass(frozen=True, slots=True)
-class Report(Outcome):
+class Report(JobOutcome):
     """What a run has done.
 
     Attributes:
@@ -125,7 +125,7 @@ class Report(Outcome):
 
     run: str
     queue: str
-    tally: Tally
+    tally: WriteTally
     bad: Mapping[str, int] = field(default_factory=dict)
     act: str = PUT
 
@@ -189,8 +189,8 @@ class Plan:
         self,
         queue: SparkQueue,
         frame: DataFrame,
-        asked: Asked,
-        run: Run,
+        asked: FrameColumns,
+        run: SparkRun,
         register: Register,
         *,
         act: str = PUT,
@@ -253,14 +253,14 @@ class Plan:
                 f"{first}; nothing was written. Mend them, or leave them out with skip_bad."
             )
         self._agree(preview)
-        tally = Tally()
+        tally = WriteTally()
         if preview.rows:
             part = f"report/{secrets.token_hex(4)}"
             # Of a thread that is not the main one Spark knows no session until it has made one.
             self.queue.spark.createDataFrame([(1,)], "one INT")
             with translated():
                 self.writer(part).save()
-            tally = Tally.of(self._line(part))
+            tally = WriteTally.of(self._line(part))
         return Report(self.run_id, self.queue.name, tally, preview.bad, self._act)
 
     def done(self, preview: Preview) -> PiecesDone:
@@ -333,7 +333,7 @@ class Plan:
             moment_of(min(one["first"] for one in good)) if good else None,
             moment_of(max(one["last"] for one in good)) if good else None,
             tuple(
-                Minute(moment_of(self._layout.start_ms(minute)), number)
+                PlannedMinute(moment_of(self._layout.start_ms(minute)), number)
                 for number, minute in hottest[:_HOTTEST]
             ),
             (),
@@ -429,7 +429,7 @@ class _Counted:
 def plan(
     queue: SparkQueue,
     frame: DataFrame,
-    asked: Asked,
+    asked: FrameColumns,
     *,
     act: str = PUT,
     rate: float | None = None,
@@ -457,7 +457,7 @@ def plan(
     return Plan(queue, frame, asked, found, register, act=act, rate=rate, bins=bins)
 
 
-def run_of(queue: SparkQueue, register: Register, run: str | None, as_of: Due | None) -> Run:
+def run_of(queue: SparkQueue, register: Register, run: str | None, as_of: Due | None) -> SparkRun:
     """The run that is asked for, or a new one.
 
     Raises:
@@ -467,12 +467,12 @@ def run_of(queue: SparkQueue, register: Register, run: str | None, as_of: Due | 
     if run is not None and as_of is not None:
         raise UsageError("give run or as_of, not both: a run's name has its time.")
     if run is not None:
-        found = Run.read(run)
+        found = SparkRun.read(run)
     elif as_of is not None:
-        found = Run.at(read_due_ms(as_of, name="as_of") * 1_000)
+        found = SparkRun.at(read_due_ms(as_of, name="as_of") * 1_000)
     else:
         # What is put after a purge is not what that meant, wherever the clock was set since.
-        return Run.new(max(now_us, register.settings.purged_before_us))
+        return SparkRun.new(max(now_us, register.settings.purged_before_us))
     found.check_time(now_us)
     found.check(queue.name, register.settings)
     found.check_begun(queue.place().store, queue.name)

@@ -28,7 +28,7 @@ from shardq.model.times import LATEST_MS, due_ms, duration_ms, duration_text, is
 from shardq.pictures import plots
 from shardq.pictures.page import Picture, page, section, table
 from shardq.spark import expressions
-from shardq.spark.outcome import Outcome, plain
+from shardq.spark.outcome import JobOutcome, plain
 from shardq.spark.spread import Spread
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ class Need(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class SimulateReport(Outcome):
+class SimulateReport(JobOutcome):
     """How made-up timers lie in a queue.
 
     Attributes:

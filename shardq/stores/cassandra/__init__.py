@@ -41,7 +41,7 @@ from shardq.model.ids import birth_us
 from shardq.stores import steps
 from shardq.stores.cassandra import schema
 from shardq.stores.cassandra.address import Address, read_url
-from shardq.stores.cassandra.history import History
+from shardq.stores.cassandra.history import Logs
 from shardq.stores.cassandra.leases import Leases
 from shardq.stores.cassandra.registers import Registers
 from shardq.stores.cassandra.rows import Rows
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
     from shardq.model.message import Row
     from shardq.model.shard import Position
-    from shardq.stores.store import Mark, Move
+    from shardq.stores.store import Mark, RowMove
     from shardq.stores.tables import Change, K, Refused, Table, V
 
 __all__ = ["Address", "CassandraStore"]
@@ -66,7 +66,7 @@ _TIME_SECONDS = 1.0
 """A slower answer says nothing about a node's clock."""
 
 
-class CassandraStore(Rows, Leases, Registers, History):
+class CassandraStore(Rows, Leases, Registers, Logs):
     """The store of `shardq.stores.store` on Cassandra 4.1, 5.0 or newer.
 
     A deleted row stays deleted, however often and late its insert is repeated, by any clock.
@@ -140,7 +140,7 @@ class CassandraStore(Rows, Leases, Registers, History):
 
     def move_once(
         self,
-        moves: Sequence[Move],
+        moves: Sequence[RowMove],
         marks: Mapping[Position, Sequence[Mark]],
         ttl_ms: int,
     ) -> set[Position]:
@@ -153,9 +153,9 @@ class CassandraStore(Rows, Leases, Registers, History):
         steps.follow(self, done)
         return refused
 
-    def move(self, moves: Iterable[Move]) -> None:
+    def move(self, moves: Iterable[RowMove]) -> None:
         """Write new rows and delete old ones; moves with a note step by step."""
-        noted: list[Move] = []
+        noted: list[RowMove] = []
         super().move(_without_notes(moves, noted))
         if noted:
             steps.move_noted(self, noted)
@@ -187,7 +187,7 @@ class CassandraStore(Rows, Leases, Registers, History):
         return self.address.shown
 
 
-def _without_notes(moves: Iterable[Move], noted: list[Move]) -> Iterator[Move]:
+def _without_notes(moves: Iterable[RowMove], noted: list[RowMove]) -> Iterator[RowMove]:
     """The moves without a note; adds the others to `noted`."""
     for move in moves:
         if move.note is None:

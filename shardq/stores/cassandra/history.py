@@ -70,7 +70,7 @@ _FIND = _MARKS + "AND minute = ? AND part = ? AND id IN ?"
 _READ = _MARKS + "AND minute IN ? AND part IN ?"
 
 
-class History:
+class Logs:
     """The verbs on the ledger.
 
     Args:

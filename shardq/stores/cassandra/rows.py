@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from cassandra.query import BoundStatement
 
     from shardq.stores.cassandra.session import Session, Write
-    from shardq.stores.store import Move
+    from shardq.stores.store import RowMove
 
 log = logging.getLogger(__name__)
 
@@ -162,9 +162,9 @@ class Rows:
         """Delete rows a second after their births."""
         self._session.write(self._deletes(positions))
 
-    def move(self, moves: Iterable[Move]) -> None:
+    def move(self, moves: Iterable[RowMove]) -> None:
         """Write new rows and delete old ones: in logged batches or, if too large, in that order."""
-        large: list[Move] = []
+        large: list[RowMove] = []
         noted: set[Shard] = set()
         self._session.write(self._moves(moves, large, noted), window=MOVE_WINDOW)
         self._minutes.remember(noted)
@@ -304,7 +304,9 @@ class Rows:
                 count = 0
         yield from self._packed(map(_delete_piece, waiting.items()))
 
-    def _moves(self, moves: Iterable[Move], large: list[Move], noted: set[Shard]) -> Iterator[Any]:
+    def _moves(
+        self, moves: Iterable[RowMove], large: list[RowMove], noted: set[Shard]
+    ) -> Iterator[Any]:
         """Batches of moves, and of the notes of their new shards.
 
         Args:
@@ -312,7 +314,7 @@ class Rows:
             large: Gets the moves that are too large for a batch.
             noted: Gets the shards that are noted.
         """
-        batch: list[Move] = []
+        batch: list[RowMove] = []
         batch_bytes = 0
         for move in moves:
             size = _size(move.new) + _TOMBSTONE_BYTES + len(move.old.shard.queue)
@@ -329,7 +331,7 @@ class Rows:
         if batch:
             yield self._moved(batch, noted)
 
-    def _moved(self, moves: list[Move], noted: set[Shard]) -> Any:
+    def _moved(self, moves: list[RowMove], noted: set[Shard]) -> Any:
         """One batch of moves. It also notes shards that other batches note, which may fail."""
         writes = _move_writes(moves)
         mine: set[Shard] = set()
@@ -677,7 +679,7 @@ def _delete_piece(waiting: tuple[Shard, list[Position]]) -> _Piece:
     return _Piece(key, [_delete_write(key, positions)], size)
 
 
-def _move_writes(moves: list[Move]) -> list[Write]:
+def _move_writes(moves: list[RowMove]) -> list[Write]:
     writes: list[Write] = []
     new: dict[Shard, list[Row]] = {}
     old: dict[Shard, list[Position]] = {}

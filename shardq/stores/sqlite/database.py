@@ -20,8 +20,8 @@ from weakref import WeakValueDictionary
 from shardq import locks
 from shardq.errors import SchemaMissing, StoreRefused, StoreUnavailable
 from shardq.stores.sqlite import schema
-from shardq.stores.sqlite.failures import Failures
-from shardq.stores.sqlite.file import File, Opened
+from shardq.stores.sqlite.failures import DatabaseFailures
+from shardq.stores.sqlite.file import File, OpenedFile
 from shardq.stores.sqlite.turn import Turn
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ _WAL_TRIES = 100
 """Tries to change to WAL while other processes are opening the new file too."""
 
 
-class _Channel(Opened):
+class _Channel(OpenedFile):
     """One connection, and the lock of the threads that share it.
 
     Attributes:
@@ -92,7 +92,7 @@ class Database:
         self._writer = _Channel()
         self._reader = self._writer if path is None else _Channel()
         self._channels = {self._writer, self._reader}
-        self._failures = Failures(self._file, self._writer, self._channels, busy_ms)
+        self._failures = DatabaseFailures(self._file, self._writer, self._channels, busy_ms)
         self._turn = Turn(None, self._writer.lock)
         self._halted: list[_Channel] = []
         """Channels whose locks a fork under way has taken."""

@@ -38,11 +38,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from shardq.errors import ShardqError
-    from shardq.stores.sqlite.file import File, Opened
+    from shardq.stores.sqlite.file import File, OpenedFile
 
 
 @dataclass(frozen=True, slots=True)
-class Failures:
+class DatabaseFailures:
     """The errors of one database.
 
     Attributes:
@@ -53,8 +53,8 @@ class Failures:
     """
 
     file: File
-    writer: Opened
-    connections: Collection[Opened]
+    writer: OpenedFile
+    connections: Collection[OpenedFile]
     busy_ms: int
 
     @contextmanager

@@ -34,7 +34,7 @@ _LOOK_US = 100_000
 _MOUNTS = Path("/proc/self/mountinfo")
 
 
-class Opened:
+class OpenedFile:
     """A connection, and the files that had the names when it was opened.
 
     Attributes:
@@ -154,7 +154,7 @@ class File:
         with self._looking():
             return None if _has_log(self.path) else _state_of(self.path)
 
-    def remember(self, opened: Opened) -> None:
+    def remember(self, opened: OpenedFile) -> None:
         """Remember the files that were opened.
 
         Raises:
@@ -171,7 +171,7 @@ class File:
             if self.only_reads is None:
                 opened.beside = _inode_of(self.log_path), _inode_of(self.index_path)
 
-    def check(self, opened: Opened) -> None:
+    def check(self, opened: OpenedFile) -> None:
         """Raise `StoreCorrupt` if other processes find other files under the names.
 
         The names are looked up every 0.1 s. To do so each time would add a tenth to a single put,
@@ -190,7 +190,7 @@ class File:
         # Set last: after one call has found a file gone, no later call may succeed.
         opened.looked_us = now_us
 
-    def _check_beside(self, opened: Opened) -> None:
+    def _check_beside(self, opened: OpenedFile) -> None:
         log, index = opened.beside
         found = _inode_of(self.log_path), _inode_of(self.index_path)
         if opened.connection is None:

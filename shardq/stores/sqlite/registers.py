@@ -188,7 +188,7 @@ STATEMENTS: Final[dict[Table[Any, Any], Statements]] = {
 }
 
 
-class _Batch:
+class _ChangeBatch:
     """Changes of a transaction, compared with the records read, and written together.
 
     Args:
@@ -422,7 +422,7 @@ class SqliteRegisters:
         refused: Refused,
     ) -> list[Change]:
         """Apply the changes whose records are as they were seen; returns them."""
-        batch = _Batch(table, self._present(connection, table, changes))
+        batch = _ChangeBatch(table, self._present(connection, table, changes))
         done = []
         for change in changes:
             if batch.is_written(change):

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from shardq.model.shard import Position
-    from shardq.stores.store import Mark, Move, Slice
+    from shardq.stores.store import Mark, RowMove, Slice
     from shardq.stores.tables import Change
 
 NODE = "sqlite"
@@ -312,7 +312,7 @@ class SqliteStore(SqliteRegisters, SqliteHistory):
             self._count_read(len(found), "find")
         return found
 
-    def move(self, moves: Iterable[Move]) -> None:
+    def move(self, moves: Iterable[RowMove]) -> None:
         """Write each new row and delete its old one, in one transaction. Idempotent."""
         for batch in _cut(moves, _move_bytes):
             inserts = _inserts(move.new for move in batch)
@@ -325,7 +325,7 @@ class SqliteStore(SqliteRegisters, SqliteHistory):
 
     def move_once(
         self,
-        moves: Sequence[Move],
+        moves: Sequence[RowMove],
         marks: Mapping[Position, Sequence[Mark]],
         ttl_ms: int,
     ) -> set[Position]:
@@ -627,7 +627,7 @@ def _row_bytes(row: Row) -> int:
     return len(row[3]) + len(row[4] or "")
 
 
-def _move_bytes(move: Move) -> int:
+def _move_bytes(move: RowMove) -> int:
     return _row_bytes(move.new)
 
 
