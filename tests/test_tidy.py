@@ -7,6 +7,7 @@ import doctest
 import importlib
 import inspect
 import re
+from collections import defaultdict
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -65,6 +66,15 @@ CLOCK_CALLS = {"now", "utcnow", "today"}
 ROW_VERBS = {"move", "move_once", "delete"}
 SETTLING_ROOM = "lifecycle/settle.py"
 """Where rows move and go: what names them by their places is written before that."""
+
+TWINS = {
+    "aio/": "the twin of a class that users import",
+    "server/api/": "the name of a schema, which clients see",
+    "stores/sqlite/": "a store's half of a part that each store has",
+    "stores/cassandra/": "likewise, or what implements a protocol of the port",
+    "spark/": "`Preview` is public in both",
+}
+"""Folders whose classes may have the name of a class elsewhere, and why."""
 
 RIDDLES = {"Of", "As", "So", "Who", "Which"}
 """First words after which the thing that is described comes last, or never."""
@@ -337,6 +347,29 @@ def sleeps(path: Path) -> bool:
 def test_a_file_is_named_for_what_it_holds() -> None:
     every = [*MODULES, *TEST_MODULES, *SCRIPTS]
     assert [shown(path) for path in every if path.stem in VAGUE_NAMES] == []
+
+
+def test_no_two_classes_have_one_name() -> None:
+    found: dict[str, list[str]] = defaultdict(list)
+    for path in MODULES:
+        for node in tree_of(path).body:
+            if isinstance(node, ast.ClassDef):
+                found[node.name].append(path.relative_to(PACKAGE).as_posix())
+    several = {name: places for name, places in found.items() if len(places) > 1}
+    assert {"Queue", "Schedule"} <= several.keys()
+    alone = {
+        name: [place for place in places if not place.startswith(tuple(TWINS))]
+        for name, places in several.items()
+    }
+    assert [
+        f"{name}: {', '.join(places)}" for name, places in alone.items() if len(places) > 1
+    ] == []
+    # A folder may repeat names of others, and none of its own.
+    for folder in TWINS:
+        own = [name for name, places in several.items() for p in places if p.startswith(folder)]
+        assert sorted(own) == sorted(set(own))
+    in_spark = {name for name, places in several.items() for p in places if p.startswith("spark/")}
+    assert in_spark == {"Preview"}
 
 
 def test_what_a_docstring_shows_is_so() -> None:
