@@ -783,14 +783,14 @@ class Queue(Scheduled):
         since: Due | Duration | None = None,
         until: Due | Duration | None = None,
     ) -> Iterator[Record]:
-        """What became of a message, or of all that entered in a span.
+        """What became of a message, or of all messages that entered in a span.
 
-        Of a queue that keeps a `history`. A message that died is also in that of `dead`.
+        Needs a queue made with `history`. A message that died is also in the history of `dead`.
 
         Args:
-            message_id: Which one; None: all of the span. An id that `put` made is found at once,
-                one that was given to it is looked for in the span. Where there is none of that id,
-                the key of a message that has not ended, or is dead, stands for its id.
+            message_id: The message's id; None: all of the span. An id that `put` made is found at
+                once, one that was given to `put` is looked for in the span. If no message has that
+                id, it is taken for the key of a message that has not ended, or is dead.
             since: From when on, or how long ago; where None, as far back as the history goes.
             until: Up to when; None: now.
 

@@ -212,7 +212,7 @@ def work(
     if probed is not None and is_supervised:
         with closing(probed):
             supervisor = Supervisor(
-                # The very same program: each process knows by its line that it is one of several.
+                # The same command: the supervisor's line tells each process that it is one.
                 [sys.executable, *sys.orig_argv[1:]],
                 processes=processes or 1,
                 deadline_s=deadline_s,

@@ -342,7 +342,7 @@ class Engine:
         return self.news.is_regular and not (self.news.is_near or is_over)
 
     def flush(self, *, everything: bool = False) -> None:
-        """Store all outcomes by `Outbox.flush`, and act on what has happened."""
+        """Store all outcomes by `Outbox.flush`; report the dead, and take in rows that moved."""
         if self.home.meter.is_on:
             self._measure()
         happened = self.outbox.flush(everything=everything)

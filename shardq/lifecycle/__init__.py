@@ -5,8 +5,9 @@
  fate      how a delivery ended ─► planner  plans the row's change ─► settle  carries it out once
  receipts  settles by receipt      keyed     cancels, moves and edits by key
  batch     rows of one put_many    home      what works on a queue shares
- redrive   puts dead messages back pointers  writes keys as rows move or end
+ forwarding  moves messages into other queues     pointers  writes keys as rows move or end
  hub       gathers puts and acks of many threads
  moves     moves under way         pauses    pauses between tries that others outran
+ cap       the limit of what waits  traced   puts with spans
 ```
 """

@@ -1,7 +1,8 @@
 """How deliveries end, and what follows for those that were not acked.
 
 `engine/handing/outcome.py` reads the outcome from a handler, and `planner.py` plans the change of
-the row.
+the row. `decided` buries a message after its last attempt; `engine/storing/outbox.py` buries one
+whose last attempt left no outcome, and `tasks/runner.py` judges jobs by their own attempts.
 """
 
 from __future__ import annotations

@@ -426,7 +426,7 @@ class Settler:
 
     def _remove(self, rows: Sequence[Row], fate: End | None) -> None:
         self._pointers.before_end(rows, fate)
-        # A message whose name is free never begins, though its row may still exist.
+        # Names are freed first: a message that has lost its name never begins, whatever its row.
         is_begun = fate is not End.DEAD and any(map(_key_of, rows))
         with begun("the names are free") if is_begun else nullcontext():
             self._store.delete([row.position for row in rows])

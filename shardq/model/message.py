@@ -171,7 +171,7 @@ class Row(NamedTuple):
 
     @property
     def holder(self) -> str | None:
-        """The member that holds the delivery under way; None: it is no claim."""
+        """The member or caller that has the delivery under way; None if the row is no claim."""
         found = self._went_on()
         return self.claim if found is None else found[1]
 

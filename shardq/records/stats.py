@@ -477,7 +477,10 @@ class StatsLog:
         self._begin_row()
 
     def _begin_row(self) -> None:
-        """Begin a row. The caller has the lock; all counts are stored, or in `_ended`."""
+        """Begin a new row, with counts of zero; those of the last one are stored or in `_ended`.
+
+        The caller has the lock.
+        """
         # No two rows of a process share a name, whatever the clock is set to.
         self.row_name: str = f"{self._member}~{self._rows}" if self._rows else self._member
         self._rows += 1

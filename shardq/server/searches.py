@@ -106,7 +106,7 @@ def _home(opened: Queue, *, where: str) -> QueueHome:
 def _part(
     opened: Queue, *, wanted: str, where: str, after: choosing.Place | None
 ) -> choosing.Chosen | None:
-    """Look at the next messages; None where there are none of that kind."""
+    """Look at the next messages of the queue, or of its dead ones; None if it has no dead ones."""
     is_dead = where == "dead"
     if is_dead and not has_own_dead(opened):
         return None

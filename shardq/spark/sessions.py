@@ -195,7 +195,7 @@ def java_home(cache: Path) -> Path:
     launcher = home / "bin" / "java"
     if not launcher.exists():
         launcher.parent.mkdir(parents=True, exist_ok=True)
-        # Whole or not at all: others may start one at the same time.
+        # Written beside it, then renamed: other processes may make this launcher at the same time.
         partial = launcher.with_name(f"java.{os.getpid()}")
         partial.write_text(text)
         partial.chmod(0o755)

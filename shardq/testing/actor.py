@@ -103,7 +103,7 @@ class Actor:
             self.is_firing = False
 
     def pass_to(self, until_us: int) -> None:
-        """Prepare for time that passes until then, epoch microseconds."""
+        """Prepare for the time until `until_us`, epoch microseconds, to pass."""
         with suppress(StoreUnavailable, StoreTimeout):
             self._engine.rest.pass_to(until_us // 1_000)
 

@@ -268,7 +268,7 @@ class Case:
         if source is None or not new.sender or new.sender in (STEWARD, *self.putters):
             return False
         rows = source.row, new.row
-        if last_error(new.row)[0] == BEHIND_A_RUN:
+        if last_error(new.row)[0] == BEHIND_A_RUN and new.row.error != source.row.error:
             return False
         if any(r.claim or r.group or r.shard.queue != QUEUE or r.key != new.row.key for r in rows):
             return False

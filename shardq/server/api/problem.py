@@ -160,7 +160,7 @@ _FIELDS = frozenset(
     {
         *("due", "delay", "priority", "group", "headers", "key", "max_wait", "unique_for"),
         *("max", "visibility", "wait", "per_group", "limit", "horizon", "since", "until"),
-        *("every", "cron", "tz", "start", "end", "count", "on_conflict"),
+        *("every", "cron", "tz", "start", "end", "count", "on_conflict", "expires"),
         *("lanes", "bands", "minute", "offset", "attempts", "backoff", "backoff_max", "hold"),
         *("lease", "group_lanes", "history", "keyed"),
     }

@@ -412,7 +412,10 @@ class Rows:
         return dict(sorted(tallies.items()))
 
     def _counted(self, wanted: Slice) -> Iterator[tuple[Shard, int, int, int, int]]:
-        """Shard, rows and notes, notes, claims and waits; a shard may come in several parts."""
+        """For each shard: the shard, its rows with notes, notes alone, claims and waits.
+
+        A shard may come in several parts, which are added up.
+        """
         for page in self._pages(_COUNTS, [(Stretch.of(wanted), None)], "count"):
             for minute, lane, *counts in page:
                 yield Shard(wanted.queue, minute, lane), *counts
@@ -567,7 +570,7 @@ class Rows:
     def _first_in_parts(
         self, after: int, until: int, parts: Iterable[Stretch]
     ) -> list[tuple[Any, ...]]:
-        """The first row of the only shard in a part of the ring."""
+        """The first row between two tokens so near that one shard is left between them."""
         for part in parts:
             try:
                 firsts = list(self._firsts(after, until, part))
