@@ -76,7 +76,7 @@ def wait():
 
 signal.signal(signal.SIGTERM, heed)
 signal.signal(signal.SIGINT, heed)
-line = lines.Line.inherited()
+line = lines.ProcessLine.inherited()
 line.on_lost(lambda: os.write(writer, b"x"), 0.1)
 """
 """What each script begins with: `wait()` returns when it is to end."""

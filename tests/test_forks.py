@@ -415,10 +415,10 @@ def test_a_call_that_waits_at_a_fork_fails_in_the_child_and_goes_on_in_its_paren
     tmp_path: Path,
 ) -> None:
     script = """
-    from shardq.engine.handing.caller import Caller
+    from shardq.engine.handing.caller import ReceiveCall
 
     over = threading.Event()
-    caller = Caller(1, 60_000, 0, on_over=over.set)
+    caller = ReceiveCall(1, 60_000, 0, on_over=over.set)
     queue._receiver.ask(caller)
 
     def child():
