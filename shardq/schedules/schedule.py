@@ -575,10 +575,11 @@ class Book:
             if self._fires_soon(record):
                 # Another member may be writing these jobs, and a changed schedule has others.
                 self._firing.fire([name], ahead_ms=_SOON_MS)
-                if self._record(name).next_ms != record.next_ms:
+                fired = self._record(name)
+                if fired.next_ms != record.next_ms:
                     continue
                 # Its trigger fails, say: no member fires it either.
-                record = self._record(name)
+                record = fired
             self._use_lane_of(made)
             after = record.changed(made, self._clock.now_ms())
             if self._write(ScheduleWrite(name, record, after)):

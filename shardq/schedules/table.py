@@ -92,19 +92,18 @@ class ScheduleTable:
 
         A schedule that has ended keeps its record if code has declared it.
         """
-        if not ended:
-            return sorted(self.times())
-        return sorted(
-            name for some in self._store.notes_of(NEXTS, self._buckets).values() for name in some
-        )
+        return sorted(self.times(ended=ended))
 
-    def times(self) -> dict[str, int | None]:
-        """The name of each schedule, even if damaged -> its next fire time, epoch milliseconds."""
+    def times(self, *, ended: bool = False) -> dict[str, int | None]:
+        """The name of each schedule, even if damaged -> its next fire time, epoch milliseconds.
+
+        With `ended` also of ended ones, whose time means nothing.
+        """
         return {
             name: next_ms
             for some in self._store.notes_of(NEXTS, self._buckets).values()
             for name, next_ms in some.items()
-            if next_ms != _ENDED
+            if ended or next_ms != _ENDED
         }
 
     def nexts(self, bucket: int) -> dict[str, int | None]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from shardq import locks
 from shardq.engine.handing.hanging import span_text
-from shardq.errors import ShardqError, StoreTimeout, StoreUnavailable, UnknownQueue
+from shardq.errors import ShardqError, UnknownQueue
 from shardq.model.key import BUCKETS
 from shardq.schedules.firing.firing import ScheduleFiring
 from shardq.schedules.firing.upcoming import NEVER_MS, Upcoming
@@ -176,24 +176,18 @@ class Firer:
             return _OPEN_S
         try:
             return self._step()
-        except (StoreUnavailable, StoreTimeout) as error:
-            what = "tried again"
-            failure: ShardqError = error
         except UnknownQueue as error:
             log.info("schedules of queue %s: %s", self._register.name, error)
             return _OPEN_S
         except ShardqError as error:
-            what = "not fired, and tried again"
-            failure = error
-        self._pause_s = min(max(2 * self._pause_s, _PAUSE_MIN_S), _PAUSE_MAX_S)
-        log.warning(
-            "schedules of queue %s: %s in %.1f s: %s",
-            self._register.name,
-            what,
-            self._pause_s,
-            failure,
-        )
-        return self._pause_s
+            self._pause_s = min(max(2 * self._pause_s, _PAUSE_MIN_S), _PAUSE_MAX_S)
+            log.warning(
+                "schedules of queue %s: tried again in %.1f s: %s",
+                self._register.name,
+                self._pause_s,
+                error,
+            )
+            return self._pause_s
 
     def _step(self) -> float:
         self._upcoming.look()
