@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from msgspec import Meta, Struct
@@ -14,20 +15,26 @@ from shardq.records.accounts import DEPTH_MAX, RATE_MAX, Accounts
 from shardq.records.actions import What
 from shardq.server import signed
 from shardq.server.api.problem import Refused
-from shardq.server.api.route import Route, RouteCall, json_of
+from shardq.server.api.route import RouteCall, json_of, route
 from shardq.server.api.shapes import Span, Time
 from shardq.server.refusals import AccessDenied
+from shardq.server.web import Response
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from shardq.records.accounts import Account as FoundAccount
     from shardq.records.accounts import AccountKey, IssuedKey
-    from shardq.server.web import Response
 
 R = TypeVar("R")
 
 _NO_STORE = ("cache-control", "no-store")
+
+
+_ACCOUNT = "/v1/accounts/{account}"
+_KEYS = _ACCOUNT + "/keys"
+_admin = partial(route, level=Level.MANAGE, is_admin=True)
+"""Makes a handler that of a route of the admin part."""
 
 
 class Account(Struct):
@@ -186,12 +193,14 @@ class SignedUrl(Struct):
     end: Time
 
 
+@_admin("GET", "/v1/accounts")
 async def list_accounts(call: RouteCall[None, None]) -> AccountList:
     """The accounts that the caller may look at: all, or its own."""
     found = await _done(call, lambda home: home.all_accounts())
     return AccountList([_account_of(one) for one in found if _is_own(call, one.id)])
 
 
+@_admin("PUT", _ACCOUNT, what=What.ACCOUNT_CREATE)
 async def put_account(call: RouteCall[None, NewAccount]) -> Account:
     """Make an account, or find the one of that name."""
     check_server(call)
@@ -199,6 +208,7 @@ async def put_account(call: RouteCall[None, NewAccount]) -> Account:
     return _account_of(await _done(call, lambda home: home.create(name, call.body.id)))
 
 
+@_admin("GET", _KEYS)
 async def list_keys(call: RouteCall[None, None]) -> Keys:
     """The keys of an account, without their secrets."""
     account = await _account(call)
@@ -206,6 +216,7 @@ async def list_keys(call: RouteCall[None, None]) -> Keys:
     return Keys([_key_of(call, one) for one in found if one.account == account.id])
 
 
+@_admin("POST", _KEYS, answer=Issued, status=201, what=What.KEY_ADD)
 async def add_key(call: RouteCall[None, NewKey]) -> Response:
     """Make a key of an account; its secret is shown once.
 
@@ -235,6 +246,7 @@ async def add_key(call: RouteCall[None, NewKey]) -> Response:
     return _issued(call, issued)
 
 
+@_admin("POST", _KEYS + "/{key}/rotate", answer=Issued, status=201, what=What.KEY_ROTATE)
 async def rotate_key(call: RouteCall[None, Rotation]) -> Response:
     """Give a key another secret, shown once; the one before stays valid for a while."""
     key = await _key(call)
@@ -245,6 +257,7 @@ async def rotate_key(call: RouteCall[None, Rotation]) -> Response:
     return _issued(call, await _done(call, lambda home: home.rotate(key.id, keep_ms)))
 
 
+@_admin("DELETE", _KEYS + "/{key}", what=What.KEY_REVOKE)
 async def revoke_key(call: RouteCall[None, None]) -> Key:
     """Revoke a key for good, and the urls that were signed for it, within 5 seconds."""
     key = await _key(call)
@@ -252,6 +265,7 @@ async def revoke_key(call: RouteCall[None, None]) -> Key:
     return _key_of(call, await _done(call, lambda home: home.revoke(key.id)))
 
 
+@_admin("POST", "/v1/sign", answer=SignedUrl, status=201, what=What.SIGN)
 async def sign_url(call: RouteCall[None, NewUrl]) -> Response:
     """Sign a url: whoever has it may do what it allows, without a key, until its end.
 
@@ -371,31 +385,3 @@ def _issued(call: RouteCall[Any, Any], issued: IssuedKey) -> Response:
     made = json_of(Issued(_key_of(call, issued.key), issued.secret, issued.token), 201)
     made.headers.append(_NO_STORE)
     return made
-
-
-_ACCOUNT = "/v1/accounts/{account}"
-_KEYS = _ACCOUNT + "/keys"
-
-
-def _route(method: str, path: str, handler: Any, **more: Any) -> Route:
-    """A route of the admin part."""
-    return Route(method, path, Level.MANAGE, handler, is_admin=True, **more)
-
-
-ROUTES = [
-    _route("GET", "/v1/accounts", list_accounts, answer=AccountList),
-    _route("PUT", _ACCOUNT, put_account, body=NewAccount, answer=Account, what=What.ACCOUNT_CREATE),
-    _route("GET", _KEYS, list_keys, answer=Keys),
-    _route("POST", _KEYS, add_key, body=NewKey, answer=Issued, status=201, what=What.KEY_ADD),
-    _route(
-        "POST",
-        _KEYS + "/{key}/rotate",
-        rotate_key,
-        body=Rotation,
-        answer=Issued,
-        status=201,
-        what=What.KEY_ROTATE,
-    ),
-    _route("DELETE", _KEYS + "/{key}", revoke_key, answer=Key, what=What.KEY_REVOKE),
-    _route("POST", "/v1/sign", sign_url, body=NewUrl, answer=SignedUrl, status=201, what=What.SIGN),
-]

@@ -10,7 +10,7 @@ from msgspec import Meta, Struct
 from shardq.model.grants import Level
 from shardq.model.times import asked_ms, iso
 from shardq.server.api.accounts import check_server
-from shardq.server.api.route import Route, RouteCall
+from shardq.server.api.route import RouteCall, route
 from shardq.server.api.shapes import MANY_MAX, Time
 
 if TYPE_CHECKING:
@@ -61,6 +61,7 @@ class Actions(Struct):
     actions: list[Action]
 
 
+@route("GET", "/v1/actions", Level.MANAGE, is_admin=True)
 async def list_actions(call: RouteCall[ActionsQuery, None]) -> Actions:
     """Commands that changed or removed something in the last 90 days, the last one first."""
     check_server(call)
@@ -77,16 +78,3 @@ async def list_actions(call: RouteCall[ActionsQuery, None]) -> Actions:
 
 def _action_of(found: FoundAction) -> Action:
     return Action(iso(found.at_ms), found.who, found.via, found.what, found.object, found.outcome)
-
-
-ROUTES = [
-    Route(
-        "GET",
-        "/v1/actions",
-        Level.MANAGE,
-        list_actions,
-        query=ActionsQuery,
-        answer=Actions,
-        is_admin=True,
-    )
-]

@@ -17,7 +17,7 @@ from shardq.model.grants import Level
 from shardq.model.times import duration_ms, iso
 from shardq.schedules.triggers.zones import zone_name, zone_of
 from shardq.server.answers import AskedQueues
-from shardq.server.api.route import Route, RouteCall
+from shardq.server.api.route import RouteCall, route
 from shardq.server.api.shapes import Span, Time, Wait, within_s
 
 if TYPE_CHECKING:
@@ -180,6 +180,7 @@ class _Ahead:
     hot: Sequence[Hot]
 
 
+@route("GET", "/v1/calendar", Level.GET)
 async def get_calendar(call: RouteCall[CalendarQuery, None]) -> Calendar:
     """The messages that come due, and the firings of schedules, in each minute, hour or day."""
     query, site = call.query, call.site
@@ -295,8 +296,3 @@ def _hot_of(run: Hot, queue: str) -> HotMinutes:
         done=None if run.done_ms is None else iso(run.done_ms),
         late_ms=run.late_ms,
     )
-
-
-ROUTES = [
-    Route("GET", "/v1/calendar", Level.GET, get_calendar, query=CalendarQuery, answer=Calendar)
-]

@@ -22,7 +22,7 @@ from shardq.server.api.listing import Filter, ListQuery, cut, fitting, has_died,
 from shardq.server.api.messages import Told
 from shardq.server.api.problem import Refused
 from shardq.server.api.rights import allows
-from shardq.server.api.route import Route, RouteCall
+from shardq.server.api.route import QUEUE, RouteCall, route
 from shardq.server.api.shapes import MANY_MAX, Message, MessagePage, NewBody, Time, message_of
 from shardq.server.bulk import RATE_MAX, Wish, bulks_of, redrive_edited
 
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from shardq.lifecycle.home import QueueHome
     from shardq.model.message import Row
     from shardq.server.bulk import BulkJob
+
+
+_DEAD = QUEUE + "/dead"
 
 
 class DeadQuery(ListQuery, kw_only=True, forbid_unknown_fields=True):
@@ -176,12 +179,14 @@ class Bulks(Struct):
     bulks: list[Bulk]
 
 
+@route("GET", _DEAD, Level.READ)
 async def list_dead(call: RouteCall[DeadQuery, None]) -> MessagePage:
     """The dead messages, first died first, or the last one first."""
     order: Literal["newest", "oldest"] = "newest" if call.query.newest else "oldest"
     return await page_of(call, await call.queue(), call.query, dead=order)
 
 
+@route("GET", "/v1/dead", Level.GET)
 async def list_all_dead(call: RouteCall[AllDeadQuery, None]) -> AllDead:
     """The dead messages of all queues, the last one first.
 
@@ -267,6 +272,7 @@ def _shown(
     return DeadMessage(queue, made)
 
 
+@route("DELETE", _DEAD + "/{message}", Level.ACK, what=What.DELETE_DEAD)
 async def remove_dead(call: RouteCall[None, None]) -> Told:
     """Remove a dead message for good."""
     name, dead = call.place["message"], await call.dead()
@@ -276,11 +282,13 @@ async def remove_dead(call: RouteCall[None, None]) -> Told:
     return Told(answers[name].value)
 
 
+@route("DELETE", _DEAD, Level.DELETE, status=204, what=What.PURGE_DEAD)
 async def purge_dead(call: RouteCall[None, None]) -> None:
     """Remove all dead messages for good."""
     await (await call.dead()).purge()
 
 
+@route("POST", _DEAD + "/{message}/redrive", Level.MANAGE, what=What.REDRIVE)
 async def redrive_one(call: RouteCall[None, Edited]) -> Told:
     """Put one dead message back, under its id and with all attempts again; maybe edited.
 
@@ -298,6 +306,7 @@ async def redrive_one(call: RouteCall[None, Edited]) -> Told:
     return Told("done")
 
 
+@route("POST", "/v1/dead/redrive", Level.MANAGE, what=What.REDRIVE)
 async def redrive_dead(call: RouteCall[None, BulkWish]) -> Bulk:
     """Put dead messages back, all that match or those that are named, by a bulk action.
 
@@ -306,6 +315,7 @@ async def redrive_dead(call: RouteCall[None, BulkWish]) -> Bulk:
     return await _begun(call, "redrive")
 
 
+@route("POST", "/v1/dead/delete", Level.DELETE, what=What.DELETE_DEAD)
 async def delete_dead(call: RouteCall[None, BulkWish]) -> Bulk:
     """Remove dead messages for good, all that match or those that are named, by a bulk action.
 
@@ -314,17 +324,20 @@ async def delete_dead(call: RouteCall[None, BulkWish]) -> Bulk:
     return await _begun(call, "delete")
 
 
+@route("GET", "/v1/dead/bulks", Level.GET)
 async def list_bulks(call: RouteCall[None, None]) -> Bulks:
     """The bulk actions of this server process: those that run, and the last that have ended."""
     shown = [one for one in bulks_of(call.site).every() if jobs.is_seen(call, one)]
     return Bulks([_bulk_of(one) for one in shown])
 
 
+@route("GET", "/v1/dead/bulks/{job}", Level.GET)
 async def get_bulk(call: RouteCall[None, None]) -> Bulk:
     """A bulk action and how far it is."""
     return _bulk_of(_found(call))
 
 
+@route("POST", "/v1/dead/bulks/{job}/stop", Level.GET)
 async def stop_bulk(call: RouteCall[None, None]) -> Bulk:
     """Stop a bulk action after the batch under way; who may begin it may stop it."""
     found = _found(call)
@@ -416,49 +429,3 @@ def _bulk_of(found: BulkJob) -> Bulk:
         error=found.error,
         more=found.is_more,
     )
-
-
-_DEAD = "/v1/queues/{queue}/dead"
-ROUTES = [
-    Route("GET", _DEAD, Level.READ, list_dead, query=DeadQuery, answer=MessagePage),
-    Route("DELETE", _DEAD, Level.DELETE, purge_dead, status=204, what=What.PURGE_DEAD),
-    Route(
-        "DELETE",
-        _DEAD + "/{message}",
-        Level.ACK,
-        remove_dead,
-        answer=Told,
-        what=What.DELETE_DEAD,
-    ),
-    Route(
-        "POST",
-        _DEAD + "/{message}/redrive",
-        Level.MANAGE,
-        redrive_one,
-        body=Edited,
-        answer=Told,
-        what=What.REDRIVE,
-    ),
-    Route(
-        "POST",
-        "/v1/dead/redrive",
-        Level.MANAGE,
-        redrive_dead,
-        body=BulkWish,
-        answer=Bulk,
-        what=What.REDRIVE,
-    ),
-    Route(
-        "POST",
-        "/v1/dead/delete",
-        Level.DELETE,
-        delete_dead,
-        body=BulkWish,
-        answer=Bulk,
-        what=What.DELETE_DEAD,
-    ),
-    Route("GET", "/v1/dead", Level.GET, list_all_dead, query=AllDeadQuery, answer=AllDead),
-    Route("GET", "/v1/dead/bulks", Level.GET, list_bulks, answer=Bulks),
-    Route("GET", "/v1/dead/bulks/{job}", Level.GET, get_bulk, answer=Bulk),
-    Route("POST", "/v1/dead/bulks/{job}/stop", Level.GET, stop_bulk, answer=Bulk),
-]

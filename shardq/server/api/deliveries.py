@@ -10,7 +10,7 @@ from shardq.errors import ShardqError
 from shardq.model.grants import Level
 from shardq.model.times import duration_ms
 from shardq.server.api.problem import Problem, Refused, problem_of
-from shardq.server.api.route import Route, RouteCall, json_of
+from shardq.server.api.route import QUEUE, RouteCall, json_of, route
 from shardq.server.api.shapes import MANY_MAX, Messages, Span, Wait, message_of
 from shardq.server.hub import check_store
 from shardq.server.web import Response
@@ -134,7 +134,8 @@ class Settlements(Struct):
     answers: list[Settled]
 
 
-async def receive_messages(call: RouteCall[None, Receive]) -> Response | Messages:
+@route("POST", QUEUE + "/receive", Level.READ, answer=Messages)
+async def receive_messages(call: RouteCall[None, Receive]) -> Response:
     """Take messages that are due; settle each by its receipt.
 
     A call that waits is answered as soon as there is a message, and with none when the server
@@ -157,6 +158,7 @@ async def receive_messages(call: RouteCall[None, Receive]) -> Response | Message
     return answer
 
 
+@route("POST", QUEUE + "/ack", Level.ACK)
 async def ack_messages(call: RouteCall[None, Ack]) -> Settlements:
     """End deliveries as done: the messages are removed."""
     queue = await call.queue()
@@ -164,6 +166,7 @@ async def ack_messages(call: RouteCall[None, Ack]) -> Settlements:
     return _settlements(receipts, await queue.ack_all(receipts, redelivered=redelivered))
 
 
+@route("POST", QUEUE + "/retry", Level.UPDATE)
 async def retry_messages(call: RouteCall[None, Retry]) -> Settlements:
     """End deliveries as failed.
 
@@ -177,6 +180,7 @@ async def retry_messages(call: RouteCall[None, Retry]) -> Settlements:
     )
 
 
+@route("POST", QUEUE + "/snooze", Level.UPDATE)
 async def snooze_messages(call: RouteCall[None, Snooze]) -> Settlements:
     """Deliver messages again later; it costs no attempt."""
     body, queue = call.body, await call.queue()
@@ -185,6 +189,7 @@ async def snooze_messages(call: RouteCall[None, Snooze]) -> Settlements:
     )
 
 
+@route("POST", QUEUE + "/extend", Level.UPDATE)
 async def extend_messages(call: RouteCall[None, Extend]) -> Settlements:
     """Keep received messages for longer; each gets a new receipt."""
     body, queue = call.body, await call.queue()
@@ -197,6 +202,7 @@ async def extend_messages(call: RouteCall[None, Extend]) -> Settlements:
     return _settlements(body.receipts, answers)
 
 
+@route("POST", QUEUE + "/bury", Level.ACK)
 async def bury_messages(call: RouteCall[None, Bury]) -> Settlements:
     """Move received messages to the dead-letter queue."""
     body, queue = call.body, await call.queue()
@@ -233,18 +239,3 @@ def _one(receipt: str, answer: Any) -> Settled:
 def messages_of(found: Sequence[Message]) -> Messages:
     """Messages as JSON has them."""
     return Messages([message_of(one) for one in found])
-
-
-_QUEUE = "/v1/queues/{queue}"
-ROUTES = [
-    Route("POST", _QUEUE + "/receive", Level.READ, receive_messages, body=Receive, answer=Messages),
-    Route("POST", _QUEUE + "/ack", Level.ACK, ack_messages, body=Ack, answer=Settlements),
-    Route("POST", _QUEUE + "/retry", Level.UPDATE, retry_messages, body=Retry, answer=Settlements),
-    Route(
-        "POST", _QUEUE + "/snooze", Level.UPDATE, snooze_messages, body=Snooze, answer=Settlements
-    ),
-    Route(
-        "POST", _QUEUE + "/extend", Level.UPDATE, extend_messages, body=Extend, answer=Settlements
-    ),
-    Route("POST", _QUEUE + "/bury", Level.ACK, bury_messages, body=Bury, answer=Settlements),
-]

@@ -27,7 +27,7 @@ from shardq.server import everywhere
 from shardq.server.api import jobs
 from shardq.server.api.listing import State, state_of
 from shardq.server.api.rights import allows
-from shardq.server.api.route import Route, RouteCall
+from shardq.server.api.route import RouteCall, route
 from shardq.server.api.shapes import Message, Time, message_of
 from shardq.server.searches import Sought, searches_of
 
@@ -46,6 +46,9 @@ _SPENT_US_MAX = 250_000
 """After this no further queue is looked into for a text."""
 _NEAR_US_MAX = 200_000
 """Likewise for an id, of a store that is asked queue by queue."""
+
+
+_SEARCHES = "/v1/find/searches"
 
 
 class FindQuery(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -157,6 +160,7 @@ class Searches(Struct):
     searches: list[Search]
 
 
+@route("GET", "/v1/find", Level.GET)
 async def find_messages(call: RouteCall[FindQuery, None]) -> Hits:
     """Find messages over all queues, by id or key, or by a text.
 
@@ -196,6 +200,7 @@ async def find_messages(call: RouteCall[FindQuery, None]) -> Hits:
     return made
 
 
+@route("POST", _SEARCHES, Level.GET)
 async def begin_search(call: RouteCall[None, SearchWish]) -> Search:
     """Search all that queues have for a message, by its id.
 
@@ -210,17 +215,20 @@ async def begin_search(call: RouteCall[None, SearchWish]) -> Search:
     return _search_of(await jobs.begun(call, searches_of(site), sought))
 
 
+@route("GET", _SEARCHES, Level.GET)
 async def list_searches(call: RouteCall[None, None]) -> Searches:
     """The searches of this server process: those that run, and the last that have ended."""
     every = searches_of(call.site).every()
     return Searches([_search_of(one) for one in every if jobs.is_seen(call, one)])
 
 
+@route("GET", _SEARCHES + "/{search}", Level.GET)
 async def get_search(call: RouteCall[None, None]) -> Search:
     """A search and how far it is."""
     return _search_of(_search(call))
 
 
+@route("POST", _SEARCHES + "/{search}/stop", Level.GET)
 async def stop_search(call: RouteCall[None, None]) -> Search:
     """Stop a search after the part under way."""
     found = _search(call)
@@ -371,13 +379,3 @@ def _shown(
     if not allows(call.caller, Level.READ, queue.name, call.site):
         made.body = made.body_base64 = None
     return made
-
-
-_SEARCHES = "/v1/find/searches"
-ROUTES = [
-    Route("GET", "/v1/find", Level.GET, find_messages, query=FindQuery, answer=Hits),
-    Route("GET", _SEARCHES, Level.GET, list_searches, answer=Searches),
-    Route("POST", _SEARCHES, Level.GET, begin_search, body=SearchWish, answer=Search),
-    Route("GET", _SEARCHES + "/{search}", Level.GET, get_search, answer=Search),
-    Route("POST", _SEARCHES + "/{search}/stop", Level.GET, stop_search, answer=Search),
-]

@@ -11,7 +11,7 @@ from shardq.model.grants import Level
 from shardq.records.actions import What
 from shardq.server.api.messages import told
 from shardq.server.api.problem import Problem, Refused, problem_of
-from shardq.server.api.route import Route, RouteCall
+from shardq.server.api.route import QUEUE, RouteCall, route
 from shardq.server.api.shapes import MANY_MAX
 from shardq.server.hub import check_store
 
@@ -77,6 +77,7 @@ class Forwards(Struct, kw_only=True):
     answers: list[Forwarded]
 
 
+@route("POST", QUEUE + "/forward", Level.ACK, what=What.FORWARD)
 async def forward_messages(call: RouteCall[None, Forward]) -> Forwards:
     """Move messages into another queue, under their ids and with all attempts there.
 
@@ -156,16 +157,3 @@ async def _by_id(queue: ServedQueue, name: str, to: str) -> Forwarded:
 def _forwards(answers: Sequence[Forwarded]) -> Forwards:
     moved = {one.receipt or one.id for one in answers if one.problem is None}
     return Forwards(count=len(moved), answers=list(answers))
-
-
-ROUTES = [
-    Route(
-        "POST",
-        "/v1/queues/{queue}/forward",
-        Level.ACK,
-        forward_messages,
-        body=Forward,
-        answer=Forwards,
-        what=What.FORWARD,
-    )
-]

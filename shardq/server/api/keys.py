@@ -11,11 +11,14 @@ from shardq.model.times import asked_ms, iso
 from shardq.records.actions import What
 from shardq.server.api.messages import Told, told
 from shardq.server.api.problem import Refused
-from shardq.server.api.route import Route, RouteCall
+from shardq.server.api.route import QUEUE, RouteCall, route
 from shardq.server.api.shapes import KeyedMessage, NewBody, Put, Span, Time, put_of, text_or_bytes
 
 if TYPE_CHECKING:
     from shardq.lifecycle.keyed import Snapshot
+
+
+_KEY = QUEUE + "/keys/{key}"
 
 
 class Keyed(Struct, kw_only=True, omit_defaults=True):
@@ -62,6 +65,7 @@ class Edit(NewBody, kw_only=True, forbid_unknown_fields=True):
     headers: dict[str, str] | UnsetType = UNSET
 
 
+@route("PUT", _KEY, Level.PUT)
 async def put_key(call: RouteCall[None, KeyedMessage]) -> Put:
     """Put a message under a key, which no other live message of the queue has.
 
@@ -72,6 +76,7 @@ async def put_key(call: RouteCall[None, KeyedMessage]) -> Put:
     return put_of(await queue.put(call.traced({**call.body.item, "key": call.place["key"]})))
 
 
+@route("GET", _KEY, Level.READ)
 async def get_key(call: RouteCall[None, None]) -> Keyed:
     """The message that has a key."""
     name, queue = call.place["key"], await call.queue()
@@ -81,6 +86,7 @@ async def get_key(call: RouteCall[None, None]) -> Keyed:
     return _keyed_of(found)
 
 
+@route("PATCH", _KEY, Level.UPDATE, what=What.EDIT)
 async def change_key(call: RouteCall[None, Edit]) -> Told:
     """Edit or move the message that has a key, while it waits.
 
@@ -104,6 +110,7 @@ async def change_key(call: RouteCall[None, Edit]) -> Told:
     return made
 
 
+@route("DELETE", _KEY, Level.ACK, what=What.CANCEL)
 async def cancel_key(call: RouteCall[None, None]) -> Told:
     """Cancel the message that has a key, also a dead one.
 
@@ -132,12 +139,3 @@ def _keyed_of(found: Snapshot) -> Keyed:
         group=found.group,
         headers=found.headers,
     )
-
-
-_KEY = "/v1/queues/{queue}/keys/{key}"
-ROUTES = [
-    Route("PUT", _KEY, Level.PUT, put_key, body=KeyedMessage, answer=Put),
-    Route("GET", _KEY, Level.READ, get_key, answer=Keyed),
-    Route("PATCH", _KEY, Level.UPDATE, change_key, body=Edit, answer=Told, what=What.EDIT),
-    Route("DELETE", _KEY, Level.ACK, cancel_key, answer=Told, what=What.CANCEL),
-]

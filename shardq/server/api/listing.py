@@ -18,7 +18,7 @@ from shardq.model.message import Message as StoredMessage
 from shardq.model.times import moment_or_ago_ms
 from shardq.server.api.problem import Refused
 from shardq.server.api.rights import allows
-from shardq.server.api.route import Route, RouteCall
+from shardq.server.api.route import QUEUE, RouteCall, route
 from shardq.server.api.shapes import (
     MANY_MAX,
     Message,
@@ -162,6 +162,7 @@ class State(Struct, kw_only=True, omit_defaults=True):
     message: Message | None = None
 
 
+@route("GET", QUEUE + "/messages", Level.READ)
 async def peek_messages(call: RouteCall[PeekQuery, None]) -> MessagePage:
     """The messages that are due first, those in flight included; none is taken.
 
@@ -175,6 +176,7 @@ async def peek_messages(call: RouteCall[PeekQuery, None]) -> MessagePage:
     return await page_of(call, queue, query)
 
 
+@route("GET", QUEUE + "/envelopes", Level.GET)
 async def list_envelopes(call: RouteCall[EnvelopesQuery, None]) -> MessagePage:
     """The messages that are due first, or died last, without their bodies; none is taken.
 
@@ -187,6 +189,7 @@ async def list_envelopes(call: RouteCall[EnvelopesQuery, None]) -> MessagePage:
     return await page_of(call, await call.queue(), query, bodies=False, dead=dead)
 
 
+@route("GET", QUEUE + "/messages/{message}", Level.READ)
 async def get_message(call: RouteCall[StateQuery, None]) -> State:
     """Where a message is, and why it does not run.
 
@@ -195,6 +198,7 @@ async def get_message(call: RouteCall[StateQuery, None]) -> State:
     return await _state(call)
 
 
+@route("GET", QUEUE + "/envelopes/{message}", Level.GET)
 async def get_envelope(call: RouteCall[StateQuery, None]) -> State:
     """Where a message is, and why it does not run; the message without its body."""
     state = await _state(call)
@@ -345,35 +349,3 @@ def state_of(state: FoundState, message: Message | None) -> State:
         member=state.member,
         message=message,
     )
-
-
-_QUEUE = "/v1/queues/{queue}"
-ROUTES = [
-    Route(
-        "GET", _QUEUE + "/messages", Level.READ, peek_messages, query=PeekQuery, answer=MessagePage
-    ),
-    Route(
-        "GET",
-        _QUEUE + "/messages/{message}",
-        Level.READ,
-        get_message,
-        query=StateQuery,
-        answer=State,
-    ),
-    Route(
-        "GET",
-        _QUEUE + "/envelopes",
-        Level.GET,
-        list_envelopes,
-        query=EnvelopesQuery,
-        answer=MessagePage,
-    ),
-    Route(
-        "GET",
-        _QUEUE + "/envelopes/{message}",
-        Level.GET,
-        get_envelope,
-        query=StateQuery,
-        answer=State,
-    ),
-]

@@ -13,7 +13,7 @@ from shardq.records.actions import What
 from shardq.server.api.listing import has_died
 from shardq.server.api.messages import Move
 from shardq.server.api.problem import Refused
-from shardq.server.api.route import Route, RouteCall
+from shardq.server.api.route import QUEUE, RouteCall, route
 from shardq.server.api.shapes import NewBody, Put, Span, Time, put_of
 
 if TYPE_CHECKING:
@@ -73,6 +73,7 @@ class Copy(NewBody, kw_only=True, forbid_unknown_fields=True):
     delay: Span | UnsetType = UNSET
 
 
+@route("POST", QUEUE + "/cancel", Level.ACK, what=What.CANCEL)
 async def cancel_messages(call: RouteCall[None, CancelMany]) -> Answers:
     """Cancel messages that have not been delivered.
 
@@ -83,6 +84,7 @@ async def cancel_messages(call: RouteCall[None, CancelMany]) -> Answers:
     return _answers(ids, await queue.queue.cancel(ids=ids))
 
 
+@route("POST", QUEUE + "/move", Level.UPDATE, what=What.MOVE)
 async def move_messages(call: RouteCall[None, MoveMany]) -> Answers:
     """Let messages that wait be due at another time.
 
@@ -95,6 +97,7 @@ async def move_messages(call: RouteCall[None, MoveMany]) -> Answers:
     return _answers(ids, await queue.queue.move(ids=ids, **call.body.given))
 
 
+@route("POST", QUEUE + "/messages/{message}/copy", Level.PUT)
 async def copy_message(call: RouteCall[None, Copy]) -> Put:
     """Put a new message with the body, the headers, the priority and the group of another.
 
@@ -145,29 +148,3 @@ def _answers(ids: list[str], said: Mapping[str, Said]) -> Answers:
 def _about(queue: str, ids: list[str]) -> str:
     """What the record of a command says that it was about."""
     return f"{queue} {ids[0]}" if len(ids) == 1 else f"{queue} {len(ids)} messages"
-
-
-_QUEUE = "/v1/queues/{queue}"
-ROUTES = [
-    Route(
-        "POST",
-        _QUEUE + "/cancel",
-        Level.ACK,
-        cancel_messages,
-        body=CancelMany,
-        answer=Answers,
-        what=What.CANCEL,
-    ),
-    Route(
-        "POST",
-        _QUEUE + "/move",
-        Level.UPDATE,
-        move_messages,
-        body=MoveMany,
-        answer=Answers,
-        what=What.MOVE,
-    ),
-    Route(
-        "POST", _QUEUE + "/messages/{message}/copy", Level.PUT, copy_message, body=Copy, answer=Put
-    ),
-]

@@ -12,7 +12,7 @@ from shardq.lifecycle.keyed import Answer as Said
 from shardq.model.grants import Level
 from shardq.records.actions import What
 from shardq.server.api.problem import Refused, problem_of
-from shardq.server.api.route import Route, RouteCall
+from shardq.server.api.route import QUEUE, RouteCall, route
 from shardq.server.api.shapes import (
     MANY_MAX,
     NewMessage,
@@ -31,6 +31,9 @@ _IDEMPOTENCY_KEY = "idempotency-key"
 _KEY_MAX = 200
 
 NewMessages = NewMessage | Annotated[list[NewMessage], Meta(min_length=1, max_length=MANY_MAX)]
+
+
+_MESSAGE = QUEUE + "/messages/{message}"
 
 
 class Move(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -79,7 +82,8 @@ def told(said: Said, name: str, *, is_cancel: bool = False) -> Told:
     return Told(said.value)
 
 
-async def put_messages(call: RouteCall[None, Any]) -> Put | list[Put]:
+@route("POST", QUEUE + "/messages", Level.PUT)
+async def put_messages(call: RouteCall[None, NewMessages]) -> Put | list[Put]:
     """Put a message, or a batch with an answer for each.
 
     A JSON object is one message, and an array is a batch. When the answer arrives, the store has
@@ -108,6 +112,7 @@ async def put_messages(call: RouteCall[None, Any]) -> Put | list[Put]:
     return [_put_or_problem(one) for one in _merged(items, answers)]
 
 
+@route("PATCH", _MESSAGE, Level.UPDATE, what=What.MOVE)
 async def move_message(call: RouteCall[None, Move]) -> Told:
     """Let a message that waits be due at another time.
 
@@ -118,6 +123,7 @@ async def move_message(call: RouteCall[None, Move]) -> Told:
     return told(answers[name], name)
 
 
+@route("DELETE", _MESSAGE, Level.ACK, what=What.CANCEL)
 async def cancel_message(call: RouteCall[None, None]) -> Told:
     """Remove a message that has not been delivered.
 
@@ -204,19 +210,3 @@ def _put_or_problem(answer: Put | Exception) -> Put:
     if isinstance(answer, (ShardqError, Refused)):
         return Put(problem=problem_of(answer))
     raise answer
-
-
-_QUEUE = "/v1/queues/{queue}"
-_MESSAGE = _QUEUE + "/messages/{message}"
-ROUTES = [
-    Route(
-        "POST",
-        _QUEUE + "/messages",
-        Level.PUT,
-        put_messages,
-        body=NewMessages,
-        answer=Put | list[Put],
-    ),
-    Route("PATCH", _MESSAGE, Level.UPDATE, move_message, body=Move, answer=Told, what=What.MOVE),
-    Route("DELETE", _MESSAGE, Level.ACK, cancel_message, answer=Told, what=What.CANCEL),
-]

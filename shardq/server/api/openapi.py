@@ -12,17 +12,19 @@ import msgspec
 import shardq
 from shardq.server.api.problem import MEDIA as PROBLEM_MEDIA
 from shardq.server.api.problem import Problem
-from shardq.server.api.route import Route, RouteCall, json_of
+from shardq.server.api.route import RouteCall, json_of, route
+from shardq.server.web import Response
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from shardq.server.web import Response
+    from shardq.server.api.route import Route
 
 PATH = "/v1/openapi.json"
 _REF = "#/components/schemas/{name}"
 
 
+@route("GET", PATH, None, answer=dict[str, Any])
 async def get_openapi(call: RouteCall[None, None]) -> Response:
     """The description of this API as an OpenAPI 3.1 document."""
     return json_of(document(call.routes))
@@ -37,9 +39,9 @@ def document(routes: tuple[Route, ...]) -> dict[str, Any]:
     for kind in _structs(kinds):
         _describe(components, kind)
     paths: dict[str, dict[str, Any]] = {}
-    for route in routes:
-        operation = _operation(route, schemas, components)
-        paths.setdefault(route.path, {})[route.method.lower()] = operation
+    for one in routes:
+        operation = _operation(one, schemas, components)
+        paths.setdefault(one.path, {})[one.method.lower()] = operation
     return {
         "openapi": "3.1.0",
         "info": {
@@ -57,8 +59,8 @@ def document(routes: tuple[Route, ...]) -> dict[str, Any]:
 
 
 def _kinds(routes: Iterable[Route]) -> Iterator[Any]:
-    for route in routes:
-        yield from (route.query, route.body, route.answer)
+    for one in routes:
+        yield from (one.query, one.body, one.answer)
 
 
 def _structs(kinds: Iterable[Any]) -> Iterator[type[msgspec.Struct]]:
@@ -153,6 +155,3 @@ def attributes_of(kind: type[Any]) -> dict[str, str]:
     _, _, listed = (inspect.cleandoc(kind.__doc__ or "")).partition("Attributes:\n")
     found = re.findall(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", listed, re.MULTILINE)
     return {name: " ".join(text.split()) for name, text in found}
-
-
-ROUTES = [Route("GET", PATH, None, get_openapi, answer=dict[str, Any])]

@@ -16,16 +16,16 @@ from shardq.model.settings import QueueOptions
 from shardq.model.times import Duration
 from shardq.records.actions import What
 from shardq.server.api.problem import Refused
-from shardq.server.api.route import Route, RouteCall, json_of
+from shardq.server.api.route import QUEUE, RouteCall, json_of, route
 from shardq.server.api.shapes import MANY_MAX, Span
 from shardq.server.bulk import bulks_of
+from shardq.server.web import Response
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from shardq.model.settings import Settings as QueueSettings
     from shardq.server.hub import ServedQueue
-    from shardq.server.web import Response
 
 
 def _settings() -> type[Struct]:
@@ -109,6 +109,7 @@ class Count(Struct):
     count: int
 
 
+@route("GET", "/v1/queues", Level.GET)
 async def list_queues(call: RouteCall[QueuesQuery, None]) -> Queues:
     """The queues, by name, a page at a time."""
     query, site = call.query, call.site
@@ -119,11 +120,13 @@ async def list_queues(call: RouteCall[QueuesQuery, None]) -> Queues:
     return Queues(found, found[-1] if len(page) > len(found) else None)
 
 
+@route("GET", QUEUE, Level.GET)
 async def get_queue(call: RouteCall[None, None]) -> Queue:
     """A queue and its settings."""
     return await _queue_of(await call.queue())
 
 
+@route("PUT", QUEUE, Level.CREATE, body=Settings, answer=Queue, also=(201,), what=What.CREATE)
 async def put_queue(call: RouteCall[None, Any]) -> Response:
     """Make a queue, or bring one that exists to these settings.
 
@@ -151,6 +154,7 @@ async def put_queue(call: RouteCall[None, Any]) -> Response:
     return json_of(await _queue_of(queue), 201 if is_made else 200)
 
 
+@route("PATCH", QUEUE, Level.MANAGE, body=Settings, what=What.ALTER)
 async def change_queue(call: RouteCall[None, Any]) -> Queue:
     """Change settings of a queue; every process follows within 5 seconds."""
     queue, given = await call.queue(), _given(call.body)
@@ -161,6 +165,7 @@ async def change_queue(call: RouteCall[None, Any]) -> Queue:
     return await _queue_of(queue)
 
 
+@route("DELETE", QUEUE, Level.DELETE, status=204, what=What.DROP)
 async def drop_queue(call: RouteCall[None, None]) -> None:
     """Remove a queue and all that is in it; its dead messages stay."""
     queue = await call.queue()
@@ -168,6 +173,7 @@ async def drop_queue(call: RouteCall[None, None]) -> None:
     call.site.served.forget(queue.name)
 
 
+@route("POST", QUEUE + "/pause", Level.MANAGE, what=What.PAUSE)
 async def pause_queue(call: RouteCall[None, None]) -> Queue:
     """Hold deliveries back; messages can still be put."""
     queue = await call.queue()
@@ -175,6 +181,7 @@ async def pause_queue(call: RouteCall[None, None]) -> Queue:
     return await _queue_of(queue)
 
 
+@route("POST", QUEUE + "/resume", Level.MANAGE, what=What.RESUME)
 async def resume_queue(call: RouteCall[None, None]) -> Queue:
     """Deliver again."""
     queue = await call.queue()
@@ -182,11 +189,13 @@ async def resume_queue(call: RouteCall[None, None]) -> Queue:
     return await _queue_of(queue)
 
 
+@route("POST", QUEUE + "/purge", Level.DELETE, status=204, what=What.PURGE)
 async def purge_queue(call: RouteCall[None, None]) -> None:
     """Delete all that has entered the queue until now."""
     await (await call.queue()).queue.purge()
 
 
+@route("POST", QUEUE + "/redrive", Level.MANAGE, what=What.REDRIVE)
 async def redrive_queue(call: RouteCall[None, Redrive]) -> Count:
     """Put dead messages back, under their ids and with all attempts again."""
     body, queue = call.body, await call.queue()
@@ -238,36 +247,3 @@ def _check_dead(call: RouteCall[Any, Any], given: Mapping[str, Any]) -> None:
 
 def _given(body: Struct) -> dict[str, Any]:
     return {name: value for name, value in asdict(body).items() if value is not UNSET}
-
-
-_QUEUE = "/v1/queues/{queue}"
-ROUTES = [
-    Route("GET", "/v1/queues", Level.GET, list_queues, query=QueuesQuery, answer=Queues),
-    Route("GET", _QUEUE, Level.GET, get_queue, answer=Queue),
-    Route(
-        "PUT",
-        _QUEUE,
-        Level.CREATE,
-        put_queue,
-        body=Settings,
-        answer=Queue,
-        also=(201,),
-        what=What.CREATE,
-    ),
-    Route(
-        "PATCH", _QUEUE, Level.MANAGE, change_queue, body=Settings, answer=Queue, what=What.ALTER
-    ),
-    Route("DELETE", _QUEUE, Level.DELETE, drop_queue, status=204, what=What.DROP),
-    Route("POST", _QUEUE + "/pause", Level.MANAGE, pause_queue, answer=Queue, what=What.PAUSE),
-    Route("POST", _QUEUE + "/resume", Level.MANAGE, resume_queue, answer=Queue, what=What.RESUME),
-    Route("POST", _QUEUE + "/purge", Level.DELETE, purge_queue, status=204, what=What.PURGE),
-    Route(
-        "POST",
-        _QUEUE + "/redrive",
-        Level.MANAGE,
-        redrive_queue,
-        body=Redrive,
-        answer=Count,
-        what=What.REDRIVE,
-    ),
-]

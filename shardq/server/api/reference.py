@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardq.server.api import openapi
 from shardq.server.api.problem import REFERENCE, explained
-from shardq.server.api.route import Route, RouteCall
+from shardq.server.api.route import RouteCall, route
 from shardq.server.web import Response
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ _STATUSES = {
 }
 
 
+@route("GET", REFERENCE, None, media=MEDIA)
 async def get_reference(call: RouteCall[None, None]) -> Response:
     """This page."""
     page = "\n".join(_page(openapi.document(call.routes)))
@@ -120,6 +121,3 @@ def _kind(schema: Mapping[str, Any]) -> str:
     if schema.get("type") == "array":
         return f"array of {_kind(schema['items'])}"
     return escape(str(schema.get("format") or schema.get("type", "any JSON")))
-
-
-ROUTES = [Route("GET", REFERENCE, None, get_reference, media=MEDIA)]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from types import NoneType
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_args, get_type_hints
 
 import msgspec
 
@@ -27,6 +28,10 @@ if TYPE_CHECKING:
 
 Q = TypeVar("Q")
 B = TypeVar("B")
+H = TypeVar("H", bound="Callable[[RouteCall[Any, Any]], Awaitable[Any]]")
+
+QUEUE = "/v1/queues/{queue}"
+"""The path of a queue."""
 
 
 @dataclass(slots=True)
@@ -200,6 +205,53 @@ class Route:
     def parameters(self) -> list[str]:
         """The names of the parameters of its path."""
         return [part[1:-1] for part in self.parts if part.startswith("{")]
+
+
+routes: list[Route] = []
+"""The routes of all handlers that were imported."""
+
+
+def route(
+    method: str,
+    path: str,
+    level: Level | None,
+    *,
+    body: Any = None,
+    answer: Any = None,
+    **more: Any,
+) -> Callable[[H], H]:
+    """Make a handler the handler of a route.
+
+    The annotations of the handler name the types of the query, the body and the answer.
+
+    Args:
+        method: The HTTP method.
+        path: The path, with parameters in braces.
+        level: The level that a key needs for it; None: it needs no key.
+        body: The type of the body, where the annotation cannot name it.
+        answer: The type of the answer, where the handler returns it as a `Response`.
+        more: The other fields of `Route`.
+    """
+
+    def add(handler: H) -> H:
+        hints = get_type_hints(handler, include_extras=True)
+        query, taken = get_args(hints["call"])
+        returned = answer or hints["return"]
+        routes.append(
+            Route(
+                method,
+                path,
+                level,
+                handler,
+                query=None if query is NoneType else query,
+                body=body or (None if taken is NoneType else taken),
+                answer=None if returned in {NoneType, Response} else returned,
+                **more,
+            )
+        )
+        return handler
+
+    return add
 
 
 def json_of(made: Any, status: int = 200) -> Response:

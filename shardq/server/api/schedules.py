@@ -16,7 +16,7 @@ from shardq.schedules.triggers.zones import local_moment
 from shardq.server.answers import AskedQueues
 from shardq.server.api.problem import Refused
 from shardq.server.api.queues import Count
-from shardq.server.api.route import Route, RouteCall
+from shardq.server.api.route import QUEUE, RouteCall, route
 from shardq.server.api.shapes import (
     MANY_MAX,
     NewBody,
@@ -38,6 +38,10 @@ if TYPE_CHECKING:
     from shardq.schedules.schedule import Schedule as FoundSchedule
 
 _FIRINGS_MAX = 100
+
+
+_SCHEDULES = QUEUE + "/schedules"
+_SCHEDULE = _SCHEDULES + "/{schedule}"
 
 
 class ScheduleChange(NewBody, kw_only=True, forbid_unknown_fields=True):
@@ -319,6 +323,7 @@ class Preview(Struct):
     times: list[FireTime]
 
 
+@route("GET", "/v1/schedules", Level.SCHEDULE)
 async def list_all_schedules(call: RouteCall[AllSchedulesQuery, None]) -> AllSchedules:
     """The schedules of all queues, a page at a time."""
     query, site = call.query, call.site
@@ -371,6 +376,7 @@ def _is_in(one: FoundSchedule, state: str | None, now_ms: int) -> bool:
     return state in {None, one.state}
 
 
+@route("GET", _SCHEDULES, Level.SCHEDULE)
 async def list_schedules(call: RouteCall[SchedulesQuery, None]) -> Schedules:
     """The schedules of a queue, by name, a page at a time."""
     query, queue = call.query, await call.queue()
@@ -381,11 +387,13 @@ async def list_schedules(call: RouteCall[SchedulesQuery, None]) -> Schedules:
     return Schedules(found, found[-1].name if len(page) > len(found) else None)
 
 
+@route("GET", _SCHEDULE, Level.SCHEDULE)
 async def get_schedule(call: RouteCall[None, None]) -> Schedule:
     """A schedule as it is now."""
     return await _done(call, lambda one: one)
 
 
+@route("PUT", _SCHEDULE, Level.SCHEDULE, what=What.SCHEDULE_ADD)
 async def put_schedule(call: RouteCall[None, NewSchedule]) -> Schedule:
     """Make a schedule; the very same one that exists already is left as it is.
 
@@ -409,6 +417,7 @@ async def put_schedule(call: RouteCall[None, NewSchedule]) -> Schedule:
     return schedule_of(await queue.call(make), call.site.clock.now_ms())
 
 
+@route("PATCH", _SCHEDULE, Level.SCHEDULE, what=What.SCHEDULE_CHANGE)
 async def change_schedule(call: RouteCall[None, ScheduleChange]) -> Schedule:
     """Change a schedule; nothing fires any more as it was before."""
     content, given = call.body.content, call.body.options
@@ -417,6 +426,7 @@ async def change_schedule(call: RouteCall[None, ScheduleChange]) -> Schedule:
     return await _done(call, lambda one: one.change(body=content, **given))
 
 
+@route("DELETE", _SCHEDULE, Level.SCHEDULE, status=204, what=What.SCHEDULE_REMOVE)
 async def remove_schedule(call: RouteCall[None, None]) -> None:
     """Remove a schedule; messages that it has put stay."""
     name, queue = call.place["schedule"], await call.queue()
@@ -424,6 +434,7 @@ async def remove_schedule(call: RouteCall[None, None]) -> None:
         raise _no_such(name)
 
 
+@route("GET", _SCHEDULE + "/preview", Level.SCHEDULE)
 async def preview_schedule(call: RouteCall[PreviewQuery, None]) -> Preview:
     """The next fire times of a schedule."""
     name, queue = call.place["schedule"], await call.queue()
@@ -432,16 +443,19 @@ async def preview_schedule(call: RouteCall[PreviewQuery, None]) -> Preview:
     return Preview(times)
 
 
+@route("POST", _SCHEDULE + "/pause", Level.SCHEDULE, what=What.SCHEDULE_PAUSE)
 async def pause_schedule(call: RouteCall[None, None]) -> Schedule:
     """Let a schedule not fire until it is resumed."""
     return await _done(call, lambda one: one.pause())
 
 
+@route("POST", _SCHEDULE + "/resume", Level.SCHEDULE, what=What.SCHEDULE_RESUME)
 async def resume_schedule(call: RouteCall[None, None]) -> Schedule:
     """Let a schedule fire again."""
     return await _done(call, lambda one: one.resume())
 
 
+@route("POST", _SCHEDULE + "/run", Level.SCHEDULE, what=What.SCHEDULE_RUN)
 async def run_schedule(call: RouteCall[None, None]) -> Put:
     """Put the message of a schedule now; its fire times stay."""
     name, queue = call.place["schedule"], await call.queue()
@@ -449,6 +463,7 @@ async def run_schedule(call: RouteCall[None, None]) -> Put:
     return put_of(await queue.call(lambda one: one.schedules[name].run()))
 
 
+@route("GET", _SCHEDULE + "/firings", Level.SCHEDULE)
 async def list_firings(call: RouteCall[FiringsQuery, None]) -> Firings:
     """What became of the last firings of a schedule, of a queue with the setting `history`.
 
@@ -466,11 +481,13 @@ async def list_firings(call: RouteCall[FiringsQuery, None]) -> Firings:
     return Firings([_firing_of(name, one) for one in found])
 
 
+@route("GET", _SCHEDULE + "/backfill", Level.SCHEDULE)
 async def count_backfill(call: RouteCall[BackfillSpan, None]) -> Count:
     """How many messages a back-fill of a span would put."""
     return Count(await _backfilled(call, call.query, dry_run=True))
 
 
+@route("POST", _SCHEDULE + "/backfill", Level.SCHEDULE, what=What.SCHEDULE_BACKFILL)
 async def backfill_schedule(call: RouteCall[None, BackfillSpan]) -> Count:
     """Put the message of a schedule for each fire time of a span, all due now.
 
@@ -559,94 +576,3 @@ def schedule_of(found: FoundSchedule, now_ms: int, *, has_body: bool = True) -> 
         changed=found.changed,
         error=found.error,
     )
-
-
-_SCHEDULES = "/v1/queues/{queue}/schedules"
-_SCHEDULE = _SCHEDULES + "/{schedule}"
-ROUTES = [
-    Route(
-        "GET",
-        "/v1/schedules",
-        Level.SCHEDULE,
-        list_all_schedules,
-        query=AllSchedulesQuery,
-        answer=AllSchedules,
-    ),
-    Route(
-        "GET", _SCHEDULES, Level.SCHEDULE, list_schedules, query=SchedulesQuery, answer=Schedules
-    ),
-    Route("GET", _SCHEDULE, Level.SCHEDULE, get_schedule, answer=Schedule),
-    Route(
-        "PUT",
-        _SCHEDULE,
-        Level.SCHEDULE,
-        put_schedule,
-        body=NewSchedule,
-        answer=Schedule,
-        what=What.SCHEDULE_ADD,
-    ),
-    Route(
-        "PATCH",
-        _SCHEDULE,
-        Level.SCHEDULE,
-        change_schedule,
-        body=ScheduleChange,
-        answer=Schedule,
-        what=What.SCHEDULE_CHANGE,
-    ),
-    Route(
-        "DELETE", _SCHEDULE, Level.SCHEDULE, remove_schedule, status=204, what=What.SCHEDULE_REMOVE
-    ),
-    Route(
-        "GET",
-        _SCHEDULE + "/preview",
-        Level.SCHEDULE,
-        preview_schedule,
-        query=PreviewQuery,
-        answer=Preview,
-    ),
-    Route(
-        "POST",
-        _SCHEDULE + "/pause",
-        Level.SCHEDULE,
-        pause_schedule,
-        answer=Schedule,
-        what=What.SCHEDULE_PAUSE,
-    ),
-    Route(
-        "POST",
-        _SCHEDULE + "/resume",
-        Level.SCHEDULE,
-        resume_schedule,
-        answer=Schedule,
-        what=What.SCHEDULE_RESUME,
-    ),
-    Route(
-        "POST", _SCHEDULE + "/run", Level.SCHEDULE, run_schedule, answer=Put, what=What.SCHEDULE_RUN
-    ),
-    Route(
-        "GET",
-        _SCHEDULE + "/firings",
-        Level.SCHEDULE,
-        list_firings,
-        query=FiringsQuery,
-        answer=Firings,
-    ),
-    Route(
-        "GET",
-        _SCHEDULE + "/backfill",
-        Level.SCHEDULE,
-        count_backfill,
-        query=BackfillSpan,
-        answer=Count,
-    ),
-    Route(
-        "POST",
-        _SCHEDULE + "/backfill",
-        Level.SCHEDULE,
-        backfill_schedule,
-        body=BackfillSpan,
-        answer=Count,
-        what=What.SCHEDULE_BACKFILL,
-    ),
-]

@@ -20,7 +20,7 @@ from shardq.errors import ShardqError
 from shardq.model.grants import Level
 from shardq.model.times import duration_ms, duration_text
 from shardq.server.api.deliveries import release
-from shardq.server.api.route import Route, RouteCall, json_bytes
+from shardq.server.api.route import QUEUE, RouteCall, json_bytes, route
 from shardq.server.api.shapes import MANY_MAX, Span, message_of
 from shardq.server.web import Response, TooMany
 
@@ -142,6 +142,7 @@ class Stream:
                 self._has_room.set()
 
 
+@route("GET", QUEUE + "/stream", Level.READ, media=MEDIA)
 async def stream_messages(call: RouteCall[StreamQuery, None]) -> Response:
     """A stream of messages as server-sent events, each with its receipt.
 
@@ -155,15 +156,3 @@ async def stream_messages(call: RouteCall[StreamQuery, None]) -> Response:
     stream = Stream(call.site, queue, call.query, call.caller)
     headers = [("content-type", MEDIA), ("cache-control", "no-store"), ("x-accel-buffering", "no")]
     return Response(200, stream.events(), headers)
-
-
-ROUTES = [
-    Route(
-        "GET",
-        "/v1/queues/{queue}/stream",
-        Level.READ,
-        stream_messages,
-        query=StreamQuery,
-        media=MEDIA,
-    )
-]

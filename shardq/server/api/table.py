@@ -24,21 +24,23 @@ from shardq.server.api import (
     tasks,
     watching,
 )
+from shardq.server.api.route import routes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from shardq.server.api.route import Route
 
-ROUTES: tuple[Route, ...] = tuple(
-    route
-    for room in (
-        *(queues, messages, listing, many, deliveries, forwarding, stream, keys, watching, dead),
-        *(finding, calendar, schedules, tasks),
-        *(accounts, actions, openapi, reference),
-    )
-    for route in room.ROUTES
+_ROOMS = (
+    *(queues, messages, listing, many, deliveries, forwarding, stream, keys, watching, dead),
+    *(finding, calendar, schedules, tasks),
+    *(accounts, actions, openapi, reference),
 )
+_ORDER = [room.__name__ for room in _ROOMS]
+ROUTES: tuple[Route, ...] = tuple(
+    sorted(routes, key=lambda route: _ORDER.index(route.handler.__module__))
+)
+"""All routes: room by room, as their documentation lists them."""
 
 
 def found(parts: Sequence[str]) -> dict[str, Route]:

@@ -16,12 +16,15 @@ from shardq.model.times import duration_ms
 from shardq.records.actions import What
 from shardq.server.api.messages import Told
 from shardq.server.api.problem import Refused
-from shardq.server.api.route import Route, RouteCall
+from shardq.server.api.route import QUEUE, RouteCall, route
 from shardq.server.api.shapes import Put, Span, Time, Wait, put_of
 from shardq.tasks.job import Job as SyncJob
 from shardq.tasks.options import ATTEMPTS_MAX, OPTIONS_HEADER, PUT_NAMES, TASK_HEADER
 
 _WAIT_MS_MAX = 60_000
+
+
+_JOBS = QUEUE + "/jobs"
 
 
 class NewJob(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -124,6 +127,7 @@ class Job(Struct, kw_only=True, omit_defaults=True):
     note: str = ""
 
 
+@route("POST", _JOBS, Level.PUT)
 async def put_job(call: RouteCall[None, NewJob]) -> Put:
     """Put a job of a task, for a worker that knows the task by its name."""
     queue = await call.queue()
@@ -131,6 +135,7 @@ async def put_job(call: RouteCall[None, NewJob]) -> Put:
     return put_of(await queue.put(call.traced(call.body.item)))
 
 
+@route("GET", _JOBS + "/{job}", Level.READ)
 async def get_job(call: RouteCall[JobQuery, None]) -> Job:
     """A job: its state, and its result or its error.
 
@@ -149,6 +154,7 @@ async def get_job(call: RouteCall[JobQuery, None]) -> Job:
     return await queue.call(lambda _: _job_of(job))
 
 
+@route("DELETE", _JOBS + "/{job}", Level.ACK, what=What.CANCEL)
 async def cancel_job(call: RouteCall[None, None]) -> Told:
     """Cancel a job, unless it has ended."""
     name, queue = call.place["job"], await call.queue()
@@ -174,11 +180,3 @@ def _job_of(job: SyncJob[Any]) -> Job:
         progress=None if progress is None else progress.fraction,
         note="" if progress is None else progress.note,
     )
-
-
-_JOBS = "/v1/queues/{queue}/jobs"
-ROUTES = [
-    Route("POST", _JOBS, Level.PUT, put_job, body=NewJob, answer=Put),
-    Route("GET", _JOBS + "/{job}", Level.READ, get_job, query=JobQuery, answer=Job),
-    Route("DELETE", _JOBS + "/{job}", Level.ACK, cancel_job, answer=Told, what=What.CANCEL),
-]

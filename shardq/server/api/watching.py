@@ -11,7 +11,7 @@ from shardq.model.grants import Level
 from shardq.model.times import iso
 from shardq.observer import Observer
 from shardq.server.answers import Of
-from shardq.server.api.route import Route, RouteCall
+from shardq.server.api.route import QUEUE, RouteCall, route
 from shardq.server.api.shapes import Span, Time, time_or_none
 
 if TYPE_CHECKING:
@@ -192,6 +192,7 @@ class History(Struct):
     more: bool
 
 
+@route("GET", QUEUE + "/statistics", Level.GET)
 async def get_statistics(call: RouteCall[None, None]) -> Statistics:
     """Counts, rates and lateness of a queue, as they were a second ago at most."""
     queue, site = await call.queue(), call.site
@@ -205,12 +206,14 @@ async def get_statistics(call: RouteCall[None, None]) -> Statistics:
     return await site.answers.of(Of("statistics", queue.name), look)
 
 
+@route("GET", QUEUE + "/forecast", Level.GET)
 async def get_forecast(call: RouteCall[ForecastQuery, None]) -> Forecast:
     """Messages and firings due in each of the coming minutes."""
     found = await (await call.queue()).queue.forecast(call.query.horizon)
     return Forecast([Minute(iso(minute), count) for minute, count in found])
 
 
+@route("GET", QUEUE + "/history", Level.GET)
 async def get_history(call: RouteCall[HistoryQuery, None]) -> History:
     """What became of a message, or of all that entered in a span.
 
@@ -281,13 +284,3 @@ def _failed_of(one: FailedAttempt) -> Failed:
         run_ms=one.run_ms,
         error=one.error,
     )
-
-
-_QUEUE = "/v1/queues/{queue}"
-ROUTES = [
-    Route("GET", _QUEUE + "/statistics", Level.GET, get_statistics, answer=Statistics),
-    Route(
-        "GET", _QUEUE + "/forecast", Level.GET, get_forecast, query=ForecastQuery, answer=Forecast
-    ),
-    Route("GET", _QUEUE + "/history", Level.GET, get_history, query=HistoryQuery, answer=History),
-]
