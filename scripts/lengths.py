@@ -10,7 +10,7 @@ import ast
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-FOLDERS = ("shardq", "pyspark_shardq", "scripts", "tests")
+FOLDERS = ("shardq", "spark", "scripts", "tests")
 LINES_MAX = 500
 
 

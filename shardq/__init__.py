@@ -9,7 +9,7 @@ with shardq.connect("sqlite:///jobs.db") as db:
 ```
 
 Public is what this module, `shardq.tasks`, `shardq.errors`, `shardq.testing`, `shardq.aio` and
-`shardq.spark` export, and nothing else.
+`pyspark_shardq` export, and nothing else.
 """
 
 import sys

@@ -191,7 +191,7 @@ def _end_shared(directory: Path) -> None:
 @pytest.fixture(scope="session")
 def spark(shared: Path, pytestconfig: pytest.Config) -> Iterator[SparkSession]:
     """The one Spark of a run: two tasks at a time, each tried four times."""
-    from shardq.spark import session
+    from pyspark_shardq import session
 
     made = session(
         "shardq-tests",

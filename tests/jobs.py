@@ -1,4 +1,4 @@
-"""The programs of a page's blocks, and the jobs of `python -m shardq.spark` as tests call them.
+"""The programs of a page's blocks, and the jobs of `python -m pyspark_shardq` as tests call them.
 
 A block need not start a Python for each of its commands, nor a Java:
 
@@ -62,7 +62,7 @@ class Jobs(Shell):
     """Runs jobs against one store."""
 
     def called(self, arguments: list[str]) -> int:
-        from shardq.cli.spark import run
+        from pyspark_shardq.cli import run
 
         return run(arguments)
 
@@ -130,7 +130,7 @@ def _answer(door: socket.socket) -> None:
         # A program of its own finds those of the environment.
         environment["PATH"] = environment["PATH"].partition(":")[2]
         try:
-            if words[:2] == ["-m", "shardq.spark"]:
+            if words[:2] == ["-m", "pyspark_shardq"]:
                 code = _job(words[2:], directory, environment, descriptors)
                 # Nothing can be sent to it while it runs.
                 asked.sendall(bytes(_NUMBER_BYTES) + code.to_bytes(_NUMBER_BYTES, "big"))
@@ -145,7 +145,7 @@ def _job(
     arguments: list[str], directory: str, environment: dict[str, str], descriptors: list[int]
 ) -> int:
     """Run a job here."""
-    from shardq.cli.spark import run
+    from pyspark_shardq.cli import run
 
     with (
         open(descriptors[1], "w", closefd=False) as out,

@@ -17,9 +17,9 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from shardq.spark import views
-from shardq.spark.options import Options
-from shardq.spark.reading import reader
+from pyspark_shardq import views
+from pyspark_shardq.options import Options
+from pyspark_shardq.reading import reader
 
 TYPES: dict[str, DataType] = {
     "BINARY": BinaryType(),

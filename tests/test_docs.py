@@ -207,11 +207,14 @@ def run_bash(example: Example) -> str | None:
 
 def _installed(line: re.Match[str]) -> str:
     """Nothing is fetched: the checkout is what would be installed, with the extras that it has."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    projects = [
+        tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+        for folder in (ROOT, ROOT / "spark")
+    ]
+    extras = {one["name"]: one.get("optional-dependencies", {}) for one in projects}
     for wanted in shlex.split(line[1], comments=True):
         asked = Requirement(wanted)
-        assert asked.name == project["name"]
-        assert asked.extras <= project["optional-dependencies"].keys()
+        assert asked.extras <= extras[asked.name].keys()
     return ""
 
 

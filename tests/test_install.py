@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import tomllib
@@ -132,26 +131,6 @@ def test_commands_on_sqlite_need_no_extra(tmp_path: Path) -> None:
     shardq.init(store)
     ends = run_commands(store, "check", "check --json", "schema", "queues")
     assert [(code, bool(out), err) for code, out, err in ends] == [(Exit.OK, True, "")] * 4
-
-
-def test_without_pyspark_its_jobs_name_the_extra(tmp_path: Path) -> None:
-    # Python imports this before anything else.
-    (tmp_path / "sitecustomize.py").write_text(WITHOUT_EXTRAS)
-    told = "shardq.spark needs PySpark and PyArrow: pip install 'shardq[spark]' brings both."
-
-    imported = run_python("import shardq.spark")
-    job = subprocess.run(
-        [sys.executable, "-m", "shardq.spark", "audit", "--queue", "mail"],
-        env=os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-
-    assert imported.stderr.splitlines()[-1] == f"shardq.errors.MissingExtra: {told}"
-    assert (job.returncode, job.stdout) == (Exit.MISSING_EXTRA, "")
-    assert job.stderr == f"shardq: {told}\n"
 
 
 def test_without_the_api_of_opentelemetry_traces_name_the_extra() -> None:

@@ -23,14 +23,14 @@ pytest.importorskip("pyspark")
 
 from spark_frames import HISTORY, frame_of
 
-from shardq.spark import connect
-from shardq.spark.jobs import archive
-from shardq.spark.jobs.archive import DayState, Sum
+from pyspark_shardq import connect
+from pyspark_shardq.jobs import archive
+from pyspark_shardq.jobs.archive import DayState, Sum
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from shardq.spark import QueueJobs
+    from pyspark_shardq import QueueJobs
 
 pytestmark = pytest.mark.spark
 

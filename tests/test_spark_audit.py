@@ -24,8 +24,8 @@ import pyarrow as pa
 from pyspark.sql import functions as F  # noqa: N812 - as all who write for Spark call it
 from spark_frames import LEDGER, ROWS, frame_of
 
-from shardq.spark import connect
-from shardq.spark.jobs import audit
+from pyspark_shardq import connect
+from pyspark_shardq.jobs import audit
 
 if TYPE_CHECKING:
     from pathlib import Path

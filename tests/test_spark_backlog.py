@@ -14,13 +14,13 @@ from uuid import uuid4
 import pytest
 
 import shardq
+from pyspark_shardq import connect
+from pyspark_shardq.jobs import backlog
+from pyspark_shardq.jobs.backlog import MinuteLoad, Outlook, Rate
 from shardq.errors import BadSetting, BadTime, UnknownQueue
 from shardq.model.shard import Layout
 from shardq.model.times import moment_of
 from shardq.records.stats import Totals
-from shardq.spark import connect
-from shardq.spark.jobs import backlog
-from shardq.spark.jobs.backlog import MinuteLoad, Outlook, Rate
 from shardq.stores.store import Slice
 from shardq.stores.tables import STATS
 from shardq.testing import Stage
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
+    from pyspark_shardq.queues import SparkQueue
     from shardq import Message, Queue
-    from shardq.spark.queue import SparkQueue
 
 pytestmark = pytest.mark.spark
 

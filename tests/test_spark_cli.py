@@ -1,4 +1,4 @@
-"""`python -m shardq.spark`: what each job takes, prints and ends with."""
+"""`python -m pyspark_shardq`: what each job takes, prints and ends with."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from jobs import Jobs, jobs
 from test_cli_help import terminal_of
 from test_docs import DOCS, rows
 
+import pyspark_shardq
 import shardq
-import shardq.spark
+from pyspark_shardq import QueueJobs, connect, views
+from pyspark_shardq.cli import UNBALANCED, USAGE, exit_codes, program
+from pyspark_shardq.options import Options
+from pyspark_shardq.pieces import PiecesDone
+from pyspark_shardq.runs import SparkRun
 from shardq.cli.exits import Exit
-from shardq.cli.spark import UNBALANCED, USAGE, exit_codes, program
-from shardq.spark import QueueJobs, connect, views
-from shardq.spark.options import Options
-from shardq.spark.pieces import PiecesDone
-from shardq.spark.runs import SparkRun
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -75,8 +75,9 @@ def test_a_job_s_help_fits_a_terminal_has_examples_and_whole_sentences(name: str
 
     assert done.exit_code == 0
     assert [line for line in done.output.splitlines() if len(line) > COLUMNS] == []
-    assert f"Examples:\n    {'export' if name is None else f'python -m shardq.spark {name}'} " in (
-        done.output
+    assert (
+        f"Examples:\n    {'export' if name is None else f'python -m pyspark_shardq {name}'} "
+        in (done.output)
     )
     for text in [command.help or "", *(getattr(one, "help", "") or "" for one in command.params)]:
         assert not text or re.match(r"[A-Z0-9`]", text), text
@@ -119,9 +120,9 @@ def test_the_page_of_spark_has_every_job_column_and_option() -> None:
 def test_the_reference_has_all_that_is_exported() -> None:
     text = (DOCS / "reference" / "spark.md").read_text()
 
-    written = re.findall(r"^::: shardq\.spark\.(\w+)$", text, re.MULTILINE)
-    assert sorted(written) == sorted(shardq.spark.__all__)
-    assert all(hasattr(shardq.spark, name) for name in written)
+    written = re.findall(r"^::: pyspark_shardq\.(\w+)$", text, re.MULTILINE)
+    assert sorted(written) == sorted(pyspark_shardq.__all__)
+    assert all(hasattr(pyspark_shardq, name) for name in written)
 
 
 # What is done -------------------------------------------------------------------------------------
@@ -348,7 +349,7 @@ def test_without_a_store_nothing_is_started(jobs: Jobs) -> None:
 
 def test_what_libraries_log_does_not_stand_beside_the_one_line() -> None:
     code = (
-        "import logging; from shardq.cli.spark import run; "
+        "import logging; from pyspark_shardq.cli import run; "
         "code = run(['simulate', '--shape', 'round']); logging.error('noise'); exit(code)"
     )
 
@@ -361,7 +362,7 @@ def test_what_libraries_log_does_not_stand_beside_the_one_line() -> None:
 @pytest.mark.nightly
 def test_spark_submit_and_a_shell_run_jobs_as_programs(tmp_path: Path) -> None:
     script = subprocess.run(
-        [sys.executable, "-m", "shardq.spark", "--script"],
+        [sys.executable, "-m", "pyspark_shardq", "--script"],
         capture_output=True,
         text=True,
         check=True,
@@ -371,7 +372,7 @@ def test_spark_submit_and_a_shell_run_jobs_as_programs(tmp_path: Path) -> None:
 
     for words in (
         [str(submit), "--master", "local[1]", script, *job],
-        [sys.executable, "-m", "shardq.spark", *job, "--nice", "--master", "local[1]"],
+        [sys.executable, "-m", "pyspark_shardq", *job, "--nice", "--master", "local[1]"],
     ):
         done = subprocess.run(
             words,

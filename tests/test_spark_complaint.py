@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 import shardq
+from pyspark_shardq import connect
+from pyspark_shardq.complaint import read, translated
 from shardq import errors
-from shardq.spark import connect
-from shardq.spark.complaint import read, translated
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -26,13 +26,13 @@ from pyspark.sql import SparkSession
 SparkSession.builder.remote("local[2]").getOrCreate()
 """
 CLUSTER = """
-from shardq.spark import session
+from pyspark_shardq import session
 session("cluster", master="local-cluster[2,1,1024]")
 """
 JOB = """
 import json, sys
 from pyspark.sql import functions as F
-from shardq.spark import connect, session
+from pyspark_shardq import connect, session
 
 spark = session()
 queue = connect(spark, *sys.argv[1:])

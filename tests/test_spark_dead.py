@@ -22,19 +22,19 @@ from simulated.scheduler import Process
 from simulated.simulation import Simulation
 
 import shardq
+from pyspark_shardq import QueueJobs, acts, runs
+from pyspark_shardq.acts import ActWriter, PartActor, RunHeader
+from pyspark_shardq.jobs import dead
+from pyspark_shardq.options import DELETE, REDRIVE
+from pyspark_shardq.pieces import WriteTally
+from pyspark_shardq.runs import PLAN, SparkRun
+from pyspark_shardq.source import ShardqDataSource, register
 from shardq import Consumer, clock
 from shardq.connection import Connection
 from shardq.errors import BadSetting, StoreError, StoreUnavailable, UnknownQueue, UsageError
 from shardq.lifecycle.home import Home
 from shardq.records.ledger import entry_of
 from shardq.records.register import Register
-from shardq.spark import QueueJobs, acts, runs
-from shardq.spark.acts import ActWriter, PartActor, RunHeader
-from shardq.spark.jobs import dead
-from shardq.spark.options import DELETE, REDRIVE
-from shardq.spark.pieces import WriteTally
-from shardq.spark.runs import PLAN, SparkRun
-from shardq.spark.source import ShardqDataSource, register
 from shardq.stores.store import Mark
 from shardq.stores.tables import QUEUES
 from shardq.testing import Faults, Stage

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 import pytest
 from pyspark.sql import functions as F  # noqa: N812 - as all who write for Spark call it
 
+from pyspark_shardq import bins
+from pyspark_shardq import expressions as x
 from shardq.errors import BadName, BadTime
 from shardq.model import ids, names, times
 from shardq.model.ids import birth_us
 from shardq.model.shard import Layout
-from shardq.spark import bins
-from shardq.spark import expressions as x
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -21,8 +21,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxFiles
 from spark_views import options_of, schema_of
 
-from shardq.spark import register
-from shardq.spark.feed import FeedReader
+from pyspark_shardq import register
+from pyspark_shardq.feed import FeedReader
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

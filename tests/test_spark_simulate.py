@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pyspark.sql import functions as F  # noqa: N812 - as all who write for Spark call it
 
+from pyspark_shardq.jobs import simulate
+from pyspark_shardq.jobs.simulate import Timers
+from pyspark_shardq.spread import Spread
 from shardq.errors import BadSetting, BadTime
 from shardq.model.shard import Layout
-from shardq.spark.jobs import simulate
-from shardq.spark.jobs.simulate import Timers
-from shardq.spark.spread import Spread
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql import functions as F  # noqa: N812 - as all who write for Spark call it
 
 import shardq
-from shardq.spark import connect
+from pyspark_shardq import connect
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -27,23 +27,23 @@ from pyspark.sql.types import (
 )
 
 import shardq
+from pyspark_shardq import runs
+from pyspark_shardq.complaint import translated
+from pyspark_shardq.options import Options
+from pyspark_shardq.runs import PLAN, SparkRun
+from pyspark_shardq.source import ShardqDataSource, register
+from pyspark_shardq.writing import BatchWriter, PlainRows
 from shardq import Queue
 from shardq.errors import BadUrl, UsageError
 from shardq.model.message import Row
 from shardq.model.shard import Layout
-from shardq.spark import runs
-from shardq.spark.complaint import translated
-from shardq.spark.options import Options
-from shardq.spark.runs import PLAN, SparkRun
-from shardq.spark.source import ShardqDataSource, register
-from shardq.spark.writing import BatchWriter, PlainRows
 from shardq.testing.clock import ManualClock
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-    from shardq.spark.pieces import Pieces, WritePiece, WriteTally
+    from pyspark_shardq.pieces import Pieces, WritePiece, WriteTally
 
 pytestmark = pytest.mark.spark
 
@@ -85,7 +85,7 @@ def bench(tmp_path: Path) -> Iterator[Callable[..., Bench]]:
 
 def killing() -> type[ShardqDataSource]:
     """A data source `killing`: each task's process is killed once, after its first piece."""
-    from shardq.spark.writing import BatchWriter, StreamWriter
+    from pyspark_shardq.writing import BatchWriter, StreamWriter
 
     # Spark's processes cannot import this module.
     cloudpickle.register_pickle_by_value(sys.modules[__name__])

@@ -7,6 +7,8 @@ import doctest
 import importlib
 import inspect
 import re
+import sys
+import tomllib
 from collections import defaultdict
 from functools import cache
 from importlib.util import find_spec
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "shardq"
+SPARK = ROOT / "spark" / "pyspark_shardq"
 TESTS = ROOT / "tests"
 
 FLOORS = [
@@ -33,9 +36,9 @@ FLOORS = [
     ["schedules"],
     ["queue", "consumer", "connection", "observer"], ["health"], ["metrics"],
     ["tasks"], ["aio"], ["__init__"], ["pictures"], ["server"],
-    ["testing"], ["node"], ["bench"], ["spark"], ["cli"], ["__main__"],
+    ["testing"], ["node"], ["bench"], ["cli"], ["pyspark_shardq"], ["__main__"],
 ]  # fmt: skip
-"""The package from the ground up: a room imports only from its own floor and those below it.
+"""The packages from the ground up: a room imports only from its own floor and those below it.
 
 What only a type checker reads counts too. What users import is one floor.
 """
@@ -72,7 +75,7 @@ TWINS = {
     "server/api/": "the name of a schema, which clients see",
     "stores/sqlite/": "a store's half of a part that each store has",
     "stores/cassandra/": "likewise, or what implements a protocol of the port",
-    "spark/": "`Preview` is public in both",
+    "pyspark_shardq/": "`Preview` is public in both",
 }
 """Folders whose classes may have the name of a class elsewhere, and why."""
 
@@ -92,8 +95,8 @@ EXAMPLES = [
     *sorted((ROOT / "docs" / "examples").glob("*.py")),
 ]
 
-MODULES = sorted(PACKAGE.rglob("*.py"))
-SPARK_MODULES = sorted((PACKAGE / "spark").rglob("*.py"))
+SPARK_MODULES = sorted(SPARK.rglob("*.py"))
+MODULES = sorted(PACKAGE.rglob("*.py")) + SPARK_MODULES
 NOT_ON_CONNECT = {
     "sparkContext",
     "rdd",
@@ -108,7 +111,7 @@ SCRIPTS = sorted((ROOT / "scripts").rglob("*.py"))
 
 
 def text_files() -> Iterator[Path]:
-    for folder in (PACKAGE, TESTS, ROOT / "cql", ROOT / "scripts", ROOT / ".ci"):
+    for folder in (PACKAGE, SPARK.parent, TESTS, ROOT / "cql", ROOT / "scripts", ROOT / ".ci"):
         yield from (path for path in sorted(folder.rglob("*")) if path.suffix in TEXT_SUFFIXES)
     yield from sorted(ROOT.glob("*.md"))
     yield ROOT / "pyproject.toml"
@@ -119,20 +122,22 @@ def shown(path: Path) -> str:
 
 
 def room(path: Path) -> str:
-    """A module's path within the package, `stores/sqlite/store.py`."""
-    return path.relative_to(PACKAGE).as_posix()
+    """A module's path within its package, `stores/sqlite/store.py`; Spark's with its package."""
+    return path.relative_to(SPARK.parent if SPARK in path.parents else PACKAGE).as_posix()
 
 
 def floor_of(module: str) -> int:
     """On which floor of `FLOORS` a module is, `shardq.stores.url` say; each door is on the top."""
-    name = module.split(".")[1] if "." in module else "__init__"
+    package, _, within = module.partition(".")
+    name = within.partition(".")[0] or "__init__" if package == "shardq" else package
     name = "__main__" if module.endswith(".__main__") else name
     return next(number for number, rooms in enumerate(FLOORS) if name in rooms)
 
 
 def module_of(path: Path) -> str:
     """A file's dotted name, `shardq.stores` for that of a package."""
-    dotted = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    top = SPARK.parent if SPARK in path.parents else ROOT
+    dotted = ".".join(path.relative_to(top).with_suffix("").parts)
     return dotted.removesuffix(".__init__")
 
 
@@ -225,9 +230,9 @@ def test_no_imports_go_in_a_circle() -> None:
     ("distribution", "rooms"),
     [
         ("cassandra", ("stores/cassandra/",)),
-        ("pyspark", ("spark/", "cli/spark/")),
-        ("pyarrow", ("spark/",)),
-        ("matplotlib", ("pictures/", "spark/")),
+        ("pyspark", ("pyspark_shardq/",)),
+        ("pyarrow", ("pyspark_shardq/",)),
+        ("matplotlib", ("pictures/", "pyspark_shardq/plots.py")),
         ("prometheus_client", ("metrics/",)),
         ("uvicorn", ("server/",)),
         ("opentelemetry", ("tracing/",)),
@@ -247,6 +252,17 @@ def test_jobs_in_spark_work_through_spark_connect_and_without_pandas() -> None:
         for name in sorted(NOT_ON_CONNECT & reached_in(path))
     ]
     assert found == []
+
+
+def test_spark_submit_finds_no_module_of_ours_in_place_of_python_s() -> None:
+    # The directory of the script that it runs comes first where Python looks for modules.
+    assert {path.stem for path in SPARK.iterdir()} & set(sys.stdlib_module_names) == set()
+
+
+def test_both_distributions_have_one_version() -> None:
+    project = tomllib.loads((SPARK.parent / "pyproject.toml").read_text())["project"]
+    assert project["version"] == shardq.__version__
+    assert f"shardq[plots]=={shardq.__version__}" in project["dependencies"]
 
 
 def reached_in(path: Path) -> set[str]:
@@ -354,7 +370,7 @@ def test_no_two_classes_have_one_name() -> None:
     for path in MODULES:
         for node in tree_of(path).body:
             if isinstance(node, ast.ClassDef):
-                found[node.name].append(path.relative_to(PACKAGE).as_posix())
+                found[node.name].append(room(path))
     several = {name: places for name, places in found.items() if len(places) > 1}
     assert {"Queue", "Schedule"} <= several.keys()
     alone = {
@@ -368,7 +384,11 @@ def test_no_two_classes_have_one_name() -> None:
     for folder in TWINS:
         own = [name for name, places in several.items() for p in places if p.startswith(folder)]
         assert sorted(own) == sorted(set(own))
-    in_spark = {name for name, places in several.items() for p in places if p.startswith("spark/")}
+    in_spark = {
+        name
+        for name, places in several.items()
+        if any(one.startswith("pyspark_shardq/") for one in places)
+    }
     assert in_spark == {"Preview"}
 
 
@@ -377,7 +397,7 @@ def test_what_a_docstring_shows_is_so() -> None:
     failed = [
         shown(path)
         for path in MODULES
-        if ">>> " in path.read_text() and (has_spark or not room(path).startswith("spark/"))
+        if ">>> " in path.read_text() and (has_spark or path not in SPARK_MODULES)
         for done in [doctest.testmod(importlib.import_module(module_of(path)))]
         if done.failed or not done.attempted
     ]

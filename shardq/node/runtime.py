@@ -122,7 +122,7 @@ def find_java() -> Path:
         MissingExtra: If there is none and `shardq[node]` has one for this platform.
         NodeError: If there is none and it has not.
     """
-    return search(JavaNeed("Cassandra", JAVA_MAJORS, extra="node", otherwise=NodeError))
+    return search(JavaNeed("Cassandra", JAVA_MAJORS, package="shardq[node]", otherwise=NodeError))
 
 
 def fetch_jars(

@@ -3,7 +3,6 @@
 ```
  scale    counts ─► levels         drawing  shapes and texts ─► SVG by hand, PNG by matplotlib
  colours  levels ─► colours        loadmap  the load ahead, drawn of these
- plots    numbers ─► PNG           page     plots, tables and sentences ─► one HTML file
                                    png      the one writer of PNG, by matplotlib
 ```
 """

@@ -1,0 +1,169 @@
+"""The options that commands of `python -m pyspark_shardq` share, and how a command ends."""
+
+from __future__ import annotations
+
+import functools
+import os
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from shardq.cli import options, screen
+from shardq.cli.exits import Exit
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from pyspark.sql import SparkSession
+
+    from pyspark_shardq.connection import QueueJobs
+
+_NICE = 10
+
+
+def given(usage: str, text: str, *, name: str | None = None, **more: Any) -> Callable[[Any], Any]:
+    """An option, `--to PATH`; a flag where nothing follows its name.
+
+    Args:
+        usage: How it is written.
+        text: What it is, in a sentence or two.
+        name: What the command calls it, where that is not the option's own name.
+        more: What else click is told.
+    """
+    option, _, metavar = usage.partition(" ")
+    kind: dict[str, Any] = {"metavar": metavar} if metavar else {"is_flag": True}
+    names = (option, name) if name else (option,)
+    return click.option(*names, help=text, show_default="default" in more, **kind, **more)
+
+
+queue = given("--queue NAME", "The queue.", required=True)
+dry_run = given("--dry-run", "Say what would be done, and do nothing.")
+run = given(
+    "--run RUN", "Resume this run: what it has done is not done again. Each run prints its name."
+)
+rate = options.whole("--rate", text="At most N messages a second, of all tasks together.", least=1)
+report = given("--report FILE", "Write a page with tables and plots there.")
+plot = given("--plot FILE", "Write a plot there, as PNG.")
+_SESSION = (
+    given(
+        "--master URL",
+        "Where Spark runs: local[4], spark://host:7077, yarn, or sc://host:15002 for Spark "
+        "Connect. Where it is not given, as spark-submit says, or on all cores of this machine.",
+    ),
+    given("--memory SIZE", "Memory of the Java that is started here.", default="1g"),
+    given("--nice", "Yield the processor to all else on this machine, to consumers above all."),
+    options.as_json,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class JobPlace:
+    """Where a job runs.
+
+    Attributes:
+        name: The queue's name; None: the job is of none.
+        url: The store's url as the command was given it.
+        master: Of Spark.
+        memory: Of Spark's Java.
+        is_nice: True if others go first.
+    """
+
+    name: str | None
+    url: str | None
+    master: str | None
+    memory: str
+    is_nice: bool
+
+    def session(self) -> SparkSession:
+        """The session of Spark.
+
+        Raises:
+            MissingExtra: If there is no Java.
+            UsageError: If it does not start.
+        """
+        from pyspark_shardq import session
+
+        if self.is_nice:
+            # What is started from here on inherits it.
+            os.nice(_NICE)
+        is_verbose = click.get_current_context().find_root().params.get("verbose")
+        asked = {"spark.log.level": "WARN"} if is_verbose else {}
+        return session(master=self.master or "local[*]", memory=self.memory, **asked)
+
+    def queue(self) -> QueueJobs:
+        """The queue in the session.
+
+        Raises:
+            UsageError: If no store is given.
+        """
+        from pyspark_shardq import connect
+
+        # Before Java is started, which takes seconds: what is wrong is said at once.
+        url = options.store_url(self.url)
+        return connect(self.session(), self.name or "", url)
+
+
+def job(
+    *given: Callable[[Any], Any], examples: Sequence[str], doing: str = "", bad: Exit = Exit.OK
+) -> Callable[[Callable[..., Any]], click.Command]:
+    """Make a command of a function that takes `JobPlace` and options, and returns a report.
+
+    The report is printed, as JSON where that is asked for, and written to the files of `plot` and
+    `report`.
+
+    Args:
+        given: The command's own options; those of a session and a store follow.
+        examples: Arguments, for the help.
+        doing: What stderr shows meanwhile, where that is a terminal; before the queue's name.
+        bad: The exit code where the report is not good.
+    """
+
+    def made(work: Callable[..., Any]) -> click.Command:
+        @functools.wraps(work)
+        def called(
+            *,
+            master: str | None,
+            memory: str,
+            nice: bool,
+            as_json: bool,
+            queue: str | None = None,
+            url: str | None = None,
+            plot: str | None = None,
+            report: str | None = None,
+            **asked: Any,
+        ) -> Exit:
+            with busy(f"{doing} {queue or ''}") if doing else nullcontext():
+                found = work(JobPlace(queue, url, master, memory, nice), **asked)
+            if plot is not None:
+                Path(plot).write_bytes(found.plot())
+            if report is not None:
+                Path(report).write_text(found.page(), encoding="utf-8")
+            if as_json:
+                screen.print_json(found.to_json())
+            else:
+                # Reasons and names are as somebody else has written them.
+                for line in (*found.lines(), found.line()):
+                    click.echo(screen.exact(line))
+            return Exit.OK if found.is_good else bad
+
+        last = (options.store,) if queue in given else ()
+        command = called
+        for option in reversed((*given, *_SESSION, *last)):
+            command = option(command)
+        program = f"python -m pyspark_shardq {work.__name__}"
+        return click.command(epilog=options.examples(*(f"{program} {one}" for one in examples)))(
+            command
+        )
+
+    return made
+
+
+@contextmanager
+def busy(what: str) -> Iterator[None]:
+    """While this lasts, stderr shows it where that is a terminal."""
+    with screen.progress() as bar:
+        bar.add_task(what, total=None)
+        yield

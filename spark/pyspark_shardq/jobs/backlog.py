@@ -1,0 +1,524 @@
+"""What a queue holds: minute by minute, priority by priority, lane by lane, and when it is done.
+
+```
+ view `shards` ──► counts ──┬─► minutes ────► hot ones ahead; when all is done at the present rate
+   the store counts,        └─► stretches ──► plots
+   no row travels
+```
+
+Consumers are not disturbed: nothing is leased, claimed or written. What they do meanwhile may be
+counted where it was, where it went, or at neither place.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import islice
+from math import ceil
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pyspark.sql import functions as F  # noqa: N812 - as all who write for Spark call it
+
+from pyspark_shardq.outcome import JobOutcome
+from pyspark_shardq.page import Picture, page, section, table
+from pyspark_shardq.plots import OF_GROUPS
+from pyspark_shardq.spread import Spread
+from shardq.errors import BadSetting, shown
+from shardq.inspection import scan
+from shardq.model.shard import lane_name
+from shardq.model.text import plural
+from shardq.model.times import duration_ms, iso, span
+from shardq.records.folded import stored_totals
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from pyspark.sql import DataFrame
+
+    from pyspark_shardq.queues import SparkQueue
+    from shardq.lifecycle.home import Home
+    from shardq.model.shard import Layout
+    from shardq.model.times import Duration
+    from shardq.records.register import Register
+    from shardq.stores.store import Store
+
+_HOUR_MS = 3_600_000
+_YOUNG_MS = 600_000
+"""An hour that began less long ago says little: the one before it is counted with it."""
+_HOTTEST = 10
+_COUNTS_MAX = 10_000
+"""The most counts that go into JSON; a DataFrame has them all."""
+_TRIES = 100
+
+
+class MinuteLoad(NamedTuple):
+    """What is due in one minute.
+
+    Attributes:
+        start_ms: Its start, epoch milliseconds.
+        rows: Messages.
+        in_flight: Those of them that are claims: handed out, and due again if they are not settled.
+        fullest: Messages of its fullest shard.
+        lane: That shard's lane.
+    """
+
+    start_ms: int
+    rows: int
+    in_flight: int
+    fullest: int
+    lane: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """How fast messages leave.
+
+    Attributes:
+        left: Messages a second that were acked, buried, cancelled or purged.
+        put: Messages a second that were put; None where the rate was given.
+        since_ms: From when on this was counted, epoch milliseconds; None where it was given.
+        over_ms: How long that is.
+    """
+
+    left: float
+    put: float | None = None
+    since_ms: int | None = None
+    over_ms: int = 0
+
+    def __str__(self) -> str:
+        """The rate, and which it is."""
+        speed = f"{_speed(self.left)} messages/s"
+        if self.since_ms is None:
+            return f"{speed}, as given,"
+        return f"{speed}, as many as left since {_clock(self.since_ms)} by the stored totals,"
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """The backlog, worked off at one rate, with nothing put meanwhile.
+
+    Attributes:
+        caught_up_ms: When nothing that is due waits any more, epoch milliseconds; None: never.
+        done_ms: When the last message is done; None: never.
+        latest: The minute whose last message will be the latest, by its start, and by how many
+            milliseconds; None where none will be late.
+    """
+
+    caught_up_ms: int | None
+    done_ms: int | None
+    latest: tuple[int, int] | None
+
+
+@dataclass(frozen=True, slots=True)
+class BacklogReport(JobOutcome):
+    """What a queue held at one time.
+
+    Attributes:
+        queue: The queue's name.
+        at_ms: When, epoch milliseconds.
+        until_ms: Only messages due before that were counted; None: all.
+        layout: The queue's.
+        counts: `minute`, `start`, `priority`, `lane`, `rows` and `in_flight` of each shard with a
+            message, in Spark's memory until `counts.unpersist()`; priority -1 is of lanes for
+            groups.
+        shards: How many these are.
+        minutes: The minutes with a message, ascending.
+        oldest_ms: The due of the message that waits longest, or is due first; None without any.
+        rate: How fast messages leave; None where nothing was counted yet.
+        outlook: When all is done at that rate; None where there is no rate.
+        spread: How they lie over time, priorities and lanes.
+    """
+
+    queue: str
+    at_ms: int
+    until_ms: int | None
+    layout: Layout
+    counts: DataFrame
+    shards: int
+    minutes: tuple[MinuteLoad, ...]
+    oldest_ms: int | None
+    rate: Rate | None
+    outlook: Outlook | None
+    spread: Spread
+
+    @property
+    def rows(self) -> int:
+        """Messages, those in flight included."""
+        return sum(minute.rows for minute in self.minutes)
+
+    @property
+    def in_flight(self) -> int:
+        """Messages that are claims."""
+        return sum(minute.in_flight for minute in self.minutes)
+
+    @property
+    def begun(self) -> int:
+        """Messages of minutes that have begun: they are due by the end of the present one."""
+        return sum(minute.rows for minute in self.minutes if minute.start_ms <= self.at_ms)
+
+    def hottest(self, limit: int = _HOTTEST) -> list[MinuteLoad]:
+        """The fullest minutes that are still ahead, the present one included."""
+        present_ms = self.layout.start_ms(self.layout.minute_of(self.at_ms))
+        ahead = [minute for minute in self.minutes if minute.start_ms >= present_ms]
+        return sorted(ahead, key=lambda minute: (-minute.rows, minute.start_ms))[:limit]
+
+    def line(self) -> str:
+        """The outcome in a sentence or two."""
+        if not self.minutes:
+            return f"{self.queue} holds no message."
+        said = (
+            f"{self.queue} holds {plural(self.rows, 'message')} in {plural(self.shards, 'shard')}"
+        )
+        if self.in_flight:
+            said += f", {self.in_flight:,} in flight"
+        if self.begun:
+            said += f"; {self.begun:,} {_are(self.begun)} due by {_clock(self._present_end)}"
+        return f"{said}{self._of_oldest()}. {self._of_outlook()}"
+
+    def lines(self) -> list[str]:
+        """The hot minutes ahead, a line each."""
+        return [
+            f"{_clock(minute.start_ms)}  {plural(minute.rows, 'message')}, "
+            f"{_speed(self._a_second(minute.rows))}/s; {lane_name(minute.lane)} has "
+            f"{minute.fullest:,}"
+            for minute in self.hottest()
+        ]
+
+    def to_json(self) -> dict[str, Any]:
+        """The report as programs read it; of the counts, the first 10,000."""
+        rate, outlook = self.rate, self.outlook
+        counts = self.counts.orderBy("minute", "priority", "lane").limit(_COUNTS_MAX).collect()
+        return {
+            "job": "backlog",
+            "queue": self.queue,
+            "at": iso(self.at_ms),
+            "until": _iso(self.until_ms),
+            "messages": self.rows,
+            "in_flight": self.in_flight,
+            "shards": self.shards,
+            "begun": self.begun,
+            "oldest_due": _iso(self.oldest_ms),
+            "rate": rate and rate.left,
+            "put_rate": rate and rate.put,
+            "rate_since": rate and _iso(rate.since_ms),
+            "caught_up": outlook and _iso(outlook.caught_up_ms),
+            "done": outlook and _iso(outlook.done_ms),
+            "latest_minute": outlook and outlook.latest and iso(outlook.latest[0]),
+            "latest_by_ms": outlook and outlook.latest and outlook.latest[1],
+            "hottest": [_minute_json(minute) for minute in self.hottest()],
+            "by_lane": [
+                {"priority": _priority_json(priority), "lane": lane, "messages": load.rows}
+                for (priority, lane), load in self.spread.lanes.items()
+            ],
+            "counts": [
+                {
+                    "minute": iso(self.layout.start_ms(count.minute)),
+                    "priority": _priority_json(count.priority),
+                    "lane": count.lane,
+                    "messages": count.rows,
+                    "in_flight": count.in_flight,
+                }
+                for count in counts
+            ],
+            "counts_left_out": self.shards - len(counts),
+        }
+
+    def plot(self) -> bytes:
+        """The load over time, by priority, as PNG."""
+        done = self.rate and self.rate.left * self.spread.bar_ms / 1_000
+        return self.spread.plot(now_ms=self.at_ms, drained=done or None)
+
+    def page(self) -> str:
+        """The report as one HTML file."""
+        sections = (
+            section("When it is due", Picture(self.plot(), "Messages by due and priority")),
+            section("When it is done", *self._rate_parts()),
+            section(
+                "Hot minutes ahead",
+                table(
+                    "minute|>messages|>messages/s|>fullest lane|>its messages",
+                    (
+                        (
+                            *(_clock(one.start_ms), one.rows, _speed(self._a_second(one.rows))),
+                            *(one.lane, one.fullest),
+                        )
+                        for one in self.hottest()
+                    ),
+                ),
+            ),
+            self.spread.on_lanes(self.layout),
+        )
+        is_given = self.rate is not None and self.rate.since_ms is None
+        asked = {
+            "queue": self.queue,
+            "due before": _iso(self.until_ms),
+            "rate": str(self.rate).removesuffix(",") if is_given else None,
+        }
+        title = f"Backlog of {self.queue}"
+        return page(title, self.line(), sections, at_ms=self.at_ms, asked=asked)
+
+    @property
+    def _present_end(self) -> int:
+        return self.layout.end_ms(self.layout.minute_of(self.at_ms))
+
+    def _a_second(self, rows: int) -> float:
+        return rows * 1_000 / self.layout.minute_ms
+
+    def _of_oldest(self) -> str:
+        if self.oldest_ms is None:
+            return ""
+        waits_ms = self.at_ms - self.oldest_ms
+        if waits_ms >= 0:
+            return f", the oldest since {_clock(self.oldest_ms)}, {span(waits_ms)} ago"
+        return f"; the first is due at {_clock(self.oldest_ms)}, in {span(-waits_ms)}"
+
+    def _of_outlook(self) -> str:
+        if self.rate is None or self.outlook is None:
+            return "Nothing has been counted in this hour yet: when it is done cannot be told."
+        done_ms = self.outlook.done_ms
+        if done_ms is None:
+            return f"At {self.rate} it is never done."
+        caught_up_ms, done = self.outlook.caught_up_ms, f"all is done by {_clock(done_ms)}"
+        if not self.begun or caught_up_ms is None or caught_up_ms >= done_ms:
+            return f"At {self.rate} {done}."
+        return f"At {self.rate} it has caught up by {_clock(caught_up_ms)}, and {done}."
+
+    def _rate_parts(self) -> Iterator[str]:
+        if not self.rows:
+            yield "Nothing waits."
+            return
+        yield self._of_outlook()
+        if self.rate is not None and self.rate.since_ms is not None:
+            yield (
+                "That rate is what consumers had to do, not what they can do: where they waited "
+                "for work, they can do more."
+            )
+        if self.outlook is not None and self.outlook.latest is not None:
+            minute_ms, late_ms = self.outlook.latest
+            yield (
+                f"With nothing put meanwhile, the last message of {_clock(minute_ms)} will be the "
+                f"latest, by {span(late_ms)}."
+            )
+
+
+def run(
+    queue: SparkQueue, *, ahead: Duration | None = None, rate: float | None = None
+) -> BacklogReport:
+    """Count what a queue holds, while it runs.
+
+    Args:
+        queue: The queue.
+        ahead: Count what is due until then, from now on; None: all, near and far.
+        rate: Messages a second to reckon with; None: what left the queue in the present hour, by
+            the totals that its processes have stored, and in the one before it while the present
+            one is younger than 10 minutes.
+
+    Raises:
+        UnknownQueue: If there is no such queue.
+        BadSetting: If the rate is none.
+        StoreError: If the store cannot be read.
+    """
+    if rate is not None and not rate > 0:
+        raise BadSetting(f"rate must be a number above 0, not {shown(rate)}.")
+    here, register = queue.place(), queue.register()
+    layout, at_ms = register.layout, here.clock.now_ms()
+    until_ms = None
+    if ahead is None:
+        view = queue.read("shards")
+    else:
+        # Whole minutes: what is counted of one is all that it has.
+        last = layout.minute_of(at_ms + duration_ms(ahead, name="ahead"))
+        until_ms = layout.end_ms(last)
+        view = queue.read("shards", until=iso(until_ms))
+    priority = F.coalesce("priority", F.lit(OF_GROUPS)).alias("priority")
+    counts = view.select("minute", "start", priority, "lane", "rows", "in_flight").persist()
+    with ExitStack() as at_error:
+        at_error.callback(counts.unpersist)
+        minutes = tuple(per_minute(counts, layout))
+        # As of the count, which Spark takes a while to begin.
+        at_ms = here.clock.now_ms()
+        present = Rate(rate) if rate is not None else present_rate(here.store, register, at_ms)
+        lanes = sorted(map(tuple, counts.select("priority", "lane").distinct().collect()))
+        numbers = [layout.minute_of(minute.start_ms) for minute in minutes]
+        all_of_them = range(numbers[0], numbers[-1] + 1) if numbers else range(1)
+        made = BacklogReport(
+            queue=queue.name,
+            at_ms=at_ms,
+            until_ms=until_ms,
+            layout=layout,
+            counts=counts,
+            shards=counts.count(),
+            minutes=minutes,
+            oldest_ms=oldest_ms(here, register, numbers),
+            rate=present,
+            outlook=None
+            if present is None
+            else outlook(minutes, layout.minute_ms, at_ms, present.left),
+            spread=Spread.of(counts, layout, all_of_them, lanes),
+        )
+        at_error.pop_all()
+    return made
+
+
+# What is made of the counts -----------------------------------------------------------------------
+
+
+def per_minute(counts: DataFrame, layout: Layout) -> Iterator[MinuteLoad]:
+    """The minutes of a frame of counts, ascending."""
+    # As Arrow: a million minutes are rows of numbers there, and objects otherwise.
+    table = (
+        counts.groupBy("minute")
+        .agg(
+            F.sum("rows").alias("rows"),
+            F.sum("in_flight").alias("in_flight"),
+            F.max(F.struct("rows", "lane")).alias("fullest"),
+        )
+        .select("minute", "rows", "in_flight", "fullest.rows", "fullest.lane")
+        .orderBy("minute")
+        .toArrow()
+    )
+    for minute, *numbers in zip(*(column.to_pylist() for column in table.columns), strict=True):
+        yield MinuteLoad(layout.start_ms(minute), *numbers)
+
+
+def outlook(
+    minutes: Sequence[MinuteLoad], minute_ms: int, at_ms: int, rate: float
+) -> Outlook | None:
+    """The backlog, worked off at a rate, what is due first before the rest.
+
+    Args:
+        minutes: Those with a message, ascending; each comes due at its start, which makes this too
+            dark by a minute at most.
+        minute_ms: A minute's length.
+        at_ms: Now, epoch milliseconds.
+        rate: Messages a second.
+
+    Returns:
+        None without any message.
+    """
+    if not minutes:
+        return None
+    if rate <= 0:
+        return Outlook(None, None, None)
+    each_ms = 1_000 / rate
+    clock_ms, waiting = float(at_ms), 0.0
+    caught_up_ms: float | None = None
+    latest_ms, late_ms = None, 0.0
+    for minute in minutes:
+        free_ms, start_ms = clock_ms + waiting * each_ms, max(minute.start_ms, at_ms)
+        if free_ms < start_ms or (minute.start_ms > at_ms and not waiting):
+            # All that came before is done before this one begins.
+            caught_up_ms = free_ms if caught_up_ms is None else caught_up_ms
+            waiting = 0.0
+        else:
+            waiting -= (start_ms - clock_ms) / each_ms
+        clock_ms, waiting = start_ms, waiting + minute.rows
+        end_ms = minute.start_ms + minute_ms
+        if clock_ms + waiting * each_ms - end_ms > late_ms:
+            late_ms, latest_ms = clock_ms + waiting * each_ms - end_ms, minute.start_ms
+    # The last minute's messages are due until it ends.
+    done_ms = max(clock_ms + waiting * each_ms, minutes[-1].start_ms + minute_ms)
+    return Outlook(
+        ceil(done_ms if caught_up_ms is None else caught_up_ms),
+        ceil(done_ms),
+        None if latest_ms is None else (latest_ms, ceil(late_ms)),
+    )
+
+
+# What is asked of the store here ------------------------------------------------------------------
+
+
+def present_rate(store: Store, register: Register, at_ms: int) -> Rate | None:
+    """How fast messages leave, by the totals that the queue's processes have stored.
+
+    Those of the present hour, and of the one before it while the present one is young.
+
+    Returns:
+        None where the queue is younger than a second.
+
+    Raises:
+        StoreCorrupt: If a process's totals are damaged.
+    """
+    layout, made_ms = register.layout, register.settings.lane_made_ms(0)
+    hour_ms = at_ms - at_ms % _HOUR_MS
+    first_ms = hour_ms if at_ms - hour_ms >= _YOUNG_MS else hour_ms - _HOUR_MS
+    since_ms = max(first_ms, made_ms)
+    if at_ms - since_ms < 1_000:
+        return None
+    stored = stored_totals(store, register.totals_key)
+    put, gone = stored.since(layout.hour_of(first_ms))
+    over_ms = at_ms - since_ms
+    return Rate(gone * 1_000 / over_ms, put * 1_000 / over_ms, since_ms, over_ms)
+
+
+def oldest_ms(here: Home, register: Register, minutes: Iterable[int]) -> int | None:
+    """The due of the message that waits longest, or is due first: epoch milliseconds.
+
+    Looks at the first rows of the first minutes, without their bodies; a claim does not wait.
+
+    Args:
+        here: The store.
+        register: The queue.
+        minutes: Those with a message, ascending; what they held may have been delivered since.
+    """
+    layout, before_us = register.layout, register.settings.purged_before_us
+    for minute in islice(minutes, _TRIES):
+        dues = []
+        for shard in here.store.occupied(layout.queue, [minute], layout.all_lanes()):
+            pages = scan.pages(
+                *(here.store, layout, [shard]), purpose="backlog", together_max=1, bodies=False
+            )
+            rows = (row for rows in pages for row in rows)
+            live = (row for row in rows if row.entered_us >= before_us and row.claim is None)
+            dues += [row.wanted_ms for row in islice(live, 1)]
+        if dues:
+            return min(dues)
+    return None
+
+
+# How it is said -----------------------------------------------------------------------------------
+
+
+def _clock(epoch_ms: int) -> str:
+    """A time to the second.
+
+    >>> _clock(90_000)
+    '1970-01-01T00:01:30Z'
+    """
+    return iso(epoch_ms // 1_000 * 1_000).replace(".000", "")
+
+
+def _speed(a_second: float) -> str:
+    """A rate, to two or three digits.
+
+    >>> _speed(1_234.5), _speed(5), _speed(0.517), _speed(0.001), _speed(0)
+    ('1,234', '5', '0.52', 'under 0.01', '0')
+    """
+    if 0 < a_second < 0.01:
+        return "under 0.01"
+    if a_second >= 100:
+        return f"{a_second:,.0f}"
+    return f"{a_second:.2f}".rstrip("0").rstrip(".")
+
+
+def _are(count: int) -> str:
+    return "is" if count == 1 else "are"
+
+
+def _iso(epoch_ms: int | None) -> str | None:
+    return None if epoch_ms is None else iso(epoch_ms)
+
+
+def _priority_json(priority: int) -> int | None:
+    return None if priority == OF_GROUPS else priority
+
+
+def _minute_json(minute: MinuteLoad) -> dict[str, Any]:
+    return {
+        "minute": iso(minute.start_ms),
+        "messages": minute.rows,
+        "in_flight": minute.in_flight,
+        "fullest_lane": minute.lane,
+        "fullest_messages": minute.fullest,
+    }
